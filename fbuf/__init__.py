@@ -1,0 +1,47 @@
+"""fbuf: replay memory for reinforcement learning in JAX.
+
+The state of a buffer is one immutable pytree; `add`, `sample` and `update_priority` are pure
+functions of it that compile into the training step.
+"""
+
+from fbuf._add import add as add
+from fbuf._fault import Fault as Fault
+from fbuf._fault import raise_on_fault as raise_on_fault
+from fbuf._init import init as init
+from fbuf._init import nbytes as nbytes
+from fbuf._inspect import can_sample as can_sample
+from fbuf._inspect import size as size
+from fbuf._inspect import stats as stats
+from fbuf._ring import Ids as Ids
+from fbuf._sample import sample as sample
+from fbuf._state import Sample as Sample
+from fbuf._state import State as State
+from fbuf._update import clear as clear
+from fbuf._update import remove as remove
+from fbuf._update import update_priority as update_priority
+from fbuf.samplers import Prioritized as Prioritized
+from fbuf.samplers import Uniform as Uniform
+from fbuf.views import Item as Item
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Fault",
+    "Ids",
+    "Item",
+    "Prioritized",
+    "Sample",
+    "State",
+    "Uniform",
+    "add",
+    "can_sample",
+    "clear",
+    "init",
+    "nbytes",
+    "raise_on_fault",
+    "remove",
+    "sample",
+    "size",
+    "stats",
+    "update_priority",
+]

@@ -1,0 +1,116 @@
+"""Adding rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf import _check, _ring
+from fbuf._eager import Compiled
+from fbuf._state import Item, State
+
+
+def add(
+    state: State[Item],
+    items: Item,
+    *,
+    terminated: chex.Array | bool | None = None,
+    truncated: chex.Array | bool | None = None,
+    priority: chex.Array | float | None = None,
+    mask: chex.Array | bool | None = None,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]:
+    """Write rows behind the newest one; in a full buffer the oldest rows make way.
+
+    `B` is the number of items given. Rows go to consecutive slots, in the order given. Of more
+    items than the capacity, the last `capacity` are kept.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        items: The item's tree, with one leading axis (a batch, leaves `[B, ...]`) or none (one
+            item). Shapes are never broadcast and dtypes never cast; Python scalars are taken.
+        terminated: bool `[B]` (or a scalar for one item); the episode ended by itself at this
+            row. None is False. Stored with the row.
+        truncated: bool `[B]`; the episode was cut off after this row. None is False.
+        priority: Real `[B]`, finite and at least 0; the rows' priorities, before `eps` and
+            `alpha`. None gives each row the sampler's default.
+        mask: bool `[B]`; rows to write; the others leave no gap. None is all.
+        alpha: At least 0, may be traced; used for `priority` instead of the sampler's.
+        donate: If called eagerly, write into the memory of `state`, which is then used up (the
+            copy that `donate=False` makes takes time in proportion to the capacity). Inside
+            `jit` it has no meaning: donate there to the outermost jit.
+
+    Returns:
+        The buffer with the rows in it.
+
+    Raises:
+        ValueError: When traced, if a shape or the tree does not fit, if the batch is empty, or if
+            `priority` or `alpha` is given and the sampler keeps none.
+        TypeError: When traced, if a dtype does not fit.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed. The row is
+            written all the same, with the sampler's default priority.
+
+    Cost: O(B log N) time and O(B) memory, whatever is stored.
+
+    Example:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
+        >>> state = fbuf.add(state, {"x": jnp.ones((3, 2))}, terminated=jnp.array([0, 0, 1], bool))
+        >>> state = fbuf.add(state, {"x": jnp.ones(2)})
+        >>> int(fbuf.size(state))
+        4
+    """
+    _check.no_narrowing("add", "items", items)
+    alpha = _check.exponent("add", "alpha", alpha)
+    return _add(donate, state, items, terminated, truncated, priority, mask, alpha)
+
+
+def _write(
+    state: State[Item],
+    items: Item,
+    terminated: Any,
+    truncated: Any,
+    priority: Any,
+    mask: Any,
+    alpha: Any,
+) -> State[Item]:
+    _check.one_buffer("add", state)
+    rows, batch, batched = _check.items("add", state.storage, items)
+    flags = jnp.zeros(batch, jnp.uint8)
+    for name, value, bit in (
+        ("terminated", terminated, _ring.TERMINATED),
+        ("truncated", truncated, _ring.TRUNCATED),
+    ):
+        if value is not None:
+            given = _check.flag("add", name, value, batch, batched)
+            flags |= jnp.where(given, jnp.uint8(bit), jnp.uint8(0))
+    if mask is not None:
+        mask = _check.flag("add", "mask", mask, batch, batched)
+    if priority is not None:
+        shape = (batch,) if batched else ()
+        priority = _check.priorities("add", priority, shape, "the rows of items")
+
+    ring, span = _ring.append(state.ring, flags, mask)
+    index, fault = state.sampler.add(state.index, ring, span, priority, alpha)
+    return dataclasses.replace(
+        state,
+        storage=jax.tree.map(
+            lambda leaf, new: leaf.at[span.slots].set(new, mode="drop", unique_indices=True),
+            state.storage,
+            rows,
+        ),
+        ring=ring,
+        index=index,
+        fault=state.fault | fault,
+    )
+
+
+_add = Compiled("add", _write)

@@ -1,0 +1,219 @@
+"""Checks of what shapes, dtypes and Python values show, made while tracing; they cost no run time.
+
+Every message names the function, the argument and the leaf, says what was expected and what came,
+and what to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._ring import Ids
+from fbuf._state import State
+
+LARGEST_CAPACITY = 2**31 - 16
+"""Slots are counted in int32, in rows of 16."""
+
+
+def positive_int(function: str, argument: str, value: Any, largest: int) -> int:
+    """A static count in `[1, largest]`."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{function}: {argument} is traced, but shapes depend on it; give a Python int "
+            f"(jax.jit: list {argument} in static_argnames)"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"fbuf.{function}: {argument} must be an int, got {value!r}")
+    if not 1 <= value <= largest:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be from 1 to {largest}, got {value}"
+        )
+    return int(value)
+
+
+def exponent(function: str, argument: str, value: Any) -> jax.Array | float | None:
+    """An alpha or beta given at a call: None, a number of at least 0, or a traced scalar."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be a number or a scalar array, got {value!r}"
+        )
+    if jnp.shape(value) != () or not _is_real(jnp.result_type(value)):
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be one real number, got "
+            f"{_describe(value)}; it holds for the whole batch"
+        )
+    if not isinstance(value, jax.core.Tracer) and not 0 <= float(value) < math.inf:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be finite and at least 0, got {float(value)}"
+        )
+    return value if isinstance(value, jax.Array) else float(value)
+
+
+def one_buffer(function: str, state: Any) -> None:
+    """A state, and not a batch of states."""
+    if not isinstance(state, State):
+        raise TypeError(
+            f"fbuf.{function}: state must be a fbuf.State, got {type(state).__name__}; "
+            "make one with fbuf.init"
+        )
+    if jnp.ndim(state.ring.head) != 0:
+        raise ValueError(
+            f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.ring.head)};"
+            f" call it through jax.vmap(fbuf.{function}, ...)"
+        )
+
+
+def item_specs(function: str, item: Any) -> Any:
+    """The shape and dtype of each leaf of one item, as the buffer will store it."""
+    if not jax.tree.leaves(item):
+        raise ValueError(f"fbuf.{function}: item holds no array; give one unbatched item")
+
+    def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        _array_like(function, "item" + jax.tree_util.keystr(path), leaf)
+        dtype = jax.dtypes.result_type(leaf)
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"fbuf.{function}: item{jax.tree_util.keystr(path)} is a PRNG key; store "
+                "jax.random.key_data(key), and wrap what is sampled with jax.random.wrap_key_data"
+            )
+        return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+
+    return jax.tree_util.tree_map_with_path(spec, item)
+
+
+def items(function: str, storage: Any, items: Any) -> tuple[Any, int, bool]:
+    """Items to add, brought to a batch.
+
+    Returns:
+        The items with a leading axis, its length, and whether it was there to begin with.
+    """
+    expected, came = jax.tree.structure(storage), jax.tree.structure(items)
+    if expected != came:
+        raise ValueError(
+            f"fbuf.{function}: items must have the tree of the item the buffer was made for, "
+            f"{expected}, got {came}"
+        )
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(storage)]
+    stored, given = jax.tree.leaves(storage), jax.tree.leaves(items)
+    batched = jnp.ndim(given[0]) == stored[0].ndim
+    batch: int | None = None
+    for path, leaf, rows in zip(paths, given, stored, strict=True):
+        name = f"fbuf.{function}: items{path}"
+        feature, shape = rows.shape[1:], jnp.shape(leaf)
+        if batched and len(shape) == rows.ndim and batch is None:
+            batch = shape[0]
+        if shape != ((batch, *feature) if batched else feature):
+            either = f"{feature} for one item, or {('B', *feature)} for a batch"
+            so_far = f" (here B is {batch}, from the leaves before)" if batch is not None else ""
+            raise ValueError(
+                f"{name} must be {either}{so_far}, got {shape}; shapes are never broadcast"
+            )
+        _array_like(function, "items" + path, leaf)
+        if not _keeps(leaf, rows.dtype):
+            raise TypeError(
+                f"{name} must be {rows.dtype}, as the buffer stores it, got "
+                f"{jnp.result_type(leaf)}; cast it with .astype({str(rows.dtype)!r}), or make the "
+                "buffer with an item of this dtype"
+            )
+    if batch == 0:
+        raise ValueError(f"fbuf.{function}: items is an empty batch; leave the call out")
+    arrays = [
+        jnp.asarray(leaf, rows.dtype) if batched else jnp.asarray(leaf, rows.dtype)[None]
+        for leaf, rows in zip(given, stored, strict=True)
+    ]
+    return jax.tree.unflatten(expected, arrays), batch or 1, batched
+
+
+def flag(function: str, argument: str, value: Any, batch: int, batched: bool) -> jax.Array:
+    """A bool for each row: `[B]`, or a scalar for one item."""
+    shape = (batch,) if batched else ()
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be of shape {shape}, one for each row, got "
+            f"{_describe(value)}"
+        )
+    if jnp.result_type(value) != jnp.bool_:
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be bool, got {_describe(value)}; cast it with "
+            ".astype(bool)"
+        )
+    return jnp.asarray(value).reshape(batch)
+
+
+def priorities(function: str, value: Any, shape: tuple[int, ...], of: str) -> jax.Array:
+    """Priorities, one for each row, as float32."""
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"fbuf.{function}: priority must be of shape {shape}, like {of}, got {_describe(value)}"
+        )
+    if not _is_real(jnp.result_type(value)):
+        raise TypeError(f"fbuf.{function}: priority must be real, got {_describe(value)}")
+    return jnp.asarray(value).astype(jnp.float32).reshape(-1)
+
+
+def ids(function: str, value: Any) -> Ids:
+    """Ids of rows, flat."""
+    if not isinstance(value, Ids):
+        raise TypeError(
+            f"fbuf.{function}: ids must be the fbuf.Ids that fbuf.sample returned in sample.ids, "
+            f"got {type(value).__name__}; a slot alone does not tell a row from its successors"
+        )
+    slot, generation = jnp.shape(value.slot), jnp.shape(value.generation)
+    integers = all(jnp.result_type(x) == jnp.int32 for x in (value.slot, value.generation))
+    if slot != generation or not integers:
+        raise ValueError(
+            "fbuf." + function + ": ids.slot and ids.generation must be int32 of one shape, got "
+            f"{_describe(value.slot)} and {_describe(value.generation)}"
+        )
+    return Ids(jnp.asarray(value.slot).reshape(-1), jnp.asarray(value.generation).reshape(-1))
+
+
+def _array_like(function: str, name: str, leaf: Any) -> None:
+    """Something JAX takes, and takes as it is."""
+    if type(leaf).__module__.partition(".")[0] == "torch":
+        raise TypeError(
+            f"fbuf.{function}: {name} is a torch tensor; use fbuf_adapters.pytorch "
+            "(add_from_torch, from_torch)"
+        )
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"fbuf.{function}: {name} must be an array, got {type(leaf).__name__}"
+        )
+    if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if kept != leaf.dtype:
+            raise TypeError(
+                f"fbuf.{function}: {name} is {leaf.dtype}, which JAX would silently make "
+                f"{kept}, as 64-bit types are off; cast it with .astype({str(kept)!r}), or turn "
+                "them on (jax.config.update('jax_enable_x64', True))"
+            )
+
+
+def no_narrowing(function: str, argument: str, tree: Any) -> None:
+    """No leaf that JAX would take for something else, or not at all. For the way into jit."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if not isinstance(leaf, jax.Array):
+            _array_like(function, argument + jax.tree_util.keystr(path), leaf)
+
+
+def _keeps(leaf: Any, dtype: Any) -> bool:
+    """Whether a leaf is of this dtype, or a Python scalar that becomes it without loss of kind."""
+    if jnp.result_type(leaf) == dtype:
+        return True
+    weak = getattr(leaf, "weak_type", isinstance(leaf, bool | int | float | complex))
+    return bool(weak) and jax.dtypes.result_type(leaf, jax.ShapeDtypeStruct((), dtype)) == dtype
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _describe(value: Any) -> str:
+    return f"{jnp.result_type(value)} of shape {jnp.shape(value)}"

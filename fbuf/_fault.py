@@ -1,0 +1,84 @@
+"""Faults: what went wrong inside a compiled step, kept as sticky bits in the state.
+
+Raising from inside a donated call would lose the buffer, so a bad value is skipped, a bit is set,
+and the host asks when it wants to.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf._state import Item, State
+
+
+class Fault(enum.IntFlag):
+    """The bits of `State.fault`. Once set, a bit stays until `fbuf.clear`.
+
+    Example:
+        >>> import fbuf
+        >>> fbuf.Fault(3)
+        <Fault.BAD_PRIORITY|ID_OUT_OF_RANGE: 3>
+    """
+
+    BAD_PRIORITY = 1
+    """A priority was NaN, infinite, negative, or too large for the sum tree to add up."""
+    ID_OUT_OF_RANGE = 2
+    """An id named a slot the buffer does not have."""
+    STALE_ID = 4
+    """An id named a row that has been overwritten or removed since it was drawn."""
+
+
+_MEANING = {
+    Fault.BAD_PRIORITY: (
+        "a priority was NaN, infinite, negative or too large; those entries were skipped "
+        "(an added row got the default priority). Look at the TD errors that were passed"
+    ),
+    Fault.ID_OUT_OF_RANGE: (
+        "an id named a slot outside the buffer; those entries were skipped. Pass the ids that "
+        "fbuf.sample returned for this buffer, unchanged"
+    ),
+    Fault.STALE_ID: (
+        "an id named a row that has since been overwritten or removed; those entries were "
+        "skipped. Expected when learning lags behind acting"
+    ),
+}
+
+
+def fault_if(condition: jax.Array, fault: Fault) -> jax.Array:
+    """The bits to set when any entry of `condition` holds. uint32 scalar."""
+    return jnp.where(jnp.any(condition), jnp.uint32(fault), jnp.uint32(0))
+
+
+def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> None:
+    """Report on the host what was skipped inside compiled code, if anything was.
+
+    Call it now and then from the host loop (it waits for the state to be computed). The buffer
+    stays usable whatever it reports: bad entries were skipped, all others applied.
+
+    Args:
+        state: The buffer, or a `vmap`ped batch of buffers.
+        ignore: Faults not to raise for. By default stale ids: a learner that lags behind its
+            actors meets them by design, and they were safely ignored. `Fault(0)` ignores none.
+
+    Raises:
+        RuntimeError: If any other fault bit is set; the message says what happened and what to do.
+        TypeError: If called inside `jit`, where values cannot be read.
+
+    Example:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.zeros(3), capacity=8)
+        >>> fbuf.raise_on_fault(state)
+    """
+    if isinstance(state.fault, jax.core.Tracer):
+        raise TypeError(
+            "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
+            "call it on the host, on the state that the compiled function returned"
+        )
+    bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    if bits:
+        reasons = "; ".join(text for bit, text in _MEANING.items() if bit in bits)
+        raise RuntimeError(f"fbuf: the buffer skipped bad values ({bits!r}): {reasons}")

@@ -1,0 +1,205 @@
+"""The ring: which slot a row gets, which generation it is, and which rows are there.
+
+Rows are written in order and the oldest is overwritten first, so a row is named by its slot and
+its generation, and the generation needs no array: it is the lap during which the slot was last
+written. Laps are counted modulo 2**32 (int32 arithmetic wraps), and only ever compared for
+equality, so they cannot overflow in a run of any length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+# The bits of a row's flags.
+TERMINATED = 1
+TRUNCATED = 2
+REMOVED = 4
+
+NO_SLOT = -1
+"""The slot of an id that names no row, as in the masked part of a sample."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """Names of rows: the slot, and the generation that tells a row from its successors there.
+
+    Attributes:
+        slot: int32 in `[0, capacity)`, or -1 for "no row".
+        generation: int32; which lap of the ring wrote the row. Only equality means anything.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.ones(1))
+        >>> fbuf.sample(state, jax.random.key(0), 2).ids
+        Ids(slot=Array([0, 0], dtype=int32), generation=Array([0, 0], dtype=int32))
+    """
+
+    slot: jax.Array
+    generation: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Where rows live. Invariant: slots `[0, stored)` have been written since the last clear.
+
+    Attributes:
+        head: int32 scalar; the slot the next row goes to.
+        lap: int32 scalar; how often the head has passed the end, modulo 2**32.
+        full: bool scalar; every slot has been written.
+        removed: int32 scalar; how many stored rows have been removed.
+        flags: uint8 `[capacity]`; the bits TERMINATED, TRUNCATED and REMOVED of each row.
+    """
+
+    head: jax.Array
+    lap: jax.Array
+    full: jax.Array
+    removed: jax.Array
+    flags: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there is room for; also right for a batched ring."""
+        return self.flags.shape[-1]
+
+    @property
+    def stored(self) -> jax.Array:
+        """How many slots hold a row, removed ones included. int32 scalar."""
+        return jnp.where(self.full, jnp.int32(self.capacity), self.head)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The consecutive slots one add has written, around the end of the ring if need be.
+
+    Attributes:
+        slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
+        first: int32 scalar; the first slot written.
+        most: How many slots there are at most; static.
+    """
+
+    slots: jax.Array
+    first: jax.Array
+    most: int = dataclasses.field(metadata={"static": True})
+
+
+def empty(capacity: int) -> Ring:
+    """A ring without rows."""
+    return Ring(
+        head=jnp.int32(0),
+        lap=jnp.int32(0),
+        full=jnp.bool_(False),
+        removed=jnp.int32(0),
+        flags=jnp.zeros(capacity, jnp.uint8),
+    )
+
+
+def cleared(ring: Ring) -> Ring:
+    """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
+    return dataclasses.replace(
+        ring,
+        head=jnp.zeros_like(ring.head),
+        lap=ring.lap + 1,
+        full=jnp.zeros_like(ring.full),
+        removed=jnp.zeros_like(ring.removed),
+    )
+
+
+def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, Span]:
+    """Make room for a batch of rows and write their flags.
+
+    Args:
+        ring: The ring.
+        flags: uint8 `[B]`; the flags of the new rows.
+        mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
+
+    Returns:
+        The ring, and the slots its rows went to. Of more rows than the ring has slots, the last
+        `capacity` are kept.
+    """
+    capacity, batch = ring.capacity, flags.shape[0]
+    if mask is None:
+        count, rank = jnp.uint32(batch), jnp.arange(batch, dtype=jnp.uint32)
+        kept = rank >= max(batch - capacity, 0)
+    else:
+        running = jnp.cumsum(mask, dtype=jnp.uint32)
+        count, rank = running[-1], running - 1
+        kept = mask & (count - rank <= capacity)
+    size = jnp.uint32(capacity)
+    position = ring.head.astype(jnp.uint32)
+    # Unsigned, for head + batch may pass 2**31; exact, for both are below it.
+    slots = jnp.where(kept, (position + rank) % size, size).astype(jnp.int32)
+    dropped = jnp.maximum(count, size) - size
+    end = position + count
+    gone = (read_flags(ring, slots) & REMOVED > 0) & _stored_at(ring, slots)
+    removed = ring.removed - jnp.count_nonzero(gone).astype(jnp.int32)
+    # Never negative, but XLA cannot know: so the flags are read before they are overwritten, and
+    # not copied to be read afterwards.
+    slots = jnp.where(removed < 0, jnp.int32(capacity), slots)
+    written = dataclasses.replace(
+        ring,
+        head=(end % size).astype(jnp.int32),
+        lap=ring.lap + (end // size).astype(jnp.int32),
+        full=ring.full | (end >= size),
+        removed=removed,
+        flags=ring.flags.at[slots].set(flags, mode="drop", unique_indices=True),
+    )
+    first = ((position + dropped) % size).astype(jnp.int32)
+    return written, Span(slots=slots, first=first, most=min(batch, capacity))
+
+
+def remove(ring: Ring, slots: jax.Array, distinct: jax.Array) -> Ring:
+    """Mark rows as removed.
+
+    Args:
+        ring: The ring.
+        slots: int32 `[B]`; slots of stored rows, `capacity` for none.
+        distinct: bool `[B]`; True for exactly one entry of each slot to remove.
+    """
+    flags = read_flags(ring, slots) | jnp.uint8(REMOVED)
+    return dataclasses.replace(
+        ring,
+        removed=ring.removed + jnp.count_nonzero(distinct).astype(jnp.int32),
+        flags=ring.flags.at[slots].set(flags, mode="drop"),
+    )
+
+
+def read_flags(ring: Ring, slots: jax.Array) -> jax.Array:
+    """The flags of rows; 0 for slots outside the ring. uint8, shaped like `slots`."""
+    return ring.flags.at[slots].get(mode="fill", fill_value=0)
+
+
+def generation_of(ring: Ring, slots: jax.Array) -> jax.Array:
+    """The lap that wrote each slot last: this one before the head, the last one behind it."""
+    return ring.lap - (slots >= ring.head).astype(jnp.int32)
+
+
+def name(ring: Ring, slots: jax.Array, mask: jax.Array) -> Ids:
+    """The ids of rows, and "no row" where `mask` is False."""
+    return Ids(
+        slot=jnp.where(mask, slots, NO_SLOT),
+        generation=jnp.where(mask, generation_of(ring, slots), 0),
+    )
+
+
+def find(ring: Ring, ids: Ids) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Look rows up by id.
+
+    Returns:
+        Three bool arrays shaped like the ids: the row is still there; the slot does not exist;
+        the row has been overwritten or removed. All are False for "no row".
+    """
+    slot = ids.slot
+    inside = (slot >= 0) & (slot < ring.capacity)
+    same = _stored_at(ring, slot) & (ids.generation == generation_of(ring, slot))
+    live = inside & same & (read_flags(ring, jnp.where(inside, slot, 0)) & REMOVED == 0)
+    return live, ~inside & (slot != NO_SLOT), inside & ~live
+
+
+def _stored_at(ring: Ring, slots: jax.Array) -> jax.Array:
+    return slots < ring.stored

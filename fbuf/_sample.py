@@ -1,0 +1,80 @@
+"""Drawing a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax.numpy as jnp
+
+from fbuf import _check, _ring
+from fbuf._eager import Compiled
+from fbuf._state import Sample, State
+from fbuf.views._protocol import View
+from fbuf.views.item import Item
+
+
+def sample(
+    state: State[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View = Item(),
+    beta: chex.Array | float | None = None,
+) -> Sample[Any]:
+    """Draw a batch; the state does not change.
+
+    The same state and key give the same batch, under `jit` or not and on any number of devices.
+
+    Args:
+        state: The buffer; never consumed.
+        key: A key of `jax.random`; consumed, so do not use it again.
+        batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
+        view: What each drawn row is turned into; static.
+        beta: At least 0, may be traced; used for the importance weights instead of the sampler's.
+
+    Returns:
+        The batch. From a buffer with nothing to draw (see `fbuf.can_sample`) it comes back with
+        `mask` all False, weights 0 and ids that name no row, so that it is safe to learn from
+        weighted by `weight`, and to hand its ids to `update_priority`.
+
+    Raises:
+        ValueError: When traced, if `batch_size` or `beta` is out of range.
+        TypeError: When traced, if `batch_size` is not a Python int.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: uniform O(B), prioritised O(B log N), and the gather of B rows.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=100)
+        >>> state = fbuf.add(state, {"x": jnp.ones((10, 2))})
+        >>> batch = fbuf.sample(state, jax.random.key(0), 32)
+        >>> batch.data["x"].shape, bool(batch.mask.all())
+        ((32, 2), True)
+
+    References:
+        Lin, Self-Improving Reactive Agents, Machine Learning 8, 1992 (uniform);
+        Schaul et al., arXiv:1511.05952 (prioritised).
+    """
+    batch_size = _check.positive_int("sample", "batch_size", batch_size, 2**31 - 1)
+    beta = _check.exponent("sample", "beta", beta)
+    return _sample(False, state, key, beta, batch_size=batch_size, view=view)
+
+
+def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View) -> Sample[Any]:
+    _check.one_buffer("sample", state)
+    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
+    reading = view.read(state, draw.slots)
+    return Sample(
+        data=reading.data,
+        ids=_ring.name(state.ring, draw.slots, draw.mask),
+        probability=draw.probability,
+        weight=draw.weight,
+        mask=draw.mask,
+        terminated=reading.terminated & jnp.expand_dims(draw.mask, range(1, reading.terminated.ndim)),
+        truncated=reading.truncated & jnp.expand_dims(draw.mask, range(1, reading.truncated.ndim)),
+    )
+
+
+_sample = Compiled("sample", _draw, static=("batch_size", "view"))

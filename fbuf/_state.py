@@ -1,0 +1,82 @@
+"""The state of a buffer, and what a draw from it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+
+from fbuf._ring import Ids, Ring
+
+if TYPE_CHECKING:
+    from fbuf.samplers._protocol import Sampler
+
+Item = TypeVar("Item")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State(Generic[Item]):
+    """A replay buffer: one immutable pytree, made by `fbuf.init`.
+
+    Carry it through `jit`, `scan`, `vmap` and `shard_map` like any other pytree, and save it like
+    one. Its fields are for reading; change them through the functions of `fbuf` only, since they
+    keep the fields consistent with each other.
+
+    Attributes:
+        storage: The rows: the item's own tree, each leaf `[capacity, ...]`.
+        ring: Where the next row goes, and each row's flags.
+        index: What the sampler keeps to draw in less than O(capacity); its own pytree.
+        fault: uint32 bits of `fbuf.Fault`, sticky.
+        sampler: Which rows may be drawn and how likely; static.
+
+    Example:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init({"obs": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
+        >>> state.storage["obs"].shape, state.capacity
+        ((100, 4), 100)
+    """
+
+    storage: Item
+    ring: Ring
+    index: Any
+    fault: jax.Array
+    sampler: Sampler = dataclasses.field(metadata={"static": True})
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the buffer holds at most."""
+        return self.ring.capacity
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sample(Generic[Item]):
+    """A batch drawn by `fbuf.sample`. `B` is the batch size; shapes never depend on values.
+
+    Attributes:
+        data: What the view made of the drawn rows; with `fbuf.Item()` the item's own tree, each
+            leaf `[B, ...]`.
+        ids: Which rows these are; hand them to `update_priority` and `remove`.
+        probability: `[B]` float32; how likely one draw was to be this row.
+        weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
+        mask: `[B]` bool; False where there was nothing to draw.
+        terminated: `[B]` bool; the episode ended by itself at this row.
+        truncated: `[B]` bool; the episode was cut off after this row.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> sample = fbuf.sample(state, jax.random.key(0), 2)
+        >>> sample.data.shape, sample.weight
+        ((2,), Array([1., 1.], dtype=float32))
+    """
+
+    data: Item
+    ids: Ids
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array

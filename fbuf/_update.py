@@ -1,0 +1,186 @@
+"""Changing rows that are stored: their priority, and whether they are there at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf import _check, _ring
+from fbuf._eager import Compiled
+from fbuf._fault import Fault, fault_if
+from fbuf._ring import Ids
+from fbuf._state import Item, State
+from fbuf.trees._levels import last_of_each
+
+
+def update_priority(
+    state: State[Item],
+    ids: Ids,
+    priority: chex.Array,
+    *,
+    mask: chex.Array | None = None,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]:
+    """Give sampled rows new priorities, as learned from their TD errors.
+
+    What is stored is `(priority + eps) ** alpha`.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        ids: `sample.ids`, of any shape. Rows may repeat: the last priority given then counts.
+            Entries that name no row (from the masked part of a sample) are passed over.
+        priority: Real, shaped like `ids`; finite and at least 0: the magnitude of the error.
+        mask: bool, shaped like `ids`; entries to apply. None is all.
+        alpha: At least 0, may be traced; used instead of the sampler's.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer with the new priorities.
+
+    Raises:
+        ValueError: When traced, if a shape does not fit, or the sampler keeps no priorities.
+        TypeError: When traced, if `ids` are not `fbuf.Ids`, or a dtype does not fit.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        BAD_PRIORITY: A priority is NaN, infinite, negative or too large to be summed.
+        ID_OUT_OF_RANGE: A slot is outside the buffer.
+        STALE_ID: A row has been overwritten or removed since it was drawn.
+        In each case that entry is skipped, and all others are applied.
+
+    Cost: O(B log N) time, O(B) memory.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.zeros(()), capacity=4, sampler=fbuf.Prioritized())
+        >>> state = fbuf.add(state, jnp.arange(4.0))
+        >>> batch = fbuf.sample(state, jax.random.key(0), 2)
+        >>> state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data - 1.0))
+
+    References:
+        Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
+    """
+    alpha = _check.exponent("update_priority", "alpha", alpha)
+    return _update_priority(donate, state, ids, priority, mask, alpha)
+
+
+def remove(
+    state: State[Item], ids: Ids, *, mask: chex.Array | None = None, donate: bool = True
+) -> State[Item]:
+    """Take rows out of the buffer: they are never drawn again, and their ids become stale.
+
+    Their slots stay taken until the ring comes around to them.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        ids: `sample.ids`, of any shape. Rows may repeat; entries that name no row are passed over.
+        mask: bool, shaped like `ids`; entries to apply. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer without the rows.
+
+    Raises:
+        ValueError: When traced, if a shape does not fit.
+        TypeError: When traced, if `ids` are not `fbuf.Ids`, or `mask` is not bool.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
+        STALE_ID: A row has been overwritten, or removed before; that entry is skipped.
+
+    Cost: O(B log N) time, O(B) memory; sorts ids when B > 1024, else compares them in pairs.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(4.0))
+        >>> state = fbuf.remove(state, fbuf.sample(state, jax.random.key(0), 1).ids)
+        >>> int(fbuf.size(state))
+        3
+    """
+    return _remove(donate, state, ids, mask)
+
+
+def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
+    """Take all rows out, and forget all faults; ids from before are stale from then on.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The empty buffer.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(1): the memory is left as it is, and cleared as it is written again.
+
+    Example:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(4.0))
+        >>> int(fbuf.size(fbuf.clear(state)))
+        0
+    """
+    return _clear(donate, state)
+
+
+def _rewrite_priority(
+    state: State[Item], ids: Any, priority: Any, mask: Any, alpha: Any
+) -> State[Item]:
+    _check.one_buffer("update_priority", state)
+    shape = jnp.shape(ids.slot) if isinstance(ids, Ids) else ()
+    slots, fault = _named("update_priority", state, ids, mask)
+    priority = _check.priorities("update_priority", priority, shape, "ids")
+    index, bad = state.sampler.update_priority(state.index, state.ring, slots, priority, alpha)
+    return dataclasses.replace(state, index=index, fault=state.fault | fault | bad)
+
+
+def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
+    _check.one_buffer("remove", state)
+    slots, fault = _named("remove", state, ids, mask)
+    distinct = last_of_each(slots) & (slots < state.capacity)
+    return dataclasses.replace(
+        state,
+        ring=_ring.remove(state.ring, slots, distinct),
+        index=state.sampler.remove(state.index, state.ring, slots),
+        fault=state.fault | fault,
+    )
+
+
+def _empty(state: State[Item]) -> State[Item]:
+    _check.one_buffer("clear", state)
+    return dataclasses.replace(
+        state,
+        ring=_ring.cleared(state.ring),
+        index=state.sampler.clear(state.index),
+        fault=jnp.zeros_like(state.fault),
+    )
+
+
+def _named(
+    function: str, state: State[Item], ids: Any, mask: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The slots that ids name, with the capacity where they name none; and the faults in them."""
+    flat = _check.ids(function, ids)
+    live, outside, stale = _ring.find(state.ring, flat)
+    if mask is not None:
+        if jnp.shape(mask) != jnp.shape(ids.slot) or jnp.result_type(mask) != jnp.bool_:
+            raise ValueError(
+                f"fbuf.{function}: mask must be bool of shape {jnp.shape(ids.slot)}, like ids, "
+                f"got {jnp.result_type(mask)} of shape {jnp.shape(mask)}"
+            )
+        chosen = jnp.asarray(mask).reshape(-1)
+        live, outside, stale = live & chosen, outside & chosen, stale & chosen
+    fault = fault_if(outside, Fault.ID_OUT_OF_RANGE) | fault_if(stale, Fault.STALE_ID)
+    return jnp.where(live, flat.slot, state.capacity), fault
+
+
+_update_priority = Compiled("update_priority", _rewrite_priority)
+_remove = Compiled("remove", _take_out)
+_clear = Compiled("clear", _empty)

@@ -1,0 +1,6 @@
+"""Samplers: which rows may be drawn, and with what probability. One file a sampler."""
+
+from fbuf.samplers._protocol import Draw as Draw
+from fbuf.samplers._protocol import Sampler as Sampler
+from fbuf.samplers.prioritized import Prioritized as Prioritized
+from fbuf.samplers.uniform import Uniform as Uniform

@@ -1,0 +1,95 @@
+"""What a sampler is: the one interface between the verbs of `fbuf` and the files of this folder.
+
+A sampler is a frozen, hashable dataclass, static under jit. What it keeps of the rows is its
+index, a pytree in `State.index` that only the sampler looks into. To add one, write a file with a
+class that has these methods; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+
+from fbuf._ring import Ring, Span
+
+Index = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What a sampler drew. `B` is the batch size.
+
+    Attributes:
+        slots: int32 `[B]`, each in range even where `mask` is False.
+        probability: float32 `[B]`; of drawing that slot in one draw.
+        weight: float32 `[B]`; importance weights, at most 1.
+        mask: bool `[B]`; False where there was nothing to draw.
+    """
+
+    slots: jax.Array
+    probability: jax.Array
+    weight: jax.Array
+    mask: jax.Array
+
+
+class Sampler(Protocol):
+    """Which rows may be drawn, and how likely each is."""
+
+    def init(self, capacity: int) -> Index:
+        """The index of an empty buffer."""
+        ...
+
+    def add(
+        self,
+        index: Index,
+        ring: Ring,
+        span: Span,
+        priority: jax.Array | None,
+        alpha: jax.Array | float | None,
+    ) -> tuple[Index, jax.Array]:
+        """Take note of rows just written, and return fault bits.
+
+        `ring` is the ring with the rows in it. `priority` is float32 `[B]`.
+        """
+        ...
+
+    def update_priority(
+        self,
+        index: Index,
+        ring: Ring,
+        slots: jax.Array,
+        priority: jax.Array,
+        alpha: jax.Array | float | None,
+    ) -> tuple[Index, jax.Array]:
+        """Change the priority of stored rows; slots equal to the capacity are to be left out."""
+        ...
+
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Never draw these rows again; slots equal to the capacity are to be left out."""
+        ...
+
+    def clear(self, index: Index) -> Index:
+        """Forget all rows."""
+        ...
+
+    def can_sample(self, index: Index) -> jax.Array:
+        """Whether there is a row to draw. bool scalar."""
+        ...
+
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: jax.Array | float | None,
+    ) -> Draw:
+        """Draw rows, with replacement."""
+        ...
+
+    def stats(self, index: Index) -> dict[str, jax.Array]:
+        """Figures for logging. Scalars."""
+        ...

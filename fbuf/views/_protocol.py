@@ -1,0 +1,33 @@
+"""What a view is: the one interface between `fbuf.sample` and the files of this folder.
+
+A view is a frozen, hashable dataclass, static under jit, that turns drawn slots into what the
+learner wants of them: the rows themselves, the steps that follow, frames stacked. It reads the
+store and changes nothing. To add one, write a file with a class that has this method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+
+from fbuf._state import State
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a view made of a batch of slots; the fields of `Sample` of the same names."""
+
+    data: Any
+    terminated: jax.Array
+    truncated: jax.Array
+
+
+class View(Protocol):
+    """What a drawn row turns into."""
+
+    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+        """Read the rows at `[B]` slots, each of which is in range."""
+        ...
