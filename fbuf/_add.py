@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
+from fbuf import _check, _ring, _rows
 from fbuf._eager import Compiled
 from fbuf._state import Item, State
 
@@ -103,9 +103,7 @@ def _write(
     return dataclasses.replace(
         state,
         storage=jax.tree.map(
-            lambda leaf, new: leaf.at[span.slots].set(new, mode="drop", unique_indices=True),
-            state.storage,
-            rows,
+            lambda leaf, new: _rows.write(leaf, span.slots, new), state.storage, rows
         ),
         ring=ring,
         index=index,

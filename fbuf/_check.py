@@ -16,7 +16,7 @@ import numpy as np
 from fbuf._ring import Ids
 from fbuf._state import State
 
-LARGEST_CAPACITY = 2**31 - 16
+LARGEST_CAPACITY = 2**31 - 17
 """Slots are counted in int32, in rows of 16."""
 
 
@@ -30,9 +30,7 @@ def positive_int(function: str, argument: str, value: Any, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"fbuf.{function}: {argument} must be an int, got {value!r}")
     if not 1 <= value <= largest:
-        raise ValueError(
-            f"fbuf.{function}: {argument} must be from 1 to {largest}, got {value}"
-        )
+        raise ValueError(f"fbuf.{function}: {argument} must be from 1 to {largest}, got {value}")
     return int(value)
 
 
@@ -40,7 +38,9 @@ def exponent(function: str, argument: str, value: Any) -> jax.Array | float | No
     """An alpha or beta given at a call: None, a number of at least 0, or a traced scalar."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float | np.ndarray | np.generic | jax.Array):
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.ndarray | np.generic | jax.Array
+    ):
         raise TypeError(
             f"fbuf.{function}: {argument} must be a number or a scalar array, got {value!r}"
         )
@@ -182,10 +182,11 @@ def _array_like(function: str, name: str, leaf: Any) -> None:
             f"fbuf.{function}: {name} is a torch tensor; use fbuf_adapters.pytorch "
             "(add_from_torch, from_torch)"
         )
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"fbuf.{function}: {name} must be an array, got {type(leaf).__name__}"
-        )
+    if not isinstance(
+        leaf,
+        jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct,
+    ):
+        raise TypeError(f"fbuf.{function}: {name} must be an array, got {type(leaf).__name__}")
     if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
         kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
         if kept != leaf.dtype:

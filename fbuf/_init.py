@@ -22,7 +22,7 @@ def init(item: Item, capacity: int, *, sampler: Sampler = Uniform()) -> State[It
     Args:
         item: One unbatched item: any pytree of arrays, Python scalars or `jax.ShapeDtypeStruct`
             (so that `jax.eval_shape` of a step function will do). Only shapes and dtypes are read.
-        capacity: How many rows to keep, from 1 to 2**31 - 16. When they are used up, the oldest
+        capacity: How many rows to keep, from 1 to 2**31 - 17. When they are used up, the oldest
             row makes way for the next one.
         sampler: Which rows may be drawn, and how likely each is.
 

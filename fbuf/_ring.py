@@ -13,6 +13,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from fbuf import _order, _rows
+
 # The bits of a row's flags.
 TERMINATED = 1
 TRUNCATED = 2
@@ -80,11 +82,13 @@ class Span:
     Attributes:
         slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
         first: int32 scalar; the first slot written.
+        last: int32 scalar; the last slot written.
         most: How many slots there are at most; static.
     """
 
     slots: jax.Array
     first: jax.Array
+    last: jax.Array
     most: int = dataclasses.field(metadata={"static": True})
 
 
@@ -136,21 +140,22 @@ def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, 
     slots = jnp.where(kept, (position + rank) % size, size).astype(jnp.int32)
     dropped = jnp.maximum(count, size) - size
     end = position + count
-    gone = (read_flags(ring, slots) & REMOVED > 0) & _stored_at(ring, slots)
+    inside = slots < ring.stored
+    old = _rows.read(ring.flags, jnp.where(inside, slots, 0))
+    gone = inside & (old & REMOVED > 0)
     removed = ring.removed - jnp.count_nonzero(gone).astype(jnp.int32)
-    # Never negative, but XLA cannot know: so the flags are read before they are overwritten, and
-    # not copied to be read afterwards.
-    slots = jnp.where(removed < 0, jnp.int32(capacity), slots)
+    slots = _order.after(slots, removed < 0)
     written = dataclasses.replace(
         ring,
         head=(end % size).astype(jnp.int32),
         lap=ring.lap + (end // size).astype(jnp.int32),
         full=ring.full | (end >= size),
         removed=removed,
-        flags=ring.flags.at[slots].set(flags, mode="drop", unique_indices=True),
+        flags=_rows.write(ring.flags, slots, flags),
     )
     first = ((position + dropped) % size).astype(jnp.int32)
-    return written, Span(slots=slots, first=first, most=min(batch, capacity))
+    last = ((end + size - 1) % size).astype(jnp.int32)
+    return written, Span(slots=slots, first=first, last=last, most=min(batch, capacity))
 
 
 def remove(ring: Ring, slots: jax.Array, distinct: jax.Array) -> Ring:
@@ -161,17 +166,13 @@ def remove(ring: Ring, slots: jax.Array, distinct: jax.Array) -> Ring:
         slots: int32 `[B]`; slots of stored rows, `capacity` for none.
         distinct: bool `[B]`; True for exactly one entry of each slot to remove.
     """
-    flags = read_flags(ring, slots) | jnp.uint8(REMOVED)
+    inside = slots < ring.capacity
+    flags = _rows.read(ring.flags, jnp.where(inside, slots, 0)) | jnp.uint8(REMOVED)
     return dataclasses.replace(
         ring,
         removed=ring.removed + jnp.count_nonzero(distinct).astype(jnp.int32),
         flags=ring.flags.at[slots].set(flags, mode="drop"),
     )
-
-
-def read_flags(ring: Ring, slots: jax.Array) -> jax.Array:
-    """The flags of rows; 0 for slots outside the ring. uint8, shaped like `slots`."""
-    return ring.flags.at[slots].get(mode="fill", fill_value=0)
 
 
 def generation_of(ring: Ring, slots: jax.Array) -> jax.Array:
@@ -196,10 +197,7 @@ def find(ring: Ring, ids: Ids) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
     slot = ids.slot
     inside = (slot >= 0) & (slot < ring.capacity)
-    same = _stored_at(ring, slot) & (ids.generation == generation_of(ring, slot))
-    live = inside & same & (read_flags(ring, jnp.where(inside, slot, 0)) & REMOVED == 0)
+    same = (slot < ring.stored) & (ids.generation == generation_of(ring, slot))
+    flags = _rows.read(ring.flags, jnp.where(inside, slot, 0))
+    live = inside & same & (flags & REMOVED == 0)
     return live, ~inside & (slot != NO_SLOT), inside & ~live
-
-
-def _stored_at(ring: Ring, slots: jax.Array) -> jax.Array:
-    return slots < ring.stored

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import chex
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
+from fbuf import _check, _order, _ring
 from fbuf._eager import Compiled
 from fbuf._state import Sample, State
 from fbuf.views._protocol import View
@@ -66,14 +67,18 @@ def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View
     _check.one_buffer("sample", state)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
     reading = view.read(state, draw.slots)
+    ids = _ring.name(state.ring, draw.slots, draw.mask)
+    # Whoever removes or changes these rows must name them: by then their flags have been read.
+    impossible = (reading.flags == 255).reshape(batch_size, -1).any(axis=1)
+    mask = draw.mask.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
     return Sample(
         data=reading.data,
-        ids=_ring.name(state.ring, draw.slots, draw.mask),
+        ids=dataclasses.replace(ids, slot=_order.after(ids.slot, impossible)),
         probability=draw.probability,
         weight=draw.weight,
         mask=draw.mask,
-        terminated=reading.terminated & jnp.expand_dims(draw.mask, range(1, reading.terminated.ndim)),
-        truncated=reading.truncated & jnp.expand_dims(draw.mask, range(1, reading.truncated.ndim)),
+        terminated=mask & (reading.flags & _ring.TERMINATED > 0),
+        truncated=mask & (reading.flags & _ring.TRUNCATED > 0),
     )
 
 

@@ -163,9 +163,7 @@ def _empty(state: State[Item]) -> State[Item]:
     )
 
 
-def _named(
-    function: str, state: State[Item], ids: Any, mask: Any
-) -> tuple[jax.Array, jax.Array]:
+def _named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
     """The slots that ids name, with the capacity where they name none; and the faults in them."""
     flat = _check.ids(function, ids)
     live, outside, stale = _ring.find(state.ring, flat)

@@ -1,7 +1,7 @@
 """Reading and writing the levels of a K-ary tree: one meaning, two forms.
 
-A level is an array whose first axis is its rows and whose last axis is the `FANOUT` children of
-each row; row `r` of a level is summed up by child `r % FANOUT` of row `r // FANOUT` one level up.
+A level is an array `[rows, FANOUT, aggregates]`: its nodes, `FANOUT` of them side by side in a row.
+Row `r` is summed up by node `r % FANOUT` of row `r // FANOUT` one level up.
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
 and as one kernel, while the vectorised form costs several times as much, and a loop that carries
@@ -13,6 +13,7 @@ bits: `lax.platform_dependent` picks one at lowering.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,94 +23,126 @@ FANOUT = 16
 """Children of a node: on CPU one cache line of float32; see `benchmarks/tree_shapes.py`."""
 
 Reduce = Callable[[jax.Array], jax.Array]
-"""What nodes keep of their rows: `[..., aggregates, FANOUT]` to `[aggregates, ...]`."""
+"""What nodes keep of their rows: `[..., FANOUT, aggregates]` to `[..., aggregates]`."""
 
 
 def rows_for(nodes: int) -> int:
-    """How many rows of `FANOUT` children hold this many nodes."""
+    """How many rows of `FANOUT` nodes this many nodes fill."""
     return -(-nodes // FANOUT)
 
 
-def set_cells(level: jax.Array, cells: jax.Array, values: jax.Array) -> jax.Array:
-    """Write single cells of the bottom level; the last of several writes to a cell wins.
+def place(node: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The row a node is in, and its place there.
+
+    By shift and mask: `//` and `%` of signed integers also look after negative ones, which here
+    costs as much as the rest of a write.
+    """
+    return lax.shift_right_logical(node, FANOUT.bit_length() - 1), node & (FANOUT - 1)
+
+
+def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
+    """Write single leaves; the last of several writes to a slot wins.
 
     Args:
-        level: `[rows, 1, FANOUT]`.
-        cells: int32 `[B]`; row-major positions; those outside the level are left out.
-        values: `[B]`, of the level's dtype.
+        leaves: `[rows, FANOUT, 1]`.
+        slots: int32 `[B]`, each in range.
+        values: `[B]`, of the leaves' dtype.
     """
 
-    def loop(level: jax.Array, cells: jax.Array, values: jax.Array) -> jax.Array:
-        def body(i: jax.Array, level: jax.Array) -> jax.Array:
-            cell = jnp.clip(cells[i], 0, level.size - 1)
-            row, child = cell // FANOUT, cell % FANOUT
-            old = lax.dynamic_slice(level, (row, 0, child), (1, 1, 1))
-            new = jnp.where(cell == cells[i], values[i], old)
-            return lax.dynamic_update_slice(level, new, (row, 0, child))
+    def loop(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
+        def body(i: jax.Array, leaves: jax.Array) -> jax.Array:
+            return _update(leaves, values[i].reshape(1, 1, 1), (*place(slots[i]), 0))
 
-        return lax.fori_loop(0, cells.shape[0], body, level)
+        return lax.fori_loop(0, slots.shape[0], body, leaves)
 
-    def scatter(level: jax.Array, cells: jax.Array, values: jax.Array) -> jax.Array:
+    def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
         # Of duplicates only one may be written: the order of a scatter is not defined.
-        cells = jnp.where((cells >= 0) & last_of_each(cells), cells, level.size)
-        return level.at[cells // FANOUT, 0, cells % FANOUT].set(values, mode="drop")
+        row, child = place(jnp.where(last_of_each(slots), slots, leaves.size))
+        return leaves.at[row, child, 0].set(values, mode="drop", unique_indices=True)
 
-    return lax.platform_dependent(level, cells, values, cpu=loop, default=scatter)
+    return lax.platform_dependent(leaves, slots, values, cpu=loop, default=scatter)
 
 
-def refresh(parent: jax.Array, children: jax.Array, rows: jax.Array, reduce: Reduce) -> jax.Array:
+def refresh(
+    parent: jax.Array,
+    children: jax.Array,
+    below: jax.Array,
+    depth: int,
+    reduce: Reduce,
+    filled: jax.Array,
+) -> jax.Array:
     """Recompute the nodes above some rows from those rows.
 
+    The rows are given by what lies under them, and found inside the loop: on CPU each array of
+    rows computed beforehand would be one more task for XLA's thread pool to pass around.
+
     Args:
-        parent: `[parents, aggregates, FANOUT]`; the level to bring up to date.
-        children: `[rows, aggregates, FANOUT]`; the level below, with one node above each row.
-        rows: int32 `[B]`; rows of `children`, each in range; duplicates are harmless.
+        parent: `[parents, FANOUT, aggregates]`; the level to bring up to date.
+        children: `[rows, FANOUT, aggregates]`; the level below, with one node above each row.
+        below: int32 `[B]`; of the rows to take: nodes that are `depth` levels under them.
+            Duplicates are harmless; what lies past the end stands for the last row.
+        depth: 0 if `below` are the rows themselves, 1 if their children, and so on; static.
         reduce: What a node keeps of its row.
+        filled: int32 scalar; how many rows of `children` stand for written slots.
     """
+    count = children.shape[0]
+    shift = depth * (FANOUT.bit_length() - 1)
 
-    def loop(parent: jax.Array, children: jax.Array, rows: jax.Array) -> jax.Array:
+    def row_of(below: jax.Array) -> jax.Array:
+        return jnp.minimum(lax.shift_right_logical(below, shift), count - 1)
+
+    if below.shape[0] >= count:  # as many as there are: take them all, in order
+        nodes = jnp.where(jnp.arange(count)[:, None] < filled, reduce(children), 0)
+        spare = parent.shape[0] * FANOUT - count
+        return jnp.pad(nodes, ((0, spare), (0, 0))).reshape(parent.shape)
+
+    def loop(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
         def body(i: jax.Array, parent: jax.Array) -> jax.Array:
-            row = lax.dynamic_index_in_dim(children, rows[i], keepdims=False)
-            node = reduce(row).reshape(1, -1, 1)
-            return lax.dynamic_update_slice(parent, node, (rows[i] // FANOUT, 0, rows[i] % FANOUT))
+            row = row_of(below[i])
+            node = jnp.where(row < filled, reduce(read_row(children, row)), 0)
+            return _update(parent, node[None, None], (*place(row), 0))
 
-        return lax.fori_loop(0, rows.shape[0], body, parent)
+        return lax.fori_loop(0, below.shape[0], body, parent)
 
-    def scatter(parent: jax.Array, children: jax.Array, rows: jax.Array) -> jax.Array:
+    def scatter(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
+        rows = row_of(below)
         nodes = reduce(children.at[rows].get(mode="promise_in_bounds"))
-        return parent.at[rows // FANOUT, :, rows % FANOUT].set(nodes.T, mode="promise_in_bounds")
+        nodes = jnp.where((rows < filled)[:, None], nodes, 0)
+        return parent.at[place(rows)].set(nodes, mode="promise_in_bounds")
 
-    return lax.platform_dependent(parent, children, rows, cpu=loop, default=scatter)
+    return lax.platform_dependent(parent, children, below, cpu=loop, default=scatter)
 
 
-def blank_beyond(level: jax.Array, rows: jax.Array, nodes: jax.Array, needed: jax.Array) -> jax.Array:
-    """Zero what some rows still hold of before the last clear: their nodes from `nodes` on.
+def blank_after(level: jax.Array, last: jax.Array, filled: jax.Array) -> jax.Array:
+    """Zero what lies behind the newest node in its row: it is left from before the last clear.
 
     Args:
-        level: `[rows, aggregates, FANOUT]`.
-        rows: int32 `[G]`; distinct rows.
-        nodes: int32 scalar; how many nodes of this level stand for written slots.
-        needed: bool scalar; False once every slot has been written, and then nothing is done.
+        level: `[rows, FANOUT, aggregates]`.
+        last: int32 scalar; the newest node.
+        filled: int32 scalar; how many nodes of this level stand for written slots.
     """
+    row = place(last)[0]
+    node = row * FANOUT + jnp.arange(FANOUT, dtype=jnp.int32)
+    kept = jnp.where((node < filled)[:, None], read_row(level, row), 0).astype(level.dtype)
+    return _update(level, kept[None], (row, 0, 0))
 
-    def kept(row: jax.Array, index: jax.Array) -> jax.Array:
-        child = index * FANOUT + jnp.arange(FANOUT, dtype=jnp.int32)
-        return jnp.where(child < nodes, row, jnp.zeros_like(row))
 
-    def loop(level: jax.Array, rows: jax.Array) -> jax.Array:
-        def body(i: jax.Array, level: jax.Array) -> jax.Array:
-            row = lax.dynamic_index_in_dim(level, rows[i], keepdims=False)
-            return lax.dynamic_update_index_in_dim(level, kept(row, rows[i]), rows[i], 0)
+def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
+    """One row of a level, `[FANOUT, aggregates]`; for use inside a loop."""
+    return _slice(level, (row, 0, 0), (1, *level.shape[1:]))[0]
 
-        return lax.fori_loop(0, jnp.where(needed, rows.shape[0], 0), body, level)
 
-    def scatter(level: jax.Array, rows: jax.Array) -> jax.Array:
-        old = level.at[rows].get(mode="promise_in_bounds")
-        index = rows.reshape(rows.shape + (1,) * (old.ndim - 1))
-        new = kept(old, index)
-        return level.at[rows].set(new, mode="promise_in_bounds", unique_indices=True)
+def read_cell(level: jax.Array, row: jax.Array, child: jax.Array) -> jax.Array:
+    """The sum of one child, a scalar; for use inside a loop."""
+    return _slice(level, (row, child, 0), (1, 1, 1)).reshape(())
 
-    return lax.platform_dependent(level, rows, cpu=loop, default=scatter)
+
+def _slice(level: jax.Array, at: tuple[Any, ...], sizes: tuple[int, ...]) -> jax.Array:
+    return lax.dynamic_slice(level, at, sizes, allow_negative_indices=False)
+
+
+def _update(level: jax.Array, new: jax.Array, at: tuple[Any, ...]) -> jax.Array:
+    return lax.dynamic_update_slice(level, new, at, allow_negative_indices=False)
 
 
 def most_rows(nodes: int) -> int:

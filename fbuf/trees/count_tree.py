@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.trees import sum_tree
+from fbuf.trees import _levels, sum_tree
 from fbuf.trees._levels import FANOUT
 
 
@@ -30,13 +30,12 @@ def select(tree: sum_tree.SumTree, ranks: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]` slots. O(B log N).
     """
-    sums = sum_tree.running_sums(tree.top[0])
-    nodes = sum_tree.first_above(sums, ranks)
-    ranks = ranks - jnp.where(nodes > 0, sums[nodes - 1], 0)
-    for level, below in zip(*sum_tree.downwards(tree), strict=True):
-        nodes, ranks = _descend(level, nodes, ranks)
-        nodes = jnp.minimum(nodes, below - 1)
-    return nodes
+    sums = sum_tree.running_sums(tree.nodes[-1][..., 0])
+    found = sum_tree.first_above(sums, ranks)
+    ranks = ranks - jnp.where(found > 0, sums[found - 1], 0)
+    for level in sum_tree.below_top(tree):
+        found, ranks = _descend(level, jnp.minimum(found, level.shape[0] - 1), ranks)
+    return jnp.minimum(found, tree.capacity - 1)
 
 
 def _descend(level: jax.Array, rows: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -45,7 +44,7 @@ def _descend(level: jax.Array, rows: jax.Array, ranks: jax.Array) -> tuple[jax.A
     def step(row: jax.Array, rank: jax.Array) -> tuple[jax.Array, jax.Array]:
         child, before, counted = jnp.int32(0), jnp.int32(0), jnp.int32(0)
         for at in range(FANOUT - 1):
-            counted = counted + row[..., 0, at].astype(jnp.int32)
+            counted = counted + row[..., at, 0].astype(jnp.int32)
             passed = counted <= rank
             child = child + passed
             before = jnp.where(passed, counted, before)
@@ -53,12 +52,8 @@ def _descend(level: jax.Array, rows: jax.Array, ranks: jax.Array) -> tuple[jax.A
 
     def loop(level: jax.Array, rows: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array]:
         def body(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            row = lax.dynamic_index_in_dim(level, rows[i], keepdims=False)
-            child, rank = step(row, ranks[i])
-            return (
-                lax.dynamic_update_index_in_dim(found[0], rows[i] * FANOUT + child, i, 0),
-                lax.dynamic_update_index_in_dim(found[1], rank, i, 0),
-            )
+            child, rank = step(_levels.read_row(level, rows[i]), ranks[i])
+            return found[0].at[i].set(rows[i] * FANOUT + child), found[1].at[i].set(rank)
 
         return lax.fori_loop(0, rows.shape[0], body, (jnp.zeros_like(rows), jnp.zeros_like(ranks)))
 

@@ -18,11 +18,15 @@ from fbuf._state import State
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a view made of a batch of slots; the fields of `Sample` of the same names."""
+    """What a view made of a batch of `B` slots.
+
+    Attributes:
+        data: What becomes `Sample.data`.
+        flags: uint8 `[B, ...]`; the flags (see `fbuf._ring`) of the rows that `data` stands for.
+    """
 
     data: Any
-    terminated: jax.Array
-    truncated: jax.Array
+    flags: jax.Array
 
 
 class View(Protocol):

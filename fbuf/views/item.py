@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fbuf import _ring
+from fbuf import _rows
 from fbuf._state import State
 from fbuf.views._protocol import Reading
 
@@ -25,9 +25,7 @@ class Item:
 
     def read(self, state: State[Any], slots: jax.Array) -> Reading:
         """Gather the rows."""
-        flags = _ring.read_flags(state.ring, slots)
         return Reading(
-            data=jax.tree.map(lambda leaf: leaf.at[slots].get(mode="promise_in_bounds"), state.storage),
-            terminated=(flags & _ring.TERMINATED) > 0,
-            truncated=(flags & _ring.TRUNCATED) > 0,
+            data=jax.tree.map(lambda leaf: _rows.read(leaf, slots), state.storage),
+            flags=_rows.read(state.ring.flags, slots),
         )

@@ -1,0 +1,43 @@
+"""Reading and writing rows of an array: the one place where storage is touched."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_SMALL_ROW = 32
+_SMALL_BATCH = 512
+
+
+def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
+    """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
+
+    XLA on CPU hands every gather from a large array to its thread pool, which costs more than
+    reading a few small rows one by one (`benchmarks/row_access.py`).
+    """
+
+    def loop(leaf: jax.Array, slots: jax.Array) -> jax.Array:
+        rest = (0,) * (leaf.ndim - 1)
+
+        def body(i: jax.Array, rows: jax.Array) -> jax.Array:
+            row = lax.dynamic_slice(
+                leaf, (slots[i], *rest), (1, *leaf.shape[1:]), allow_negative_indices=False
+            )
+            return lax.dynamic_update_slice(rows, row, (i, *rest), allow_negative_indices=False)
+
+        return lax.fori_loop(0, slots.shape[0], body, jnp.zeros_like(leaf, shape=rows_shape))
+
+    def gather(leaf: jax.Array, slots: jax.Array) -> jax.Array:
+        return leaf.at[slots].get(mode="promise_in_bounds")
+
+    rows_shape = (slots.shape[0], *leaf.shape[1:])
+    row_bytes = leaf.dtype.itemsize * (leaf.size // leaf.shape[0])
+    if row_bytes > (_SMALL_ROW if slots.shape[0] <= _SMALL_BATCH else 1):
+        return gather(leaf, slots)
+    return lax.platform_dependent(leaf, slots, cpu=loop, default=gather)
+
+
+def write(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
+    """`[capacity, ...]` with `[B]` distinct rows written in place; slots past the end are left out."""
+    return leaf.at[slots].set(rows, mode="drop", unique_indices=True)
