@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fbuf import _check, _ring, _rows
 from fbuf._eager import Compiled
+from fbuf._fault import collected
 from fbuf._state import Item, State
 
 
@@ -99,7 +100,7 @@ def _write(
         priority = _check.priorities("add", priority, shape, "the rows of items")
 
     ring, span = _ring.append(state.ring, flags, mask)
-    index, fault = state.sampler.add(state.index, ring, span, priority, alpha)
+    index, faults = state.sampler.add(state.index, ring, span, priority, alpha)
     return dataclasses.replace(
         state,
         storage=jax.tree.map(
@@ -107,7 +108,7 @@ def _write(
         ),
         ring=ring,
         index=index,
-        fault=state.fault | fault,
+        fault=collected(state.fault, faults),
     )
 
 

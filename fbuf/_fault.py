@@ -11,6 +11,7 @@ import enum
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fbuf._state import Item, State
 
@@ -48,9 +49,14 @@ _MEANING = {
 }
 
 
-def fault_if(condition: jax.Array, fault: Fault) -> jax.Array:
-    """The bits to set when any entry of `condition` holds. uint32 scalar."""
-    return jnp.where(jnp.any(condition), jnp.uint32(fault), jnp.uint32(0))
+def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
+    """The bit for each entry of `condition` that holds. uint32, shaped like it."""
+    return jnp.where(condition, jnp.uint32(fault), jnp.uint32(0))
+
+
+def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
+    """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
+    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
 
 
 def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> None:

@@ -39,5 +39,5 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
 
 
 def write(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
-    """`[capacity, ...]` with `[B]` distinct rows written in place; slots past the end are left out."""
+    """The array with `[B]` rows written; the slots are distinct, and `capacity` leaves a row out."""
     return leaf.at[slots].set(rows, mode="drop", unique_indices=True)

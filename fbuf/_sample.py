@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import chex
-import jax.numpy as jnp
 
 from fbuf import _check, _order, _ring
 from fbuf._eager import Compiled

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf import _check, _ring
 from fbuf._eager import Compiled
-from fbuf._fault import Fault, fault_if
+from fbuf._fault import Fault, bits_where, collected
 from fbuf._ring import Ids
 from fbuf._state import Item, State
 from fbuf.trees._levels import last_of_each
@@ -135,21 +135,21 @@ def _rewrite_priority(
 ) -> State[Item]:
     _check.one_buffer("update_priority", state)
     shape = jnp.shape(ids.slot) if isinstance(ids, Ids) else ()
-    slots, fault = _named("update_priority", state, ids, mask)
+    slots, faults = _named("update_priority", state, ids, mask)
     priority = _check.priorities("update_priority", priority, shape, "ids")
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, priority, alpha)
-    return dataclasses.replace(state, index=index, fault=state.fault | fault | bad)
+    return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))
 
 
 def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
     _check.one_buffer("remove", state)
-    slots, fault = _named("remove", state, ids, mask)
+    slots, faults = _named("remove", state, ids, mask)
     distinct = last_of_each(slots) & (slots < state.capacity)
     return dataclasses.replace(
         state,
         ring=_ring.remove(state.ring, slots, distinct),
         index=state.sampler.remove(state.index, state.ring, slots),
-        fault=state.fault | fault,
+        fault=collected(state.fault, faults),
     )
 
 
@@ -164,7 +164,7 @@ def _empty(state: State[Item]) -> State[Item]:
 
 
 def _named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
-    """The slots that ids name, with the capacity where they name none; and the faults in them."""
+    """The slots that ids name, the capacity where they name none, and each one's fault bits."""
     flat = _check.ids(function, ids)
     live, outside, stale = _ring.find(state.ring, flat)
     if mask is not None:
@@ -175,8 +175,8 @@ def _named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.
             )
         chosen = jnp.asarray(mask).reshape(-1)
         live, outside, stale = live & chosen, outside & chosen, stale & chosen
-    fault = fault_if(outside, Fault.ID_OUT_OF_RANGE) | fault_if(stale, Fault.STALE_ID)
-    return jnp.where(live, flat.slot, state.capacity), fault
+    faults = bits_where(outside, Fault.ID_OUT_OF_RANGE) | bits_where(stale, Fault.STALE_ID)
+    return jnp.where(live, flat.slot, state.capacity), faults
 
 
 _update_priority = Compiled("update_priority", _rewrite_priority)

@@ -50,7 +50,7 @@ class Sampler(Protocol):
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
     ) -> tuple[Index, jax.Array]:
-        """Take note of rows just written, and return fault bits.
+        """Take note of rows just written, and return the fault bits of each, uint32 `[B]`.
 
         `ring` is the ring with the rows in it. `priority` is float32 `[B]`.
         """
@@ -64,7 +64,10 @@ class Sampler(Protocol):
         priority: jax.Array,
         alpha: jax.Array | float | None,
     ) -> tuple[Index, jax.Array]:
-        """Change the priority of stored rows; slots equal to the capacity are to be left out."""
+        """Change the priority of stored rows, and return the fault bits of each, uint32 `[B]`.
+
+        Slots equal to the capacity are to be left out.
+        """
         ...
 
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:

@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf._fault import Fault, fault_if
+from fbuf._fault import Fault, bits_where
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits
 from fbuf.samplers._protocol import Draw
@@ -96,7 +96,8 @@ class Prioritized:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
-                    f"fbuf.Prioritized: {name} must be one of {allowed}, got {getattr(self, name)!r}"
+                    f"fbuf.Prioritized: {name} must be one of {allowed}, "
+                    f"got {getattr(self, name)!r}"
                 )
 
     def init(self, capacity: int) -> PriorityIndex:
@@ -119,13 +120,15 @@ class Prioritized:
         """Store the priorities of new rows; those that cannot be right get the default."""
         default = self._default(index)
         if priority is None:
-            new, fault = jnp.broadcast_to(default, span.slots.shape), jnp.uint32(0)
+            new = jnp.broadcast_to(default, span.slots.shape)
+            faults = jnp.zeros_like(span.slots, jnp.uint32)
         else:
             stored, valid = self._stored(priority, alpha, index.tree.capacity)
             new = jnp.where(valid, stored, default)
-            fault = fault_if(~valid & (span.slots < index.tree.capacity), Fault.BAD_PRIORITY)
+            written = span.slots < index.tree.capacity
+            faults = bits_where(~valid & written, Fault.BAD_PRIORITY)
         tree = sum_tree.write_span(index.tree, span, new, ring.stored)
-        return self._with(index, tree, new, span.slots < index.tree.capacity), fault
+        return self._with(index, tree, new, span.slots < index.tree.capacity), faults
 
     def update_priority(
         self,
@@ -141,9 +144,8 @@ class Prioritized:
         named = slots < capacity
         slots = jnp.where(valid, slots, capacity)
         tree = sum_tree.write(index.tree, slots, new, ring.stored)
-        return self._with(index, tree, new, named & valid), fault_if(
-            named & ~valid, Fault.BAD_PRIORITY
-        )
+        faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
+        return self._with(index, tree, new, named & valid), faults
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is."""

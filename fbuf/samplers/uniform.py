@@ -48,7 +48,9 @@ class Uniform:
         if priority is not None or alpha is not None:
             raise ValueError(_no_priorities("add"))
         marks = jnp.ones_like(span.slots, jnp.uint8)
-        return sum_tree.write_span(index, span, marks, ring.stored), jnp.uint32(0)
+        return sum_tree.write_span(index, span, marks, ring.stored), jnp.zeros_like(
+            span.slots, jnp.uint32
+        )
 
     def update_priority(
         self,

@@ -47,7 +47,7 @@ from fbuf._ring import Span
 from fbuf.trees import _levels
 from fbuf.trees._levels import FANOUT, place, rows_for
 
-TOP = 256
+TOP = 512
 """How many nodes may stand side by side at the top."""
 
 
