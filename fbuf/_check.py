@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,7 +79,7 @@ def item_specs(function: str, item: Any) -> Any:
     def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         _array_like(function, "item" + jax.tree_util.keystr(path), leaf)
         dtype = jax.dtypes.result_type(leaf)
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             raise TypeError(
                 f"fbuf.{function}: item{jax.tree_util.keystr(path)} is a PRNG key; store "
                 "jax.random.key_data(key), and wrap what is sampled with jax.random.wrap_key_data"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import jax.core
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -39,5 +39,5 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
 
 
 def write(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
-    """The array with `[B]` rows written; the slots are distinct, and `capacity` leaves a row out."""
+    """The array with `[B]` rows written to distinct slots; a slot of `capacity` is left out."""
     return leaf.at[slots].set(rows, mode="drop", unique_indices=True)

@@ -7,6 +7,7 @@ import math
 from typing import Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from fbuf._fault import Fault, bits_where

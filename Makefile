@@ -1,0 +1,51 @@
+# Two commands do everything: make demo, make test. Both make .venv first if it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+PEERS := .venv-peers
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test sweep lint docs bench gpu-build clean
+
+demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
+	$(BIN)/python examples/torch_dqn.py $(ARGS)
+
+test: $(READY)  ## Run the whole test suite.
+	$(BIN)/python -m pytest $(ARGS)
+
+sweep: $(READY)  ## Run the long tests.
+	$(BIN)/python -m pytest tests -m sweep $(ARGS)
+
+lint: $(READY)  ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(READY)  ## Build the site into site/.
+	$(BIN)/python docs/pictures.py
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
+	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)
+
+gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
+	$(BIN)/python benchmarks/gpu_build.py $(ARGS)
+
+clean:  ## Remove the virtual environments and everything built.
+	rm -rf $(VENV) $(PEERS) site outputs
+
+# Installed anew only when the pins change.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "fbuf needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -r requirements.lock
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(PEERS)/.installed: benchmarks/requirements.lock pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) -r benchmarks/requirements.lock
+	$(PEERS)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
