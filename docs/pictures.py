@@ -1,0 +1,111 @@
+"""Draw the pictures of docs/sampling.md into docs/img/."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+import fbuf
+from fbuf.samplers import _bits
+from fbuf.trees import sum_tree
+
+OUT = pathlib.Path(__file__).parent / "img"
+BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#cbd5e0"
+
+
+def ring() -> None:
+    """Twelve slots after fifteen rows: what each holds, and its generation."""
+    state = fbuf.init(np.int32(0), 12)
+    state = fbuf.add(state, np.arange(15, dtype=np.int32))
+    head, lap = int(state.ring.head), int(state.ring.lap)
+    fig, ax = plt.subplots(figsize=(8, 1.9))
+    for slot in range(12):
+        new = slot < head
+        ax.add_patch(plt.Rectangle((slot, 0), 0.94, 0.94, color=BLUE if new else GREY, alpha=0.85))
+        colour = "white" if new else "black"
+        ax.text(slot + 0.47, 0.58, f"row {int(state.storage[slot])}", ha="center", color=colour, fontsize=8)
+        text = f"lap {lap if new else lap - 1}"
+        ax.text(slot + 0.47, 0.22, text, ha="center", color=colour, fontsize=8)
+        ax.text(slot + 0.47, -0.25, f"{slot}", ha="center", fontsize=8)
+    ax.annotate("head: the oldest row,\nnext to be overwritten", (head + 0.05, 1.0),
+                (head + 0.6, 1.45), arrowprops={"arrowstyle": "->"}, va="center")  # fmt: skip
+    ax.text(-0.1, -0.25, "slot", ha="right", fontsize=8)
+    ax.set(xlim=(-0.9, 12.1), ylim=(-0.4, 1.8))
+    ax.axis("off")
+    _save(fig, "ring.png")
+
+
+def tree() -> None:
+    """One draw through a small tree, drawn with four children to a node."""
+    fan_out = 4
+    values = np.array([3, 1, 0, 2, 5, 1, 1, 1, 0, 4, 2, 2, 1, 1, 6, 2], float)
+    sums = values.reshape(-1, fan_out).sum(axis=1)
+    picked_node, picked = 2, 9  # values 0, 4, 2, 2
+    fig, ax = plt.subplots(figsize=(8, 2.9))
+    for level, (nodes, y) in enumerate(((sums, 1.6), (values, 0.0))):
+        width = 16 / len(nodes)
+        for i, node in enumerate(nodes):
+            chosen = i == (picked_node, picked)[level]
+            on_way = level == 1 and i // fan_out == picked_node
+            colour = ORANGE if chosen else (BLUE if on_way or level == 0 else GREY)
+            ax.add_patch(plt.Rectangle((i * width + 0.04, y), width - 0.08, 0.7, color=colour))
+            ax.text((i + 0.5) * width, y + 0.35, f"{node:g}", ha="center", va="center",
+                    color="black" if colour == GREY else "white")  # fmt: skip
+            if level == 1 and i % fan_out == 0:
+                ax.plot([(i + 2), (i + 2)], [0.72, 1.58], color=GREY, lw=1, zorder=0)
+    total = int(sums.sum())
+    ax.text(0, 2.45, f"top: u₁ · {total} falls into the third node, of sum 8", fontsize=9)
+    ax.text(0, -0.35, "leaves: u₂ · 8 falls into the second child; the first, of value 0, cannot "
+            "be taken", fontsize=9)  # fmt: skip
+    ax.set(xlim=(-0.1, 16.1), ylim=(-0.5, 2.7))
+    ax.axis("off")
+    _save(fig, "sum_tree.png")
+
+
+def reach() -> None:
+    """Which of N equal rows are ever drawn: the rows next to each other in one row of the tree.
+
+    With one float32 a draw the slot is floor(u * N); with one a level it is a walk down the tree.
+    Counted: of 4,096 neighbouring slots in the middle, the share that can be reached.
+    """
+    capacities = [2**k for k in range(20, 29)]
+    single, levels = [], []
+    for capacity in capacities:
+        start = capacity // 2
+        numerators = np.arange(2**24 // 2, 2**24 // 2 + 2**17, dtype=np.float64)
+        slots = np.floor(numerators / 2**24 * capacity) - start
+        single.append(np.unique(slots[(slots >= 0) & (slots < 4096)]).size / 4096)
+        # Twelve levels' worth of picks below a node of 4,096 slots: three numbers of 16 children.
+        tree = sum_tree.empty(4096)
+        stored = np.int32(4096)
+        tree = sum_tree.write(
+            tree, np.arange(4096, dtype=np.int32), np.ones(4096, np.float32), stored
+        )
+        uniforms = _bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
+        levels.append(np.unique(sum_tree.draw(tree, uniforms)[0]).size / 4096)
+    fig, ax = plt.subplots(figsize=(6, 2.6))
+    ax.plot(capacities, single, "o-", color=ORANGE, label="one float32 a draw")
+    ax.plot(capacities, levels, "o-", color=BLUE, label="one a level (fbuf)")
+    ax.set(xscale="log", ylim=(0, 1.05), xlabel="rows, all of equal priority",
+           ylabel="share that can be drawn")  # fmt: skip
+    ax.legend(frameon=False, loc="lower left")
+    _save(fig, "reach.png")
+
+
+def _save(fig: plt.Figure, name: str) -> None:
+    OUT.mkdir(exist_ok=True)
+    fig.savefig(OUT / name, bbox_inches="tight", dpi=150)
+    plt.close(fig)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    ring()
+    tree()
+    reach()
