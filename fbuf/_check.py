@@ -17,8 +17,10 @@ import numpy as np
 from fbuf._ring import Ids
 from fbuf._state import State
 
+_TYPED = (np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
 LARGEST_CAPACITY = 2**31 - 17
-"""Slots are counted in int32, in rows of 16."""
+"""Slots are counted in int32, in rows of 16, with one to spare."""
 
 
 def positive_int(function: str, argument: str, value: Any, largest: int) -> int:
@@ -188,7 +190,7 @@ def _array_like(function: str, name: str, leaf: Any) -> None:
         jax.Array | np.ndarray | np.generic | bool | int | float | complex | jax.ShapeDtypeStruct,
     ):
         raise TypeError(f"fbuf.{function}: {name} must be an array, got {type(leaf).__name__}")
-    if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
+    if isinstance(leaf, _TYPED) and leaf.dtype.itemsize >= 8:
         kept = jax.dtypes.canonicalize_dtype(leaf.dtype)
         if kept != leaf.dtype:
             raise TypeError(
@@ -200,9 +202,14 @@ def _array_like(function: str, name: str, leaf: Any) -> None:
 
 def no_narrowing(function: str, argument: str, tree: Any) -> None:
     """No leaf that JAX would take for something else, or not at all. For the way into jit."""
+    if all(_is_plain(leaf) for leaf in jax.tree.leaves(tree)):
+        return
     for path, leaf in jax.tree.leaves_with_path(tree):
-        if not isinstance(leaf, jax.Array):
-            _array_like(function, argument + jax.tree_util.keystr(path), leaf)
+        _array_like(function, argument + jax.tree_util.keystr(path), leaf)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.itemsize < 8)
 
 
 def _keeps(leaf: Any, dtype: Any) -> bool:

@@ -72,7 +72,7 @@ def stats(state: State[Any]) -> dict[str, jax.Array]:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))
         >>> {name: int(figure) for name, figure in fbuf.stats(state).items()}
-        {'size': 2, 'capacity': 2, 'removed': 0, 'fault': 0}
+        {'capacity': 2, 'fault': 0, 'removed': 0, 'size': 2}
     """
     return _stats(False, state)
 

@@ -18,13 +18,9 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
     """
 
     def loop(leaf: jax.Array, slots: jax.Array) -> jax.Array:
-        rest = (0,) * (leaf.ndim - 1)
-
         def body(i: jax.Array, rows: jax.Array) -> jax.Array:
-            row = lax.dynamic_slice(
-                leaf, (slots[i], *rest), (1, *leaf.shape[1:]), allow_negative_indices=False
-            )
-            return lax.dynamic_update_slice(rows, row, (i, *rest), allow_negative_indices=False)
+            row = lax.dynamic_index_in_dim(leaf, slots[i], allow_negative_indices=False)
+            return lax.dynamic_update_index_in_dim(rows, row, i, 0, allow_negative_indices=False)
 
         return lax.fori_loop(0, slots.shape[0], body, jnp.zeros_like(leaf, shape=rows_shape))
 

@@ -37,7 +37,7 @@ def place(node: jax.Array) -> tuple[jax.Array, jax.Array]:
     By shift and mask: `//` and `%` of signed integers also look after negative ones, which here
     costs as much as the rest of a write.
     """
-    return lax.shift_right_logical(node, FANOUT.bit_length() - 1), node & (FANOUT - 1)
+    return node >> (FANOUT.bit_length() - 1), node & (FANOUT - 1)
 
 
 def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ def refresh(
     shift = depth * (FANOUT.bit_length() - 1)
 
     def row_of(below: jax.Array) -> jax.Array:
-        return jnp.minimum(lax.shift_right_logical(below, shift), count - 1)
+        return jnp.minimum(below >> shift, count - 1)
 
     if below.shape[0] >= count:  # as many as there are: take them all, in order
         nodes = jnp.where(jnp.arange(count)[:, None] < filled, reduce(children), 0)
@@ -138,10 +138,12 @@ def read_cell(level: jax.Array, row: jax.Array, child: jax.Array) -> jax.Array:
 
 
 def _slice(level: jax.Array, at: tuple[Any, ...], sizes: tuple[int, ...]) -> jax.Array:
+    at = tuple(jnp.asarray(index, jnp.int32) for index in at)  # with x64 on, 0 would be int64
     return lax.dynamic_slice(level, at, sizes, allow_negative_indices=False)
 
 
 def _update(level: jax.Array, new: jax.Array, at: tuple[Any, ...]) -> jax.Array:
+    at = tuple(jnp.asarray(index, jnp.int32) for index in at)
     return lax.dynamic_update_slice(level, new, at, allow_negative_indices=False)
 
 

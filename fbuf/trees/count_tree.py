@@ -46,7 +46,7 @@ def _descend(level: jax.Array, rows: jax.Array, ranks: jax.Array) -> tuple[jax.A
         for at in range(FANOUT - 1):
             counted = counted + row[..., at, 0].astype(jnp.int32)
             passed = counted <= rank
-            child = child + passed
+            child = child + passed.astype(jnp.int32)
             before = jnp.where(passed, counted, before)
         return child, rank - before
 

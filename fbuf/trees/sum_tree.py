@@ -297,7 +297,7 @@ def _first_above(running: list[jax.Array], target: jax.Array) -> jax.Array:
     """The first of a row's running sums that lies above the target; the last if none does."""
     found = jnp.zeros(target.shape, jnp.int32)
     for passed in running[:-1]:
-        found += passed <= target
+        found += (passed <= target).astype(jnp.int32)
     return found
 
 
