@@ -1,0 +1,479 @@
+"""What each public function of fbuf becomes when XLA compiles it for an NVIDIA H200.
+
+No GPU is needed and nothing runs: the functions are compiled for a described device, and the
+optimised program is read. So kernel counts, temporary bytes, bytes written in place and copies of
+whole arrays are those of the GPU build, and times are not to be had. To run it, in an environment
+that holds fbuf and jax==X (private interfaces of jax are used; known to work with X = 0.10.1):
+
+    pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
+    python benchmarks/gpu_build.py [--kernels]
+
+It takes a minute, and exits with 1 if a bar is missed; where the plugin is not installed it says so
+in one line, and exits with 0. A kernel is a device operation of the scheduled program; those in a
+loop count once a turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import importlib.util
+import math
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+NVCC = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cuda_nvcc"
+
+
+def missing() -> str | None:
+    """What has to be installed first, or None."""
+    try:
+        plugin = importlib.util.find_spec("jax_plugins.xla_cuda12") is not None
+    except ModuleNotFoundError:
+        plugin = False
+    if plugin and NVCC.is_dir():
+        return None
+    return (
+        "gpu_build: skipped, nothing was checked; it needs: pip install --no-deps "
+        "jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12, where X is the version "
+        "of jax"
+    )
+
+
+if __name__ == "__main__" and (message := missing()):
+    print(message)
+    sys.exit(0)
+
+# XLA reads these once, when jax is imported. Autotuning would need the GPU.
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={NVCC}"
+).strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["PATH"] = f"{NVCC / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import timing  # noqa: E402
+from jax._src.lib import xla_client  # noqa: E402
+
+import fbuf  # noqa: E402
+
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 151397597184
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+
+SMALL, LARGE = 2**20, 2**23
+BATCH, ADDED, STEPS = 256, 16, 100
+KERNELS = {("Prioritized", "sample"): 12, ("Prioritized", "update_priority"): 6}
+"""The bars on kernels, at N = SMALL."""
+IN_PLACE = ("add", "update_priority", "remove", "clear", "step in scan")
+"""The functions that must write in place: all bytes aliased, nothing copied."""
+
+# --- reading a compiled program ------------------------------------------------------------------
+
+# Instructions that launch no kernel of their own.
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "while",
+    "conditional", "call", "copy-done", "async-start", "async-done", "partition-id", "replica-id",
+    "opt-barrier",
+}  # fmt: skip
+# Instructions that say little about what a kernel does.
+DULL = FREE | {"broadcast", "convert", "reshape", "copy"}
+INSTRUCTION = re.compile(
+    r"^(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\([^=]*?\)|\S+) (?P<op>[\w\-]+)\("
+)
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+)\b.*\{$")
+ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One device operation: how often it is launched, what it yields, and what is inside."""
+
+    times: int
+    name: str
+    result: str
+    operations: str
+    functions: str
+
+
+@dataclasses.dataclass
+class Program:
+    """What a function became when compiled for the GPU."""
+
+    kernels: int  # launched a call; loop bodies count once for every turn
+    unknown_loops: int  # loops whose turns XLA does not know, counted as one
+    temp_bytes: int
+    alias_bytes: int
+    large_copies: list[str]
+    launches: list[Kernel]
+
+
+def bytes_of(type_text: str) -> int:
+    """The size of the largest array in an HLO type."""
+    sizes = [0]
+    for dtype, dims in ARRAY.findall(type_text):
+        bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
+        sizes.append(math.prod(int(d) for d in dims.split(",") if d) * bits // 8)
+    return max(sizes)
+
+
+def functions_of_frames(text: str) -> dict[str, str]:
+    """For each stack frame of a program's tables, the innermost function of fbuf in it."""
+
+    def table(title: str) -> list[re.Match[str]]:
+        body = re.search(rf"^{title}\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+        entry = re.compile(r'(\d+) (?:"([^"]*)"|\{(.*)\})')
+        return [m for m in map(entry.match, body[1].splitlines() if body else []) if m]
+
+    files = {m[1]: pathlib.Path(m[2]) for m in table("FileNames")}
+    names = {m[1]: m[2].split(".<locals>")[0] for m in table("FunctionNames")}
+    fields = re.compile(r"(\w+)=(\d+)")
+    places = {m[1]: dict(fields.findall(m[3])) for m in table("FileLocations")}
+    frames = {m[1]: dict(fields.findall(m[3])) for m in table("StackFrames")}
+    package = pathlib.Path(fbuf.__file__).parent
+    found: dict[str, str] = {}
+    for start in frames:
+        frame, seen = start, set[str]()
+        while frame in frames and frame not in seen:
+            seen.add(frame)
+            place = places[frames[frame]["file_location_id"]]
+            file = files[place["file_name_id"]]
+            if file.is_relative_to(package):
+                found[start] = f"{file.stem}.{names[place['function_name_id']]}"
+                break
+            # Parents are numbered from 1 with 1 for none, one more than the frames themselves.
+            frame = str(int(frames[frame].get("parent_frame_id", "1")) - 1)
+    return found
+
+
+def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
+    """Kernels, loops of unknown length, copies of at least `large` bytes, and the list."""
+    computations: dict[str, list[str]] = {}
+    current = None
+    # Long tuples hold comments, /*index=5*/: with the = in them, loops would not be recognised.
+    for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
+        header = COMPUTATION.match(line)
+        if header and not line.startswith(" "):
+            current = "ENTRY" if header[1] else header[2]
+            computations[current] = []
+        elif line.strip() == "}":
+            current = None
+        elif current:
+            computations[current].append(line.strip())
+
+    found: list[Kernel] = []
+    unknown = 0
+    functions = functions_of_frames(text)
+
+    def called(line: str, attribute: str) -> str:
+        return re.search(rf"\b{attribute}=%?([\w.\-]+)", line)[1]  # type: ignore[index]
+
+    def walk(name: str, times: int) -> int:
+        nonlocal unknown
+        total = 0
+        for line in computations.get(name, []):
+            match = INSTRUCTION.match(line)
+            if not match:
+                continue
+            op = match["op"]
+            if op == "while":
+                turns = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+                unknown += turns is None
+                count = int(turns[1]) if turns else 1
+                total += count * walk(called(line, "body"), times * count)
+            elif op == "call":
+                total += walk(called(line, "to_apply"), times)
+            elif op == "conditional":
+                names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
+                for group in re.findall(r"branch_computations=\{([^}]*)\}", line):
+                    names += [n.strip().lstrip("%") for n in group.split(",")]
+                total += max((walk(n, times) for n in names), default=0)
+            elif op not in FREE:
+                total += 1
+                found.append(kernel(match, line, times))
+        return total
+
+    def kernel(match: re.Match[str], line: str, times: int) -> Kernel:
+        lines = computations[called(line, "calls")] if match["op"] == "fusion" else [line]
+        inside = [(x["op"], y) for y in lines if (x := INSTRUCTION.match(y))]
+        telling = [pair for pair in inside if pair[0] not in DULL] or inside
+        counted = collections.Counter(op for op, _ in telling)
+        frames = (re.search(r"stack_frame_id=(\d+)", y) for _, y in telling)
+        sources = collections.Counter(functions.get(f[1], "") for f in frames if f)
+        return Kernel(
+            times,
+            match["name"],
+            re.sub(r"\{[^}]*\}", "", match["type"]),
+            ", ".join(op if n == 1 else f"{n} {op}" for op, n in counted.most_common()),
+            ", ".join(name for name, _ in sources.most_common() if name),
+        )
+
+    total = walk("ENTRY", 1)
+    copies = []
+    for body in computations.values():
+        for line in body:
+            match = INSTRUCTION.match(line)
+            if match and match["op"] in ("copy", "copy-start") and bytes_of(match["type"]) >= large:
+                copies.append(re.sub(r"\{[^}]*\}", "", match["type"]))
+    return total, unknown, copies, found
+
+
+def compile_for_gpu(
+    function: Callable[..., Any], arguments: tuple[Any, ...], donate: tuple[int, ...], large: int
+) -> Program:
+    """Compile for one H200 and read the program."""
+    mesh = jax.sharding.Mesh(np.array(devices()), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+    )
+    # jit leaves out an argument that is overwritten without being read (the top of a tree, say),
+    # and then has no memory to write in: that would say nothing about the program.
+    jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
+    compiled = jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
+    memory = compiled.memory_analysis()
+    kernels, unknown, copies, found = read(compiled.as_text(), large)
+    return Program(
+        kernels, unknown, memory.temp_size_in_bytes, memory.alias_size_in_bytes, copies, found
+    )
+
+
+_devices: list[Any] = []
+
+
+def devices() -> list[Any]:
+    """One described H200, to compile for."""
+    if not _devices:
+        jax.devices()
+        # jax itself may have initialised it, which is no harm and cannot be asked beforehand.
+        try:
+            xla_client.initialize_pjrt_plugin("cuda")
+        except Exception as error:
+            if "already" not in str(error).lower():
+                raise
+        topology = xla_client._xla.get_default_c_api_topology(
+            "cuda", "", {"target_config": H200, "topology": "1x1x1"}
+        )
+        _devices.extend(topology._make_compile_only_devices())
+    return _devices
+
+
+# --- what is compiled ----------------------------------------------------------------------------
+
+ITEM = {
+    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
+    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "done": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+
+
+def cases(capacity: int, sampler: Any) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The public functions, each with the arguments it is compiled for; the state comes first."""
+    spec = jax.ShapeDtypeStruct
+    state = jax.eval_shape(lambda: fbuf.init(ITEM, capacity, sampler=sampler))
+    rows = jax.tree.map(lambda x: spec((ADDED, *x.shape), x.dtype), ITEM)
+    flags = spec((ADDED,), jnp.bool_)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    ids = fbuf.Ids(spec((BATCH,), jnp.int32), spec((BATCH,), jnp.int32))
+    reals = spec((BATCH,), jnp.float32)
+    prioritized = isinstance(sampler, fbuf.Prioritized)
+
+    def step(state: Any, key: Any) -> tuple[Any, Any]:
+        add_key, key = jax.random.split(key)
+        new = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), rows)
+        new["reward"] = jax.random.uniform(add_key, (ADDED,))
+        state = fbuf.add(state, new)
+        batch = fbuf.sample(state, key, BATCH)
+        if prioritized:
+            state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
+        return state, sum(leaf.sum() for leaf in jax.tree.leaves((batch.data, batch.weight)))
+
+    def steps(state: Any, keys: Any) -> tuple[Any, Any]:
+        return jax.lax.scan(step, state, keys)
+
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), STEPS))
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+        "init": (lambda: fbuf.init(ITEM, capacity, sampler=sampler), ()),
+        "add": (lambda s, x: fbuf.add(s, x), (state, rows)),
+        "add, flags and mask": (
+            lambda s, x, f: fbuf.add(s, x, terminated=f, truncated=f, mask=f),
+            (state, rows, flags),
+        ),
+        "sample": (lambda s, k: fbuf.sample(s, k, BATCH), (state, key)),
+        "update_priority": (lambda s, i, p: fbuf.update_priority(s, i, p), (state, ids, reals)),
+        "remove": (lambda s, i: fbuf.remove(s, i), (state, ids)),
+        "clear": (lambda s: fbuf.clear(s), (state,)),
+        "size": (fbuf.size, (state,)),
+        "can_sample": (fbuf.can_sample, (state,)),
+        "stats": (fbuf.stats, (state,)),
+        "step in scan": (steps, (state, keys)),
+    }
+    if not prioritized:
+        del found["update_priority"]
+    return found
+
+
+def bytes_in(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the report."""
+
+    sampler: str
+    function: str
+    in_place: bool  # whether it has to write in place
+    kernels: int
+    kernels_large: int
+    unknown_loops: int
+    temp_bytes: int
+    temp_bytes_large: int
+    alias_bytes: int
+    state_bytes: int
+    large_copies: list[str]
+    missed: list[str]
+    launches: list[Kernel]
+
+
+def measure(sampler: Any) -> list[Row]:
+    """Compile every function at both capacities and hold it against the bars."""
+    rows = []
+    name = type(sampler).__name__
+    both = cases(SMALL, sampler), cases(LARGE, sampler)
+    for function in both[0]:
+        programs = []
+        for capacity, found in zip((SMALL, LARGE), both, strict=True):
+            call, arguments = found[function]
+            writes = function.split(",")[0] in IN_PLACE
+            # A batch is at most 20 kB; from this size on only the storage is meant.
+            large = capacity // 8
+            programs.append(compile_for_gpu(call, arguments, (0,) if writes else (), large))
+        small, large_one = programs
+        state_bytes = bytes_in(both[0][function][1][:1])
+        missed = []
+        if (bar := KERNELS.get((name, function), math.inf)) < small.kernels:
+            missed.append(f"{small.kernels} kernels, at most {bar} wanted")
+        if writes and small.alias_bytes < state_bytes:
+            missed.append(f"{state_bytes - small.alias_bytes} bytes not written in place")
+        copies = small.large_copies + large_one.large_copies
+        if copies:
+            missed.append(f"copies {', '.join(dict.fromkeys(copies))}")
+        # A level more of the tree is a little more for each drawn row; a copy of a whole level that
+        # grows with N is much more.
+        if large_one.temp_bytes - small.temp_bytes > (LARGE - SMALL) // 128:
+            missed.append(f"temporary memory grows to {large_one.temp_bytes} at {LARGE} rows")
+        rows.append(
+            Row(
+                name,
+                function,
+                writes,
+                small.kernels,
+                large_one.kernels,
+                small.unknown_loops,
+                small.temp_bytes,
+                large_one.temp_bytes,
+                small.alias_bytes,
+                state_bytes,
+                copies,
+                missed,
+                small.launches,
+            )
+        )
+    return rows
+
+
+# --- reporting -----------------------------------------------------------------------------------
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The report as lines of Markdown."""
+    small, large = f"N = 2^{SMALL.bit_length() - 1}", f"N = 2^{LARGE.bit_length() - 1}"
+    head = ["sampler", "function", f"kernels, {small}", large, f"temp bytes, {small}", large]
+    head += ["bytes in place", "bytes of state", "large copies", "bars"]
+    lines = []
+    for r in rows:
+        turns = STEPS if r.function == "step in scan" else 1
+        kernels = [f"{n / turns:g}" for n in (r.kernels, r.kernels_large)]
+        if r.unknown_loops:
+            kernels = [f"{k} and {r.unknown_loops} loops of unknown length" for k in kernels]
+        sizes = [f"{n:,}" for n in (r.temp_bytes, r.temp_bytes_large)]
+        place = [f"{n:,}" if r.in_place else "-" for n in (r.alias_bytes, r.state_bytes)]
+        copies = str(len(r.large_copies))
+        line = [r.sampler, r.function, *kernels, *sizes, *place, copies]
+        lines.append([*line, "; ".join(r.missed) or "held"])
+    return timing.render(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
+    parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
+    options = parser.parse_args()
+
+    rows = [row for sampler in (fbuf.Uniform(), fbuf.Prioritized()) for row in measure(sampler)]
+    about = {
+        **timing.about("fbuf", "jax", "jax-cuda12-plugin"),
+        "device": "NVIDIA H200, compiled for without one",
+        "batch": str(BATCH),
+        "added rows": str(ADDED),
+    }
+    lines = [
+        "# The GPU build",
+        "",
+        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
+        "",
+        *table(rows),
+        "",
+        "Kernels are launches a call, and of the step in scan, launches a step. Large copies are "
+        "those of N / 8 bytes or more. Rows are 17 + 6 + 1 float32 and a bool.",
+    ]
+    if options.kernels:
+        for row in rows:
+            print(f"{row.sampler}.{row.function}:")
+            for k in row.launches:
+                print(f"  {k.times} x {k.name}: {k.result}")
+                print(f"      {k.operations}\n      {k.functions}")
+    timing.write_report(
+        "gpu_build", options.results, about, [dataclasses.asdict(row) for row in rows], lines
+    )
+    missed = [f"{r.sampler}.{r.function}: {m}" for r in rows for m in r.missed]
+    if missed:
+        print("\nMissed:\n" + "\n".join(missed))
+        sys.exit(1)
+    print("\nAll bars held.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,435 @@
+"""fbuf and its peers behind one small interface, so that all of them do the same work.
+
+Each class is one library. A buffer is functional here even where the library's is not: `state` is
+then the library's own object, changed and handed back. `sample` returns all that the library
+returns, and `data`, `ids` and `weights` find their way in it.
+"""
+
+# ruff: noqa: D102 (what the methods are for is said once, in Peer)
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Tree = Any
+
+ALPHA, BETA = 0.6, 0.4
+
+ROW = {
+    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
+    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "done": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+"""The standard row: a small robot's transition."""
+
+FRAME = {
+    "observation": jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8),
+    "action": jax.ShapeDtypeStruct((), jnp.int32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "done": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+"""Four stacked frames of an Atari game."""
+
+
+def row_bytes(item: Tree) -> int:
+    """What a row needs at the least."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
+
+
+def random_rows(item: Tree, count: int, seed: int) -> Tree:
+    """Rows of numpy arrays to add."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        shape = (count, *leaf.shape)
+        if leaf.dtype == np.float32:
+            return rng.random(shape, np.float32)
+        most = 2 if leaf.dtype == bool else 128
+        return rng.integers(0, most, shape, leaf.dtype)
+
+    return jax.tree.map(draw, item)
+
+
+class Unable(Exception):
+    """The library cannot do this; the text says why."""
+
+
+class Peer:
+    """A replay memory of one library; subclasses say how it is used.
+
+    Attributes:
+        name: The library.
+        traceable: Whether its functions can be part of a JAX program.
+        writes_all: An add touches the whole store (so that fewer steps are measured).
+    """
+
+    name = ""
+    traceable = True
+    writes_all = False
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        """Raises `Unable` if there is no such memory in the library."""
+        self.item, self.capacity, self.batch_size = item, capacity, batch_size
+        self.prioritized = prioritized
+
+    def init(self) -> Any:
+        """An empty buffer."""
+        raise NotImplementedError
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        """Add rows, which go to these slots, and give them their priorities."""
+        raise NotImplementedError
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        """Add rows, of default priority."""
+        raise NotImplementedError
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        """Draw a batch: the state, which some libraries change by it, and all that was returned."""
+        raise NotImplementedError
+
+    def data(self, drawn: Tree) -> Tree:
+        """The rows of a batch, by field."""
+        return drawn
+
+    def ids(self, drawn: Tree) -> Any:
+        """What names the rows of a batch."""
+        raise NotImplementedError
+
+    def weights(self, drawn: Tree) -> Any:
+        """Importance weights, or the probabilities to compute them from."""
+        raise NotImplementedError
+
+    def reward(self, drawn: Tree) -> Any:
+        """The rewards of a batch."""
+        return self.data(drawn)["reward"]
+
+    def update(self, state: Any, ids: Any, priority: Any) -> Any:
+        """Give rows new priorities."""
+        raise NotImplementedError
+
+    def array(self, array: Any) -> Any:
+        """An array of the library's own kind."""
+        return jnp.asarray(array)
+
+    @functools.cached_property
+    def eager(self) -> Any:
+        """The same functions, to be called from Python one by one."""
+        return self
+
+    def wait(self, *trees: Any) -> None:
+        """Wait for results."""
+        jax.block_until_ready(trees)
+
+    def prepare(self, state: Any) -> None:
+        """Choose what the library leaves to its user; called with a full buffer."""
+
+    def check_memory(self, available: int) -> None:
+        """Raises `Unable` if so many bytes will not do."""
+
+
+class Jitted:
+    """The functions of a peer, each compiled by itself and writing in place."""
+
+    def __init__(self, peer: Peer) -> None:
+        draw = jax.jit(lambda state, key: peer.sample(state, key)[1])
+        self.add = jax.jit(peer.add, donate_argnums=0)
+        self.sample = lambda state, key: (state, draw(state, key))
+        self.update = jax.jit(peer.update, donate_argnums=0)
+
+
+class Fbuf(Peer):
+    """This library."""
+
+    name = "fbuf"
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        import fbuf
+
+        super().__init__(item, capacity, batch_size, prioritized)
+        self.fbuf = fbuf
+        self.sampler = fbuf.Prioritized(alpha=ALPHA, beta=BETA) if prioritized else fbuf.Uniform()
+
+    def init(self) -> Any:
+        return self.fbuf.init(self.item, self.capacity, sampler=self.sampler)
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        return self.fbuf.add(state, rows, priority=priority if self.prioritized else None)
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        return self.fbuf.add(state, rows)
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        return state, self.fbuf.sample(state, key, self.batch_size)
+
+    def data(self, drawn: Tree) -> Tree:
+        return drawn.data
+
+    def ids(self, drawn: Tree) -> Any:
+        return drawn.ids
+
+    def weights(self, drawn: Tree) -> Any:
+        return drawn.weight
+
+    def update(self, state: Any, ids: Any, priority: Any) -> Any:
+        return self.fbuf.update_priority(state, ids, priority)
+
+
+class Flashbax(Peer):
+    """flashbax's item buffers, whose rows are independent as fbuf's are."""
+
+    name = "flashbax"
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        import flashbax
+
+        super().__init__(item, capacity, batch_size, prioritized)
+        options: dict[str, Any] = {
+            "max_length": capacity,
+            "min_length": batch_size,
+            "sample_batch_size": batch_size,
+            "add_batches": True,
+        }
+        if prioritized:
+            platform = jax.default_backend()
+            self.buffer = flashbax.make_prioritised_item_buffer(
+                **options, priority_exponent=ALPHA, device=platform
+            )
+        else:
+            self.buffer = flashbax.make_item_buffer(**options)
+
+    def init(self) -> Any:
+        return self.buffer.init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.item))
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        state = self.buffer.add(state, rows)
+        return self.buffer.set_priorities(state, slots, priority) if self.prioritized else state
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        return self.buffer.add(state, rows)
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        return state, self.buffer.sample(state, key)
+
+    def data(self, drawn: Tree) -> Tree:
+        return drawn.experience
+
+    def ids(self, drawn: Tree) -> Any:
+        return drawn.indices
+
+    def weights(self, drawn: Tree) -> Any:
+        return drawn.probabilities  # its users make weights of them; here that is left out
+
+    def update(self, state: Any, ids: Any, priority: Any) -> Any:
+        return self.buffer.set_priorities(state, ids, priority)
+
+    @functools.cached_property
+    def eager(self) -> Any:
+        return Jitted(self)
+
+
+class Brax(Peer):
+    """brax's queue; it keeps its random key itself, and moves all rows when it is full."""
+
+    name = "brax"
+    writes_all = True
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        if prioritized:
+            raise Unable("brax: has no prioritised buffer")
+        from brax.training import replay_buffers
+
+        super().__init__(item, capacity, batch_size, prioritized)
+        dummy = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), item)
+        self.buffer = replay_buffers.UniformSamplingQueue(capacity, dummy, batch_size)
+
+    def init(self) -> Any:
+        return self.buffer.init(jax.random.key(0))
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        return self.add(state, rows)
+
+    def check_memory(self, available: int) -> None:
+        # All fields become one float32 matrix, and to move its rows a second one is needed.
+        numbers = self.capacity * sum(leaf.size for leaf in self.item.values())
+        if 3 * 4 * numbers > available:
+            raise Unable(
+                f"brax: {self.capacity:,} rows of {row_bytes(self.item):,} bytes need about "
+                f"{3 * 4 * numbers / 1e9:.0f} GB: everything is stored as float32, and moved "
+                f"through copies at every insert; {available / 1e9:.0f} GB were free"
+            )
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        return self.buffer.insert_internal(state, rows)
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        return self.buffer.sample_internal(state)
+
+    @functools.cached_property
+    def eager(self) -> Any:
+        functions = Jitted(self)
+        # Its sample changes the state, and has to write in place too.
+        functions.sample = jax.jit(self.sample, donate_argnums=0)
+        return functions
+
+
+class Cpprb(Peer):
+    """cpprb: C++ behind numpy."""
+
+    name = "cpprb"
+    traceable = False
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        import cpprb
+
+        super().__init__(item, capacity, batch_size, prioritized)
+        self.cpprb = cpprb
+
+    def init(self) -> Any:
+        fields = {k: {"shape": v.shape or 1, "dtype": v.dtype} for k, v in self.item.items()}
+        if self.prioritized:
+            return self.cpprb.PrioritizedReplayBuffer(self.capacity, fields, alpha=ALPHA)
+        return self.cpprb.ReplayBuffer(self.capacity, fields)
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        state.add(**rows, **({"priorities": priority} if self.prioritized else {}))
+        return state
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        state.add(**rows)
+        return state
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        options = {"beta": BETA} if self.prioritized else {}
+        return state, state.sample(self.batch_size, **options)
+
+    def ids(self, drawn: Tree) -> Any:
+        return drawn["indexes"]
+
+    def weights(self, drawn: Tree) -> Any:
+        return drawn["weights"]
+
+    def reward(self, drawn: Tree) -> Any:
+        return drawn["reward"][:, 0]
+
+    def update(self, state: Any, ids: Any, priority: Any) -> Any:
+        state.update_priorities(ids, priority)
+        return state
+
+    def array(self, array: Any) -> Any:
+        return np.asarray(array)
+
+    def wait(self, *trees: Any) -> None:
+        pass
+
+
+class TorchRL(Peer):
+    """TorchRL's buffer over one preallocated tensor a field, with the faster number of threads."""
+
+    name = "torchrl"
+    traceable = False
+
+    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
+        import tensordict
+        import torch
+        from torchrl.data import LazyTensorStorage, ReplayBuffer, replay_buffers
+
+        super().__init__(item, capacity, batch_size, prioritized)
+        if prioritized:
+            try:  # its tree is a C++ extension, which some pairs of wheels cannot load
+                self.sampler: Any = replay_buffers.PrioritizedSampler(capacity, ALPHA, BETA)
+            except Exception as error:
+                raise Unable(
+                    f"torchrl: no PrioritizedSampler with torch {torch.__version__}: {error} "
+                    f"{why_no_extension()}"
+                ) from error
+        else:
+            self.sampler = replay_buffers.RandomSampler()
+        self.torch, self.tensordict = torch, tensordict
+        self.make = lambda: ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=self.sampler)
+
+    def init(self) -> Any:
+        return self.make()
+
+    def fill(self, state: Any, rows: Tree, slots: Any, priority: Any) -> Any:
+        index = state.extend(self._rows(rows))
+        if self.prioritized:
+            state.update_priority(index, self.torch.as_tensor(priority))
+        return state
+
+    def add(self, state: Any, rows: Tree) -> Any:
+        state.extend(self._rows(rows))
+        return state
+
+    def sample(self, state: Any, key: Any) -> tuple[Any, Tree]:
+        return state, state.sample(self.batch_size, return_info=self.prioritized)
+
+    def data(self, drawn: Tree) -> Tree:
+        return drawn[0] if self.prioritized else drawn
+
+    def ids(self, drawn: Tree) -> Any:
+        return drawn[1]["index"]
+
+    def weights(self, drawn: Tree) -> Any:
+        return drawn[1]["priority_weight"]
+
+    def update(self, state: Any, ids: Any, priority: Any) -> Any:
+        state.update_priority(ids, priority)
+        return state
+
+    def array(self, array: Any) -> Any:
+        return self.torch.from_numpy(np.array(array))
+
+    def wait(self, *trees: Any) -> None:
+        pass
+
+    def prepare(self, state: Any) -> None:
+        # Its gathers are up to 100 times slower with all threads than with one if a core is busy.
+
+        def seconds(threads: int) -> float:
+            self.torch.set_num_threads(threads)
+            self.sample(state, None)
+            start = time.perf_counter()
+            for _ in range(5):
+                self.sample(state, None)
+            return time.perf_counter() - start
+
+        most = self.torch.get_num_threads()
+        self.torch.set_num_threads(min((1, most), key=seconds))
+
+    def _rows(self, rows: Tree) -> Any:
+        return self.tensordict.TensorDict(rows, batch_size=[len(rows["reward"])])
+
+
+def why_no_extension() -> str:
+    """What keeps TorchRL's C++ extension from loading."""
+    try:
+        importlib.import_module("torchrl._torchrl")
+    except ImportError as error:
+        return f"({str(error).rsplit('/', 1)[-1][:90]}...)"
+    return ""
+
+
+PEERS: tuple[type[Peer], ...] = (Fbuf, Flashbax, Brax, Cpprb, TorchRL)
+
+
+def filled(peer: Peer, chunk: int) -> Any:
+    """A full buffer, past the end of its ring, with random rows and random priorities."""
+    state = peer.init()
+    rows = random_rows(peer.item, chunk, seed=0)
+    rows = {name: peer.array(leaf) for name, leaf in rows.items()}
+    fill = jax.jit(peer.fill, donate_argnums=0) if peer.traceable else peer.fill
+    rng = np.random.default_rng(1)
+    for start in range(0, peer.capacity + chunk, chunk):
+        slots = peer.array((start + np.arange(chunk)) % peer.capacity)
+        state = fill(state, rows, slots, peer.array(rng.random(chunk, np.float32)))
+        peer.wait(state)
+    return state

@@ -1,0 +1,382 @@
+"""Why the sum tree has the shape it has: ways to lay it out and to walk it, side by side.
+
+    python benchmarks/tree_shapes.py            about 6 minutes on 2 cores
+    python benchmarks/tree_shapes.py --quick    under a minute: one process, N = 1e6
+
+Every variant is compiled inside `lax.scan` with the tree in the donated carry, as in a training
+loop, and does nothing but write (set B leaves, then bring every node above them up to date) or
+draw (walk down, B times). Random numbers are made beforehand. Beside microseconds the report has
+the temporary bytes of the compiled program: where they reach megabytes, XLA copies whole levels.
+
+- form: "vectorised" gathers the rows of a level, works on all at once and scatters the results;
+  "a loop a level" is one `fori_loop` over the batch for each level, which carries that level
+  alone; "one loop" is a single `fori_loop` over the batch that goes through all levels.
+- layout: a node keeps the sum and the largest value of its row. "last": levels are
+  [rows, fan-out, 2], and a node's two figures lie side by side; "first": [rows, 2, fan-out].
+- top: "row": levels are added until one row is left. "flat": until at most 256 nodes are left,
+  which a draw searches by bisection in their running sums.
+
+Figures are medians over processes of medians over rounds; nothing here is part of fbuf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import operator
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import timing
+from jax import lax
+
+BATCH = 256
+FORMS = ("vectorised", "a loop a level", "one loop")
+FLAT = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A way to lay a tree out. The leaves are `[rows, fanout]`."""
+
+    fanout: int = 16
+    layout: str = "last"
+    top: str = "flat"
+
+
+Levels = tuple[jax.Array, ...]
+
+
+def build(shape: Shape, capacity: int) -> Levels:
+    """A tree of random values, the leaves first."""
+    rng = np.random.default_rng(0)
+    rows = -(-capacity // shape.fanout)
+    leaves = np.zeros(rows * shape.fanout, np.float32)
+    leaves[:capacity] = rng.random(capacity, np.float32)
+    levels = [leaves.reshape(rows, shape.fanout)]
+    sums, largest = levels[0].sum(1), levels[0].max(1)
+    while len(levels) == 1 or rows > (FLAT // shape.fanout if shape.top == "flat" else 1):
+        rows = -(-len(sums) // shape.fanout)
+        level = np.zeros((2, rows * shape.fanout), np.float32)
+        level[:, : len(sums)] = sums, largest
+        pairs = level.reshape(2, rows, shape.fanout)
+        levels.append(np.moveaxis(pairs, 0, 2 if shape.layout == "last" else 1))
+        sums, largest = pairs[0].sum(1), pairs[1].max(1)
+    return tuple(jnp.asarray(level.copy()) for level in levels)
+
+
+# --- one row and one node, whatever the layout ----------------------------------------------------
+
+
+def sums_of(shape: Shape, row: jax.Array, leaf: bool) -> jax.Array:
+    """The sums of the children of rows: `[..., fanout]`."""
+    if leaf:
+        return row
+    return row[..., 0] if shape.layout == "last" else row[..., 0, :]
+
+
+def node_of(shape: Shape, row: jax.Array, leaf: bool) -> jax.Array:
+    """The sum and the largest of rows, `[..., 2]`, in an order of additions that is written out."""
+    if leaf:
+        parts = [row, row]
+    elif shape.layout == "last":
+        parts = [row[..., 0], row[..., 1]]
+    else:
+        parts = [row[..., 0, :], row[..., 1, :]]
+    kept = []
+    for part, combine in zip(
+        parts, (operator.add, lambda a, b: jnp.where(a > b, a, b)), strict=True
+    ):
+        while part.shape[-1] > 1:
+            half = part.shape[-1] // 2
+            part = combine(part[..., :half], part[..., half:])
+        kept.append(part[..., 0])
+    return jnp.stack(kept, axis=-1)
+
+
+def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
+    zeros = (0,) * (level.ndim - 1)
+    sizes = (1, *level.shape[1:])
+    return lax.dynamic_slice(level, (row, *zeros), sizes, allow_negative_indices=False)[0]
+
+
+def write_node(shape: Shape, level: jax.Array, node: jax.Array, pair: jax.Array) -> jax.Array:
+    row, child = node // shape.fanout, node % shape.fanout
+    if shape.layout == "last":
+        at, new = (row, child, 0), pair.reshape(1, 1, 2)
+    else:
+        at, new = (row, 0, child), pair.reshape(1, 2, 1)
+    return lax.dynamic_update_slice(level, new, at, allow_negative_indices=False)
+
+
+def write_leaf(shape: Shape, leaves: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
+    at = (slot // shape.fanout, slot % shape.fanout)
+    new = value.reshape(1, 1)
+    return lax.dynamic_update_slice(leaves, new, at, allow_negative_indices=False)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write(shape: Shape, form: str, levels: Levels, slots: jax.Array, values: jax.Array) -> Levels:
+    """Set leaves and every node above them; of duplicates, if vectorised, any may win."""
+    if form == "one loop":
+
+        def all_levels(i: jax.Array, levels: Levels) -> Levels:
+            found = [write_leaf(shape, levels[0], slots[i], values[i])]
+            node = slots[i]
+            for depth, parent in enumerate(levels[1:]):
+                node = node // shape.fanout
+                pair = node_of(shape, read_row(found[-1], node), depth == 0)
+                found.append(write_node(shape, parent, node, pair))
+            return tuple(found)
+
+        return lax.fori_loop(0, len(slots), all_levels, levels)
+
+    if form == "vectorised":
+        found = [levels[0].at[slots // shape.fanout, slots % shape.fanout].set(values)]
+    else:
+        found = [
+            lax.fori_loop(
+                0,
+                len(slots),
+                lambda i, leaves: write_leaf(shape, leaves, slots[i], values[i]),
+                levels[0],
+            )
+        ]
+    nodes = slots
+    for depth, parent in enumerate(levels[1:]):
+        nodes = nodes // shape.fanout
+        found.append(refreshed(shape, form, parent, found[-1], nodes, depth == 0))
+    return tuple(found)
+
+
+def refreshed(
+    shape: Shape, form: str, parent: jax.Array, children: jax.Array, nodes: jax.Array, leaf: bool
+) -> jax.Array:
+    """A level, brought up to date with some rows of the one below."""
+    count = children.shape[0]
+    if count <= len(nodes):  # no more rows than entries: take them all, in order
+        pairs = node_of(shape, children, leaf)
+        pairs = jnp.pad(pairs, ((0, parent.size // 2 - count), (0, 0)))
+        pairs = pairs.reshape(-1, shape.fanout, 2)
+        return pairs if shape.layout == "last" else pairs.swapaxes(1, 2)
+    if form == "vectorised":
+        pairs = node_of(shape, children.at[nodes].get(mode="promise_in_bounds"), leaf)
+        row, child = nodes // shape.fanout, nodes % shape.fanout
+        if shape.layout == "last":
+            return parent.at[row, child].set(pairs, mode="promise_in_bounds")
+        return parent.at[row, :, child].set(pairs, mode="promise_in_bounds")
+
+    def one(i: jax.Array, parent: jax.Array) -> jax.Array:
+        pair = node_of(shape, read_row(children, nodes[i]), leaf)
+        return write_node(shape, parent, nodes[i], pair)
+
+    return lax.fori_loop(0, len(nodes), one, parent)
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def pick(sums: jax.Array, uniform: jax.Array) -> jax.Array:
+    """The child whose running sum is the first above a fraction of the whole.
+
+    Written out child by child, for `jnp.cumsum` of small rows is slow on CPU.
+
+    Args:
+        sums: `[..., K]`.
+        uniform: `[...]`.
+    """
+    running = list(itertools.accumulate(sums[..., k] for k in range(sums.shape[-1])))
+    target = uniform * running[-1]
+    found = jnp.zeros(target.shape, jnp.int32)
+    for passed in running[:-1]:
+        found += passed <= target
+    return found
+
+
+def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Array:
+    """Slots in proportion to their values, int32 `[B]`, from `[levels, B]` uniform numbers."""
+    top, *below = reversed(levels)
+    sums = sums_of(shape, top, False).reshape(-1)
+    if shape.top == "flat":
+        found = bisected(jnp.cumsum(sums), uniforms[0])
+    else:
+        found = pick(jnp.broadcast_to(sums, (uniforms.shape[1], len(sums))), uniforms[0])
+
+    if form == "one loop":
+
+        def descend(i: jax.Array, slots: jax.Array) -> jax.Array:
+            node = found[i]
+            for depth, level in enumerate(below, start=1):
+                row = sums_of(shape, read_row(level, node), level.ndim == 2)
+                node = node * shape.fanout + pick(row, uniforms[depth, i])
+            return slots.at[i].set(node)
+
+        return lax.fori_loop(0, len(found), descend, jnp.zeros_like(found))
+
+    for depth, level in enumerate(below, start=1):
+        if form == "vectorised":
+            rows = sums_of(shape, level.at[found].get(mode="promise_in_bounds"), level.ndim == 2)
+            found = found * shape.fanout + pick(rows, uniforms[depth])
+        else:
+            found = one_level(shape, level, found, uniforms[depth])
+    return found
+
+
+def one_level(shape: Shape, level: jax.Array, nodes: jax.Array, uniforms: jax.Array) -> jax.Array:
+    def one(i: jax.Array, found: jax.Array) -> jax.Array:
+        row = sums_of(shape, read_row(level, nodes[i]), level.ndim == 2)
+        return found.at[i].set(nodes[i] * shape.fanout + pick(row, uniforms[i]))
+
+    return lax.fori_loop(0, len(nodes), one, jnp.zeros_like(nodes))
+
+
+def bisected(running: jax.Array, uniforms: jax.Array) -> jax.Array:
+    last = len(running) - 1
+    target = uniforms * running[-1]
+    found = jnp.zeros(target.shape, jnp.int32)
+    for bit in reversed(range(last.bit_length())):
+        ahead = jnp.minimum(found + (1 << bit), last)
+        found = jnp.where(running[ahead - 1] <= target, ahead, found)
+    return found
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def variants() -> list[tuple[Shape, str]]:
+    """All fan-outs in all forms; the other layout and the other top at a fan-out of 16 alone."""
+    found = [(Shape(fanout), form) for fanout in (8, 16, 32, 64) for form in FORMS]
+    found += [(Shape(layout="first"), form) for form in FORMS]
+    found += [(Shape(top="row"), form) for form in FORMS]
+    return found
+
+
+def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[timing.Run, int]:
+    """A scan of one variant, and its temporary bytes."""
+    copies = what == "write" and form == "one loop"  # slow, as it will turn out
+    steps = 2 if copies else 500
+    rng = np.random.default_rng(1)
+    levels = build(shape, capacity)
+    step: Callable[[Any, Any], Any]
+    if what == "write":
+        slots = rng.integers(0, capacity, (steps, BATCH)).astype(np.int32)
+        inputs: Any = (jnp.asarray(slots), jnp.asarray(rng.random((steps, BATCH), np.float32)))
+
+        def step(carry: Any, given: Any) -> Any:
+            return write(shape, form, carry[0], *given), carry[1]
+    else:
+        inputs = jnp.asarray(rng.random((steps, len(levels), BATCH), np.float32))
+
+        def step(carry: Any, given: Any) -> Any:
+            return carry[0], carry[1] + draw(shape, form, carry[0], given)
+
+    carry: Any = (levels, jnp.zeros(BATCH, jnp.int32))
+    compiled, memory = timing.scanned(step, carry, inputs)
+
+    def run() -> int:
+        nonlocal carry
+        carry = jax.block_until_ready(compiled(carry, inputs))
+        return steps
+
+    return run, memory.temp_size_in_bytes
+
+
+def check() -> None:
+    """All forms have to agree, or their times mean nothing."""
+    capacity = 5000
+    rng = np.random.default_rng(2)
+    slots = rng.choice(capacity, BATCH, replace=False).astype(np.int32)
+    values = rng.random(BATCH, np.float32)
+    for shape in dict.fromkeys(shape for shape, _ in variants()):
+        levels = build(shape, capacity)
+        uniforms = jnp.asarray(rng.random((len(levels), BATCH), np.float32))
+        trees = [
+            write(shape, form, levels, jnp.asarray(slots), jnp.asarray(values)) for form in FORMS
+        ]
+        drawn = [draw(shape, form, trees[0], uniforms) for form in FORMS]
+        for tree, found in zip(trees[1:], drawn[1:], strict=True):
+            for ours, theirs in zip(trees[0], tree, strict=True):  # nodes not written: rounding
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+            np.testing.assert_array_equal(drawn[0], found)
+        changed = np.asarray(trees[0][0]).reshape(-1)[slots]
+        np.testing.assert_array_equal(changed, values)
+        total = np.asarray(trees[0][0], np.float64).sum()
+        np.testing.assert_allclose(sums_of(shape, trees[0][-1], False).sum(), total, rtol=1e-4)
+
+
+def measure(task: dict[str, Any]) -> list[timing.Record]:
+    check()
+    records = []
+    for what in ("write", "draw"):
+        made = {v: program(*v, what, task["n"]) for v in variants()}
+        named = {str(number): run for number, (run, _) in enumerate(made.values())}
+        taken = timing.alternate(named, 7, 0.5)
+        for (shape, form), (_, temp), rounds in zip(
+            made, made.values(), taken.values(), strict=True
+        ):
+            records.append(
+                {
+                    "n": task["n"],
+                    "what": what,
+                    "form": form,
+                    **dataclasses.asdict(shape),
+                    "us": timing.median(rounds),
+                    "temp_bytes": temp,
+                }
+            )
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one process, N = 1e6 alone")
+    parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        options.out.write_text(json.dumps({"records": measure(json.loads(options.worker))}))
+        return
+
+    records: list[timing.Record] = []
+    for _ in range(1 if options.quick else 3):
+        for n in (10**6,) if options.quick else (10**6, 10**7):
+            records += timing.in_own_process(__file__, {"n": n})["records"]
+    records = timing.merged(records, ("n", "what", "form", "fanout", "layout", "top"), "us")
+    rows = [
+        [
+            f"{r['n']:,}",
+            r["what"],
+            r["form"],
+            str(r["fanout"]),
+            r["layout"],
+            r["top"],
+            f"{r['us']:,.1f}",
+            f"{r['temp_bytes']:,}",
+        ]
+        for r in sorted(records, key=lambda r: (r["n"], r["what"], r["us"]))
+    ]
+    about = timing.about("jax", "jaxlib")
+    head = ["N", "what", "form", "fan-out", "layout", "top", "us a step", "temp bytes"]
+    lines = [
+        "# The shape of the sum tree",
+        "",
+        ", ".join(f"{name}: {value}" for name, value in about.items()) + f". Batch {BATCH}.",
+        "",
+        *timing.render(head, rows),
+        "",
+        *__doc__.split("\n\n", 2)[2].strip().splitlines(),
+    ]
+    timing.write_report("tree_shapes", options.results, about, records, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The trees by themselves: poisonous values, poisonous random numbers, both platform forms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import trees
+from jax import lax
+
+from fbuf._ring import Span
+from fbuf.trees import count_tree, sum_tree
+from fbuf.trees.sum_tree import Aggregate
+
+ALL = tuple(Aggregate)
+LARGEST_U = np.float32(1 - 2**-24)
+
+
+def filled(values, keeps=(Aggregate.SUM,)):
+    values = jnp.asarray(values, jnp.float32)
+    tree = sum_tree.empty(values.shape[0], keeps)
+    slots = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return sum_tree.write(tree, slots, values, jnp.int32(values.shape[0]))
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def form(request, monkeypatch):
+    """The form XLA gets on CPU, and the one it gets on GPU, both run here."""
+    if request.param == "gpu":
+
+        def pick(*args, default, **_):
+            return default(*args)
+
+        monkeypatch.setattr(lax, "platform_dependent", pick)
+    return request.param
+
+
+CASES = {
+    "one": np.eye(1, 300, 123)[0],
+    "first": np.eye(1, 300, 0)[0],
+    "last": np.eye(1, 300, 299)[0],
+    "zero_ends": np.r_[np.zeros(40), np.ones(200), np.zeros(60)],
+    "wide": 10.0 ** np.linspace(-30, 30, 300),
+    "rounding": np.full(300, 0.1),
+    "alternating": np.tile([0.0, 1e-38, 3.0], 100),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_random_number_lands_on_zero(case, form):
+    values = CASES[case].astype(np.float32)
+    tree = filled(values)
+    poison = [0.0, 2.0**-24, 0.25, 0.5, 0.9999999, LARGEST_U]
+    grid = np.stack(np.meshgrid(*[poison] * sum_tree.picks(tree)), -1).reshape(-1, 2).T
+    slots, drawn = sum_tree.draw(tree, jnp.asarray(grid, jnp.float32))
+    assert (values[np.asarray(slots)] > 0).all()
+    np.testing.assert_array_equal(drawn, values[np.asarray(slots)])
+    positions = jnp.asarray(grid[0], jnp.float32)
+    slots, drawn = sum_tree.draw_stratified(tree, positions, jnp.asarray(grid, jnp.float32))
+    assert (values[np.asarray(slots)] > 0).all()
+    np.testing.assert_array_equal(drawn, values[np.asarray(slots)])
+
+
+def test_an_empty_tree_gives_slots_in_range(form):
+    tree = sum_tree.empty(37)
+    u = jnp.full((sum_tree.picks(tree), 4), LARGEST_U)
+    assert (np.asarray(sum_tree.draw(tree, u)[0]) < 37).all()
+    assert float(sum_tree.total(tree)) == 0
+
+
+def test_the_ends_of_the_uniform_range_reach_the_ends_of_the_tree(form):
+    tree = filled(np.ones(5000))
+    low = sum_tree.draw(tree, jnp.zeros((sum_tree.picks(tree), 1)))[0]
+    high = sum_tree.draw(tree, jnp.full((sum_tree.picks(tree), 1), LARGEST_U))[0]
+    assert (int(low[0]), int(high[0])) == (0, 4999)
+
+
+@pytest.mark.parametrize("batch", [200, 1500])
+@pytest.mark.parametrize("capacity", [1, 16, 300, 10_000])
+def test_the_last_of_duplicates_wins(capacity, batch, form):
+    rng = np.random.default_rng(capacity)
+    slots = rng.integers(0, min(capacity, 60) + 1, batch).astype(np.int32)
+    slots = np.where(slots == min(capacity, 60), capacity, slots)  # some are to be left out
+    new = rng.random(batch).astype(np.float32)
+    expected = np.zeros(capacity + 1, np.float32)
+    for slot, value in zip(slots, new, strict=True):
+        expected[slot] = value
+    tree = sum_tree.write(
+        sum_tree.empty(capacity, ALL), jnp.array(slots), jnp.array(new), jnp.int32(capacity)
+    )
+    np.testing.assert_array_equal(trees.values(tree), expected[:-1])
+    trees.check(tree)
+    assert float(sum_tree.aggregate(tree, Aggregate.LARGEST)) == expected[:-1].max()
+
+
+def test_both_forms_give_the_same_bits(monkeypatch):
+    def everything():
+        rng = np.random.default_rng(0)
+        tree = filled(rng.random(5000), ALL)
+        slots = jnp.array(rng.integers(0, 5000, 700), jnp.int32)
+        tree = sum_tree.write(tree, slots, jnp.array(rng.random(700), jnp.float32), jnp.int32(5000))
+        span = Span(jnp.arange(40, 140, dtype=jnp.int32), jnp.int32(40), jnp.int32(139), 100)
+        tree = sum_tree.write_span(tree, span, jnp.ones(100), jnp.int32(5000))
+        u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
+        counts = count_tree.empty(5000)
+        marks = jnp.ones(700, jnp.uint8)
+        counts = sum_tree.write(counts, slots, marks, jnp.int32(5000))
+        ranks = jnp.arange(int(sum_tree.total(counts)), dtype=jnp.int32)
+        return tree, sum_tree.draw(tree, u), counts, count_tree.select(counts, ranks)
+
+    on_cpu = everything()
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
+    on_gpu = everything()
+    for a, b in zip(jax.tree.leaves(on_cpu), jax.tree.leaves(on_gpu), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_select_finds_every_marked_slot_in_order(form):
+    rng = np.random.default_rng(1)
+    marked = np.flatnonzero(rng.random(3000) < 0.3).astype(np.int32)
+    tree = sum_tree.write(
+        count_tree.empty(3000), jnp.array(marked), jnp.ones(marked.size, jnp.uint8), jnp.int32(3000)
+    )
+    found = count_tree.select(tree, jnp.arange(marked.size, dtype=jnp.int32))
+    np.testing.assert_array_equal(found, marked)
+
+
+def test_stratified_draws_take_one_of_each_share():
+    values = np.random.default_rng(2).random(1000).astype(np.float32)
+    tree, batch = filled(values), 64
+    positions = (jnp.arange(batch) + 0.5) / batch
+    u = jnp.full((sum_tree.picks(tree), batch), 0.5)
+    slots, _ = sum_tree.draw_stratified(tree, positions.astype(jnp.float32), u)
+    ends = np.cumsum(values.astype(np.float64)) / values.sum(dtype=np.float64)
+    np.testing.assert_array_equal(slots, np.searchsorted(ends, np.asarray(positions)))
