@@ -57,7 +57,8 @@ def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
 
 def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
     """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
-    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
+    # The sticky bits are put into every entry: one reduction, where two would be two kernels.
+    return lax.reduce(bits | fault, np.uint32(0), lax.bitwise_or, (0,))
 
 
 def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> None:

@@ -215,7 +215,8 @@ class Prioritized:
         base = priority + jnp.float32(self.eps)
         power = jnp.float32(self.alpha) if alpha is None else jnp.asarray(alpha, jnp.float32)
         # exp(alpha log p): XLA's pow is a scalar library call on CPU. What is above 0 stays so.
-        raised = jnp.maximum(jnp.exp(power * jnp.log(base)), _SMALLEST)
+        raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(base)))
+        raised = jnp.maximum(raised, _SMALLEST)
         stored = jnp.where(base > 0, raised, 0)
         most = jnp.finfo(jnp.float32).max / (2 * capacity)  # so that no sum overflows
         return stored, (priority >= 0) & (stored <= most)

@@ -1,0 +1,250 @@
+"""What holds of the compiled programs: one trace, in place, no copies, the same under vmap."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import fbuf
+
+ITEM = {"obs": jnp.zeros(17), "reward": jnp.zeros(()), "done": jnp.zeros((), bool)}
+PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
+BATCH = 64
+
+
+def rows(count):
+    return jax.tree.map(lambda x: jnp.ones((count, *x.shape), x.dtype), ITEM)
+
+
+def consumed(tree):
+    return sum(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(tree))
+
+
+def add_sample_update(state, key):
+    state = fbuf.add(state, rows(16))
+    batch = fbuf.sample(state, key, BATCH)
+    state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
+    return state, consumed(batch)
+
+
+def with_masks(state, key):
+    state = fbuf.add(state, rows(16), mask=jax.random.bernoulli(key, 0.5, (16,)))
+    batch = fbuf.sample(state, key, BATCH)
+    mask = jax.random.bernoulli(key, 0.5, (BATCH,))
+    return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask), consumed(batch)
+
+
+def add_sample(state, key):
+    state = fbuf.add(state, rows(16))
+    return state, consumed(fbuf.sample(state, key, BATCH))
+
+
+def add_sample_remove(state, key):
+    state = fbuf.add(state, rows(16))
+    batch = fbuf.sample(state, key, BATCH)
+    return fbuf.remove(state, batch.ids), consumed(batch)
+
+
+def update_twice(state, key):
+    state = fbuf.add(fbuf.add(state, rows(16)), rows(16), priority=jnp.ones(16))
+    batch = fbuf.sample(state, key, BATCH)
+    state = fbuf.update_priority(state, batch.ids, batch.weight)
+    return fbuf.update_priority(state, batch.ids, batch.weight * 2), consumed(batch)
+
+
+def clear_between(state, key):
+    state = fbuf.add(fbuf.clear(fbuf.add(state, rows(16))), rows(16))
+    return state, fbuf.size(state)
+
+
+CASES = [
+    (add_sample_update, PRIORITIZED),
+    (with_masks, PRIORITIZED),
+    (add_sample_remove, PRIORITIZED),
+    (update_twice, PRIORITIZED),
+    (update_twice, fbuf.Prioritized(new_priority="largest_ever")),
+    (clear_between, PRIORITIZED),
+    (add_sample, UNIFORM),
+    (add_sample_remove, UNIFORM),
+    (clear_between, UNIFORM),
+]
+
+
+def memory(step, sampler, capacity, seeds):
+    shape = (seeds,) if seeds else ()
+
+    def init():
+        make = lambda _: fbuf.init(ITEM, capacity, sampler=sampler)  # noqa: E731
+        return jax.vmap(make)(jnp.arange(seeds)) if seeds else make(0)
+
+    state = jax.eval_shape(init)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (3, *shape)))
+    body = jax.vmap(step) if seeds else step
+    run = jax.jit(lambda s, k: lax.scan(body, s, k), donate_argnums=0)
+    analysis = run.lower(state, keys).compile().memory_analysis()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return analysis.temp_size_in_bytes, analysis.alias_size_in_bytes - size
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize(("step", "sampler"), CASES)
+def test_every_byte_is_in_place_and_nothing_grows_with_capacity(step, sampler, seeds):
+    small, aliased_small = memory(step, sampler, 2**14, seeds)
+    large, aliased_large = memory(step, sampler, 2**18, seeds)
+    assert aliased_small == aliased_large == 0
+    # The smallest array of a state, one byte a row, would add 245,760 bytes for each buffer.
+    assert large - small < 60_000 * max(seeds, 1)
+
+
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
+def test_eager_calls_write_into_the_memory_they_are_given(sampler):
+    state = fbuf.init(ITEM, 1000, sampler=sampler)
+    state = fbuf.add(state, rows(16))
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.storage)]
+    state = fbuf.add(state, rows(16))
+    batch = fbuf.sample(state, jax.random.key(0), 8)
+    if sampler is PRIORITIZED:
+        state = fbuf.update_priority(state, batch.ids, batch.weight)
+    state = fbuf.remove(state, batch.ids)
+    assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.storage)]
+
+
+def test_a_consumed_state_says_so():
+    state = fbuf.init(ITEM, 10, sampler=PRIORITIZED)
+    fbuf.add(state, rows(2))
+    ids = fbuf.Ids(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    for call in (
+        lambda: fbuf.add(state, rows(2)),
+        lambda: fbuf.sample(state, jax.random.key(0), 2),
+        lambda: fbuf.update_priority(state, ids, jnp.ones(1)),
+        lambda: fbuf.remove(state, ids),
+        lambda: fbuf.clear(state),
+        lambda: fbuf.size(state),
+    ):
+        with pytest.raises(RuntimeError, match=r"consumed.*donate=False"):
+            call()
+
+
+def test_donate_false_keeps_the_state():
+    state = fbuf.init(ITEM, 10)
+    later = fbuf.add(state, rows(2), donate=False)
+    assert (int(fbuf.size(state)), int(fbuf.size(later))) == (0, 2)
+
+
+def test_one_trace_serves_all_calls():
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def step(state, key, alpha, beta):
+        state = fbuf.add(state, rows(4), priority=jnp.ones(4), alpha=alpha)
+        batch = fbuf.sample(state, key, 8, beta=beta)
+        return fbuf.update_priority(state, batch.ids, batch.weight, alpha=alpha)
+
+    state = fbuf.init(ITEM, 10, sampler=PRIORITIZED)
+    for i in range(3):
+        state = step(state, jax.random.key(i), 0.1 * i, jnp.float32(0.2 * i))
+
+
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
+def test_vmap_is_the_same_as_one_by_one(sampler):
+    step = add_sample_remove if sampler is UNIFORM else with_masks
+    keys = jax.random.split(jax.random.key(0), (5, 8))
+    one = fbuf.init(ITEM, 50, sampler=sampler)
+    many = jax.tree.map(lambda x: jnp.stack([x] * 8), one)
+    many, seen = jax.jit(lambda s, k: lax.scan(jax.vmap(step), s, k))(many, keys)
+    alone = jax.jit(lambda s, k: lax.scan(step, s, k))
+    for i in range(8):
+        state, values = alone(one, keys[:, i])
+        chex.assert_trees_all_equal(state, jax.tree.map(lambda x, i=i: x[i], many))
+        np.testing.assert_allclose(values, seen[:, i], rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("x")])
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
+def test_two_devices_draw_the_same_batch(sampler, spec):
+    state = fbuf.add(fbuf.init(ITEM, 64, sampler=sampler), rows(40))
+    expected = fbuf.sample(state, jax.random.key(3), 16)
+    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+    storage = jax.device_put(state.storage, NamedSharding(mesh, spec))
+    rest = jax.device_put(
+        dataclasses.replace(state, storage=()), NamedSharding(mesh, PartitionSpec())
+    )
+    spread = dataclasses.replace(rest, storage=storage)
+    key = jax.device_put(jax.random.key(3), NamedSharding(mesh, PartitionSpec()))
+    chex.assert_trees_all_equal(fbuf.sample(spread, key, 16), expected)
+    later = jax.jit(fbuf.add)(spread, rows(10))
+    chex.assert_trees_all_equal(
+        jax.tree.map(np.asarray, later), jax.tree.map(np.asarray, fbuf.add(state, rows(10)))
+    )
+
+
+class Step(NamedTuple):
+    frame: jax.Array
+    extras: dict[str, jax.Array | None]
+
+
+DTYPES = ["bool", "uint8", "int8", "int16", "bfloat16", "float16", "float32", "complex64"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_dtype_and_the_users_own_tree_come_back(dtype, run):
+    item = Step(
+        jnp.zeros((2, 3), dtype), {"none": None, "empty": jnp.zeros((0,)), "x": jnp.int32(0)}
+    )
+    state = fbuf.init(jax.eval_shape(lambda: item), 7)
+    new = jnp.arange(4 * 6).reshape(4, 2, 3).astype(dtype)
+    extras = {"none": None, "empty": jnp.zeros((4, 0)), "x": jnp.arange(4, dtype=jnp.int32)}
+    state = run.add(state, Step(new, extras))
+    batch = run.sample(state, jax.random.key(0), batch_size=20)
+    assert isinstance(batch.data, Step)
+    assert batch.data.frame.dtype == new.dtype
+    np.testing.assert_array_equal(batch.data.frame, new[batch.data.extras["x"]])
+    assert batch.data.extras["empty"].shape == (20, 0)
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 16, 40])
+@pytest.mark.parametrize("count", [1, 3, 40, 41, 100])
+def test_the_newest_rows_are_kept(capacity, count, run):
+    state = fbuf.init(jnp.int32(0), capacity, sampler=PRIORITIZED)
+    state = run.add(state, jnp.array([-1], jnp.int32))
+    state = run.add(state, jnp.arange(count, dtype=jnp.int32))
+    batch = run.sample(state, jax.random.key(0), batch_size=2000)
+    expected = ([-1, *range(count)])[-capacity:]
+    assert sorted(set(np.asarray(batch.data).tolist())) == expected
+    assert int(run.size(state)) == len(expected)
+
+
+def test_the_same_key_gives_the_same_batch(run):
+    state = fbuf.add(fbuf.init(ITEM, 50, sampler=PRIORITIZED), rows(40))
+    expected = fbuf.sample(state, jax.random.key(7), 32)
+    chex.assert_trees_all_equal(run.sample(state, jax.random.key(7), batch_size=32), expected)
+    other = run.sample(state, jax.random.key(8), batch_size=32)
+    assert (np.asarray(other.ids.slot) != np.asarray(expected.ids.slot)).any()
+
+
+def test_counters_do_not_overflow():
+    state = fbuf.init(jnp.int32(0), 5, sampler=PRIORITIZED)
+    ring = dataclasses.replace(state.ring, lap=jnp.int32(2**31 - 1), full=jnp.bool_(True))
+    state = fbuf.add(dataclasses.replace(state, ring=ring), jnp.arange(4, dtype=jnp.int32))
+    before = fbuf.sample(state, jax.random.key(0), 8)
+    state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))  # the lap goes around to -2**31
+    assert int(state.ring.lap) == -(2**31)
+    batch = fbuf.sample(state, jax.random.key(1), 8)
+    state = fbuf.update_priority(state, batch.ids, jnp.ones(8))
+    fbuf.raise_on_fault(state, ignore=fbuf.Fault(0))
+    state = fbuf.update_priority(state, before.ids, jnp.ones(8))
+    assert fbuf.Fault(int(state.fault)) == fbuf.Fault.STALE_ID
+
+
+def test_nbytes_is_what_init_takes():
+    for sampler in (UNIFORM, PRIORITIZED):
+        state = fbuf.init(ITEM, 1234, sampler=sampler)
+        taken = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        assert fbuf.nbytes(ITEM, 1234, sampler=sampler) == taken

@@ -1,0 +1,196 @@
+"""What cannot be right: misuse is refused by name, bad values are skipped and recorded."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import trees
+
+import fbuf
+
+ITEM = {"obs": jnp.zeros(4), "action": jnp.int32(0)}
+NEW = {"obs": jnp.ones((3, 4)), "action": jnp.ones(3, jnp.int32)}
+EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
+
+
+def state_of(sampler=EXACT):
+    return fbuf.add(fbuf.init(ITEM, 8, sampler=sampler), NEW)
+
+
+def drawn(state):
+    return fbuf.sample(state, jax.random.key(0), 2).ids
+
+
+MISUSE = {
+    "capacity_zero": (lambda: fbuf.init(ITEM, 0), "init.*capacity.*1 to"),
+    "capacity_large": (lambda: fbuf.init(ITEM, 2**31), "init.*capacity"),
+    "capacity_float": (lambda: fbuf.init(ITEM, 10.0), "init.*capacity.*int"),
+    "no_arrays": (lambda: fbuf.init({}, 8), "init.*item"),
+    "string": (lambda: fbuf.init({"a": "b"}, 8), r"init.*item\['a'\]"),
+    "float64": (lambda: fbuf.init({"a": np.zeros(2)}, 8), r"item\['a'\].*float64.*astype"),
+    "prng_key": (lambda: fbuf.init({"k": jax.random.key(0)}, 8), "key_data"),
+    "alpha": (lambda: fbuf.Prioritized(alpha=-1.0), "Prioritized.*alpha"),
+    "alpha_nan": (lambda: fbuf.Prioritized(alpha=float("nan")), "Prioritized.*alpha"),
+    "beta": (lambda: fbuf.Prioritized(beta=float("inf")), "Prioritized.*beta"),
+    "eps": (lambda: fbuf.Prioritized(eps=-1e-3), "Prioritized.*eps"),
+    "option": (lambda: fbuf.Prioritized(draws="sorted"), "Prioritized.*draws.*one of"),
+    "tree": (lambda: fbuf.add(state_of(), {"obs": jnp.ones((3, 4))}), "add.*items.*tree"),
+    "shape": (
+        lambda: fbuf.add(state_of(), {**NEW, "obs": jnp.ones((3, 1))}),
+        r"add.*items\['obs'\].*\(3, 1\).*never broadcast",
+    ),
+    "batch": (
+        lambda: fbuf.add(state_of(), {**NEW, "obs": jnp.ones((2, 4))}),
+        r"add.*items\['obs'\].*B is 3",
+    ),
+    "dtype": (
+        lambda: fbuf.add(state_of(), {**NEW, "action": jnp.ones(3)}),
+        r"add.*items\['action'\].*int32.*float32.*astype",
+    ),
+    "narrow": (
+        lambda: fbuf.add(state_of(), {**NEW, "obs": np.ones((3, 4))}),
+        r"add.*items\['obs'\].*float64",
+    ),
+    "empty": (lambda: fbuf.add(state_of(), jax.tree.map(lambda x: x[:0], NEW)), "add.*empty"),
+    "mask_shape": (lambda: fbuf.add(state_of(), NEW, mask=jnp.ones(2, bool)), "add.*mask.*(3,)"),
+    "mask_dtype": (lambda: fbuf.add(state_of(), NEW, mask=jnp.ones(3)), "add.*mask.*bool"),
+    "flag": (lambda: fbuf.add(state_of(), NEW, terminated=jnp.ones(3)), "add.*terminated.*bool"),
+    "priority": (lambda: fbuf.add(state_of(), NEW, priority=jnp.ones(2)), "add.*priority.*(3,)"),
+    "uniform": (
+        lambda: fbuf.add(state_of(fbuf.Uniform()), NEW, priority=jnp.ones(3)),
+        "add.*Uniform.*Prioritized",
+    ),
+    "uniform_update": (
+        lambda: fbuf.update_priority(
+            state_of(fbuf.Uniform()), drawn(state_of(fbuf.Uniform())), jnp.ones(2)
+        ),
+        "update_priority.*Uniform",
+    ),
+    "batch_size": (lambda: fbuf.sample(state_of(), jax.random.key(0), 0), "sample.*batch_size"),
+    "batch_type": (lambda: fbuf.sample(state_of(), jax.random.key(0), 2.0), "sample.*batch_size"),
+    "call_beta": (
+        lambda: fbuf.sample(state_of(), jax.random.key(0), 2, beta=-0.1),
+        "sample.*beta.*at least 0",
+    ),
+    "call_alpha": (
+        lambda: fbuf.update_priority(state_of(), drawn(state_of()), jnp.ones(2), alpha=-1),
+        "update_priority.*alpha",
+    ),
+    "alpha_vector": (
+        lambda: fbuf.add(state_of(), NEW, priority=jnp.ones(3), alpha=jnp.ones(3)),
+        "add.*alpha.*one real number",
+    ),
+    "ids": (
+        lambda: fbuf.update_priority(state_of(), jnp.zeros(2, jnp.int32), jnp.ones(2)),
+        "update_priority.*ids.*sample.ids",
+    ),
+    "update_shape": (
+        lambda: fbuf.update_priority(state_of(), drawn(state_of()), jnp.ones(3)),
+        r"update_priority.*priority.*\(2,\)",
+    ),
+    "update_dtype": (
+        lambda: fbuf.update_priority(state_of(), drawn(state_of()), jnp.ones(2, bool)),
+        "update_priority.*priority.*real",
+    ),
+    "remove_mask": (
+        lambda: fbuf.remove(state_of(), drawn(state_of()), mask=jnp.ones(2)),
+        "remove.*mask.*bool",
+    ),
+    "not_a_state": (lambda: fbuf.size({}), "size.*State"),
+    "batch_of_states": (
+        lambda: fbuf.size(jax.vmap(lambda _: fbuf.init(ITEM, 8))(jnp.arange(2))),
+        "size.*jax.vmap",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_is_refused_by_name(name):
+    call, message = MISUSE[name]
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        call()
+
+
+def test_misuse_is_refused_inside_jit_too():
+    with pytest.raises(ValueError, match=r"add.*items\['obs'\]"):
+        jax.jit(fbuf.add)(state_of(), {**NEW, "obs": jnp.ones((3, 1))})
+    with pytest.raises(TypeError, match=r"batch_size.*static_argnames"):
+        jax.jit(fbuf.sample)(state_of(), jax.random.key(0), 2)
+    with pytest.raises(TypeError, match="host"):
+        jax.jit(fbuf.raise_on_fault)(state_of())
+    with pytest.raises(TypeError, match="sample, where"):
+        jax.jit(lambda a: fbuf.Prioritized(alpha=a))(0.5)
+
+
+BAD = [float("nan"), float("inf"), -float("inf"), -1.0]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_priorities_are_skipped(bad, run):
+    state = run.add(fbuf.init(ITEM, 8, sampler=EXACT), NEW, priority=jnp.array([2.0, bad, 5.0]))
+    np.testing.assert_array_equal(trees.values(state.index.tree)[:4], [2, 1, 5, 0])
+    ids = fbuf.Ids(jnp.array([0, 1, 2], jnp.int32), jnp.zeros(3, jnp.int32))
+    state = run.update_priority(state, ids, jnp.array([7.0, bad, 9.0]))
+    np.testing.assert_array_equal(trees.values(state.index.tree)[:4], [7, 1, 9, 0])
+    with pytest.raises(RuntimeError, match="NaN, infinite, negative"):
+        fbuf.raise_on_fault(state)
+    fbuf.raise_on_fault(run.clear(state))
+
+
+def test_priorities_too_large_to_be_summed_are_bad():
+    state = fbuf.init(ITEM, 8, sampler=fbuf.Prioritized(alpha=2.0))
+    state = fbuf.add(state, NEW, priority=jnp.array([1e30, 1e-30, 1.0]))
+    assert int(state.fault) == fbuf.Fault.BAD_PRIORITY
+    stored = trees.values(state.index.tree)
+    assert np.isfinite(stored).all()
+    assert (stored[:3] > 0).all()
+
+
+@pytest.mark.parametrize(("slot", "fault"), [(-2, 2), (8, 2), (2**31 - 1, 2), (5, 4), (-1, 0)])
+def test_ids_that_name_nothing_are_skipped(slot, fault, run):
+    state = state_of()
+    ids = fbuf.Ids(jnp.array([slot, 1], jnp.int32), jnp.zeros(2, jnp.int32))
+    state = run.update_priority(state, ids, jnp.array([9.0, 4.0]))
+    np.testing.assert_array_equal(trees.values(state.index.tree)[:4], [1, 4, 1, 0])
+    assert int(state.fault) == fault
+
+
+def test_late_updates_are_ignored(run):
+    state = state_of()
+    old = drawn(state)
+    for _ in range(3):
+        state = run.add(state, NEW)
+    state = run.update_priority(state, old, jnp.array([50.0, 50.0]))
+    assert trees.values(state.index.tree).max() == 1
+    assert int(state.fault) == fbuf.Fault.STALE_ID
+    fbuf.raise_on_fault(state)
+    with pytest.raises(RuntimeError, match="overwritten or removed"):
+        fbuf.raise_on_fault(state, ignore=fbuf.Fault(0))
+
+
+def test_nothing_to_draw_is_masked_and_harmless(run):
+    state = fbuf.init(ITEM, 8, sampler=EXACT)
+    assert not run.can_sample(state)
+    batch = run.sample(state, jax.random.key(0), batch_size=5)
+    assert not batch.mask.any()
+    assert (np.asarray(batch.weight) == 0).all()
+    state = run.update_priority(state, batch.ids, jnp.full(5, jnp.nan))
+    assert int(state.fault) == 0
+
+
+def test_new_rows_follow_the_largest_priority_as_it_goes(run):
+    state = fbuf.init(ITEM, 3, sampler=EXACT)
+    one = jax.tree.map(lambda x: x[0], NEW)
+    state = run.add(state, one, priority=100.0)
+    state = run.add(state, one, priority=50.0)
+    state = run.add(state, one)
+    assert trees.values(state.index.tree).tolist() == [100, 50, 100]
+    state = run.add(state, one, priority=1.0)  # over the first one
+    ids = fbuf.Ids(jnp.array([2], jnp.int32), jnp.array([0], jnp.int32))
+    state = run.remove(state, ids)
+    assert trees.values(state.index.tree).tolist() == [1, 50, 0]
+    state = run.add(state, one)  # over the second one, which was the largest until then
+    assert trees.values(state.index.tree).tolist() == [1, 50, 0]
+    assert float(run.stats(state)["priority_of_new_rows"]) == 50
