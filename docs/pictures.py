@@ -29,7 +29,14 @@ def ring() -> None:
         new = slot < head
         ax.add_patch(plt.Rectangle((slot, 0), 0.94, 0.94, color=BLUE if new else GREY, alpha=0.85))
         colour = "white" if new else "black"
-        ax.text(slot + 0.47, 0.58, f"row {int(state.storage[slot])}", ha="center", color=colour, fontsize=8)
+        ax.text(
+            slot + 0.47,
+            0.58,
+            f"row {int(state.storage[slot])}",
+            ha="center",
+            color=colour,
+            fontsize=8,
+        )
         text = f"lap {lap if new else lap - 1}"
         ax.text(slot + 0.47, 0.22, text, ha="center", color=colour, fontsize=8)
         ax.text(slot + 0.47, -0.25, f"{slot}", ha="center", fontsize=8)
