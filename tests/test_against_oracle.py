@@ -80,7 +80,7 @@ def ids_for(oracle, numbers, history):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("capacity", [1, 5, 17, 300])
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(history=st.lists(operations, min_size=1, max_size=12))
 def test_any_history(name, capacity, history):
     sampler = SAMPLERS[name]
