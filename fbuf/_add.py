@@ -69,7 +69,9 @@ def add(
         >>> int(fbuf.size(state))
         4
     """
+    _check.is_state("add", state)
     _check.no_narrowing("add", "items", items)
+    _check.whole_numbers_fit("add", state.storage, items)
     alpha = _check.exponent("add", "alpha", alpha)
     return _add(donate, state, items, terminated, truncated, priority, mask, alpha)
 

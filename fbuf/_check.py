@@ -59,13 +59,18 @@ def exponent(function: str, argument: str, value: Any) -> jax.Array | float | No
     return value if isinstance(value, jax.Array) else float(value)
 
 
-def one_buffer(function: str, state: Any) -> None:
-    """A state, and not a batch of states."""
+def is_state(function: str, state: Any) -> None:
+    """A state."""
     if not isinstance(state, State):
         raise TypeError(
             f"fbuf.{function}: state must be a fbuf.State, got {type(state).__name__}; "
             "make one with fbuf.init"
         )
+
+
+def one_buffer(function: str, state: Any) -> None:
+    """A state, and not a batch of states."""
+    is_state(function, state)
     if jnp.ndim(state.ring.head) != 0:
         raise ValueError(
             f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.ring.head)};"
@@ -175,6 +180,8 @@ def ids(function: str, value: Any) -> Ids:
             "fbuf." + function + ": ids.slot and ids.generation must be int32 of one shape, got "
             f"{_describe(value.slot)} and {_describe(value.generation)}"
         )
+    if 0 in slot:
+        raise ValueError(f"fbuf.{function}: ids names no rows at all; leave the call out")
     return Ids(jnp.asarray(value.slot).reshape(-1), jnp.asarray(value.generation).reshape(-1))
 
 
@@ -210,6 +217,21 @@ def no_narrowing(function: str, argument: str, tree: Any) -> None:
 
 def _is_plain(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.itemsize < 8)
+
+
+def whole_numbers_fit(function: str, storage: Any, items: Any) -> None:
+    """No Python int that its leaf would wrap around."""
+    if jax.tree.structure(storage) != jax.tree.structure(items):
+        return  # which is refused elsewhere
+    given = jax.tree.leaves_with_path(items)
+    for (path, leaf), rows in zip(given, jax.tree.leaves(storage), strict=True):
+        if type(leaf) is int and jnp.issubdtype(rows.dtype, jnp.integer):
+            limits = jnp.iinfo(rows.dtype)
+            if not limits.min <= leaf <= limits.max:
+                raise ValueError(
+                    f"fbuf.{function}: items{jax.tree_util.keystr(path)} is {leaf}, which "
+                    f"{rows.dtype} cannot hold; make the buffer with an item of a wider dtype"
+                )
 
 
 def _keeps(leaf: Any, dtype: Any) -> bool:

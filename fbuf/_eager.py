@@ -30,16 +30,15 @@ class Compiled(Generic[P, R]):
         """Call it; the first argument is the state."""
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
             return self._plain(*args, **kwargs)
-        if any(x.is_deleted() for x in jax.tree.leaves(args[0]) if isinstance(x, jax.Array)):
-            raise RuntimeError(
-                f"fbuf.{self._name}: this state has been consumed: an earlier call wrote its "
-                "result into the state's memory. Go on with the state which that call returned "
-                "(state = fbuf.add(state, ...)), or keep the old one by calling it with "
-                "donate=False"
-            )
+        refuse_consumed(self._name, args[0])
         return (self._consume if donate else self._keep)(*args, **kwargs)
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a plain Python number, which can be checked before tracing."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def refuse_consumed(function: str, state: Any) -> None:
+    """Raise if an earlier call has taken the state's memory."""
+    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
+        raise RuntimeError(
+            f"fbuf.{function}: this state has been consumed: an earlier call wrote its result "
+            "into the state's memory. Go on with the state which that call returned "
+            "(state = fbuf.add(state, ...)), or keep the old one by calling it with donate=False"
+        )

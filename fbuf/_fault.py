@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf._eager import refuse_consumed
 from fbuf._state import Item, State
 
 
@@ -83,6 +84,7 @@ def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> Non
 
     Raises:
         RuntimeError: If any other fault bit is set; the message says what happened and what to do.
+            Also if `state` has been consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
     Example:
@@ -95,6 +97,7 @@ def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> Non
             "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
             "call it on the host, on the state that the compiled function returned"
         )
+    refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
     if bits:
         reasons = "; ".join(text for bit, text in _MEANING.items() if bit in bits)

@@ -43,6 +43,11 @@ def init(item: Item, capacity: int, *, sampler: Sampler = Uniform()) -> State[It
     """
     capacity = _check.positive_int("init", "capacity", capacity, _check.LARGEST_CAPACITY)
     specs = _check.item_specs("init", item)
+    if isinstance(sampler, type):
+        raise TypeError(
+            f"fbuf.init: sampler must be a sampler, got the class {sampler.__name__}; call it: "
+            f"fbuf.{sampler.__name__}()"
+        )
     return State(
         storage=jax.tree.map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), specs),
         ring=_ring.empty(capacity),

@@ -128,6 +128,8 @@ def test_a_consumed_state_says_so():
         lambda: fbuf.remove(state, ids),
         lambda: fbuf.clear(state),
         lambda: fbuf.size(state),
+        lambda: fbuf.stats(state),
+        lambda: fbuf.raise_on_fault(state),
     ):
         with pytest.raises(RuntimeError, match=r"consumed.*donate=False"):
             call()

@@ -98,6 +98,15 @@ MISUSE = {
         lambda: fbuf.remove(state_of(), drawn(state_of()), mask=jnp.ones(2)),
         "remove.*mask.*bool",
     ),
+    "int_wraps": (lambda: fbuf.add(fbuf.init(jnp.uint8(0), 4), 300), "add.*300.*uint8"),
+    "empty_ids": (
+        lambda: fbuf.update_priority(
+            state_of(), fbuf.Ids(jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)), jnp.zeros(0)
+        ),
+        "update_priority.*ids.*no rows",
+    ),
+    "alpha_text": (lambda: fbuf.Prioritized(alpha="x"), "Prioritized.*alpha"),
+    "sampler_class": (lambda: fbuf.init(ITEM, 8, sampler=fbuf.Uniform), "init.*sampler.*call it"),
     "not_a_state": (lambda: fbuf.size({}), "size.*State"),
     "batch_of_states": (
         lambda: fbuf.size(jax.vmap(lambda _: fbuf.init(ITEM, 8))(jnp.arange(2))),
@@ -194,3 +203,15 @@ def test_new_rows_follow_the_largest_priority_as_it_goes(run):
     state = run.add(state, one)  # over the second one, which was the largest until then
     assert trees.values(state.index.tree).tolist() == [1, 50, 0]
     assert float(run.stats(state)["priority_of_new_rows"]) == 50
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_traced_exponent_that_cannot_be_right_does_no_harm(bad):
+    sample = jax.jit(lambda s, b: fbuf.sample(s, jax.random.key(0), 8, beta=b))
+    state = fbuf.init(ITEM, 8, sampler=EXACT)
+    state = fbuf.add(state, NEW, priority=jnp.array([1.0, 2.0, 4.0]))
+    np.testing.assert_array_equal(sample(state, jnp.float32(bad)).weight, 1)
+    add = jax.jit(lambda s, a: fbuf.add(s, NEW, priority=jnp.array([1.0, 2.0, 8.0]), alpha=a))
+    state = add(state, jnp.float32(bad))
+    assert int(state.fault) == fbuf.Fault.BAD_PRIORITY
+    np.testing.assert_array_equal(trees.values(state.index.tree)[3:6], 4)

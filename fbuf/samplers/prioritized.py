@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf._fault import Fault, bits_where
 from fbuf._ring import Ring, Span
@@ -85,7 +86,8 @@ class Prioritized:
                     "number here, and pass alpha= to add and update_priority, or beta= to sample, "
                     "where it is to follow a schedule"
                 )
-            if isinstance(value, bool) or not math.isfinite(float(value)) or float(value) < 0:
+            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
                 raise ValueError(
                     f"fbuf.Prioritized: {name} must be a finite number of at least 0, got {value!r}"
                 )
@@ -183,13 +185,14 @@ class Prioritized:
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))
         mask = jnp.broadcast_to(total > 0, (batch_size,))
+        power = jnp.asarray(self.beta if beta is None else beta, jnp.float32)
+        power = jnp.where(power < jnp.inf, jnp.maximum(power, 0), 0)  # what cannot be right is 0
         # The number of rows and the total cancel out: the weight is that of the value alone.
-        log_weight = -(self.beta if beta is None else beta) * jnp.log(jnp.where(mask, value, 1))
+        log_weight = -power * jnp.log(jnp.where(mask, value, 1))
         if self.normalize == "batch":
             largest = jnp.where(mask, log_weight, -jnp.inf).max()
         else:
-            inverse = sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE)
-            largest = (self.beta if beta is None else beta) * jnp.log(inverse)
+            largest = power * jnp.log(sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE))
         weight = jnp.where(mask, jnp.minimum(jnp.exp(log_weight - largest), 1), 0)
         return Draw(slots, jnp.where(mask, value / total, 0), weight, mask)
 
@@ -219,7 +222,8 @@ class Prioritized:
         raised = jnp.maximum(raised, _SMALLEST)
         stored = jnp.where(base > 0, raised, 0)
         most = jnp.finfo(jnp.float32).max / (2 * capacity)  # so that no sum overflows
-        return stored, (priority >= 0) & (stored <= most)
+        possible = (power >= 0) & (power < jnp.inf)
+        return stored, possible & (priority >= 0) & (stored <= most)
 
     def _with(
         self, index: PriorityIndex, tree: SumTree, new: jax.Array, written: jax.Array
