@@ -6,16 +6,13 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test sweep lint docs bench gpu-build clean
+.PHONY: demo test lint docs bench gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
 test: $(READY)  ## Run the whole test suite.
 	$(BIN)/python -m pytest $(ARGS)
-
-sweep: $(READY)  ## Run the long tests.
-	$(BIN)/python -m pytest tests -m sweep $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .
