@@ -32,7 +32,7 @@ def ring() -> None:
         ax.text(
             slot + 0.47,
             0.58,
-            f"row {int(state.storage[slot])}",
+            f"row {int(state.storage.rows()[slot])}",
             ha="center",
             color=colour,
             fontsize=8,

@@ -6,10 +6,9 @@ import dataclasses
 from typing import Any
 
 import chex
-import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _rows
+from fbuf import _check, _ring, _storage
 from fbuf._eager import Compiled
 from fbuf._fault import collected
 from fbuf._state import Item, State
@@ -70,8 +69,7 @@ def add(
         4
     """
     _check.is_state("add", state)
-    _check.no_narrowing("add", "items", items)
-    _check.whole_numbers_fit("add", state.storage, items)
+    _check.host_values("add", state.storage, items)
     alpha = _check.exponent("add", "alpha", alpha)
     return _add(donate, state, items, terminated, truncated, priority, mask, alpha)
 
@@ -86,7 +84,7 @@ def _write(
     alpha: Any,
 ) -> State[Item]:
     _check.one_buffer("add", state)
-    rows, batch, batched = _check.items("add", state.storage, items)
+    rows, batch, batched = _check.items("add", state.storage.item, items)
     flags = jnp.zeros(batch, jnp.uint8)
     for name, value, bit in (
         ("terminated", terminated, _ring.TERMINATED),
@@ -105,9 +103,7 @@ def _write(
     index, faults = state.sampler.add(state.index, ring, span, priority, alpha)
     return dataclasses.replace(
         state,
-        storage=jax.tree.map(
-            lambda leaf, new: _rows.write(leaf, span.slots, new), state.storage, rows
-        ),
+        storage=_storage.write(state.storage, span.slots, rows),
         ring=ring,
         index=index,
         fault=collected(state.fault, faults),

@@ -16,6 +16,7 @@ import numpy as np
 
 from fbuf._ring import Ids
 from fbuf._state import State
+from fbuf._storage import Storage
 
 _TYPED = (np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -70,10 +71,9 @@ def is_state(function: str, state: Any) -> None:
 
 def one_buffer(function: str, state: Any) -> None:
     """A state, and not a batch of states."""
-    is_state(function, state)
-    if jnp.ndim(state.ring.head) != 0:
+    if jnp.ndim(state.fault) != 0:
         raise ValueError(
-            f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.ring.head)};"
+            f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.fault)};"
             f" call it through jax.vmap(fbuf.{function}, ...)"
         )
 
@@ -96,26 +96,26 @@ def item_specs(function: str, item: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, item)
 
 
-def items(function: str, storage: Any, items: Any) -> tuple[Any, int, bool]:
-    """Items to add, brought to a batch.
+def items(function: str, item: Any, items: Any) -> tuple[Any, int, bool]:
+    """Items to add, each like `item`, brought to a batch.
 
     Returns:
         The items with a leading axis, its length, and whether it was there to begin with.
     """
-    expected, came = jax.tree.structure(storage), jax.tree.structure(items)
+    expected, came = jax.tree.structure(item), jax.tree.structure(items)
     if expected != came:
         raise ValueError(
             f"fbuf.{function}: items must have the tree of the item the buffer was made for, "
             f"{expected}, got {came}"
         )
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(storage)]
-    stored, given = jax.tree.leaves(storage), jax.tree.leaves(items)
-    batched = jnp.ndim(given[0]) == stored[0].ndim
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(item)]
+    stored, given = jax.tree.leaves(item), jax.tree.leaves(items)
+    batched = jnp.ndim(given[0]) == stored[0].ndim + 1
     batch: int | None = None
-    for path, leaf, rows in zip(paths, given, stored, strict=True):
+    for path, leaf, row in zip(paths, given, stored, strict=True):
         name = f"fbuf.{function}: items{path}"
-        feature, shape = rows.shape[1:], jnp.shape(leaf)
-        if batched and len(shape) == rows.ndim and batch is None:
+        feature, shape = row.shape, jnp.shape(leaf)
+        if batched and len(shape) == row.ndim + 1 and batch is None:
             batch = shape[0]
         if shape != ((batch, *feature) if batched else feature):
             either = f"{feature} for one item, or {('B', *feature)} for a batch"
@@ -124,17 +124,17 @@ def items(function: str, storage: Any, items: Any) -> tuple[Any, int, bool]:
                 f"{name} must be {either}{so_far}, got {shape}; shapes are never broadcast"
             )
         _array_like(function, "items" + path, leaf)
-        if not _keeps(leaf, rows.dtype):
+        if not _keeps(leaf, row.dtype):
             raise TypeError(
-                f"{name} must be {rows.dtype}, as the buffer stores it, got "
-                f"{jnp.result_type(leaf)}; cast it with .astype({str(rows.dtype)!r}), or make the "
+                f"{name} must be {row.dtype}, as the buffer stores it, got "
+                f"{jnp.result_type(leaf)}; cast it with .astype({str(row.dtype)!r}), or make the "
                 "buffer with an item of this dtype"
             )
     if batch == 0:
         raise ValueError(f"fbuf.{function}: items is an empty batch; leave the call out")
     arrays = [
-        jnp.asarray(leaf, rows.dtype) if batched else jnp.asarray(leaf, rows.dtype)[None]
-        for leaf, rows in zip(given, stored, strict=True)
+        jnp.asarray(leaf, row.dtype) if batched else jnp.asarray(leaf, row.dtype)[None]
+        for leaf, row in zip(given, stored, strict=True)
     ]
     return jax.tree.unflatten(expected, arrays), batch or 1, batched
 
@@ -207,30 +207,25 @@ def _array_like(function: str, name: str, leaf: Any) -> None:
             )
 
 
-def no_narrowing(function: str, argument: str, tree: Any) -> None:
-    """No leaf that JAX would take for something else, or not at all. For the way into jit."""
-    if all(_is_plain(leaf) for leaf in jax.tree.leaves(tree)):
+def host_values(function: str, storage: Storage[Any], items: Any) -> None:
+    """No leaf that JAX would, on its way into jit, take for something else or not at all."""
+    leaves = jax.tree.leaves(items)
+    if all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
         return
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        _array_like(function, argument + jax.tree_util.keystr(path), leaf)
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.itemsize < 8)
-
-
-def whole_numbers_fit(function: str, storage: Any, items: Any) -> None:
-    """No Python int that its leaf would wrap around."""
-    if jax.tree.structure(storage) != jax.tree.structure(items):
-        return  # which is refused elsewhere
+    if all(isinstance(leaf, jax.Array | np.ndarray) and leaf.itemsize < 8 for leaf in leaves):
+        return
     given = jax.tree.leaves_with_path(items)
-    for (path, leaf), rows in zip(given, jax.tree.leaves(storage), strict=True):
-        if type(leaf) is int and jnp.issubdtype(rows.dtype, jnp.integer):
-            limits = jnp.iinfo(rows.dtype)
+    for path, leaf in given:
+        _array_like(function, "items" + jax.tree_util.keystr(path), leaf)
+    if jax.tree.structure(items) != storage.tree:
+        return  # which is refused elsewhere
+    for (path, leaf), field in zip(given, storage.fields, strict=True):
+        if type(leaf) is int and jnp.issubdtype(field.dtype, jnp.integer):
+            limits = jnp.iinfo(field.dtype)
             if not limits.min <= leaf <= limits.max:
                 raise ValueError(
                     f"fbuf.{function}: items{jax.tree_util.keystr(path)} is {leaf}, which "
-                    f"{rows.dtype} cannot hold; make the buffer with an item of a wider dtype"
+                    f"{field.dtype} cannot hold; make the buffer with an item of a wider dtype"
                 )
 
 

@@ -8,6 +8,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.core
 
+from fbuf import _check
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,15 +30,24 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, donate: bool, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it; the first argument is the state."""
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+        _check.is_state(self._name, args[0])
+        kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+        if any(issubclass(kind, jax.core.Tracer) for kind in kinds):
             return self._plain(*args, **kwargs)
-        refuse_consumed(self._name, args[0])
+        state: Any = args[0]
+        if is_deleted(state.fault):  # one array stands for all: each costs time in every call
+            refuse_consumed(self._name, state)
         return (self._consume if donate else self._keep)(*args, **kwargs)
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether an array's memory is gone; of what is no array of JAX's it never is."""
+    return isinstance(array, jax.Array) and array.is_deleted()
 
 
 def refuse_consumed(function: str, state: Any) -> None:
     """Raise if an earlier call has taken the state's memory."""
-    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
+    if any(map(is_deleted, jax.tree.leaves(state))):
         raise RuntimeError(
             f"fbuf.{function}: this state has been consumed: an earlier call wrote its result "
             "into the state's memory. Go on with the state which that call returned "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
+from fbuf import _check, _ring, _storage
 from fbuf._state import Item, State
 from fbuf.samplers._protocol import Sampler
 from fbuf.samplers.uniform import Uniform
@@ -49,7 +49,7 @@ def init(item: Item, capacity: int, *, sampler: Sampler = Uniform()) -> State[It
             f"fbuf.{sampler.__name__}()"
         )
     return State(
-        storage=jax.tree.map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), specs),
+        storage=_storage.empty(specs, capacity),
         ring=_ring.empty(capacity),
         index=sampler.init(capacity),
         fault=jnp.uint32(0),

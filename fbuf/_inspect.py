@@ -84,7 +84,7 @@ def _count(state: State[Any]) -> jax.Array:
 
 def _ready(state: State[Any]) -> jax.Array:
     _check.one_buffer("can_sample", state)
-    return state.sampler.can_sample(state.index)
+    return state.sampler.can_sample(state.index, state.ring)
 
 
 def _figures(state: State[Any]) -> dict[str, jax.Array]:

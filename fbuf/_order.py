@@ -15,3 +15,15 @@ import jax.numpy as jnp
 def after(value: jax.Array, never: jax.Array) -> jax.Array:
     """`value`, known only once `never` is, which is False."""
     return jnp.where(never, jnp.zeros_like(value), value)
+
+
+def key_after(key: jax.Array, never: jax.Array) -> jax.Array:
+    """A random key, known only once `never` is.
+
+    Not to save a copy: XLA on CPU would make random numbers on a second thread meanwhile, and to
+    wake that takes longer than to make them.
+    """
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        data = after(jax.random.key_data(key), never)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    return after(key, never)

@@ -50,16 +50,13 @@ class Ring:
     """Where rows live. Invariant: slots `[0, stored)` have been written since the last clear.
 
     Attributes:
-        head: int32 scalar; the slot the next row goes to.
-        lap: int32 scalar; how often the head has passed the end, modulo 2**32.
-        full: bool scalar; every slot has been written.
+        cursor: int32 `[3]`; `head`, `lap` and `stored`. One array, for every array of a state
+            costs time whenever a function is called from Python.
         removed: int32 scalar; how many stored rows have been removed.
         flags: uint8 `[capacity]`; the bits TERMINATED, TRUNCATED and REMOVED of each row.
     """
 
-    head: jax.Array
-    lap: jax.Array
-    full: jax.Array
+    cursor: jax.Array
     removed: jax.Array
     flags: jax.Array
 
@@ -69,9 +66,19 @@ class Ring:
         return self.flags.shape[-1]
 
     @property
+    def head(self) -> jax.Array:
+        """The slot the next row goes to. int32 scalar."""
+        return self.cursor[0]
+
+    @property
+    def lap(self) -> jax.Array:
+        """How often the head has passed the end, modulo 2**32. int32 scalar."""
+        return self.cursor[1]
+
+    @property
     def stored(self) -> jax.Array:
         """How many slots hold a row, removed ones included. int32 scalar."""
-        return jnp.where(self.full, jnp.int32(self.capacity), self.head)
+        return self.cursor[2]
 
 
 @jax.tree_util.register_dataclass
@@ -83,21 +90,21 @@ class Span:
         slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
         first: int32 scalar; the first slot written.
         last: int32 scalar; the last slot written.
+        vacated: bool `[B]`; the slot's flags said REMOVED until now.
         most: How many slots there are at most; static.
     """
 
     slots: jax.Array
     first: jax.Array
     last: jax.Array
+    vacated: jax.Array
     most: int = dataclasses.field(metadata={"static": True})
 
 
 def empty(capacity: int) -> Ring:
     """A ring without rows."""
     return Ring(
-        head=jnp.int32(0),
-        lap=jnp.int32(0),
-        full=jnp.bool_(False),
+        cursor=jnp.zeros(3, jnp.int32),
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
     )
@@ -107,9 +114,7 @@ def cleared(ring: Ring) -> Ring:
     """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
     return dataclasses.replace(
         ring,
-        head=jnp.zeros_like(ring.head),
-        lap=ring.lap + 1,
-        full=jnp.zeros_like(ring.full),
+        cursor=jnp.stack([jnp.int32(0), ring.lap + 1, jnp.int32(0)]),
         removed=jnp.zeros_like(ring.removed),
     )
 
@@ -140,38 +145,30 @@ def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, 
     slots = jnp.where(kept, (position + rank) % size, size).astype(jnp.int32)
     dropped = jnp.maximum(count, size) - size
     end = position + count
-    inside = slots < ring.stored
-    old = _rows.read(ring.flags, jnp.where(inside, slots, 0))
-    gone = inside & (old & REMOVED > 0)
-    removed = ring.removed - jnp.count_nonzero(gone).astype(jnp.int32)
+    old = _rows.read(ring.flags, jnp.minimum(slots, capacity - 1))
+    vacated = (slots < capacity) & (old & REMOVED > 0)
+    # Of the rows from before the last clear none is counted as removed any more.
+    removed = ring.removed - jnp.sum(vacated & (slots < ring.stored), dtype=jnp.int32)
     slots = _order.after(slots, removed < 0)
-    written = dataclasses.replace(
-        ring,
-        head=(end % size).astype(jnp.int32),
-        lap=ring.lap + (end // size).astype(jnp.int32),
-        full=ring.full | (end >= size),
+    head, lap = end % size, ring.lap.astype(jnp.uint32) + end // size
+    stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
+    written = Ring(
+        cursor=jnp.stack([head, lap, stored]).astype(jnp.int32),
         removed=removed,
         flags=_rows.write(ring.flags, slots, flags),
     )
     first = ((position + dropped) % size).astype(jnp.int32)
     last = ((end + size - 1) % size).astype(jnp.int32)
-    return written, Span(slots=slots, first=first, last=last, most=min(batch, capacity))
+    return written, Span(slots, first, last, vacated, most=min(batch, capacity))
 
 
-def remove(ring: Ring, slots: jax.Array, distinct: jax.Array) -> Ring:
-    """Mark rows as removed.
-
-    Args:
-        ring: The ring.
-        slots: int32 `[B]`; slots of stored rows, `capacity` for none.
-        distinct: bool `[B]`; True for exactly one entry of each slot to remove.
-    """
-    inside = slots < ring.capacity
-    flags = _rows.read(ring.flags, jnp.where(inside, slots, 0)) | jnp.uint8(REMOVED)
+def remove(ring: Ring, slots: jax.Array) -> Ring:
+    """Mark rows as removed: int32 `[B]` slots of stored rows, none twice, `capacity` for none."""
+    flags = _rows.read(ring.flags, jnp.minimum(slots, ring.capacity - 1)) | jnp.uint8(REMOVED)
     return dataclasses.replace(
         ring,
-        removed=ring.removed + jnp.count_nonzero(distinct).astype(jnp.int32),
-        flags=ring.flags.at[slots].set(flags, mode="drop"),
+        removed=ring.removed + jnp.sum(slots < ring.capacity, dtype=jnp.int32),
+        flags=_rows.write(ring.flags, slots, flags),
     )
 
 

@@ -57,7 +57,6 @@ def sample(
         Lin, Self-Improving Reactive Agents, Machine Learning 8, 1992 (uniform);
         Schaul et al., arXiv:1511.05952 (prioritised).
     """
-    _check.is_state("sample", state)
     batch_size = _check.positive_int("sample", "batch_size", batch_size, 2**31 - 1)
     beta = _check.exponent("sample", "beta", beta)
     return _sample(False, state, key, beta, batch_size=batch_size, view=view)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 
 from fbuf._ring import Ids, Ring
+from fbuf._storage import Item, Storage
 
 if TYPE_CHECKING:
     from fbuf.samplers._protocol import Sampler
-
-Item = TypeVar("Item")
 
 
 @jax.tree_util.register_dataclass
@@ -25,7 +24,7 @@ class State(Generic[Item]):
     keep the fields consistent with each other.
 
     Attributes:
-        storage: The rows: the item's own tree, each leaf `[capacity, ...]`.
+        storage: The rows. `state.storage.rows()` shows them all as the item's own tree.
         ring: Where the next row goes, and each row's flags.
         index: What the sampler keeps to draw in less than O(capacity); its own pytree.
         fault: uint32 bits of `fbuf.Fault`, sticky.
@@ -34,11 +33,11 @@ class State(Generic[Item]):
     Example:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init({"obs": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
-        >>> state.storage["obs"].shape, state.capacity
+        >>> state.storage.rows()["obs"].shape, state.capacity
         ((100, 4), 100)
     """
 
-    storage: Item
+    storage: Storage[Item]
     ring: Ring
     index: Any
     fault: jax.Array

@@ -144,10 +144,10 @@ def _rewrite_priority(
 def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
     _check.one_buffer("remove", state)
     slots, faults = _named("remove", state, ids, mask)
-    distinct = last_of_each(slots) & (slots < state.capacity)
+    slots = jnp.where(last_of_each(slots), slots, state.capacity)
     return dataclasses.replace(
         state,
-        ring=_ring.remove(state.ring, slots, distinct),
+        ring=_ring.remove(state.ring, slots),
         index=state.sampler.remove(state.index, state.ring, slots),
         fault=collected(state.fault, faults),
     )

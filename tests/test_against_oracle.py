@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from oracle import Oracle
 
 import fbuf
+from fbuf._ring import REMOVED
+from fbuf.trees import count_tree
 
 BATCH = 6
 NAN, INF = float("nan"), float("inf")
@@ -41,13 +43,22 @@ def compare(state, oracle, name):
     assert int(state.fault) == oracle.fault
     assert int(state.ring.head) == oracle.head
     expected = np.array(oracle.values(), np.float64)
-    tree = trees.tree_of(state)
-    trees.check(tree)
-    np.testing.assert_allclose(trees.values(tree), expected, rtol=1e-5)
+    if isinstance(state.sampler, fbuf.Uniform):
+        trees.check_counts(state.index, state.ring.flags)
+        ranks = jnp.arange(oracle.size(), dtype=jnp.int32)
+        if oracle.size():
+            found = count_tree.select(
+                state.index, state.ring.flags & REMOVED, state.ring.stored, ranks
+            )
+            np.testing.assert_array_equal(found, np.flatnonzero(expected))
+    else:
+        trees.check(state.index.tree)
+        np.testing.assert_allclose(trees.values(state.index.tree), expected, rtol=1e-5)
     assert bool(fbuf.can_sample(state)) == bool(expected.sum() > 0)
+    stored = np.asarray(state.storage.rows())
     for slot, row in enumerate(oracle.rows):
         if row and not row.removed:
-            assert int(state.storage[slot]) == row.item
+            assert int(stored[slot]) == row.item
             assert int(state.ring.flags[slot]) == row.terminated + 2 * row.truncated
     sample = fbuf.sample(state, jax.random.key(oracle.head), 16, beta=0.8)
     slots = np.asarray(sample.ids.slot)

@@ -108,13 +108,13 @@ def test_every_byte_is_in_place_and_nothing_grows_with_capacity(step, sampler, s
 def test_eager_calls_write_into_the_memory_they_are_given(sampler):
     state = fbuf.init(ITEM, 1000, sampler=sampler)
     state = fbuf.add(state, rows(16))
-    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.storage)]
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     state = fbuf.add(state, rows(16))
     batch = fbuf.sample(state, jax.random.key(0), 8)
     if sampler is PRIORITIZED:
         state = fbuf.update_priority(state, batch.ids, batch.weight)
     state = fbuf.remove(state, batch.ids)
-    assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.storage)]
+    assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
 
 
 def test_a_consumed_state_says_so():
@@ -233,7 +233,7 @@ def test_the_same_key_gives_the_same_batch(run):
 
 def test_counters_do_not_overflow():
     state = fbuf.init(jnp.int32(0), 5, sampler=PRIORITIZED)
-    ring = dataclasses.replace(state.ring, lap=jnp.int32(2**31 - 1), full=jnp.bool_(True))
+    ring = dataclasses.replace(state.ring, cursor=jnp.array([0, 2**31 - 1, 5], jnp.int32))
     state = fbuf.add(dataclasses.replace(state, ring=ring), jnp.arange(4, dtype=jnp.int32))
     before = fbuf.sample(state, jax.random.key(0), 8)
     state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))  # the lap goes around to -2**31

@@ -10,7 +10,7 @@ import trees
 from jax import lax
 
 from fbuf._ring import Span
-from fbuf.trees import count_tree, sum_tree
+from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate
 
 ALL = tuple(Aggregate)
@@ -100,30 +100,17 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         tree = filled(rng.random(5000), ALL)
         slots = jnp.array(rng.integers(0, 5000, 700), jnp.int32)
         tree = sum_tree.write(tree, slots, jnp.array(rng.random(700), jnp.float32), jnp.int32(5000))
-        span = Span(jnp.arange(40, 140, dtype=jnp.int32), jnp.int32(40), jnp.int32(139), 100)
+        consecutive = jnp.arange(40, 140, dtype=jnp.int32)
+        span = Span(consecutive, jnp.int32(40), jnp.int32(139), jnp.zeros(100, bool), 100)
         tree = sum_tree.write_span(tree, span, jnp.ones(100), jnp.int32(5000))
         u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
-        counts = count_tree.empty(5000)
-        marks = jnp.ones(700, jnp.uint8)
-        counts = sum_tree.write(counts, slots, marks, jnp.int32(5000))
-        ranks = jnp.arange(int(sum_tree.total(counts)), dtype=jnp.int32)
-        return tree, sum_tree.draw(tree, u), counts, count_tree.select(counts, ranks)
+        return tree, sum_tree.draw(tree, u)
 
     on_cpu = everything()
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
     on_gpu = everything()
     for a, b in zip(jax.tree.leaves(on_cpu), jax.tree.leaves(on_gpu), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_select_finds_every_marked_slot_in_order(form):
-    rng = np.random.default_rng(1)
-    marked = np.flatnonzero(rng.random(3000) < 0.3).astype(np.int32)
-    tree = sum_tree.write(
-        count_tree.empty(3000), jnp.array(marked), jnp.ones(marked.size, jnp.uint8), jnp.int32(3000)
-    )
-    found = count_tree.select(tree, jnp.arange(marked.size, dtype=jnp.int32))
-    np.testing.assert_array_equal(found, marked)
 
 
 def test_stratified_draws_take_one_of_each_share():

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from fbuf._ring import REMOVED
+from fbuf.trees import count_tree
 from fbuf.trees.sum_tree import Aggregate
 
 
-def tree_of(state):
-    return getattr(state.index, "tree", state.index)
+def check_counts(tree, flags):
+    """Every node counts the removed rows under it."""
+    removed = np.asarray(flags) & REMOVED > 0
+    counts, span = [], 1
+    for size in count_tree._sizes(tree.capacity):
+        span *= 16
+        padded = np.zeros(size * span, int)
+        padded[: removed.size] = removed
+        counts.append(padded.reshape(size, span).sum(axis=1))
+    np.testing.assert_array_equal(tree.counts, np.concatenate(counts))
 
 
 def values(tree):

@@ -71,14 +71,17 @@ class Sampler(Protocol):
         ...
 
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
-        """Never draw these rows again; slots equal to the capacity are to be left out."""
+        """Never draw these rows again.
+
+        No slot comes twice; those equal to the capacity are to be left out.
+        """
         ...
 
     def clear(self, index: Index) -> Index:
         """Forget all rows."""
         ...
 
-    def can_sample(self, index: Index) -> jax.Array:
+    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
         """Whether there is a row to draw. bool scalar."""
         ...
 

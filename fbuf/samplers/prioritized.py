@@ -11,6 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf import _order
 from fbuf._fault import Fault, bits_where
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits
@@ -160,7 +161,7 @@ class Prioritized:
         """Forget every priority, and the largest ever."""
         return PriorityIndex(sum_tree.cleared(index.tree), jnp.zeros_like(index.largest_ever))
 
-    def can_sample(self, index: PriorityIndex) -> jax.Array:
+    def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Whether any stored priority is above 0."""
         return sum_tree.total(index.tree) > 0
 
@@ -175,6 +176,7 @@ class Prioritized:
         """Draw rows by priority, and weigh them by `probability ** -beta`."""
         tree = index.tree
         total = sum_tree.total(tree)
+        key = _order.key_after(key, total < 0)
         if self.draws == "independent":
             shape = (sum_tree.picks(tree), batch_size)
             slots, value = sum_tree.draw(tree, _bits.uniforms(key, shape))

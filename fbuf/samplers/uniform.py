@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._ring import Ring, Span
+from fbuf._ring import REMOVED, Ring, Span
 from fbuf.samplers import _bits
 from fbuf.samplers._protocol import Draw
-from fbuf.trees import count_tree, sum_tree
-from fbuf.trees.sum_tree import SumTree
+from fbuf.trees import count_tree
+from fbuf.trees.count_tree import CountTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Draw every stored row with the same probability, with replacement.
 
-    Its index marks the rows that may be drawn (1.3 bytes a row), so that removed rows are left out
-    exactly, by rank and not by trying again. As long as nothing has been removed a slot is the
-    rank itself.
+    Its index counts the rows that were removed (0.27 bytes a row), so that they are left out
+    exactly, by rank and not by trying again. As long as nothing is removed a slot is the rank
+    itself.
 
-    Cost: adding B rows O(B + log N), drawing B rows O(B), or O(B log N) once rows were removed.
-    On a GPU the rank is always looked up, as a branch there waits for the host.
+    Cost: adding B rows O(B log N), drawing B rows O(B), or O(B log N) while rows are removed. On a
+    GPU the rank is always looked up, as a branch there waits for the host.
 
     Example:
         >>> import fbuf, jax.numpy as jnp
@@ -32,74 +32,73 @@ class Uniform:
         Uniform()
     """
 
-    def init(self, capacity: int) -> SumTree:
-        """No row marked."""
+    def init(self, capacity: int) -> CountTree:
+        """No row removed."""
         return count_tree.empty(capacity)
 
     def add(
         self,
-        index: SumTree,
+        index: CountTree,
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[SumTree, jax.Array]:
-        """Mark the rows."""
+    ) -> tuple[CountTree, jax.Array]:
+        """Forget the removed rows that made way."""
         if priority is not None or alpha is not None:
             raise ValueError(_no_priorities("add"))
-        marks = jnp.ones_like(span.slots, jnp.uint8)
-        return sum_tree.write_span(index, span, marks, ring.stored), jnp.zeros_like(
-            span.slots, jnp.uint32
-        )
+        slots = jnp.minimum(span.slots, ring.capacity - 1)
+        index = count_tree.add(index, slots, -span.vacated.astype(jnp.int32))
+        return index, jnp.zeros_like(span.slots, jnp.uint32)
 
     def update_priority(
         self,
-        index: SumTree,
+        index: CountTree,
         ring: Ring,
         slots: jax.Array,
         priority: jax.Array,
         alpha: jax.Array | float | None,
-    ) -> tuple[SumTree, jax.Array]:
+    ) -> tuple[CountTree, jax.Array]:
         """Refused: there is no priority to change."""
         raise ValueError(_no_priorities("update_priority"))
 
-    def remove(self, index: SumTree, ring: Ring, slots: jax.Array) -> SumTree:
-        """Take the marks away."""
-        return sum_tree.write(index, slots, jnp.zeros_like(slots, jnp.uint8), ring.stored)
+    def remove(self, index: CountTree, ring: Ring, slots: jax.Array) -> CountTree:
+        """Count the rows."""
+        there = slots < ring.capacity
+        return count_tree.add(index, jnp.where(there, slots, 0), there.astype(jnp.int32))
 
-    def clear(self, index: SumTree) -> SumTree:
-        """No row marked."""
-        return sum_tree.cleared(index)
+    def clear(self, index: CountTree) -> CountTree:
+        """Nothing to do: what is counted lies behind the newest row from now on."""
+        return index
 
-    def can_sample(self, index: SumTree) -> jax.Array:
-        """Whether any row is marked."""
-        return sum_tree.total(index) > 0
+    def can_sample(self, index: CountTree, ring: Ring) -> jax.Array:
+        """Whether any row is left."""
+        return ring.stored > ring.removed
 
     def draw(
         self,
-        index: SumTree,
+        index: CountTree,
         ring: Ring,
         key: jax.Array,
         batch_size: int,
         beta: jax.Array | float | None,
     ) -> Draw:
-        """Draw marked rows. Weights are 1 whatever `beta` is."""
-        marked = sum_tree.total(index)
-        ranks = _bits.ranks(key, batch_size, marked)
-        mask = jnp.broadcast_to(marked > 0, (batch_size,))
+        """Draw rows that are left. Weights are 1 whatever `beta` is."""
+        left = ring.stored - ring.removed
+        ranks = _bits.ranks(key, batch_size, left)
+        mask = jnp.broadcast_to(left > 0, (batch_size,))
 
-        def unless_all_marked(index: SumTree, ranks: jax.Array) -> jax.Array:
-            return lax.cond(
-                marked == ring.stored, lambda: ranks, lambda: count_tree.select(index, ranks)
-            )
+        def select(index: CountTree, ring: Ring, ranks: jax.Array) -> jax.Array:
+            return count_tree.select(index, ring.flags & REMOVED, ring.stored, ranks)
 
-        slots = lax.platform_dependent(
-            index, ranks, cpu=unless_all_marked, default=count_tree.select
-        )
-        likely = jnp.where(mask, 1 / jnp.maximum(marked, 1).astype(jnp.float32), 0)
+        def unless_none_removed(index: CountTree, ring: Ring, ranks: jax.Array) -> jax.Array:
+            return lax.cond(ring.removed == 0, lambda: ranks, lambda: select(index, ring, ranks))
+
+        slots = lax.platform_dependent(index, ring, ranks, cpu=unless_none_removed, default=select)
+        likely = jnp.where(mask, 1 / jnp.maximum(left, 1).astype(jnp.float32), 0)
         return Draw(slots, likely, mask.astype(jnp.float32), mask)
 
-    def stats(self, index: SumTree) -> dict[str, jax.Array]:
+    def stats(self, index: CountTree) -> dict[str, jax.Array]:
         """Nothing beyond what the ring knows."""
         return {}
 

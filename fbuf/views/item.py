@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fbuf import _rows
+from fbuf import _rows, _storage
 from fbuf._state import State
 from fbuf.views._protocol import Reading
 
@@ -26,6 +26,6 @@ class Item:
     def read(self, state: State[Any], slots: jax.Array) -> Reading:
         """Gather the rows."""
         return Reading(
-            data=jax.tree.map(lambda leaf: _rows.read(leaf, slots), state.storage),
+            data=_storage.read(state.storage, slots),
             flags=_rows.read(state.ring.flags, slots),
         )

@@ -1,0 +1,82 @@
+"""The store by itself: what is written comes back bit for bit, however it is packed."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from fbuf import _storage
+
+NARROW = ["bool", "uint8", "int8", "float8_e4m3fn", "bfloat16", "int16", "float16", "float32"]
+NEVER = ["complex64", "int4"]
+FIELD = st.tuples(st.lists(st.integers(0, 5), max_size=3), st.sampled_from(NARROW + NEVER))
+
+
+def random(shape, dtype, rng):
+    """Any bits at all, NaNs included, where that can be."""
+    if dtype in ("bool", "complex64", "int4"):
+        return jnp.asarray(rng.integers(0, 2, shape)).astype(dtype)
+    dtype = jnp.dtype(dtype)
+    raw = rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    return jnp.asarray(raw.view(dtype).reshape(shape))
+
+
+def bits(x):
+    if x.dtype in (jnp.bool_, jnp.complex64, jnp.int4):
+        return np.asarray(x)
+    return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
+@given(st.lists(FIELD, min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_rows_come_back_bit_for_bit(fields, seed):
+    rng = np.random.default_rng(seed)
+    item = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in fields]
+    rows = [random((4, *shape), dtype, rng) for shape, dtype in fields]
+    storage = _storage.write(_storage.empty(item, 9), jnp.array([7, 9, 0, 3]), rows)
+    read = _storage.read(storage, jnp.array([3, 0, 7, 3]))
+    everything = storage.rows()
+    for was, now, all_, spec in zip(rows, read, everything, item, strict=True):
+        assert (now.shape, now.dtype) == ((4, *spec.shape), spec.dtype)
+        np.testing.assert_array_equal(bits(now), bits(was)[[3, 2, 0, 3]])
+        np.testing.assert_array_equal(bits(all_)[[3, 0, 7, 3]], bits(now))
+        assert not bits(all_)[[1, 2, 4, 5, 6, 8]].any()
+    assert [(leaf.shape, leaf.dtype) for leaf in storage.item] == [
+        (spec.shape, spec.dtype) for spec in item
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "word", "words"),
+    [
+        (["uint8", "bool"], "uint8", 2),
+        (["uint8", "int16"], "uint16", 2),
+        (["float32", "int16", "uint8", "bool"], "uint32", 3),
+        (["complex64"], "uint8", 0),
+    ],
+)
+def test_a_word_is_as_wide_as_the_widest_number(dtypes, word, words):
+    item = [jnp.zeros((), dtype) for dtype in dtypes]
+    storage = _storage.empty(item, 5)
+    assert (storage.words.dtype, storage.words.shape) == (word, (5, words))
+    assert len(storage.wide) == dtypes.count("complex64")
+
+
+def test_images_have_an_array_of_their_own():
+    storage = _storage.empty({"frame": jnp.zeros((84, 84, 4), jnp.uint8), "x": jnp.zeros(3)}, 2)
+    assert [leaf.shape for leaf in storage.wide] == [(2, 84, 84, 4)]
+    assert storage.words.shape == (2, 3)
+
+
+def test_64_bit_numbers_are_two_words():
+    with jax.enable_x64(True):
+        item = {"a": jnp.zeros(2), "b": jnp.int64(0), "c": jnp.zeros((), bool)}
+        rows = {"a": jnp.array([[np.pi, -0.0]]), "b": jnp.array([-(2**40)]), "c": jnp.ones(1, bool)}
+        storage = _storage.write(_storage.empty(item, 2), jnp.array([1]), rows)
+        assert storage.words.shape == (2, 7)
+        read = _storage.read(storage, jnp.array([1]))
+        for was, now in zip(jax.tree.leaves(rows), jax.tree.leaves(read), strict=True):
+            np.testing.assert_array_equal(was, now)
