@@ -12,6 +12,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf import _order, _rows
 
@@ -146,7 +147,9 @@ def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, 
     dropped = jnp.maximum(count, size) - size
     end = position + count
     old = _rows.read(ring.flags, jnp.minimum(slots, capacity - 1))
-    vacated = (slots < capacity) & (old & REMOVED > 0)
+    # The barrier has it computed once. Computed again where it is used, the flags would have to be
+    # copied for that before they are written.
+    vacated = lax.optimization_barrier((slots < capacity) & (old & REMOVED > 0))
     # Of the rows from before the last clear none is counted as removed any more.
     removed = ring.removed - jnp.sum(vacated & (slots < ring.stored), dtype=jnp.int32)
     slots = _order.after(slots, removed < 0)
