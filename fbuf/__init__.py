@@ -19,18 +19,29 @@ from fbuf._state import State as State
 from fbuf._update import clear as clear
 from fbuf._update import remove as remove
 from fbuf._update import update_priority as update_priority
+from fbuf._write import write as write
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Uniform as Uniform
+from fbuf.views import FrameStack as FrameStack
 from fbuf.views import Item as Item
+from fbuf.views import NStep as NStep
+from fbuf.views import NStepTransition as NStepTransition
+from fbuf.views import Sequence as Sequence
+from fbuf.views import SequenceSteps as SequenceSteps
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Fault",
+    "FrameStack",
     "Ids",
     "Item",
+    "NStep",
+    "NStepTransition",
     "Prioritized",
     "Sample",
+    "Sequence",
+    "SequenceSteps",
     "State",
     "Uniform",
     "add",
@@ -44,4 +55,5 @@ __all__ = [
     "size",
     "stats",
     "update_priority",
+    "write",
 ]

@@ -22,24 +22,29 @@ def add(
     truncated: chex.Array | bool | None = None,
     priority: chex.Array | float | None = None,
     mask: chex.Array | bool | None = None,
+    time_major: bool = False,
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]:
     """Write rows behind the newest one; in a full buffer the oldest rows make way.
 
-    `B` is the number of items given. Rows go to consecutive slots, in the order given. Of more
+    `B` is the number of rows given. Rows go to consecutive slots, in the order given. Of more
     items than the capacity, the last `capacity` are kept.
 
     Args:
         state: The buffer. Called eagerly it is consumed, see `donate`.
         items: The item's tree, with one leading axis (a batch, leaves `[B, ...]`) or none (one
-            item). Shapes are never broadcast and dtypes never cast; Python scalars are taken.
-        terminated: bool `[B]` (or a scalar for one item); the episode ended by itself at this
-            row. None is False. Stored with the row.
-        truncated: bool `[B]`; the episode was cut off after this row. None is False.
-        priority: Real `[B]`, finite and at least 0; the rows' priorities, before `eps` and
-            `alpha`. None gives each row the sampler's default.
-        mask: bool `[B]`; rows to write; the others leave no gap. None is all.
+            item). In a buffer with environments `[num_envs, ...]` is one step of all of them, and
+            `[num_envs, T, ...]` are T. Shapes are never broadcast and dtypes never cast; Python
+            scalars are taken.
+        terminated: bool, of the leading shape of `items` (a scalar for one item); the episode
+            ended by itself at this row. None is False. Stored with the row.
+        truncated: bool, like `terminated`; the episode was cut off after this row. None is False.
+        priority: Real, like `terminated`, finite and at least 0; the rows' priorities, before
+            `eps` and `alpha`. None gives each row the sampler's default.
+        mask: bool `[B]`; rows to write; the others leave no gap. None is all. Not for a buffer
+            with environments.
+        time_major: T steps are given as `[T, num_envs, ...]`, flags and priorities too.
         alpha: At least 0, may be traced; used for `priority` instead of the sampler's.
         donate: If called eagerly, write into the memory of `state`, which is then used up (the
             copy that `donate=False` makes takes time in proportion to the capacity). Inside
@@ -71,7 +76,8 @@ def add(
     _check.is_state("add", state)
     _check.host_values("add", state.storage, items)
     alpha = _check.exponent("add", "alpha", alpha)
-    return _add(donate, state, items, terminated, truncated, priority, mask, alpha)
+    options = (terminated, truncated, priority, mask, alpha)
+    return _add(donate, state, items, *options, time_major=time_major)
 
 
 def _write(
@@ -82,25 +88,33 @@ def _write(
     priority: Any,
     mask: Any,
     alpha: Any,
+    *,
+    time_major: bool,
 ) -> State[Item]:
     _check.one_buffer("add", state)
-    rows, batch, batched = _check.items("add", state.storage.item, items)
-    flags = jnp.zeros(batch, jnp.uint8)
+    num_envs = state.ring.num_envs
+    rows, lead = _check.items("add", state.storage.item, items, num_envs, time_major)
+    flags = jnp.zeros(lead.size, jnp.uint8)
     for name, value, bit in (
         ("terminated", terminated, _ring.TERMINATED),
         ("truncated", truncated, _ring.TRUNCATED),
     ):
         if value is not None:
-            given = _check.flag("add", name, value, batch, batched)
+            given = _check.flag("add", name, value, lead)
             flags |= jnp.where(given, jnp.uint8(bit), jnp.uint8(0))
     if mask is not None:
-        mask = _check.flag("add", "mask", mask, batch, batched)
+        if num_envs is not None:
+            raise ValueError(
+                "fbuf.add: mask leaves out rows, but the environments of this buffer step "
+                "together; leave mask out, or make the buffer without num_envs"
+            )
+        mask = _check.flag("add", "mask", mask, lead)
     if priority is not None:
-        shape = (batch,) if batched else ()
-        priority = _check.priorities("add", priority, shape, "the rows of items")
+        priority = _check.priorities("add", priority, lead.shape, "the rows of items")
+        priority = lead.flat(priority)
 
-    ring, span = _ring.append(state.ring, flags, mask)
-    index, faults = state.sampler.add(state.index, ring, span, priority, alpha)
+    ring, span = _ring.append(state.ring, flags, mask, state.sampler.flags_of_new_rows)
+    index, ring, faults = state.sampler.add(state.index, ring, span, priority, alpha)
     return dataclasses.replace(
         state,
         storage=_storage.write(state.storage, span.slots, rows),
@@ -110,4 +124,4 @@ def _write(
     )
 
 
-_add = Compiled("add", _write)
+_add = Compiled("add", _write, static=("time_major",))

@@ -6,6 +6,7 @@ and what to do about it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -96,32 +97,61 @@ def item_specs(function: str, item: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, item)
 
 
-def items(function: str, item: Any, items: Any) -> tuple[Any, int, bool]:
-    """Items to add, each like `item`, brought to a batch.
+@dataclasses.dataclass(frozen=True)
+class Lead:
+    """The axes of a batch before those of the item, as they were given.
 
-    Returns:
-        The items with a leading axis, its length, and whether it was there to begin with.
+    Attributes:
+        shape: `()` for one item, `(B,)` for a batch; with environments `(num_envs,)` for one step,
+            `(num_envs, steps)` or `(steps, num_envs)`.
+        turned: The environments come before the steps.
     """
+
+    shape: tuple[int, ...]
+    turned: bool
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.shape)
+
+    def flat(self, array: jax.Array) -> jax.Array:
+        """Rows step by step, and in a step environment by environment: `[B, ...]`."""
+        feature = array.shape[len(self.shape) :]
+        if self.turned:
+            array = jnp.swapaxes(array, 0, 1)
+        return array.reshape(self.size, *feature)
+
+
+def items(
+    function: str, item: Any, items: Any, num_envs: int | None, time_major: bool
+) -> tuple[Any, Lead]:
+    """Items to add, each like `item`, brought to a batch `[B, ...]`, and how they were given."""
     expected, came = jax.tree.structure(item), jax.tree.structure(items)
     if expected != came:
         raise ValueError(
             f"fbuf.{function}: items must have the tree of the item the buffer was made for, "
             f"{expected}, got {came}"
         )
+    if time_major and num_envs is None:
+        raise ValueError(
+            f"fbuf.{function}: time_major is for buffers made with num_envs; leave it out"
+        )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(item)]
     stored, given = jax.tree.leaves(item), jax.tree.leaves(items)
-    batched = jnp.ndim(given[0]) == stored[0].ndim + 1
-    batch: int | None = None
-    for path, leaf, row in zip(paths, given, stored, strict=True):
-        name = f"fbuf.{function}: items{path}"
-        feature, shape = row.shape, jnp.shape(leaf)
-        if batched and len(shape) == row.ndim + 1 and batch is None:
-            batch = shape[0]
-        if shape != ((batch, *feature) if batched else feature):
-            either = f"{feature} for one item, or {('B', *feature)} for a batch"
-            so_far = f" (here B is {batch}, from the leaves before)" if batch is not None else ""
+    shape = jnp.shape(given[0])
+    lead = shape[: max(len(shape) - stored[0].ndim, 0)]
+    if num_envs is None:
+        fits = len(lead) <= 1
+    else:
+        fits = (1 <= len(lead) <= 2) and lead[-1 if time_major else 0] == num_envs
+    for number, (path, leaf, row) in enumerate(zip(paths, given, stored, strict=True)):
+        name, shape = f"fbuf.{function}: items{path}", jnp.shape(leaf)
+        if not fits or shape != (*lead, *row.shape):
+            so_far = f" (here {_axes(lead)}, from the leaves before)" if number and fits else ""
             raise ValueError(
-                f"{name} must be {either}{so_far}, got {shape}; shapes are never broadcast"
+                f"{name} must be {_allowed(row.shape, num_envs, time_major)}{so_far}, got {shape}; "
+                "shapes are never broadcast"
             )
         _array_like(function, "items" + path, leaf)
         if not _keeps(leaf, row.dtype):
@@ -130,21 +160,35 @@ def items(function: str, item: Any, items: Any) -> tuple[Any, int, bool]:
                 f"{jnp.result_type(leaf)}; cast it with .astype({str(row.dtype)!r}), or make the "
                 "buffer with an item of this dtype"
             )
-    if batch == 0:
+    if 0 in lead:
         raise ValueError(f"fbuf.{function}: items is an empty batch; leave the call out")
+    batch = Lead(lead, turned=len(lead) == 2 and not time_major)
     arrays = [
-        jnp.asarray(leaf, row.dtype) if batched else jnp.asarray(leaf, row.dtype)[None]
-        for leaf, row in zip(given, stored, strict=True)
+        batch.flat(jnp.asarray(leaf, row.dtype)) for leaf, row in zip(given, stored, strict=True)
     ]
-    return jax.tree.unflatten(expected, arrays), batch or 1, batched
+    return jax.tree.unflatten(expected, arrays), batch
 
 
-def flag(function: str, argument: str, value: Any, batch: int, batched: bool) -> jax.Array:
-    """A bool for each row: `[B]`, or a scalar for one item."""
-    shape = (batch,) if batched else ()
-    if jnp.shape(value) != shape:
+def _allowed(feature: tuple[int, ...], num_envs: int | None, time_major: bool) -> str:
+    if num_envs is None:
+        return f"{feature} for one item, or {_axes(('B', *feature))} for a batch"
+    rollout = ("T", num_envs) if time_major else (num_envs, "T")
+    return (
+        f"{_axes((num_envs, *feature))} for one step of all environments, or "
+        f"{_axes((*rollout, *feature))} for T of them"
+    )
+
+
+def _axes(axes: tuple[int | str, ...]) -> str:
+    names = ", ".join(str(axis) for axis in axes)
+    return f"({names},)" if len(axes) == 1 else f"({names})"
+
+
+def flag(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
+    """A bool for each row, shaped like the axes of the items before their own: `[B]`."""
+    if jnp.shape(value) != lead.shape:
         raise ValueError(
-            f"fbuf.{function}: {argument} must be of shape {shape}, one for each row, got "
+            f"fbuf.{function}: {argument} must be of shape {lead.shape}, one for each row, got "
             f"{_describe(value)}"
         )
     if jnp.result_type(value) != jnp.bool_:
@@ -152,18 +196,36 @@ def flag(function: str, argument: str, value: Any, batch: int, batched: bool) ->
             f"fbuf.{function}: {argument} must be bool, got {_describe(value)}; cast it with "
             ".astype(bool)"
         )
-    return jnp.asarray(value).reshape(batch)
+    return lead.flat(jnp.asarray(value))
+
+
+def values(
+    function: str, name: str, leaf: Any, lead: tuple[int, ...], feature: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    """Values of a field, one for each id: `[*lead, *feature]`."""
+    if jnp.shape(leaf) != (*lead, *feature):
+        raise ValueError(
+            f"fbuf.{function}: {name} must be of shape {(*lead, *feature)}, that of ids and then "
+            f"of the field, got {jnp.shape(leaf)}; shapes are never broadcast"
+        )
+    _array_like(function, name, leaf)
+    if jnp.result_type(leaf) != dtype:
+        raise TypeError(
+            f"fbuf.{function}: {name} must be {dtype}, as the buffer stores it, got "
+            f"{jnp.result_type(leaf)}; cast it with .astype({str(dtype)!r})"
+        )
+    return jnp.asarray(leaf)
 
 
 def priorities(function: str, value: Any, shape: tuple[int, ...], of: str) -> jax.Array:
-    """Priorities, one for each row, as float32."""
+    """Priorities, one for each row, as float32, in the shape they came."""
     if jnp.shape(value) != shape:
         raise ValueError(
             f"fbuf.{function}: priority must be of shape {shape}, like {of}, got {_describe(value)}"
         )
     if not _is_real(jnp.result_type(value)):
         raise TypeError(f"fbuf.{function}: priority must be real, got {_describe(value)}")
-    return jnp.asarray(value).astype(jnp.float32).reshape(-1)
+    return jnp.asarray(value).astype(jnp.float32)
 
 
 def ids(function: str, value: Any) -> Ids:

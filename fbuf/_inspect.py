@@ -94,7 +94,7 @@ def _figures(state: State[Any]) -> dict[str, jax.Array]:
         "capacity": jnp.int32(state.capacity),
         "removed": state.ring.removed,
         "fault": state.fault,
-        **state.sampler.stats(state.index),
+        **state.sampler.stats(state.index, state.ring),
     }
 
 

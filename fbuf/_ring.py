@@ -1,5 +1,9 @@
 """The ring: which slot a row gets, which generation it is, and which rows are there.
 
+With several environments, one step of all of them is written at once, side by side: the row that
+follows another one in its lane is `lanes` slots further on. So lanes change nothing about the ring,
+and to add a step is to write one stretch of memory.
+
 Rows are written in order and the oldest is overwritten first, so a row is named by its slot and
 its generation, and the generation needs no array: it is the lap during which the slot was last
 written. Laps are counted modulo 2**32 (int32 arithmetic wraps), and only ever compared for
@@ -14,12 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _order, _rows
+from fbuf import _episodes, _order, _rows
+from fbuf._episodes import Autoreset, Open, Places
 
 # The bits of a row's flags.
 TERMINATED = 1
 TRUNCATED = 2
 REMOVED = 4
+DUMMY = 16
+"""The row of a step that only reset its environment; it is marked as removed, too."""
+START = 8
+"""The sampler's: this row may be drawn. Kept by those that draw from a count tree."""
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -54,17 +63,33 @@ class Ring:
         cursor: int32 `[3]`; `head`, `lap` and `stored`. One array, for every array of a state
             costs time whenever a function is called from Python.
         removed: int32 scalar; how many stored rows have been removed.
-        flags: uint8 `[capacity]`; the bits TERMINATED, TRUNCATED and REMOVED of each row.
+        flags: uint8 `[capacity]`; the bits of each row, see above.
+        open: The episode each lane is in; None if nobody asks for it.
+        num_envs: How many environments there are, None if they are not told apart; static.
+        autoreset: What environments do at an end, see `fbuf._episodes`; static.
     """
 
     cursor: jax.Array
     removed: jax.Array
     flags: jax.Array
+    open: Open | None
+    num_envs: int | None = dataclasses.field(metadata={"static": True})
+    autoreset: Autoreset = dataclasses.field(metadata={"static": True})
 
     @property
     def capacity(self) -> int:
         """How many rows there is room for; also right for a batched ring."""
         return self.flags.shape[-1]
+
+    @property
+    def lanes(self) -> int:
+        """How many rows a step has."""
+        return self.num_envs or 1
+
+    @property
+    def lane_length(self) -> int:
+        """How many rows of one environment there is room for."""
+        return self.capacity // self.lanes
 
     @property
     def head(self) -> jax.Array:
@@ -91,23 +116,33 @@ class Span:
         slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
         first: int32 scalar; the first slot written.
         last: int32 scalar; the last slot written.
-        vacated: bool `[B]`; the slot's flags said REMOVED until now.
+        replaced: uint8 `[B]`; the flags that were in the slot before; 0 if the row was not kept.
+        was_stored: bool `[B]`; that was a row, and not left from before the last clear.
+        drawable: bool `[B]`; the row was kept, and is not the dummy of a reset.
+        places: Where the rows are in their episodes, `[B]`; None if nobody asks for it.
         most: How many slots there are at most; static.
     """
 
     slots: jax.Array
     first: jax.Array
     last: jax.Array
-    vacated: jax.Array
+    replaced: jax.Array
+    was_stored: jax.Array
+    drawable: jax.Array
+    places: Places | None
     most: int = dataclasses.field(metadata={"static": True})
 
 
-def empty(capacity: int) -> Ring:
-    """A ring without rows."""
+def empty(capacity: int, num_envs: int | None, autoreset: Autoreset, follow: bool) -> Ring:
+    """A ring without rows; `follow` to know where in its episode each row is."""
+    follow |= autoreset == "next_step"
     return Ring(
         cursor=jnp.zeros(3, jnp.int32),
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
+        open=_episodes.none_open(num_envs or 1) if follow else None,
+        num_envs=num_envs,
+        autoreset=autoreset,
     )
 
 
@@ -117,16 +152,21 @@ def cleared(ring: Ring) -> Ring:
         ring,
         cursor=jnp.stack([jnp.int32(0), ring.lap + 1, jnp.int32(0)]),
         removed=jnp.zeros_like(ring.removed),
+        open=None if ring.open is None else jax.tree.map(jnp.zeros_like, ring.open),
     )
 
 
-def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, Span]:
+def append(
+    ring: Ring, flags: jax.Array, mask: jax.Array | None, drawable: int
+) -> tuple[Ring, Span]:
     """Make room for a batch of rows and write their flags.
 
     Args:
         ring: The ring.
-        flags: uint8 `[B]`; the flags of the new rows.
+        flags: uint8 `[B]`; the flags of the new rows, step by step, and in a step lane by lane.
         mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
+            Only for a ring of one lane.
+        drawable: Bits to set in the flags of every row that is no dummy.
 
     Returns:
         The ring, and the slots its rows went to. Of more rows than the ring has slots, the last
@@ -146,33 +186,96 @@ def append(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> tuple[Ring, 
     slots = jnp.where(kept, (position + rank) % size, size).astype(jnp.int32)
     dropped = jnp.maximum(count, size) - size
     end = position + count
+    inside = slots < capacity
     old = _rows.read(ring.flags, jnp.minimum(slots, capacity - 1))
-    # The barrier has it computed once. Computed again where it is used, the flags would have to be
-    # copied for that before they are written.
-    vacated = lax.optimization_barrier((slots < capacity) & (old & REMOVED > 0))
+    # The barrier has it read once. Read again where it is used, the flags would have to be copied
+    # for that before they are written.
+    replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
     # Of the rows from before the last clear none is counted as removed any more.
-    removed = ring.removed - jnp.sum(vacated & (slots < ring.stored), dtype=jnp.int32)
+    was_stored = slots < ring.stored
+    gone = (replaced & REMOVED > 0) & was_stored
+    removed = ring.removed - jnp.sum(gone, dtype=jnp.int32)
     slots = _order.after(slots, removed < 0)
+    now_open, places = ring.open, None
+    if now_open is not None:
+        now_open, places = _follow(ring, now_open, flags, mask, rank, count)
+        flags = jnp.where(places.dummy, jnp.uint8(REMOVED | DUMMY), flags)
+        removed += jnp.sum(places.dummy & inside, dtype=jnp.int32)
+        inside &= ~places.dummy
+    flags |= jnp.where(inside, jnp.uint8(drawable), jnp.uint8(0))
     head, lap = end % size, ring.lap.astype(jnp.uint32) + end // size
     stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
-    written = Ring(
+    written = dataclasses.replace(
+        ring,
         cursor=jnp.stack([head, lap, stored]).astype(jnp.int32),
         removed=removed,
         flags=_rows.write(ring.flags, slots, flags),
+        open=now_open,
     )
     first = ((position + dropped) % size).astype(jnp.int32)
     last = ((end + size - 1) % size).astype(jnp.int32)
-    return written, Span(slots, first, last, vacated, most=min(batch, capacity))
+    most = min(batch, capacity)
+    return written, Span(slots, first, last, replaced, was_stored, inside, places, most)
+
+
+def _follow(
+    ring: Ring,
+    before: Open,
+    flags: jax.Array,
+    mask: jax.Array | None,
+    rank: jax.Array,
+    count: jax.Array,
+) -> tuple[Open, Places]:
+    """Place the new rows in their episodes, of which a mask leaves `count`, in order of `rank`."""
+    ends = flags & (TERMINATED | TRUNCATED) > 0
+    if mask is not None:
+        ends = jnp.zeros_like(ends).at[jnp.where(mask, rank, ends.size)].set(ends, mode="drop")
+    steps = (count // ring.lanes).astype(jnp.int32)
+    after, places = _episodes.follow(before, ends.reshape(-1, ring.lanes), steps, ring.autoreset)
+    places = jax.tree.map(lambda leaf: leaf.reshape(-1), places)
+    return after, places if mask is None else jax.tree.map(lambda leaf: leaf[rank], places)
 
 
 def remove(ring: Ring, slots: jax.Array) -> Ring:
     """Mark rows as removed: int32 `[B]` slots of stored rows, none twice, `capacity` for none."""
     flags = _rows.read(ring.flags, jnp.minimum(slots, ring.capacity - 1)) | jnp.uint8(REMOVED)
+    now_open = ring.open
+    if now_open is not None:
+        lane = jnp.where(slots < ring.capacity, slots % ring.lanes, ring.lanes)
+        intact = now_open.intact.at[lane].min(newer(ring, slots), mode="drop")
+        now_open = dataclasses.replace(now_open, intact=intact)
     return dataclasses.replace(
         ring,
         removed=ring.removed + jnp.sum(slots < ring.capacity, dtype=jnp.int32),
         flags=_rows.write(ring.flags, slots, flags),
+        open=now_open,
     )
+
+
+def set_flag(ring: Ring, slots: jax.Array, bit: int, on: bool) -> Ring:
+    """Set or clear a bit in the flags of slots, none of which comes twice, `capacity` for none."""
+    flags = _rows.read(ring.flags, jnp.minimum(slots, ring.capacity - 1))
+    flags = flags | jnp.uint8(bit) if on else flags & jnp.uint8(255 - bit)
+    return dataclasses.replace(ring, flags=_rows.write(ring.flags, slots, flags))
+
+
+def later(ring: Ring, slots: jax.Array, steps: jax.Array | int) -> jax.Array:
+    """The slots so many steps later in the lane, around the end of the ring; less than a lane."""
+    size = jnp.uint32(ring.capacity)
+    by = jnp.asarray(steps, jnp.int32) % ring.lane_length * ring.lanes
+    return ((slots.astype(jnp.uint32) + by.astype(jnp.uint32)) % size).astype(jnp.int32)
+
+
+def newer(ring: Ring, slots: jax.Array) -> jax.Array:
+    """How many rows of its lane are newer than each of these stored rows. int32 like `slots`."""
+    size = jnp.uint32(ring.capacity)
+    behind = (ring.head.astype(jnp.uint32) + size - 1 - slots.astype(jnp.uint32)) % size
+    return (behind // jnp.uint32(ring.lanes)).astype(jnp.int32)
+
+
+def older(ring: Ring, slots: jax.Array) -> jax.Array:
+    """How many rows of its lane are older than each of these stored rows. int32 like `slots`."""
+    return ring.stored // ring.lanes - 1 - newer(ring, slots)
 
 
 def generation_of(ring: Ring, slots: jax.Array) -> jax.Array:

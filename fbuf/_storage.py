@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -105,10 +105,24 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
 
 
 def read(storage: Storage[Item], slots: jax.Array) -> Item:
-    """The rows at int32 `[B]` slots, each of which must be in range. Leaves `[B, ...]`."""
-    words = _rows.read(storage.words, slots)
-    wide = [_rows.read(leaf, slots) for leaf in storage.wide]
-    return _joined(storage, _unpacked(storage.fields, words), wide)
+    """The rows at int32 slots `[...]`, each of which must be in range. Leaves `[..., *shape]`."""
+    everything = range(len(storage.fields))
+    return jax.tree.unflatten(storage.tree, read_leaves(storage, slots, everything))
+
+
+def read_leaves(storage: Storage[Any], slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
+    """Some leaves of the rows at slots, by number: as `read`, without touching other wide ones."""
+    flat = slots.reshape(-1)
+    narrow: list[jax.Array] = []
+    if any(storage.fields[leaf].narrow for leaf in leaves):
+        narrow = _unpacked(storage.fields, _rows.read(storage.words, flat))
+    found: list[jax.Array] = []
+    for leaf in leaves:
+        field = storage.fields[leaf]
+        before = sum(other.narrow == field.narrow for other in storage.fields[:leaf])
+        rows = narrow[before] if field.narrow else _rows.read(storage.wide[before], flat)
+        found.append(rows.reshape(*slots.shape, *field.shape))
+    return found
 
 
 def write(storage: Storage[Item], slots: jax.Array, rows: Item) -> Storage[Item]:
@@ -123,6 +137,50 @@ def write(storage: Storage[Item], slots: jax.Array, rows: Item) -> Storage[Item]
             _rows.write(old, slots, new) for old, new in zip(storage.wide, wide, strict=True)
         ),
     )
+
+
+def write_leaves(
+    storage: Storage[Item], slots: jax.Array, leaves: Mapping[int, jax.Array]
+) -> Storage[Item]:
+    """As `write`, for some leaves by number; the others stay as they are."""
+    words, wide = storage.words, list(storage.wide)
+    narrow: dict[int, jax.Array] = {}
+    for leaf, rows in leaves.items():
+        field = storage.fields[leaf]
+        before = sum(other.narrow == field.narrow for other in storage.fields[:leaf])
+        if field.narrow:
+            narrow[before] = rows
+        else:
+            wide[before] = _rows.write(wide[before], slots, rows)
+    if narrow:
+        old = _rows.read(words, jnp.minimum(slots, words.shape[0] - 1))
+        fields = enumerate(_unpacked(storage.fields, old))
+        new = _packed([narrow.get(number, rows) for number, rows in fields], words.dtype)
+        words = _rows.write(words, slots, new)
+    return dataclasses.replace(storage, words=words, wide=tuple(wide))
+
+
+def find(function: str, argument: str, storage: Storage[Any], name: str) -> Any:
+    """A field by name, as its tree with the numbers of its leaves.
+
+    Args:
+        function: Who asks, and `argument` with what, for the message if there is no such field.
+        argument: See `function`.
+        storage: The rows.
+        name: Keys or attributes, from the outside inwards, with dots between them.
+    """
+    field: Any = jax.tree.unflatten(storage.tree, list(range(len(storage.fields))))
+    for part in name.split("."):
+        if isinstance(field, Mapping) and part in field:
+            field = field[part]
+        elif not isinstance(field, Mapping) and hasattr(field, part):
+            field = getattr(field, part)
+        else:
+            raise ValueError(
+                f"fbuf.{function}: {argument} names {name!r}, which the items of this buffer lack; "
+                f"they are {storage.item}. Name a field they have, or store one"
+            )
+    return field
 
 
 def _joined(storage: Storage[Item], narrow: Sequence[Any], wide: Sequence[Any]) -> Item:

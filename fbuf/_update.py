@@ -135,22 +135,20 @@ def _rewrite_priority(
 ) -> State[Item]:
     _check.one_buffer("update_priority", state)
     shape = jnp.shape(ids.slot) if isinstance(ids, Ids) else ()
-    slots, faults = _named("update_priority", state, ids, mask)
-    priority = _check.priorities("update_priority", priority, shape, "ids")
+    slots, faults = named("update_priority", state, ids, mask)
+    priority = _check.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, priority, alpha)
     return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))
 
 
 def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
     _check.one_buffer("remove", state)
-    slots, faults = _named("remove", state, ids, mask)
+    slots, faults = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    return dataclasses.replace(
-        state,
-        ring=_ring.remove(state.ring, slots),
-        index=state.sampler.remove(state.index, state.ring, slots),
-        fault=collected(state.fault, faults),
-    )
+    ring = _ring.remove(state.ring, slots)
+    index, ring = state.sampler.remove(state.index, ring, slots)
+    fault = collected(state.fault, faults)
+    return dataclasses.replace(state, ring=ring, index=index, fault=fault)
 
 
 def _empty(state: State[Item]) -> State[Item]:
@@ -163,7 +161,7 @@ def _empty(state: State[Item]) -> State[Item]:
     )
 
 
-def _named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+def named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
     """The slots that ids name, the capacity where they name none, and each one's fault bits."""
     flat = _check.ids(function, ids)
     live, outside, stale = _ring.find(state.ring, flat)

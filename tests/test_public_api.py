@@ -27,6 +27,7 @@ def test_the_state_comes_first_and_options_by_name():
         "sample": ["state", "key", "batch_size"],
         "update_priority": ["state", "ids", "priority"],
         "remove": ["state", "ids"],
+        "write": ["state", "ids", "fields"],
         "clear": ["state"],
         "init": ["item", "capacity"],
         "nbytes": ["item", "capacity"],

@@ -101,7 +101,17 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         slots = jnp.array(rng.integers(0, 5000, 700), jnp.int32)
         tree = sum_tree.write(tree, slots, jnp.array(rng.random(700), jnp.float32), jnp.int32(5000))
         consecutive = jnp.arange(40, 140, dtype=jnp.int32)
-        span = Span(consecutive, jnp.int32(40), jnp.int32(139), jnp.zeros(100, bool), 100)
+        always = jnp.ones(100, bool)
+        span = Span(
+            consecutive,
+            jnp.int32(40),
+            jnp.int32(139),
+            jnp.zeros(100, jnp.uint8),
+            always,
+            always,
+            None,
+            100,
+        )
         tree = sum_tree.write_span(tree, span, jnp.ones(100), jnp.int32(5000))
         u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
         return tree, sum_tree.draw(tree, u)

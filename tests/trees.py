@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from fbuf._ring import REMOVED
 from fbuf.trees import count_tree
 from fbuf.trees.sum_tree import Aggregate
 
 
-def check_counts(tree, flags):
-    """Every node counts the removed rows under it."""
-    removed = np.asarray(flags) & REMOVED > 0
+def check_counts(tree, marked):
+    """Every node counts the marked slots under it."""
     counts, span = [], 1
     for size in count_tree._sizes(tree.capacity):
         span *= 16
         padded = np.zeros(size * span, int)
-        padded[: removed.size] = removed
+        padded[: marked.size] = marked
         counts.append(padded.reshape(size, span).sum(axis=1))
     np.testing.assert_array_equal(tree.counts, np.concatenate(counts))
 

@@ -38,8 +38,18 @@ class Draw:
 class Sampler(Protocol):
     """Which rows may be drawn, and how likely each is."""
 
-    def init(self, capacity: int) -> Index:
-        """The index of an empty buffer."""
+    @property
+    def flags_of_new_rows(self) -> int:
+        """Bits the sampler wants to have set in the flags of each row that is no dummy."""
+        ...
+
+    @property
+    def follows_episodes(self) -> bool:
+        """Whether the ring has to know where in its episode each row is."""
+        ...
+
+    def init(self, ring: Ring) -> Index:
+        """The index of an empty buffer. Raises `ValueError` if it cannot be one of this shape."""
         ...
 
     def add(
@@ -49,10 +59,11 @@ class Sampler(Protocol):
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[Index, jax.Array]:
+    ) -> tuple[Index, Ring, jax.Array]:
         """Take note of rows just written, and return the fault bits of each, uint32 `[B]`.
 
-        `ring` is the ring with the rows in it. `priority` is float32 `[B]`.
+        `ring` is the ring with the rows in it, and comes back with its START flags brought up to
+        date. `priority` is float32 `[B]`.
         """
         ...
 
@@ -70,8 +81,8 @@ class Sampler(Protocol):
         """
         ...
 
-    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
-        """Never draw these rows again.
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> tuple[Index, Ring]:
+        """Never draw these rows again, which are marked as removed already.
 
         No slot comes twice; those equal to the capacity are to be left out.
         """
@@ -96,6 +107,6 @@ class Sampler(Protocol):
         """Draw rows, with replacement."""
         ...
 
-    def stats(self, index: Index) -> dict[str, jax.Array]:
+    def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
         """Figures for logging. Scalars."""
         ...

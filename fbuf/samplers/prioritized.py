@@ -104,14 +104,24 @@ class Prioritized:
                     f"got {getattr(self, name)!r}"
                 )
 
-    def init(self, capacity: int) -> PriorityIndex:
+    @property
+    def flags_of_new_rows(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def follows_episodes(self) -> bool:
+        """It need not be known where in its episode a row is."""
+        return False
+
+    def init(self, ring: Ring) -> PriorityIndex:
         """No priority stored."""
         keeps = [Aggregate.SUM]
         if self.new_priority == "largest":
             keeps.append(Aggregate.LARGEST)
         if self.normalize == "buffer":
             keeps.append(Aggregate.LARGEST_INVERSE)
-        return PriorityIndex(sum_tree.empty(capacity, tuple(keeps)), jnp.float32(0))
+        return PriorityIndex(sum_tree.empty(ring.capacity, tuple(keeps)), jnp.float32(0))
 
     def add(
         self,
@@ -120,7 +130,7 @@ class Prioritized:
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[PriorityIndex, jax.Array]:
+    ) -> tuple[PriorityIndex, Ring, jax.Array]:
         """Store the priorities of new rows; those that cannot be right get the default."""
         default = self._default(index)
         if priority is None:
@@ -129,10 +139,10 @@ class Prioritized:
         else:
             stored, valid = self._stored(priority, alpha, index.tree.capacity)
             new = jnp.where(valid, stored, default)
-            written = span.slots < index.tree.capacity
-            faults = bits_where(~valid & written, Fault.BAD_PRIORITY)
+            faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
+        new = jnp.where(span.drawable, new, 0)
         tree = sum_tree.write_span(index.tree, span, new, ring.stored)
-        return self._with(index, tree, new, span.slots < index.tree.capacity), faults
+        return self._with(index, tree, new, span.drawable), ring, faults
 
     def update_priority(
         self,
@@ -151,11 +161,13 @@ class Prioritized:
         faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
         return self._with(index, tree, new, named & valid), faults
 
-    def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
+    def remove(
+        self, index: PriorityIndex, ring: Ring, slots: jax.Array
+    ) -> tuple[PriorityIndex, Ring]:
         """Store 0, whatever `eps` is."""
         zeros = jnp.zeros(slots.shape, jnp.float32)
         tree = sum_tree.write(index.tree, slots, zeros, ring.stored)
-        return dataclasses.replace(index, tree=tree)
+        return dataclasses.replace(index, tree=tree), ring
 
     def clear(self, index: PriorityIndex) -> PriorityIndex:
         """Forget every priority, and the largest ever."""
@@ -198,7 +210,7 @@ class Prioritized:
         weight = jnp.where(mask, jnp.minimum(jnp.exp(log_weight - largest), 1), 0)
         return Draw(slots, jnp.where(mask, value / total, 0), weight, mask)
 
-    def stats(self, index: PriorityIndex) -> dict[str, jax.Array]:
+    def stats(self, index: PriorityIndex, ring: Ring) -> dict[str, jax.Array]:
         """The total of what is stored, and the largest."""
         return {
             "priority_total": sum_tree.total(index.tree),

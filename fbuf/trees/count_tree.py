@@ -1,16 +1,11 @@
-"""A K-ary tree of counts over the removed rows, to find the r-th row that is left.
+"""A K-ary tree of counts over marked slots: the r-th marked slot, by rank.
 
-A node says how many of the slots under it hold a removed row: `FANOUT` slots under a node of the
-lowest level, `FANOUT` nodes under a node of the next one, and so on. As long as nothing is removed
-all counts stay 0, and to add rows changes nothing. The slots themselves are not kept again: at the
-bottom the ring's flags tell.
+A node says how many of the slots under it are marked: `FANOUT` slots under a node of the lowest
+level, `FANOUT` nodes under a node of the next one, and so on. The marks themselves are a bit in the
+flags of the ring, and not kept again.
 
 Counts are integers, exact at any size. So a write adds 1 to every node above a slot, or takes 1
 away, in one scatter for all levels; and one rank suffices for the whole way down.
-
-Rows that were removed before the ring was last cleared keep counting until they are overwritten:
-clearing would otherwise take time in proportion to the capacity. They lie behind the newest row,
-where no count is ever looked at.
 """
 
 from __future__ import annotations
@@ -64,44 +59,33 @@ def add(tree: CountTree, slots: jax.Array, by: jax.Array) -> CountTree:
     return dataclasses.replace(tree, counts=counts)
 
 
-def select(tree: CountTree, removed: jax.Array, stored: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Find the rows of given ranks among those that are stored and not removed.
+def select(tree: CountTree, flags: jax.Array, bit: int, ranks: jax.Array) -> jax.Array:
+    """Find the marked slots of given ranks, counted from slot 0 upwards.
 
     Args:
         tree: The tree.
-        removed: bool `[capacity]`, or uint8 of which only 0 is False; what the tree counts.
-        stored: int32 scalar; only slots `[0, stored)` are looked at.
-        ranks: int32 `[B]`, from 0 upwards, counted from slot 0; of a rank that no row has the
-            result is in range, and meaningless.
+        flags: uint8 `[capacity]`.
+        bit: The bit of the flags that marks a slot: what the tree counts.
+        ranks: int32 `[B]`, from 0 upwards; of a rank that no mark has the result is in range, and
+            meaningless.
 
     Returns:
         int32 `[B]` slots. O(B log N).
     """
     sizes = _sizes(tree.capacity)
-    newest = jnp.maximum(stored - 1, 0)
-    start = sum(sizes)
-    found: jax.Array | None = None
-    for level, size in reversed(list(enumerate(sizes, start=1))):
+    start = sum(sizes) - sizes[-1]
+    sums = running_sums(tree.counts[start:].reshape(-1, FANOUT))
+    found = first_above(sums, ranks)
+    ranks = ranks - jnp.where(found > 0, sums[found - 1], 0)
+    for size in reversed(sizes[:-1]):
         start -= size
-        # All nodes before the one with the newest slot stand for stored slots alone. If a rank is
-        # in none of them it is in that one, whose own count need not be known.
-        last = newest >> (_SHIFT * level)
-        if found is None:
-            nodes = jnp.arange(size, dtype=jnp.int32)
-            left = jnp.where(nodes < last, (1 << _SHIFT * level) - tree.counts[start:], 0)
-            sums = running_sums(left.reshape(-1, FANOUT))
-            found = jnp.minimum(first_above(sums, ranks), last)
-            ranks = ranks - jnp.where(found > 0, sums[found - 1], 0)
-        else:
-            nodes = _children(found)
-            counts = tree.counts.at[start + nodes].get(mode="promise_in_bounds")
-            left = jnp.where(nodes < last, (1 << _SHIFT * level) - counts, 0)
-            found, ranks = _descend(nodes, left, ranks, last)
-    assert found is not None
-    nodes = _children(found)
-    flags = removed.at[jnp.minimum(nodes, newest)].get(mode="promise_in_bounds")
-    left = ((nodes < newest) & (flags == 0)).astype(jnp.int32)
-    return _descend(nodes, left, ranks, newest)[0]
+        nodes = jnp.minimum(_children(found), size - 1)
+        found, ranks = _descend(
+            nodes, tree.counts.at[start + nodes].get(mode="promise_in_bounds"), ranks
+        )
+    slots = jnp.minimum(_children(found), tree.capacity - 1)
+    marked = flags.at[slots].get(mode="promise_in_bounds") & bit > 0
+    return jnp.minimum(_descend(slots, marked.astype(jnp.int32), ranks)[0], tree.capacity - 1)
 
 
 def _sizes(capacity: int) -> list[int]:
@@ -120,13 +104,11 @@ def _children(nodes: jax.Array) -> jax.Array:
     return nodes[:, None] * FANOUT + jnp.arange(FANOUT, dtype=jnp.int32)
 
 
-def _descend(
-    nodes: jax.Array, left: jax.Array, ranks: jax.Array, last: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """From rows of nodes, of which so many rows are left each, to the node of a rank in them."""
+def _descend(nodes: jax.Array, counts: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """From rows of nodes to the node in each that holds a rank, and what is left of the rank."""
     found, before = nodes[:, 0], jnp.zeros_like(ranks)
-    for child, counted in enumerate(itertools.accumulate(left.T)):
-        passed = (counted <= ranks) & (nodes[:, child] < last)
+    for counted in itertools.accumulate(counts.T[:-1]):
+        passed = counted <= ranks
         found = found + passed.astype(jnp.int32)
         before = jnp.where(passed, counted, before)
     return found, ranks - before

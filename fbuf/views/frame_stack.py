@@ -1,0 +1,76 @@
+"""The frame stack view: frames are stored once, and stacked when they are sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf import _check, _ring, _storage
+from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring
+from fbuf._state import State
+from fbuf.views import _fields
+from fbuf.views._protocol import Reading
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameStack:
+    """Return each drawn row as it was added, with a field stacked with those of the rows before.
+
+    The stack does not reach back beyond the first row of the episode, the oldest row, or a row that
+    was removed: the first one that is there is repeated, as environments' own frame stacks do.
+
+    Attributes:
+        k: How many frames, the drawn row's own included; at least 1.
+        field: The name of the field to stack, `"a.b"` for a field in a field.
+
+    The field's leaves become `[B, ..., k]`, the oldest frame first; all others stay `[B, ...]`.
+
+    Cost: O(B k) reads of that field; a frame is stored once instead of k times.
+
+    Raises:
+        ValueError: If `k` is out of range; when traced, if the items have no such field.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"obs": jnp.int32(0)}, capacity=8, sampler=fbuf.Uniform(window=2))
+        >>> state = fbuf.add(state, {"obs": jnp.array([5, 6, 7], jnp.int32)})
+        >>> state = fbuf.remove(state, fbuf.Ids(jnp.int32([0]), jnp.int32([0])))
+        >>> fbuf.sample(state, jax.random.key(0), 1, view=fbuf.FrameStack(3, "obs")).data["obs"]
+        Array([[6, 6, 6]], dtype=int32)
+
+    References:
+        Mnih et al., Human-level control through deep reinforcement learning, Nature 518, 2015.
+    """
+
+    k: int
+    field: str = "observation"
+
+    def __post_init__(self) -> None:
+        _check.positive_int("FrameStack", "k", self.k, 2**16)
+
+    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+        """Read the rows, and the field of those before."""
+        ring, storage = state.ring, state.storage
+        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1), _reach(ring, slots, self.k)[:, None])
+        earlier = _ring.later(ring, slots[:, None], -back)
+        frames = _fields.read("FrameStack", "field", storage, earlier, self.field)
+        stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
+        wanted = jax.tree.leaves(_storage.find("FrameStack", "field", storage, self.field))
+        rest = [leaf for leaf in range(len(storage.fields)) if leaf not in wanted]
+        found = dict(zip(rest, _storage.read_leaves(storage, slots, rest), strict=True))
+        found.update(zip(wanted, jax.tree.leaves(stacked), strict=True))
+        data = jax.tree.unflatten(storage.tree, [found[leaf] for leaf in sorted(found)])
+        return Reading(data, ring.flags.at[slots].get(mode="promise_in_bounds"))
+
+
+def _reach(ring: Ring, slots: jax.Array, k: int) -> jax.Array:
+    """How many rows before each one belong to its episode, at most `k - 1`: int32 `[B]`."""
+    before = jnp.arange(1, k, dtype=jnp.int32)
+    older = _ring.older(ring, slots)[:, None]
+    earlier = _ring.later(ring, slots[:, None], -jnp.minimum(before, older))
+    flags = ring.flags.at[earlier].get(mode="promise_in_bounds")
+    cut = (before > older) | (flags & (TERMINATED | TRUNCATED | REMOVED) > 0)
+    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1)

@@ -1,0 +1,138 @@
+"""The sequence view: steps one after the other, for recurrent agents and world models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fbuf import _check, _ring, _storage
+from fbuf._ring import DUMMY, TERMINATED, TRUNCATED, Ring
+from fbuf._state import State
+from fbuf.views import _fields
+from fbuf.views._protocol import Reading
+from fbuf.views._steps import following
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SequenceSteps:
+    """What `fbuf.Sequence` makes of a row. `T` is `burn_in + length + bootstrap`.
+
+    Attributes:
+        item: The steps as they were added; leaves `[B, T, ...]`, zeros where nothing is there.
+        there: bool `[B, T]`; there is such a step.
+        learn: bool `[B, T]`; it is there, and one of the `length` steps to learn from.
+        first: bool `[B, T]`; it is known to be the first step of an episode.
+        state: The field `state` of the first step alone, leaves `[B, ...]`; None if none is named.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.int32(0), capacity=8), jnp.array([7], jnp.int32))
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Sequence(length=3))
+        >>> batch.data.there
+        Array([[ True, False, False]], dtype=bool)
+    """
+
+    item: Any
+    there: jax.Array
+    learn: jax.Array
+    first: jax.Array
+    state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """Read the steps that follow each drawn row, itself included.
+
+    `Sample.terminated` and `.truncated` are `[B, T]`, False where nothing is there.
+
+    Attributes:
+        length: How many steps to learn from, at least 1.
+        burn_in: How many before them only warm up a recurrent state.
+        bootstrap: How many behind them are only there for targets.
+        boundary: `"stop"`: every sequence must be whole, which takes a sampler with `window` of at
+            least `burn_in + length + bootstrap`. `"pad"`: behind the end of an episode, and behind
+            the newest row, nothing is there. `"cross"`: sequences run on into the next episode, as
+            far as the newest row or a row that was removed, or a dummy; reset where `first` says.
+        state: The name of a field to read at the first step only, such as a stored recurrent state;
+            among the items its steps are read all the same, unless it is wide.
+
+    Cost: O(B T) reads.
+
+    Raises:
+        ValueError: If an argument is out of its range; when traced, if `boundary="stop"` and the
+            sampler's window is shorter, or the items have no such field.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Uniform(window=3))
+        >>> state = fbuf.add(state, jnp.array([7, 8, 9], jnp.int32))
+        >>> view = fbuf.Sequence(length=2, burn_in=1, boundary="stop")
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=view)
+        >>> batch.data.item, batch.data.learn
+        (Array([[7, 8, 9]], dtype=int32), Array([[False,  True,  True]], dtype=bool))
+
+    References:
+        Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning,
+        ICLR 2019 (burn-in, stored state).
+    """
+
+    length: int
+    burn_in: int = 0
+    bootstrap: int = 0
+    boundary: Literal["stop", "pad", "cross"] = "pad"
+    state: str | None = None
+
+    def __post_init__(self) -> None:
+        _check.positive_int("Sequence", "length", self.length, 2**16)
+        for name in ("burn_in", "bootstrap"):
+            if getattr(self, name) != 0:
+                _check.positive_int("Sequence", name, getattr(self, name), 2**16)
+        if self.boundary not in ("stop", "pad", "cross"):
+            raise ValueError(
+                f"fbuf.Sequence: boundary must be 'stop', 'pad' or 'cross', got {self.boundary!r}"
+            )
+
+    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+        """Read the steps, and say which of them are there."""
+        ring, total = state.ring, self.burn_in + self.length + self.bootstrap
+        if total > ring.lane_length:
+            raise ValueError(
+                f"fbuf.Sequence: {total} steps (burn_in + length + bootstrap) are more than a lane "
+                f"of this buffer has, {ring.lane_length}; shorten the sequence"
+            )
+        if self.boundary == "stop" and getattr(state.sampler, "window", 1) < total:
+            raise ValueError(
+                f"fbuf.Sequence: boundary='stop' takes a sampler that draws only rows from which "
+                f"all {total} steps are there; make the buffer with window={total}, or take "
+                "boundary='pad'"
+            )
+        steps = following(ring, slots, total)
+        there = steps.there if self.boundary == "cross" else steps.same
+        number = jnp.arange(total)
+        learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
+        ends = steps.flags & (TERMINATED | TRUNCATED) > 0
+        first = jnp.concatenate([_begins(ring, slots)[:, None], ends[:, :-1]], axis=1) & there
+        anchor = None
+        if self.state is not None:
+            anchor = _fields.read("Sequence", "state", state.storage, slots, self.state)
+        item = jax.tree.map(
+            lambda leaf: jnp.where(
+                there.reshape(*there.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
+            ),
+            _storage.read(state.storage, steps.slots),
+        )
+        flags = jnp.where(there, steps.flags, 0)
+        return Reading(SequenceSteps(item, there, learn, first, anchor), flags)
+
+
+def _begins(ring: Ring, slots: jax.Array) -> jax.Array:
+    """Whether rows are known to be the first of an episode: bool `[B]`."""
+    before = _ring.later(ring, slots, -1)
+    flags = ring.flags.at[before].get(mode="promise_in_bounds")
+    after_end = flags & (TERMINATED | TRUNCATED | DUMMY) > 0
+    # Before the oldest row there is none, or none any more.
+    return jnp.where(_ring.older(ring, slots) > 0, after_end, ring.stored < ring.capacity)
