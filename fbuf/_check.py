@@ -148,7 +148,10 @@ def items(
     for number, (path, leaf, row) in enumerate(zip(paths, given, stored, strict=True)):
         name, shape = f"fbuf.{function}: items{path}", jnp.shape(leaf)
         if not fits or shape != (*lead, *row.shape):
-            so_far = f" (here {_axes(lead)}, from the leaves before)" if number and fits else ""
+            so_far = ""
+            if number and fits and lead:
+                here = f"B is {lead[0]}" if num_envs is None else f"they begin with {_axes(lead)}"
+                so_far = f" (here {here}, from the leaves before)"
             raise ValueError(
                 f"{name} must be {_allowed(row.shape, num_envs, time_major)}{so_far}, got {shape}; "
                 "shapes are never broadcast"

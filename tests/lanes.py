@@ -11,6 +11,7 @@ class Row:
     end: bool
     dummy: bool
     removed: bool = False
+    priority: float = 0.0
 
 
 class Lanes:

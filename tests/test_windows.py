@@ -127,6 +127,82 @@ def test_a_mask_leaves_no_gap_in_a_window(rows, window):
     assert int(masked.ring.removed) == int(alone.ring.removed)
 
 
+prioritised = st.one_of(
+    operations,
+    st.tuples(st.just("update"), st.lists(st.integers(0, 1000), min_size=3, max_size=3)),
+)
+
+
+def agree_by_priority(state, lanes, sampler):
+    tree, stored = state.index.tree, lanes.stored()
+    trees.check(tree)
+    starts = lanes.starts(sampler.window, sampler.stride, sampler.starts == "first")
+    leaves = np.asarray(tree.leaves).reshape(-1)
+    expected = np.zeros(state.capacity)
+    for slot in stored:
+        priority = lanes.at(slot).priority
+        assert abs(leaves[slot]) == np.float32(priority)
+        assert np.signbit(leaves[slot]) == (slot not in starts)
+        expected[slot] = priority if slot in starts else 0
+    total = expected.sum()
+    np.testing.assert_allclose(np.asarray(tree.nodes[-1])[..., 0].sum(), total, rtol=1e-5)
+    sample = fbuf.sample(state, jax.random.key(int(state.ring.head)), 8, beta=1.0)
+    assert bool(sample.mask.all()) == bool(total) == bool(sample.mask.any())
+    if total:
+        share = expected[np.asarray(sample.ids.slot)] / total
+        assert (share > 0).all()
+        np.testing.assert_allclose(sample.probability, share, rtol=1e-5)
+        np.testing.assert_allclose(sample.weight, share.min() / share, rtol=1e-4)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize("options", [SAMPLERS[1], SAMPLERS[2], SAMPLERS[4], SAMPLERS[5]], ids=str)
+@pytest.mark.parametrize(("envs", "length"), [(None, 6), (3, 4)])
+@settings(max_examples=10)
+@given(history=st.lists(prioritised, min_size=1, max_size=14), often=often_)
+def test_any_history_by_priority(envs, length, options, autoreset, history, often):
+    sampler, count = fbuf.Prioritized(alpha=1.0, eps=0.0, **options), envs or 1
+    state = fbuf.init(
+        jnp.int32(0), length * count, num_envs=envs, sampler=sampler, autoreset=autoreset
+    )
+    lanes = Lanes(count, length, autoreset)
+    add, remove = functions()
+    for operation in history:
+        if operation[0] == "add":
+            rng = np.random.default_rng(operation[2])
+            shape = (operation[1], count)
+            items, ends = np.zeros(shape, np.int32), rng.random(shape) < often
+            given_ = priority = rng.integers(0, 5, shape).astype(np.float32)
+            if operation[2] % 2:
+                rows = [lanes.at(slot).priority for slot in lanes.stored()]
+                priority, given_ = np.full(shape, max(rows, default=0) or 1), None
+            before = [len(rows) for rows in lanes.lanes]
+            lanes.add(items, ends)
+            for lane, rows in enumerate(lanes.lanes):
+                for at in range(before[lane], len(rows)):
+                    if not rows[at].dummy:
+                        rows[at].priority = float(priority[at - before[lane], lane])
+            turn = (lambda x: x.T) if envs else (lambda x: x[:, 0])
+            given_ = None if given_ is None else jnp.asarray(turn(given_))
+            items, ends = jnp.asarray(turn(items)), jnp.asarray(turn(ends))
+            state = add(state, items, truncated=ends, priority=given_)
+        elif operation[0] == "clear":
+            lanes.clear()
+            state = fbuf.clear(state)
+        elif lanes.stored():
+            slots = [lanes.stored()[n % len(lanes.stored())] for n in operation[1]]
+            ids = fbuf._ring.name(state.ring, jnp.array(slots, jnp.int32), jnp.ones(3, bool))
+            if operation[0] == "remove":
+                lanes.remove(slots)
+                state = remove(state, ids)
+            else:
+                new = [float(n % 7) for n in operation[1]]
+                for slot, priority in zip(slots, new, strict=True):
+                    lanes.at(slot).priority = priority
+                state = fbuf.update_priority(state, ids, jnp.array(new))
+        agree_by_priority(state, lanes, sampler)
+
+
 def test_every_start_is_drawn_alike():
     sampler = fbuf.Uniform(window=3)
     state = fbuf.init(jnp.int32(0), 60, num_envs=3, sampler=sampler)

@@ -32,18 +32,19 @@ def values(tree):
 def check(tree):
     """Every node that can be reached is what its row says, and none is negative."""
     levels = [np.asarray(level, np.float64) for level in (tree.leaves, *tree.nodes)]
-    for level in levels:
+    for level in levels[1:] if tree.dormant else levels:
         assert (level >= 0).all()
     reached = np.ones(levels[-1].shape[0], bool)
     for parent, level in zip(levels[:0:-1], levels[-2::-1], strict=True):
         nodes = parent.reshape(-1, parent.shape[-1])[: level.shape[0]]
         reached = np.repeat(reached, 16)[: level.shape[0]] & (nodes[:, 0] > 0)
         row = level[reached]
-        np.testing.assert_allclose(nodes[reached, 0], row[..., 0].sum(axis=1), rtol=1e-6)
+        total = np.maximum(row[..., 0], 0).sum(axis=1)
+        np.testing.assert_allclose(nodes[reached, 0], total, rtol=1e-6)
         for at, which in enumerate(tree.keeps):
             part = row[..., 0 if row.shape[-1] == 1 else at]
             if which is Aggregate.LARGEST:
-                np.testing.assert_array_equal(nodes[reached, at], part.max(axis=1))
+                np.testing.assert_array_equal(nodes[reached, at], np.abs(part).max(axis=1))
             if which is Aggregate.LARGEST_INVERSE and row.shape[-1] == 1:
                 inverse = np.where(part > 0, 1 / np.where(part > 0, part, 1), 0).max(axis=1)
                 np.testing.assert_allclose(nodes[reached, at], inverse, rtol=1e-6)

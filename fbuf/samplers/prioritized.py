@@ -11,11 +11,12 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _order
+from fbuf import _check, _order
 from fbuf._fault import Fault, bits_where
-from fbuf._ring import Ring, Span
-from fbuf.samplers import _bits
+from fbuf._ring import REMOVED, Ring, Span
+from fbuf.samplers import _bits, _starts
 from fbuf.samplers._protocol import Draw
+from fbuf.samplers._starts import Window
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree
 
@@ -50,10 +51,15 @@ class Prioritized:
             keep; one outlier stays for good). In an empty buffer it is 1.
         normalize: Weights are divided by the largest weight in the `"batch"`, or by the largest
             one any row of the `"buffer"` would have (steadier, and smaller).
+        window: How many steps of one episode must follow from a row, itself included, for it to
+            be drawn, see `fbuf.Uniform`. Until then, and after, a row keeps its priority.
+        stride: Draw only every so-manieth step of a lane. Must divide the length of a lane.
+        starts: `"any"`, or `"first"`: only the first step of an episode.
         draws: `"independent"`, or `"stratified"`: one draw from each of `batch_size` equal shares
             of the total, in random order (less variance, but not independent).
 
-    Cost: O(B log N) time to add, sample and update B rows; 4.5 bytes a row with the defaults.
+    Cost: O(B log N) time to add, sample and update B rows, O(B window log N) to remove them;
+    4.5 bytes a row with the defaults.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -77,6 +83,9 @@ class Prioritized:
     new_priority: Literal["largest", "largest_ever"] = "largest"
     normalize: Literal["batch", "buffer"] = "batch"
     draws: Literal["independent", "stratified"] = "independent"
+    window: int = 1
+    stride: int = 1
+    starts: Literal["any", "first"] = "any"
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eps"):
@@ -97,12 +106,15 @@ class Prioritized:
             ("new_priority", ("largest", "largest_ever")),
             ("normalize", ("batch", "buffer")),
             ("draws", ("independent", "stratified")),
+            ("starts", ("any", "first")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"fbuf.Prioritized: {name} must be one of {allowed}, "
                     f"got {getattr(self, name)!r}"
                 )
+        for name in ("window", "stride"):
+            _check.positive_int("Prioritized", name, getattr(self, name), 2**31 - 1)
 
     @property
     def flags_of_new_rows(self) -> int:
@@ -111,8 +123,12 @@ class Prioritized:
 
     @property
     def follows_episodes(self) -> bool:
-        """It need not be known where in its episode a row is."""
-        return False
+        """Whether it must be known where in its episode a row is."""
+        return not self._window.every_row
+
+    @property
+    def _window(self) -> Window:
+        return Window(self.window, self.stride, self.starts == "first")
 
     def init(self, ring: Ring) -> PriorityIndex:
         """No priority stored."""
@@ -121,7 +137,10 @@ class Prioritized:
             keeps.append(Aggregate.LARGEST)
         if self.normalize == "buffer":
             keeps.append(Aggregate.LARGEST_INVERSE)
-        return PriorityIndex(sum_tree.empty(ring.capacity, tuple(keeps)), jnp.float32(0))
+        _starts.check("Prioritized", ring, self._window)
+        # A row that is no start keeps its priority with a minus sign.
+        tree = sum_tree.empty(ring.capacity, tuple(keeps), dormant=not self._window.every_row)
+        return PriorityIndex(tree, jnp.float32(0))
 
     def add(
         self,
@@ -141,7 +160,14 @@ class Prioritized:
             new = jnp.where(valid, stored, default)
             faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         new = jnp.where(span.drawable, new, 0)
-        tree = sum_tree.write_span(index.tree, span, new, ring.stored)
+        if self._window.every_row:
+            tree = sum_tree.write_span(index.tree, span, new, ring.stored)
+        else:
+            tree = sum_tree.write_span(index.tree, span, -new, ring.stored)
+            starts, there = _starts.completed(ring, span, self._window)
+            awake = jnp.abs(sum_tree.values(tree, starts))
+            starts = jnp.where(there, starts, ring.capacity)
+            tree = sum_tree.write(tree, starts, awake, ring.stored)
         return self._with(index, tree, new, span.drawable), ring, faults
 
     def update_priority(
@@ -157,16 +183,26 @@ class Prioritized:
         new, valid = self._stored(priority, alpha, capacity)
         named = slots < capacity
         slots = jnp.where(valid, slots, capacity)
-        tree = sum_tree.write(index.tree, slots, new, ring.stored)
+        signed = new
+        if not self._window.every_row:
+            old = sum_tree.values(index.tree, jnp.minimum(slots, capacity - 1))
+            signed = jnp.where(jnp.signbit(old), -new, new)
+        tree = sum_tree.write(index.tree, slots, signed, ring.stored)
         faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
         return self._with(index, tree, new, named & valid), faults
 
     def remove(
         self, index: PriorityIndex, ring: Ring, slots: jax.Array
     ) -> tuple[PriorityIndex, Ring]:
-        """Store 0, whatever `eps` is."""
-        zeros = jnp.zeros(slots.shape, jnp.float32)
-        tree = sum_tree.write(index.tree, slots, zeros, ring.stored)
+        """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""
+        new = jnp.zeros(slots.shape, jnp.float32)
+        if not self._window.every_row:
+            starts = _starts.containing(ring, slots, self._window)
+            slots = jnp.where(starts < ring.stored, starts, ring.capacity)
+            inside = jnp.minimum(slots, ring.capacity - 1)
+            removed = ring.flags.at[inside].get(mode="promise_in_bounds") & REMOVED > 0
+            new = -jnp.where(removed, 0, jnp.abs(sum_tree.values(index.tree, inside)))
+        tree = sum_tree.write(index.tree, slots, new, ring.stored)
         return dataclasses.replace(index, tree=tree), ring
 
     def clear(self, index: PriorityIndex) -> PriorityIndex:

@@ -70,15 +70,20 @@ class SumTree:
         nodes: `[rows, FANOUT, aggregates]` each; the last is the top, of at most `TOP` nodes.
         capacity: How many slots there are; static.
         keeps: The aggregates of a node, the sum first; static.
+        dormant: Whether values may have a minus sign: they are then kept, and of them only
+            LARGEST takes note; nothing is drawn there; static.
     """
 
     leaves: jax.Array
     nodes: tuple[jax.Array, ...]
     capacity: int = dataclasses.field(metadata={"static": True})
     keeps: tuple[Aggregate, ...] = dataclasses.field(metadata={"static": True})
+    dormant: bool = dataclasses.field(metadata={"static": True})
 
 
-def empty(capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,)) -> SumTree:
+def empty(
+    capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,), dormant: bool = False
+) -> SumTree:
     """A tree with every value 0."""
     rows = rows_for(capacity + 1)
     leaves = jnp.zeros((rows, FANOUT, 1), jnp.float32)
@@ -86,7 +91,7 @@ def empty(capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,)) -> Sum
     while not nodes or rows > TOP // FANOUT:
         rows = rows_for(rows)
         nodes.append(jnp.zeros((rows, FANOUT, len(keeps)), jnp.float32))
-    return SumTree(leaves, tuple(nodes), capacity, keeps)
+    return SumTree(leaves, tuple(nodes), capacity, keeps, dormant)
 
 
 def total(tree: SumTree) -> jax.Array:
@@ -111,7 +116,7 @@ def write(tree: SumTree, slots: jax.Array, new: jax.Array, stored: jax.Array) ->
         tree: The tree.
         slots: int32 `[B]` in `[0, capacity]`; those equal to the capacity are left out, and of
             duplicates the last one wins.
-        new: float32 `[B]`; finite, at least 0.
+        new: float32 `[B]`; finite, and at least 0 unless values may be dormant.
         stored: int32 scalar; slots `[0, stored)` have been written since the last `cleared`.
     """
     slots = _after_last_write(tree, slots)
@@ -175,7 +180,8 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     found = first_above(sums, uniforms[0] * sums[-1])
     value = jnp.zeros_like(uniforms[0])
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
-        found, value = _pick(level, jnp.minimum(found, level.shape[0] - 1), u)
+        signed = tree.dormant and level is tree.leaves
+        found, value = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
     return jnp.minimum(found, tree.capacity - 1), value
 
 
@@ -206,7 +212,8 @@ def draw_stratified(
         found = jnp.minimum(found, level.shape[0] - 1)
         left = (target - before) / value
         grain = whole * 2.0**-24 / value  # what the last bit of the target is worth in this node
-        children = _sums_of(level.at[found].get(mode="promise_in_bounds"))
+        signed = tree.dormant and level is tree.leaves
+        children = _sums_of(level.at[found].get(mode="promise_in_bounds"), signed)
         running = _running(children)
         whole = running[-1]
         target = _filled_in(left, grain, u) * whole
@@ -251,11 +258,13 @@ def first_above(sums: jax.Array, targets: jax.Array) -> jax.Array:
     return found
 
 
-def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _pick(
+    level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool
+) -> tuple[jax.Array, jax.Array]:
     """Pick a child of each row in proportion to its sum: `[B]` nodes below, and their sums."""
 
     def choose(row: jax.Array, u: jax.Array) -> jax.Array:
-        running = _running(_sums_of(row))
+        running = _running(_sums_of(row, signed))
         return _first_above(running, u * running[-1])
 
     def loop(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -275,7 +284,7 @@ def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.A
     ) -> tuple[jax.Array, jax.Array]:
         row = level.at[rows].get(mode="promise_in_bounds")
         child = choose(row, uniforms)
-        return rows * FANOUT + child, _choose(child, _sums_of(row))
+        return rows * FANOUT + child, _choose(child, _sums_of(row, signed))
 
     return lax.platform_dependent(level, rows, uniforms, cpu=loop, default=gather)
 
@@ -285,9 +294,10 @@ def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
     return _order.after(slots, tree.nodes[-1][0, 0, 0] < 0)
 
 
-def _sums_of(row: jax.Array) -> list[jax.Array]:
+def _sums_of(row: jax.Array, signed: bool) -> list[jax.Array]:
     """The sums of a row's children: `[..., FANOUT, aggregates]` to `FANOUT` arrays `[...]`."""
-    return [row[..., child, 0] for child in range(FANOUT)]
+    sums = [row[..., child, 0] for child in range(FANOUT)]
+    return [_larger(sum_, jnp.zeros_like(sum_)) for sum_ in sums] if signed else sums
 
 
 def _running(children: list[jax.Array]) -> list[jax.Array]:
@@ -324,15 +334,19 @@ def _filled_in(position: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array
 
 
 def _reduction(tree: SumTree) -> _levels.Reduce:
-    return functools.partial(_reduce, keeps=tree.keeps)
+    return functools.partial(_reduce, keeps=tree.keeps, dormant=tree.dormant)
 
 
-def _reduce(row: jax.Array, keeps: tuple[Aggregate, ...]) -> jax.Array:
+def _reduce(row: jax.Array, keeps: tuple[Aggregate, ...], dormant: bool) -> jax.Array:
     """What nodes keep of their rows: `[..., FANOUT, 1 or aggregates]` to `[..., aggregates]`."""
     of_values = row.shape[-1] == 1
     kept: list[jax.Array] = []
     for at, which in enumerate(keeps):
         part = row[..., 0 if of_values else at]
+        if of_values and dormant:
+            part = (
+                jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))
+            )
         if of_values and which is Aggregate.LARGEST_INVERSE:
             part = jnp.where(part > 0, 1 / part, 0)
         kept.append(_halved(part, operator.add if which is Aggregate.SUM else _larger))
