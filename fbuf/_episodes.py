@@ -88,7 +88,9 @@ def follow(
         ends = ends & ~dummy
         resets = _last(ends, count, before.resets)
     # A row's episode begins behind the newest end before it, or behind a dummy, itself included.
-    begin = jnp.maximum(_newest_before(ends, -_MANY), _newest(dummy, -_MANY))
+    begin = _newest_before(ends, -_MANY)
+    if autoreset == "next_step":
+        begin = jnp.maximum(begin, _newest(dummy, -_MANY))
     at_start = begin < 0  # the episode was open before the chunk
     position = jnp.where(at_start, before.position + number + 1, number - begin)
     intact = jnp.where(at_start, before.intact + number + 1, number - begin)

@@ -11,10 +11,11 @@ away, in one scatter for all levels; and one rank suffices for the whole way dow
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.trees._levels import FANOUT, rows_for
 from fbuf.trees.sum_tree import TOP, first_above, running_sums
@@ -79,13 +80,10 @@ def select(tree: CountTree, flags: jax.Array, bit: int, ranks: jax.Array) -> jax
     ranks = ranks - jnp.where(found > 0, sums[found - 1], 0)
     for size in reversed(sizes[:-1]):
         start -= size
-        nodes = jnp.minimum(_children(found), size - 1)
-        found, ranks = _descend(
-            nodes, tree.counts.at[start + nodes].get(mode="promise_in_bounds"), ranks
-        )
-    slots = jnp.minimum(_children(found), tree.capacity - 1)
-    marked = flags.at[slots].get(mode="promise_in_bounds") & bit > 0
-    return jnp.minimum(_descend(slots, marked.astype(jnp.int32), ranks)[0], tree.capacity - 1)
+        rows = jnp.minimum(found, size // FANOUT - 1) * FANOUT
+        found, ranks = _descend(tree.counts, None, start, rows, ranks)
+    rows = jnp.minimum(found, (tree.capacity - 1) // FANOUT) * FANOUT
+    return jnp.minimum(_descend(flags, bit, 0, rows, ranks)[0], tree.capacity - 1)
 
 
 def _sizes(capacity: int) -> list[int]:
@@ -99,16 +97,50 @@ def _sizes(capacity: int) -> list[int]:
         nodes = rows_for(nodes)
 
 
-def _children(nodes: jax.Array) -> jax.Array:
-    """The nodes, or slots, one level down: `[B, FANOUT]`."""
-    return nodes[:, None] * FANOUT + jnp.arange(FANOUT, dtype=jnp.int32)
+def _descend(
+    level: jax.Array, bit: int | None, start: int, rows: jax.Array, ranks: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """From rows of nodes to the node in each that holds a rank, and what is left of the rank.
 
+    Args:
+        level: `[nodes]`; counts, or flags of which a bit counts.
+        bit: That bit; None for counts.
+        start: Where in the array the level begins.
+        rows: int32 `[B]`; the first node of each row.
+        ranks: int32 `[B]`.
+    """
+    width = min(FANOUT, level.shape[0])
 
-def _descend(nodes: jax.Array, counts: jax.Array, ranks: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """From rows of nodes to the node in each that holds a rank, and what is left of the rank."""
-    found, before = nodes[:, 0], jnp.zeros_like(ranks)
-    for counted in itertools.accumulate(counts.T[:-1]):
-        passed = counted <= ranks
-        found = found + passed.astype(jnp.int32)
-        before = jnp.where(passed, counted, before)
-    return found, ranks - before
+    def step(row: list[jax.Array], skipped: jax.Array, rank: jax.Array) -> tuple[jax.Array, ...]:
+        child, before = jnp.zeros_like(rank), jnp.zeros_like(rank)
+        counted = jnp.zeros_like(rank)
+        for at, count in enumerate(row[:-1]):
+            here = count if bit is None else ((count & bit) > 0)
+            counted = counted + jnp.where(at < skipped, 0, here.astype(jnp.int32))
+            passed = counted <= rank
+            child = child + passed.astype(jnp.int32)
+            before = jnp.where(passed, counted, before)
+        return child, rank - before
+
+    # The last row of the flags can be cut short: it is then read with some nodes of the row before.
+    first = jnp.minimum(rows + start, level.shape[0] - width)
+    skipped = rows + start - first
+
+    def loop(level: jax.Array, first: jax.Array, skipped: jax.Array, ranks: jax.Array) -> Any:
+        def body(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            row = lax.dynamic_slice(level, (first[i],), (width,), allow_negative_indices=False)
+            child, rank = step([row[at] for at in range(width)], skipped[i], ranks[i])
+            return found[0].at[i].set(first[i] + child), found[1].at[i].set(rank)
+
+        return lax.fori_loop(
+            0, ranks.shape[0], body, (jnp.zeros_like(ranks), jnp.zeros_like(ranks))
+        )
+
+    def gather(level: jax.Array, first: jax.Array, skipped: jax.Array, ranks: jax.Array) -> Any:
+        at = first[:, None] + jnp.arange(width, dtype=jnp.int32)
+        row = level.at[at].get(mode="promise_in_bounds")
+        child, rank = step([row[:, at] for at in range(width)], skipped, ranks)
+        return first + child, rank
+
+    found, ranks = lax.platform_dependent(level, first, skipped, ranks, cpu=loop, default=gather)
+    return found - start, ranks
