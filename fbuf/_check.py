@@ -187,8 +187,34 @@ def _axes(axes: tuple[int | str, ...]) -> str:
     return f"({names},)" if len(axes) == 1 else f"({names})"
 
 
+def no_list(function: str, argument: str, value: Any) -> None:
+    """No Python list or tuple, of which JAX would make many arrays."""
+    if isinstance(value, list | tuple):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be an array, got a {type(value).__name__}; make it "
+            "one with jnp.array"
+        )
+
+
+def key(function: str, value: Any) -> None:
+    """A random key, of the new kind or the old one."""
+    if isinstance(value, jax.Array | np.ndarray):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
+            return
+        if value.dtype == np.uint32 and value.ndim == 1:
+            return
+        raise ValueError(
+            f"fbuf.{function}: key must be one random key, got {value.dtype} of shape "
+            f"{value.shape}; split it, or map over the keys with jax.vmap"
+        )
+    raise TypeError(
+        f"fbuf.{function}: key must be a random key, such as jax.random.key(0), got {value!r}"
+    )
+
+
 def flag(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
     """A bool for each row, shaped like the axes of the items before their own: `[B]`."""
+    no_list(function, argument, value)
     if jnp.shape(value) != lead.shape:
         raise ValueError(
             f"fbuf.{function}: {argument} must be of shape {lead.shape}, one for each row, got "
@@ -222,6 +248,7 @@ def values(
 
 def priorities(function: str, value: Any, shape: tuple[int, ...], of: str) -> jax.Array:
     """Priorities, one for each row, as float32, in the shape they came."""
+    no_list(function, "priority", value)
     if jnp.shape(value) != shape:
         raise ValueError(
             f"fbuf.{function}: priority must be of shape {shape}, like {of}, got {_describe(value)}"

@@ -58,6 +58,7 @@ def sample(
         Schaul et al., arXiv:1511.05952 (prioritised).
     """
     batch_size = _check.positive_int("sample", "batch_size", batch_size, 2**31 - 1)
+    _check.key("sample", key)
     beta = _check.exponent("sample", "beta", beta)
     return _sample(False, state, key, beta, batch_size=batch_size, view=view)
 

@@ -166,6 +166,7 @@ def named(function: str, state: State[Item], ids: Any, mask: Any) -> tuple[jax.A
     flat = _check.ids(function, ids)
     live, outside, stale = _ring.find(state.ring, flat)
     if mask is not None:
+        _check.no_list(function, "mask", mask)
         if jnp.shape(mask) != jnp.shape(ids.slot) or jnp.result_type(mask) != jnp.bool_:
             raise ValueError(
                 f"fbuf.{function}: mask must be bool of shape {jnp.shape(ids.slot)}, like ids, "

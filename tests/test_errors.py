@@ -98,6 +98,19 @@ MISUSE = {
         lambda: fbuf.remove(state_of(), drawn(state_of()), mask=jnp.ones(2)),
         "remove.*mask.*bool",
     ),
+    "mask_list": (
+        lambda: fbuf.add(state_of(), NEW, mask=[True, False, True]),
+        "add.*mask.*list.*jnp.array",
+    ),
+    "priority_list": (
+        lambda: fbuf.update_priority(state_of(), drawn(state_of()), [1.0, 2.0]),
+        "update_priority.*priority.*list",
+    ),
+    "key": (lambda: fbuf.sample(state_of(), 0, 2), "sample.*key must be a random key"),
+    "keys": (
+        lambda: fbuf.sample(state_of(), jax.random.split(jax.random.key(0)), 2),
+        "sample.*key must be one random key.*vmap",
+    ),
     "int_wraps": (lambda: fbuf.add(fbuf.init(jnp.uint8(0), 4), 300), "add.*300.*uint8"),
     "empty_ids": (
         lambda: fbuf.update_priority(
