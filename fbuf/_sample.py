@@ -68,8 +68,10 @@ def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
     reading = view.read(state, draw.slots)
     ids = _ring.name(state.ring, draw.slots, draw.mask)
-    # Whoever removes or changes these rows must name them: by then their flags have been read.
+    # Whoever removes or changes these rows must name them: by then the flags have been read.
     impossible = (reading.flags == 255).reshape(batch_size, -1).any(axis=1)
+    if reading.others is not None:
+        impossible |= (reading.others == 255).reshape(batch_size, -1).any(axis=1)
     mask = draw.mask.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
     return Sample(
         data=reading.data,

@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
+from fbuf import _check, _order, _ring
 from fbuf._eager import Compiled
 from fbuf._fault import Fault, bits_where, collected
 from fbuf._ring import Ids
@@ -145,6 +145,8 @@ def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
     _check.one_buffer("remove", state)
     slots, faults = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The fault is known once an update of priorities before this has read the flags.
+    slots = _order.after(slots, state.fault == jnp.uint32(2**32 - 1))
     ring = _ring.remove(state.ring, slots)
     index, ring = state.sampler.remove(state.index, ring, slots)
     fault = collected(state.fault, faults)

@@ -65,7 +65,26 @@ def clear_between(state, key):
     return state, fbuf.size(state)
 
 
+def windows(view, then_remove):
+    def step(state, key):
+        ends = jax.random.bernoulli(key, 0.1, (16,))
+        state = fbuf.add(state, rows(16), truncated=ends)
+        batch = fbuf.sample(state, key, BATCH, view=view)
+        if isinstance(state.sampler, fbuf.Prioritized):
+            state = fbuf.update_priority(state, batch.ids, batch.weight)
+        if then_remove:
+            state = fbuf.remove(state, batch.ids)
+        return state, consumed(batch)
+
+    return step
+
+
+SEQUENCE = fbuf.Sequence(3, boundary="stop")
 CASES = [
+    (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3)),
+    (windows(SEQUENCE, then_remove=True), fbuf.Prioritized(window=3)),
+    (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), fbuf.Uniform()),
+    (windows(fbuf.FrameStack(3, "obs"), then_remove=True), fbuf.Uniform()),
     (add_sample_update, PRIORITIZED),
     (with_masks, PRIORITIZED),
     (add_sample_remove, PRIORITIZED),

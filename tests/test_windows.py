@@ -66,7 +66,7 @@ SAMPLERS = [
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize("options", SAMPLERS, ids=str)
 @pytest.mark.parametrize(("envs", "length"), SHAPES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     history=st.lists(operations, min_size=1, max_size=14), often=st.sampled_from([0.1, 0.5, 0.9])
 )
@@ -158,7 +158,7 @@ def agree_by_priority(state, lanes, sampler):
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize("options", [SAMPLERS[1], SAMPLERS[2], SAMPLERS[4], SAMPLERS[5]], ids=str)
 @pytest.mark.parametrize(("envs", "length"), [(None, 6), (3, 4)])
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(history=st.lists(prioritised, min_size=1, max_size=14), often=often_)
 def test_any_history_by_priority(envs, length, options, autoreset, history, often):
     sampler, count = fbuf.Prioritized(alpha=1.0, eps=0.0, **options), envs or 1

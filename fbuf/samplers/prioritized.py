@@ -13,7 +13,7 @@ import numpy as np
 
 from fbuf import _check, _order
 from fbuf._fault import Fault, bits_where
-from fbuf._ring import REMOVED, Ring, Span
+from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits, _starts
 from fbuf.samplers._protocol import Draw
 from fbuf.samplers._starts import Window
@@ -198,10 +198,10 @@ class Prioritized:
         new = jnp.zeros(slots.shape, jnp.float32)
         if not self._window.every_row:
             starts = _starts.containing(ring, slots, self._window)
-            slots = jnp.where(starts < ring.stored, starts, ring.capacity)
-            inside = jnp.minimum(slots, ring.capacity - 1)
-            removed = ring.flags.at[inside].get(mode="promise_in_bounds") & REMOVED > 0
-            new = -jnp.where(removed, 0, jnp.abs(sum_tree.values(index.tree, inside)))
+            starts = jnp.where(starts < ring.stored, starts, ring.capacity)
+            old = sum_tree.values(index.tree, jnp.minimum(starts, ring.capacity - 1))
+            # Of two values for a slot the last one counts: that of a removed row is 0.
+            slots, new = jnp.concatenate([starts, slots]), jnp.concatenate([-jnp.abs(old), new])
         tree = sum_tree.write(index.tree, slots, new, ring.stored)
         return dataclasses.replace(index, tree=tree), ring
 

@@ -23,10 +23,12 @@ class Reading:
     Attributes:
         data: What becomes `Sample.data`.
         flags: uint8 `[B, ...]`; the flags (see `fbuf._ring`) of the rows that `data` stands for.
+        others: uint8 `[B, ...]`; what other flags the view has read, None if it has not.
     """
 
     data: Any
     flags: jax.Array
+    others: jax.Array | None = None
 
 
 class View(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _storage
+from fbuf import _check, _ring, _rows, _storage
 from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring
 from fbuf._state import State
 from fbuf.views import _fields
@@ -54,7 +54,8 @@ class FrameStack:
     def read(self, state: State[Any], slots: jax.Array) -> Reading:
         """Read the rows, and the field of those before."""
         ring, storage = state.ring, state.storage
-        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1), _reach(ring, slots, self.k)[:, None])
+        reach, others = _reach(ring, slots, self.k)
+        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1), reach[:, None])
         earlier = _ring.later(ring, slots[:, None], -back)
         frames = _fields.read("FrameStack", "field", storage, earlier, self.field)
         stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
@@ -63,14 +64,14 @@ class FrameStack:
         found = dict(zip(rest, _storage.read_leaves(storage, slots, rest), strict=True))
         found.update(zip(wanted, jax.tree.leaves(stacked), strict=True))
         data = jax.tree.unflatten(storage.tree, [found[leaf] for leaf in sorted(found)])
-        return Reading(data, ring.flags.at[slots].get(mode="promise_in_bounds"))
+        return Reading(data, _rows.read(ring.flags, slots), others)
 
 
-def _reach(ring: Ring, slots: jax.Array, k: int) -> jax.Array:
-    """How many rows before each one belong to its episode, at most `k - 1`: int32 `[B]`."""
+def _reach(ring: Ring, slots: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """How many rows before each one belong to its episode, at most `k - 1`, and their flags."""
     before = jnp.arange(1, k, dtype=jnp.int32)
     older = _ring.older(ring, slots)[:, None]
     earlier = _ring.later(ring, slots[:, None], -jnp.minimum(before, older))
     flags = ring.flags.at[earlier].get(mode="promise_in_bounds")
     cut = (before > older) | (flags & (TERMINATED | TRUNCATED | REMOVED) > 0)
-    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1)
+    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1), flags

@@ -115,7 +115,9 @@ class Sequence:
         number = jnp.arange(total)
         learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & (TERMINATED | TRUNCATED) > 0
-        first = jnp.concatenate([_begins(ring, slots)[:, None], ends[:, :-1]], axis=1) & there
+        before = ring.flags.at[_ring.later(ring, slots, -1)].get(mode="promise_in_bounds")
+        begins = _begins(ring, slots, before)
+        first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & there
         anchor = None
         if self.state is not None:
             anchor = _fields.read("Sequence", "state", state.storage, slots, self.state)
@@ -126,13 +128,11 @@ class Sequence:
             _storage.read(state.storage, steps.slots),
         )
         flags = jnp.where(there, steps.flags, 0)
-        return Reading(SequenceSteps(item, there, learn, first, anchor), flags)
+        return Reading(SequenceSteps(item, there, learn, first, anchor), flags, before)
 
 
-def _begins(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Whether rows are known to be the first of an episode: bool `[B]`."""
-    before = _ring.later(ring, slots, -1)
-    flags = ring.flags.at[before].get(mode="promise_in_bounds")
-    after_end = flags & (TERMINATED | TRUNCATED | DUMMY) > 0
+def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
+    """Whether rows are known to be the first of an episode, by the flags before: bool `[B]`."""
+    after_end = before & (TERMINATED | TRUNCATED | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
     return jnp.where(_ring.older(ring, slots) > 0, after_end, ring.stored < ring.capacity)
