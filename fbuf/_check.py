@@ -54,11 +54,21 @@ def exponent(function: str, argument: str, value: Any) -> jax.Array | float | No
             f"fbuf.{function}: {argument} must be one real number, got "
             f"{_describe(value)}; it holds for the whole batch"
         )
-    if not isinstance(value, jax.core.Tracer) and not 0 <= float(value) < math.inf:
+    if not isinstance(value, jax.core.Tracer) and not is_float32(value):
         raise ValueError(
-            f"fbuf.{function}: {argument} must be finite and at least 0, got {float(value)}"
+            f"fbuf.{function}: {argument} must be finite in float32 and at least 0, got "
+            f"{float(value)}"
         )
     return value if isinstance(value, jax.Array) else float(value)
+
+
+def is_float32(value: Any) -> bool:
+    """Whether a number is at least 0, and float32 can hold it: neither too large nor too small."""
+    number = float(value)
+    if number == 0:
+        return True
+    limits = np.finfo(np.float32)
+    return float(limits.tiny) <= number <= float(limits.max)
 
 
 def is_state(function: str, state: Any) -> None:
@@ -149,9 +159,10 @@ def items(
         name, shape = f"fbuf.{function}: items{path}", jnp.shape(leaf)
         if not fits or shape != (*lead, *row.shape):
             so_far = ""
-            if number and fits and lead:
-                here = f"B is {lead[0]}" if num_envs is None else f"they begin with {_axes(lead)}"
-                so_far = f" (here {here}, from the leaves before)"
+            if number and fits:
+                here = f"they begin with {_axes(lead)}" if num_envs else "one item"
+                here = f"B is {lead[0]}" if lead and num_envs is None else here
+                so_far = f" (here {here}, as items{paths[0]} is of shape {jnp.shape(given[0])})"
             raise ValueError(
                 f"{name} must be {_allowed(row.shape, num_envs, time_major)}{so_far}, got {shape}; "
                 "shapes are never broadcast"
@@ -258,13 +269,17 @@ def priorities(function: str, value: Any, shape: tuple[int, ...], of: str) -> ja
     return jnp.asarray(value).astype(jnp.float32)
 
 
-def ids(function: str, value: Any) -> Ids:
-    """Ids of rows, flat."""
+def is_ids(function: str, value: Any) -> None:
+    """Ids of rows."""
     if not isinstance(value, Ids):
         raise TypeError(
             f"fbuf.{function}: ids must be the fbuf.Ids that fbuf.sample returned in sample.ids, "
             f"got {type(value).__name__}; a slot alone does not tell a row from its successors"
         )
+
+
+def ids(function: str, value: Ids) -> Ids:
+    """Ids of rows, flat."""
     slot, generation = jnp.shape(value.slot), jnp.shape(value.generation)
     integers = all(jnp.result_type(x) == jnp.int32 for x in (value.slot, value.generation))
     if slot != generation or not integers:

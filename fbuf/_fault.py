@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf import _check
 from fbuf._eager import refuse_consumed
 from fbuf._state import Item, State
 
@@ -92,6 +93,7 @@ def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> Non
         >>> state = fbuf.init(jnp.zeros(3), capacity=8)
         >>> fbuf.raise_on_fault(state)
     """
+    _check.is_state("raise_on_fault", state)
     if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(
             "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "

@@ -65,6 +65,10 @@ def init(
             f"fbuf.init: sampler must be a sampler, got the class {sampler.__name__}; call it: "
             f"fbuf.{sampler.__name__}()"
         )
+    if not hasattr(sampler, "flags_of_new_rows"):
+        raise TypeError(
+            f"fbuf.init: sampler must be a sampler, such as fbuf.Uniform(), got {sampler!r}"
+        )
     if num_envs is not None:
         num_envs = _check.positive_int("init", "num_envs", num_envs, capacity)
         if capacity % num_envs:

@@ -25,10 +25,10 @@ from fbuf._episodes import Autoreset, Open, Places
 TERMINATED = 1
 TRUNCATED = 2
 REMOVED = 4
-DUMMY = 16
-"""The row of a step that only reset its environment; it is marked as removed, too."""
 START = 8
 """The sampler's: this row may be drawn. Kept by those that draw from a count tree."""
+DUMMY = 16
+"""The row of a step that only reset its environment; it is marked as removed, too."""
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -151,7 +151,7 @@ def cleared(ring: Ring) -> Ring:
     return dataclasses.replace(
         ring,
         cursor=jnp.stack([jnp.int32(0), ring.lap + 1, jnp.int32(0)]),
-        removed=jnp.zeros_like(ring.removed),
+        removed=ring.removed & 0,
         open=None if ring.open is None else jax.tree.map(jnp.zeros_like, ring.open),
     )
 

@@ -59,6 +59,11 @@ def sample(
     """
     batch_size = _check.positive_int("sample", "batch_size", batch_size, 2**31 - 1)
     _check.key("sample", key)
+    if isinstance(view, type) or not hasattr(view, "read"):
+        raise TypeError(
+            f"fbuf.sample: view must be a view, such as fbuf.Item(), got {view!r}; "
+            "a class has to be called"
+        )
     beta = _check.exponent("sample", "beta", beta)
     return _sample(False, state, key, beta, batch_size=batch_size, view=view)
 

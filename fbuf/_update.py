@@ -65,6 +65,7 @@ def update_priority(
     References:
         Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
     """
+    _check.is_ids("update_priority", ids)
     alpha = _check.exponent("update_priority", "alpha", alpha)
     return _update_priority(donate, state, ids, priority, mask, alpha)
 
@@ -103,6 +104,7 @@ def remove(
         >>> int(fbuf.size(state))
         3
     """
+    _check.is_ids("remove", ids)
     return _remove(donate, state, ids, mask)
 
 
@@ -134,7 +136,7 @@ def _rewrite_priority(
     state: State[Item], ids: Any, priority: Any, mask: Any, alpha: Any
 ) -> State[Item]:
     _check.one_buffer("update_priority", state)
-    shape = jnp.shape(ids.slot) if isinstance(ids, Ids) else ()
+    shape = jnp.shape(ids.slot)
     slots, faults = named("update_priority", state, ids, mask)
     priority = _check.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, priority, alpha)
@@ -159,7 +161,8 @@ def _empty(state: State[Item]) -> State[Item]:
         state,
         ring=_ring.cleared(state.ring),
         index=state.sampler.clear(state.index),
-        fault=jnp.zeros_like(state.fault),
+        # Used, and so consumed like the rest: an argument that jit leaves out is not.
+        fault=state.fault & jnp.uint32(0),
     )
 
 

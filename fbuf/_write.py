@@ -62,6 +62,7 @@ def write(
         >>> float(fbuf.sample(state, jax.random.key(1), 1).data["value"][0])
         5.0
     """
+    _check.is_ids("write", ids)
     return _write(donate, state, ids, dict(fields), mask)
 
 

@@ -35,6 +35,13 @@ def _call(name: str, donate: bool):
     return call
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_compiled_programs():
+    """Each holds some memory maps, of which a process can have 65,530."""
+    yield
+    jax.clear_caches()
+
+
 WRITES = ("add", "update_priority", "remove", "clear")
 READS = ("sample", "size", "can_sample", "stats")
 

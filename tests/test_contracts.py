@@ -136,10 +136,17 @@ def test_eager_calls_write_into_the_memory_they_are_given(sampler):
     assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
 
 
-def test_a_consumed_state_says_so():
-    state = fbuf.init(ITEM, 10, sampler=PRIORITIZED)
-    fbuf.add(state, rows(2))
+@pytest.mark.parametrize("by", ["add", "update_priority", "remove", "write", "clear"])
+def test_a_consumed_state_says_so(by):
+    state = fbuf.add(fbuf.init(ITEM, 10, sampler=PRIORITIZED), rows(1))
     ids = fbuf.Ids(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    {
+        "add": lambda: fbuf.add(state, rows(2)),
+        "update_priority": lambda: fbuf.update_priority(state, ids, jnp.ones(1)),
+        "remove": lambda: fbuf.remove(state, ids),
+        "write": lambda: fbuf.write(state, ids, {"reward": jnp.ones(1)}),
+        "clear": lambda: fbuf.clear(state),
+    }[by]()
     for call in (
         lambda: fbuf.add(state, rows(2)),
         lambda: fbuf.sample(state, jax.random.key(0), 2),

@@ -228,3 +228,25 @@ def test_a_traced_exponent_that_cannot_be_right_does_no_harm(bad):
     state = add(state, jnp.float32(bad))
     assert int(state.fault) == fbuf.Fault.BAD_PRIORITY
     np.testing.assert_array_equal(trees.values(state.index.tree)[3:6], 4)
+
+
+def test_everything_works_with_64_bit_types_and_strict_promotion():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        for sampler in (
+            fbuf.Prioritized(),
+            fbuf.Prioritized(window=2, draws="stratified", normalize="buffer"),
+            fbuf.Uniform(),
+            fbuf.Uniform(window=2),
+        ):
+            item = {"x": jnp.zeros((), jnp.float32), "y": jnp.zeros((), jnp.float64)}
+            state = fbuf.init(item, 40, num_envs=2, sampler=sampler)
+            rows = jax.tree.map(lambda x: jnp.ones((2, 5), x.dtype), item)
+            state = fbuf.add(state, rows, terminated=jnp.zeros((2, 5), bool))
+            batch = fbuf.sample(state, jax.random.key(0), 4, view=fbuf.Sequence(2))
+            if isinstance(sampler, fbuf.Prioritized):
+                state = fbuf.update_priority(state, batch.ids, batch.weight)
+            state = fbuf.write(state, batch.ids, {"y": jnp.ones(4, jnp.float64)})
+            state = fbuf.remove(state, batch.ids)
+            assert batch.data.item["y"].dtype == jnp.float64
+            assert batch.weight.dtype == jnp.float32
+            fbuf.raise_on_fault(state)

@@ -88,7 +88,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     Of a buffer only what `fbuf.sample` returns may be shared. The arrays of a `fbuf.State` may
     not, and a state is refused: with a tensor alive on its memory the next `fbuf.add` copies the
     whole buffer (on CPU) or fails (on GPU), and what PyTorch writes there changes stored rows.
-    An array taken out of a state by hand (`state.storage["obs"]`) cannot be told from others;
+    An array taken out of a state by hand (`state.storage.words`) cannot be told from others;
     give `copy=True` for it.
 
     Args:
@@ -207,7 +207,7 @@ def add_from_torch(
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
         >>> observation = torch.ones(3, 2)
         >>> state = pytorch.add_from_torch(state, {"x": observation})
-        >>> observation.zero_().sum(), float(state.storage["x"].sum())
+        >>> observation.zero_().sum(), float(state.storage.rows()["x"].sum())
         (tensor(0.), 6.0)
     """
     _check_torch("add_from_torch")

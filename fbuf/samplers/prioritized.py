@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
@@ -97,9 +96,10 @@ class Prioritized:
                     "where it is to follow a schedule"
                 )
             number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            if not number or not _check.is_float32(value):
                 raise ValueError(
-                    f"fbuf.Prioritized: {name} must be a finite number of at least 0, got {value!r}"
+                    f"fbuf.Prioritized: {name} must be 0, or a positive number that float32 can "
+                    f"hold, got {value!r}"
                 )
             object.__setattr__(self, name, float(value))
         for name, allowed in (
@@ -207,7 +207,7 @@ class Prioritized:
 
     def clear(self, index: PriorityIndex) -> PriorityIndex:
         """Forget every priority, and the largest ever."""
-        return PriorityIndex(sum_tree.cleared(index.tree), jnp.zeros_like(index.largest_ever))
+        return PriorityIndex(sum_tree.cleared(index.tree), jnp.minimum(index.largest_ever, 0))
 
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Whether any stored priority is above 0."""

@@ -119,7 +119,9 @@ class Uniform:
             jnp.concatenate([written, starts]),
             jnp.concatenate([-gone, there.astype(jnp.int32)]),
         )
-        change = jnp.sum(there, dtype=jnp.int32) - jnp.sum(gone * span.was_stored, dtype=jnp.int32)
+        change = jnp.sum(there, dtype=jnp.int32) - jnp.sum(
+            jnp.where(span.was_stored, gone, 0), dtype=jnp.int32
+        )
         ring = _ring.set_flag(ring, jnp.where(there, starts, ring.capacity), START, on=True)
         return StartIndex(tree, index.total + change), ring, faults
 

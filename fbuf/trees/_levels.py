@@ -97,7 +97,7 @@ def refresh(
         return jnp.minimum(below >> shift, count - 1)
 
     if below.shape[0] >= count:  # as many as there are: take them all, in order
-        nodes = jnp.where(jnp.arange(count)[:, None] < filled, reduce(children), 0)
+        nodes = jnp.where(jnp.arange(count, dtype=jnp.int32)[:, None] < filled, reduce(children), 0)
         spare = parent.shape[0] * FANOUT - count
         return jnp.pad(nodes, ((0, spare), (0, 0))).reshape(parent.shape)
 
