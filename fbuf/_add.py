@@ -8,7 +8,7 @@ from typing import Any
 import chex
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _storage
+from fbuf import _check, _order, _ring, _storage
 from fbuf._eager import Compiled
 from fbuf._fault import collected
 from fbuf._state import Item, State
@@ -113,7 +113,11 @@ def _write(
         priority = _check.priorities("add", priority, lead.shape, "the rows of items")
         priority = lead.flat(priority)
 
-    ring, span = _ring.append(state.ring, flags, mask, state.sampler.flags_of_new_rows)
+    # The fault is known once an update of priorities before this has read what is overwritten,
+    # and the slots are known once the number of removed rows is.
+    removed = _order.after(state.ring.removed, state.fault == jnp.uint32(2**32 - 1))
+    ring = dataclasses.replace(state.ring, removed=removed)
+    ring, span = _ring.append(ring, flags, mask, state.sampler.flags_of_new_rows)
     index, ring, faults = state.sampler.add(state.index, ring, span, priority, alpha)
     return dataclasses.replace(
         state,

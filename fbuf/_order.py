@@ -17,6 +17,14 @@ def after(value: jax.Array, never: jax.Array) -> jax.Array:
     return jnp.where(never, jnp.zeros_like(value), value)
 
 
+def never(read: jax.Array) -> jax.Array:
+    """False for each of `[B]` rows, known only once the rows have been read."""
+    if read.size == 0 or jnp.issubdtype(read.dtype, jnp.complexfloating):
+        return jnp.zeros(read.shape[0], bool)
+    number = read.reshape(read.shape[0], -1)[:, 0].astype(jnp.float32)
+    return (number < 1) & (number > 2)
+
+
 def key_after(key: jax.Array, never: jax.Array) -> jax.Array:
     """A random key, known only once `never` is.
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import chex
+import jax
 
 from fbuf import _check, _order, _ring
 from fbuf._eager import Compiled
@@ -73,10 +74,13 @@ def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
     reading = view.read(state, draw.slots)
     ids = _ring.name(state.ring, draw.slots, draw.mask)
-    # Whoever removes or changes these rows must name them: by then the flags have been read.
+    # Whoever changes these rows must name them: by then they have been read, and so can be
+    # written in place.
     impossible = (reading.flags == 255).reshape(batch_size, -1).any(axis=1)
     if reading.others is not None:
         impossible |= (reading.others == 255).reshape(batch_size, -1).any(axis=1)
+    for leaf in jax.tree.leaves(reading.data):
+        impossible |= _order.never(leaf)
     mask = draw.mask.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
     return Sample(
         data=reading.data,

@@ -35,6 +35,12 @@ def add_sample_update(state, key):
     return state, consumed(batch)
 
 
+def sample_update_add(state, key):
+    batch = fbuf.sample(state, key, BATCH)
+    state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
+    return fbuf.add(state, rows(16)), consumed(batch)
+
+
 def with_masks(state, key):
     state = fbuf.add(state, rows(16), mask=jax.random.bernoulli(key, 0.5, (16,)))
     batch = fbuf.sample(state, key, BATCH)
@@ -86,6 +92,7 @@ CASES = [
     (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), fbuf.Uniform()),
     (windows(fbuf.FrameStack(3, "obs"), then_remove=True), fbuf.Uniform()),
     (add_sample_update, PRIORITIZED),
+    (sample_update_add, PRIORITIZED),
     (with_masks, PRIORITIZED),
     (add_sample_remove, PRIORITIZED),
     (update_twice, PRIORITIZED),
