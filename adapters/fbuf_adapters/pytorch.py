@@ -166,6 +166,7 @@ def add_from_torch(
     truncated: Any = None,
     priority: Any = None,
     mask: Any = None,
+    time_major: bool = False,
     alpha: Any = None,
     narrow: bool = False,
 ) -> fbuf.State[Any]:
@@ -177,7 +178,7 @@ def add_from_torch(
     one first, as always.)
 
     Args:
-        state: The buffer; consumed.
+        state: The buffer; always consumed: to keep it, copy it first.
         items: As for `fbuf.add`, with tensors for arrays. Tensors on a GPU need a buffer on that
             GPU; those on CPU go anywhere. Leaves that are no tensors go to `fbuf.add` as they
             are, here and below.
@@ -185,6 +186,7 @@ def add_from_torch(
         truncated: As for `fbuf.add`.
         priority: As for `fbuf.add`.
         mask: As for `fbuf.add`.
+        time_major: As for `fbuf.add`.
         alpha: As for `fbuf.add`.
         narrow: As for `from_torch`.
 
@@ -221,7 +223,7 @@ def add_from_torch(
         "alpha": alpha,
     }
     fed = _convert("add_from_torch", given, lambda leaf: _feed(leaf, narrow, state))
-    added = fbuf.add(state, **fed)
+    added = fbuf.add(state, **fed, time_major=time_major)
     _refuse_traced(added)
     if all(_on_gpu(leaf) for leaf in jax.tree.leaves(given)):
         _let_torch_wait_for(added)
