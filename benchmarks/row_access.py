@@ -1,13 +1,18 @@
-"""Reading and writing B rows of a store on CPU: all at once, or row by row.
+"""Reading and writing B rows of a store on CPU: how to touch an array, and how to lay out a row.
 
-    python benchmarks/row_access.py            about 4 minutes on 2 cores
-    python benchmarks/row_access.py --quick    about 1 minute: one process
+    python benchmarks/row_access.py            about 9 minutes on 2 cores
+    python benchmarks/row_access.py --quick    about 3 minutes: one process
 
-It is the evidence for the rule in `fbuf/_rows.py`. XLA hands a gather from a large array to its
-thread pool, whatever the gather's size, and that costs more than a few small rows do; a loop over
-the rows stays in the thread it is in. Every variant is compiled inside `lax.scan` with the store
-in the donated carry, at random slots made beforehand; what is read is added to an accumulator of
-the batch's shape, so that it is really read. "fbuf" is what `fbuf/_rows.py` does now.
+Every variant is compiled inside `lax.scan` with the store in the donated carry, at random slots
+made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
+read. "fbuf" is what fbuf does now.
+
+- One array, all rows at once or row by row: the evidence for the rule in `fbuf/_rows.py`. XLA hands
+  a gather from a large array to its thread pool, whatever the gather's size, and that costs more
+  than a few small rows do; a loop over the rows stays in the thread it is in.
+- A whole item, with an array for each field or with the fields of a row packed side by side into
+  words: the evidence for `NARROW` in `fbuf/_storage.py`, the most bytes of a field that is packed.
+  Beside the observation named there is an action[6] and a reward, of float32, and a bool.
 
 Figures are medians over processes of medians over rounds.
 """
@@ -16,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -27,19 +31,54 @@ import numpy as np
 import timing
 from jax import lax
 
-from fbuf import _rows
+from fbuf import _rows, _storage
 
-BATCHES = {32: 1000, 256: 500, 4096: 50}
+BATCHES = {32: 1000, 256: 500, 2048: 100}
 """Batch sizes, and how many steps a scan has."""
-LEAVES: dict[str, tuple[tuple[int, ...], Any, int]] = {
-    "uint8": ((), jnp.uint8, 10**6),
-    "float32": ((), jnp.float32, 10**6),
-    "float32[6]": ((6,), jnp.float32, 10**6),
-    "float32[17]": ((17,), jnp.float32, 10**6),
-    "float32[64]": ((64,), jnp.float32, 10**6),
-    "uint8[84, 84, 4]": ((84, 84, 4), jnp.uint8, 20_000),
+STORE = 2**29
+"""The most bytes of a store; it has a million rows, or fewer if they are that wide."""
+
+Row = Any
+"""One row: a `jax.ShapeDtypeStruct`, or a tree of them."""
+
+
+def item(size: int, dtype: Any) -> Row:
+    """An item with such an observation."""
+    return {
+        "observation": jax.ShapeDtypeStruct((size,), dtype),
+        "action": jax.ShapeDtypeStruct((6,), jnp.float32),
+        "reward": jax.ShapeDtypeStruct((), jnp.float32),
+        "done": jax.ShapeDtypeStruct((), jnp.bool_),
+    }
+
+
+ROWS: dict[str, dict[str, Row]] = {
+    "one array": {
+        "uint8": jax.ShapeDtypeStruct((), jnp.uint8),
+        "float32": jax.ShapeDtypeStruct((), jnp.float32),
+        "float32[6]": jax.ShapeDtypeStruct((6,), jnp.float32),
+        "float32[17]": jax.ShapeDtypeStruct((17,), jnp.float32),
+        "float32[64]": jax.ShapeDtypeStruct((64,), jnp.float32),
+        "uint8[84, 84, 4]": jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8),
+    },
+    "an item": {
+        "float32[8]": item(8, jnp.float32),
+        "float32[17]": item(17, jnp.float32),
+        "float32[64]": item(64, jnp.float32),
+        "float32[128]": item(128, jnp.float32),
+        "float32[376]": item(376, jnp.float32),
+        "uint8[256]": item(256, jnp.uint8),
+        "uint8[1024]": item(1024, jnp.uint8),
+    },
 }
-"""Leaves: the shape of a row, its dtype, and how many rows there are."""
+"""What is stored, by its kind; an item by its observation."""
+
+
+def bytes_of(row: Row) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+
+
+# --- one array ------------------------------------------------------------------------------------
 
 
 def read_gather(leaf: jax.Array, slots: jax.Array) -> jax.Array:
@@ -77,11 +116,19 @@ def write_loop(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
 READS = {"all at once": read_gather, "row by row": read_loop, "fbuf": _rows.read}
 WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": _rows.write}
 
+# --- an item --------------------------------------------------------------------------------------
 
-def program(what: str, function: Callable[..., Any], leaf: str, batch: int) -> timing.Run:
-    """A scan of one variant."""
-    shape, dtype, count = LEAVES[leaf]
-    steps = BATCHES[batch] // (10 if count < 10**6 else 1)
+LAYOUTS = {"an array a field": 0, "packed": STORE, "fbuf": _storage.NARROW}
+"""The most bytes of a field that is packed."""
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def program(
+    what: str, function: Callable[..., Any], store: Any, count: int, row: Row, batch: int
+) -> timing.Run:
+    """A scan of one variant: of a store of so many rows."""
+    steps = BATCHES[batch] // (10 if bytes_of(row) > 10_000 else 1)
     rng = np.random.default_rng(0)
     slots = np.stack([rng.choice(count, batch, replace=False) for _ in range(steps)])
     inputs = jnp.asarray(slots.astype(np.int32))
@@ -89,12 +136,12 @@ def program(what: str, function: Callable[..., Any], leaf: str, batch: int) -> t
     def step(carry: Any, slots: jax.Array) -> Any:
         store, rows = carry
         if what == "read":
-            return store, rows + function(store, slots)
+            return store, jax.tree.map(jnp.add, rows, function(store, slots))
         # The rows change from step to step, as new ones would.
-        rows = rows + jnp.ones((), rows.dtype)
+        rows = jax.tree.map(lambda leaf: leaf + jnp.ones((), leaf.dtype), rows)
         return function(store, slots, rows), rows
 
-    carry: Any = (jnp.ones((count, *shape), dtype), jnp.zeros((batch, *shape), dtype))
+    carry = (store, jax.tree.map(lambda leaf: jnp.zeros((batch, *leaf.shape), leaf.dtype), row))
     compiled, _ = timing.scanned(step, carry, inputs)
 
     def run() -> int:
@@ -105,24 +152,60 @@ def program(what: str, function: Callable[..., Any], leaf: str, batch: int) -> t
     return run
 
 
+def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, timing.Run]:
+    """All ways to read or write a batch of such rows."""
+    count = min(10**6, STORE // bytes_of(row))
+    found = {}
+    if kind == "one array":
+        for way, function in (READS if what == "read" else WRITES).items():
+            store = jnp.ones((count, *row.shape), row.dtype)
+            found[way] = program(what, function, store, count, row, batch)
+    else:
+        function = _storage.read if what == "read" else _storage.write
+        for way, narrow in LAYOUTS.items():
+            _storage.NARROW = narrow  # looked at when a store is made and when it is traced
+            found[way] = program(what, function, _storage.empty(row, count), count, row, batch)
+    return found
+
+
 def measure() -> list[timing.Record]:
     records = []
-    for what, functions in (("read", READS), ("write", WRITES)):
-        for leaf, (shape, dtype, _) in LEAVES.items():
-            for batch in BATCHES:
-                made = {k: program(what, f, leaf, batch) for k, f in functions.items()}
-                for name, rounds in timing.alternate(made, 7, 0.5).items():
-                    records.append(
-                        {
-                            "what": what,
-                            "leaf": leaf,
-                            "row_bytes": math.prod(shape) * jnp.dtype(dtype).itemsize,
-                            "batch": batch,
-                            "way": name,
-                            "us": timing.median(rounds),
-                        }
-                    )
+    for kind, rows in ROWS.items():
+        for what in ("read", "write"):
+            for name, row in rows.items():
+                for batch in BATCHES:
+                    made = programs(kind, what, row, batch)
+                    for way, rounds in timing.alternate(made, 7, 0.5).items():
+                        records.append(
+                            {
+                                "kind": kind,
+                                "what": what,
+                                "row": name,
+                                "row_bytes": bytes_of(row),
+                                "batch": batch,
+                                "way": way,
+                                "us": timing.median(rounds),
+                            }
+                        )
     return records
+
+
+def table(records: list[timing.Record], kind: str) -> list[str]:
+    """The figures of one kind, as lines of Markdown."""
+    found: dict[Any, dict[str, float]] = {}
+    for r in records:
+        if r["kind"] == kind:
+            key = (r["what"], r["row"], r["row_bytes"], r["batch"])
+            found.setdefault(key, {})[r["way"]] = r["us"]
+    ways = list(next(iter(found.values())))
+    rows = []
+    for (what, name, size, batch), us in found.items():
+        faster = min(ways[:2], key=us.__getitem__)
+        times = [f"{us[way]:,.1f}" for way in ways]
+        rows.append([what, name, f"{size:,}", f"{batch:,}", *times, faster])
+    named = "row" if kind == "one array" else "observation"
+    head = ["what", named, "bytes a row", "batch", *(f"{way}, us" for way in ways), "faster"]
+    return ["", f"## {kind.capitalize()}", "", *timing.render(head, rows)]
 
 
 def main() -> None:
@@ -139,23 +222,14 @@ def main() -> None:
     records: list[timing.Record] = []
     for _ in range(1 if options.quick else 3):
         records += timing.in_own_process(__file__, {})["records"]
-    records = timing.merged(records, ("what", "leaf", "batch", "way"), "us")
-    figures = {(r["what"], r["leaf"], r["batch"], r["way"]): r["us"] for r in records}
-    rows = []
-    for what, leaf, batch in dict.fromkeys(key[:3] for key in figures):
-        times = [figures[what, leaf, batch, way] for way in READS]
-        faster = "all at once" if times[0] < times[1] else "row by row"
-        size = next(r["row_bytes"] for r in records if r["leaf"] == leaf)
-        times_text = [f"{us:,.1f}" for us in times]
-        rows.append([what, leaf, f"{size:,}", f"{batch:,}", *times_text, faster])
+    records = timing.merged(records, ("kind", "what", "row", "batch", "way"), "us")
     about = timing.about("fbuf", "jax", "jaxlib")
-    head = ["what", "leaf", "bytes a row", "batch", *(f"{way}, us" for way in READS), "faster"]
     lines = [
         "# Reading and writing rows",
         "",
         ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        *timing.render(head, rows),
+        *table(records, "one array"),
+        *table(records, "an item"),
         "",
         *__doc__.split("\n\n", 2)[2].strip().splitlines(),
     ]

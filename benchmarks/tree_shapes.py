@@ -1,7 +1,7 @@
 """Why the sum tree has the shape it has: ways to lay it out and to walk it, side by side.
 
-    python benchmarks/tree_shapes.py            about 6 minutes on 2 cores
-    python benchmarks/tree_shapes.py --quick    under a minute: one process, N = 1e6
+    python benchmarks/tree_shapes.py            about 8 minutes on 2 cores
+    python benchmarks/tree_shapes.py --quick    about a minute: one process, N = 1e6
 
 Every variant is compiled inside `lax.scan` with the tree in the donated carry, as in a training
 loop, and does nothing but write (set B leaves, then bring every node above them up to date) or
@@ -10,13 +10,18 @@ the temporary bytes of the compiled program: where they reach megabytes, XLA cop
 
 - form: "vectorised" gathers the rows of a level, works on all at once and scatters the results;
   "a loop a level" is one `fori_loop` over the batch for each level, which carries that level
-  alone; "one loop" is a single `fori_loop` over the batch that goes through all levels.
+  alone; "one loop" is a single `fori_loop` over the batch that goes through all levels. "fetched
+  first" is a loop a level, before which a shorter loop touches the rows, so that many of them are
+  on their way from memory at once; done where a level has a megabyte or more.
 - layout: a node keeps the sum and the largest value of its row. "last": levels are
   [rows, fan-out, 2], and a node's two figures lie side by side; "first": [rows, 2, fan-out].
-- top: "row": levels are added until one row is left. "flat": until at most 256 nodes are left,
+- top: "row": levels are added until one row is left. "flat": until at most 512 nodes are left,
   which a draw searches by bisection in their running sums.
+- sums: how a draw adds up the running sums of a row. "by fours": inside each four, and then the
+  fours; "in a chain": one after the other. A write has none.
 
-Figures are medians over processes of medians over rounds; nothing here is part of fbuf.
+On CPU fbuf writes with a loop a level and draws fetched first, at a fan-out of 16, last, flat, by
+fours. Figures are medians over processes of medians over rounds; none of the code is fbuf's own.
 """
 
 from __future__ import annotations
@@ -38,7 +43,10 @@ from jax import lax
 
 BATCH = 256
 FORMS = ("vectorised", "a loop a level", "one loop")
-FLAT = 256
+WAYS = {"write": FORMS, "draw": (*FORMS, "fetched first")}
+FLAT = 512
+FETCHED = 2**20
+"""The least bytes of a level that is fetched first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Shape:
     fanout: int = 16
     layout: str = "last"
     top: str = "flat"
+    sums: str = "by fours"
 
 
 Levels = tuple[jax.Array, ...]
@@ -184,16 +193,25 @@ def refreshed(
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def pick(sums: jax.Array, uniform: jax.Array) -> jax.Array:
+def pick(shape: Shape, sums: jax.Array, uniform: jax.Array) -> jax.Array:
     """The child whose running sum is the first above a fraction of the whole.
 
     Written out child by child, for `jnp.cumsum` of small rows is slow on CPU.
 
     Args:
+        shape: How to add.
         sums: `[..., K]`.
         uniform: `[...]`.
     """
-    running = list(itertools.accumulate(sums[..., k] for k in range(sums.shape[-1])))
+    children = [sums[..., k] for k in range(sums.shape[-1])]
+    if shape.sums == "by fours":
+        starts = range(0, len(children), 4)
+        fours = [list(itertools.accumulate(children[k : k + 4])) for k in starts]
+        ends = itertools.accumulate(four[-1] for four in fours)
+        rest = [end + sum_ for end, four in zip(ends, fours[1:], strict=False) for sum_ in four]
+        running = [*fours[0], *rest]
+    else:
+        running = list(itertools.accumulate(children))
     target = uniform * running[-1]
     found = jnp.zeros(target.shape, jnp.int32)
     for passed in running[:-1]:
@@ -208,7 +226,7 @@ def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Ar
     if shape.top == "flat":
         found = bisected(jnp.cumsum(sums), uniforms[0])
     else:
-        found = pick(jnp.broadcast_to(sums, (uniforms.shape[1], len(sums))), uniforms[0])
+        found = pick(shape, jnp.broadcast_to(sums, (uniforms.shape[1], len(sums))), uniforms[0])
 
     if form == "one loop":
 
@@ -216,7 +234,7 @@ def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Ar
             node = found[i]
             for depth, level in enumerate(below, start=1):
                 row = sums_of(shape, read_row(level, node), level.ndim == 2)
-                node = node * shape.fanout + pick(row, uniforms[depth, i])
+                node = node * shape.fanout + pick(shape, row, uniforms[depth, i])
             return slots.at[i].set(node)
 
         return lax.fori_loop(0, len(found), descend, jnp.zeros_like(found))
@@ -224,8 +242,10 @@ def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Ar
     for depth, level in enumerate(below, start=1):
         if form == "vectorised":
             rows = sums_of(shape, level.at[found].get(mode="promise_in_bounds"), level.ndim == 2)
-            found = found * shape.fanout + pick(rows, uniforms[depth])
+            found = found * shape.fanout + pick(shape, rows, uniforms[depth])
         else:
+            if form == "fetched first":
+                found = fetched(level, found)
             found = one_level(shape, level, found, uniforms[depth])
     return found
 
@@ -233,9 +253,24 @@ def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Ar
 def one_level(shape: Shape, level: jax.Array, nodes: jax.Array, uniforms: jax.Array) -> jax.Array:
     def one(i: jax.Array, found: jax.Array) -> jax.Array:
         row = sums_of(shape, read_row(level, nodes[i]), level.ndim == 2)
-        return found.at[i].set(nodes[i] * shape.fanout + pick(row, uniforms[i]))
+        return found.at[i].set(nodes[i] * shape.fanout + pick(shape, row, uniforms[i]))
 
     return lax.fori_loop(0, len(nodes), one, jnp.zeros_like(nodes))
+
+
+def fetched(level: jax.Array, nodes: jax.Array) -> jax.Array:
+    """The nodes, known only once a number of each one's row has been read."""
+    if level.size * level.dtype.itemsize < FETCHED:
+        return nodes
+    zeros = (0,) * (level.ndim - 1)
+
+    def touch(i: jax.Array, largest: jax.Array) -> jax.Array:
+        sizes = (1,) * level.ndim
+        one = lax.dynamic_slice(level, (nodes[i], *zeros), sizes, allow_negative_indices=False)
+        return jnp.maximum(largest, one.reshape(()))
+
+    largest = lax.fori_loop(0, len(nodes), touch, jnp.zeros((), level.dtype))
+    return jnp.where(largest < 0, 0, nodes)  # it never is, which XLA does not know
 
 
 def bisected(running: jax.Array, uniforms: jax.Array) -> jax.Array:
@@ -251,12 +286,13 @@ def bisected(running: jax.Array, uniforms: jax.Array) -> jax.Array:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def variants() -> list[tuple[Shape, str]]:
-    """All fan-outs in all forms; the other layout and the other top at a fan-out of 16 alone."""
-    found = [(Shape(fanout), form) for fanout in (8, 16, 32, 64) for form in FORMS]
-    found += [(Shape(layout="first"), form) for form in FORMS]
-    found += [(Shape(top="row"), form) for form in FORMS]
-    return found
+def variants(what: str) -> list[tuple[Shape, str]]:
+    """All fan-outs in all forms; what else may differ, at a fan-out of 16 alone."""
+    shapes = [Shape(fanout) for fanout in (8, 16, 32, 64)]
+    shapes += [Shape(layout="first"), Shape(top="row")]
+    if what == "draw":
+        shapes.append(Shape(sums="in a chain"))
+    return [(shape, form) for shape in shapes for form in WAYS[what]]
 
 
 def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[timing.Run, int]:
@@ -291,20 +327,21 @@ def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[timing.R
 
 def check() -> None:
     """All forms have to agree, or their times mean nothing."""
-    capacity = 5000
+    capacity = 300_000  # so many that the leaves are fetched
     rng = np.random.default_rng(2)
     slots = rng.choice(capacity, BATCH, replace=False).astype(np.int32)
     values = rng.random(BATCH, np.float32)
-    for shape in dict.fromkeys(shape for shape, _ in variants()):
+    for shape in dict.fromkeys(shape for shape, _ in variants("draw")):
         levels = build(shape, capacity)
         uniforms = jnp.asarray(rng.random((len(levels), BATCH), np.float32))
         trees = [
             write(shape, form, levels, jnp.asarray(slots), jnp.asarray(values)) for form in FORMS
         ]
-        drawn = [draw(shape, form, trees[0], uniforms) for form in FORMS]
-        for tree, found in zip(trees[1:], drawn[1:], strict=True):
+        for tree in trees[1:]:
             for ours, theirs in zip(trees[0], tree, strict=True):  # nodes not written: rounding
                 np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        drawn = [draw(shape, form, trees[0], uniforms) for form in WAYS["draw"]]
+        for found in drawn[1:]:
             np.testing.assert_array_equal(drawn[0], found)
         changed = np.asarray(trees[0][0]).reshape(-1)[slots]
         np.testing.assert_array_equal(changed, values)
@@ -316,7 +353,7 @@ def measure(task: dict[str, Any]) -> list[timing.Record]:
     check()
     records = []
     for what in ("write", "draw"):
-        made = {v: program(*v, what, task["n"]) for v in variants()}
+        made = {v: program(*v, what, task["n"]) for v in variants(what)}
         named = {str(number): run for number, (run, _) in enumerate(made.values())}
         taken = timing.alternate(named, 7, 0.5)
         for (shape, form), (_, temp), rounds in zip(
@@ -350,7 +387,8 @@ def main() -> None:
     for _ in range(1 if options.quick else 3):
         for n in (10**6,) if options.quick else (10**6, 10**7):
             records += timing.in_own_process(__file__, {"n": n})["records"]
-    records = timing.merged(records, ("n", "what", "form", "fanout", "layout", "top"), "us")
+    keys = ("n", "what", "form", "fanout", "layout", "top", "sums")
+    records = timing.merged(records, keys, "us")
     rows = [
         [
             f"{r['n']:,}",
@@ -359,13 +397,14 @@ def main() -> None:
             str(r["fanout"]),
             r["layout"],
             r["top"],
+            r["sums"] if r["what"] == "draw" else "-",
             f"{r['us']:,.1f}",
             f"{r['temp_bytes']:,}",
         ]
         for r in sorted(records, key=lambda r: (r["n"], r["what"], r["us"]))
     ]
     about = timing.about("jax", "jaxlib")
-    head = ["N", "what", "form", "fan-out", "layout", "top", "us a step", "temp bytes"]
+    head = ["N", "what", "form", "fan-out", "layout", "top", "sums", "us a step", "temp bytes"]
     lines = [
         "# The shape of the sum tree",
         "",

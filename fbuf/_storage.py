@@ -30,6 +30,9 @@ Item = TypeVar("Item")
 NARROW = 1024
 """The most bytes of a narrow field in a row; see `benchmarks/row_access.py`."""
 
+_NARROW_SMALL = 64
+"""The same for numbers of less than 32 bits, which have to be put together into words."""
+
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
@@ -48,7 +51,9 @@ class Field:
     @property
     def narrow(self) -> bool:
         """Whether it is packed. Numbers of less than a byte, and complex ones, never are."""
-        if self.size * self.dtype.itemsize > NARROW:
+        if self.size * self.dtype.itemsize > (
+            NARROW if self.dtype.itemsize >= 4 else _NARROW_SMALL
+        ):
             return False
         if self.dtype == jnp.bool_:
             return True
