@@ -1,7 +1,7 @@
 """Reading and writing B rows of a store on CPU: how to touch an array, and how to lay out a row.
 
-    python benchmarks/row_access.py            about 9 minutes on 2 cores
-    python benchmarks/row_access.py --quick    about 3 minutes: one process
+    python benchmarks/row_access.py            about 6 minutes on 2 cores
+    python benchmarks/row_access.py --quick    about 2 minutes: one process
 
 Every variant is compiled inside `lax.scan` with the store in the donated carry, at random slots
 made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
@@ -11,8 +11,9 @@ read. "fbuf" is what fbuf does now.
   a gather from a large array to its thread pool, whatever the gather's size, and that costs more
   than a few small rows do; a loop over the rows stays in the thread it is in.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
-  words: the evidence for `NARROW` in `fbuf/_storage.py`, the most bytes of a field that is packed.
-  Beside the observation named there is an action[6] and a reward, of float32, and a bool.
+  words: the evidence for the limits in `fbuf/_storage.py`, the most bytes of a packed field.
+  Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
+  packs fields up to these limits, and leaves wider ones alone.
 
 Figures are medians over processes of medians over rounds.
 """
@@ -67,6 +68,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "float32[64]": item(64, jnp.float32),
         "float32[128]": item(128, jnp.float32),
         "float32[376]": item(376, jnp.float32),
+        "uint8[64]": item(64, jnp.uint8),
         "uint8[256]": item(256, jnp.uint8),
         "uint8[1024]": item(1024, jnp.uint8),
     },
@@ -118,8 +120,12 @@ WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": _rows.
 
 # --- an item --------------------------------------------------------------------------------------
 
-LAYOUTS = {"an array a field": 0, "packed": STORE, "fbuf": _storage.NARROW}
-"""The most bytes of a field that is packed."""
+LAYOUTS = {
+    "an array a field": (0, 0),
+    "packed": (STORE, STORE),
+    "fbuf": (_storage.NARROW, _storage._NARROW_SMALL),
+}
+"""The most bytes of a field that is packed, and of one whose numbers are smaller than a word."""
 
 # --- measuring ------------------------------------------------------------------------------------
 
@@ -162,8 +168,9 @@ def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, timing.Run
             found[way] = program(what, function, store, count, row, batch)
     else:
         function = _storage.read if what == "read" else _storage.write
-        for way, narrow in LAYOUTS.items():
-            _storage.NARROW = narrow  # looked at when a store is made and when it is traced
+        for way, limits in LAYOUTS.items():
+            # Looked at when a store is made, and when it is traced.
+            _storage.NARROW, _storage._NARROW_SMALL = limits
             found[way] = program(what, function, _storage.empty(row, count), count, row, batch)
     return found
 
