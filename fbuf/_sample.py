@@ -7,6 +7,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from fbuf import _check, _order, _ring
 from fbuf._eager import Compiled
@@ -72,8 +73,12 @@ def sample(
 def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View) -> Sample[Any]:
     _check.one_buffer("sample", state)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
-    reading = view.read(state, draw.slots)
-    ids = _ring.name(state.ring, draw.slots, draw.mask)
+    reading = view.read(state, draw.slots, jax.random.fold_in(key, 1))
+    drawn, weight = draw.mask, draw.weight
+    if reading.known is not None:
+        drawn &= reading.known
+        weight = jnp.where(drawn, weight, 0)
+    ids = _ring.name(state.ring, draw.slots, drawn)
     # Whoever changes these rows must name them: by then they have been read, and so can be
     # written in place.
     impossible = (reading.flags == 255).reshape(batch_size, -1).any(axis=1)
@@ -81,13 +86,13 @@ def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View
         impossible |= (reading.others == 255).reshape(batch_size, -1).any(axis=1)
     for leaf in jax.tree.leaves(reading.data):
         impossible |= _order.never(leaf)
-    mask = draw.mask.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
+    mask = drawn.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
     return Sample(
         data=reading.data,
         ids=dataclasses.replace(ids, slot=_order.after(ids.slot, impossible)),
         probability=draw.probability,
-        weight=draw.weight,
-        mask=draw.mask,
+        weight=weight,
+        mask=drawn,
         terminated=mask & (reading.flags & _ring.TERMINATED > 0),
         truncated=mask & (reading.flags & _ring.TRUNCATED > 0),
     )

@@ -79,7 +79,8 @@ class History(Lanes):
 @functools.cache
 def functions():
     add = jax.jit(fbuf.add, static_argnames="time_major")
-    read = jax.jit(lambda view, state, slots: view.read(state, slots), static_argnums=0)
+    key = jax.random.key(0)
+    read = jax.jit(lambda view, state, slots: view.read(state, slots, key), static_argnums=0)
     return add, jax.jit(fbuf.remove), read
 
 

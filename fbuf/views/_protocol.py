@@ -24,16 +24,22 @@ class Reading:
         data: What becomes `Sample.data`.
         flags: uint8 `[B, ...]`; the flags (see `fbuf._ring`) of the rows that `data` stands for.
         others: uint8 `[B, ...]`; what other flags the view has read, None if it has not.
+        known: bool `[B]`; False where the view could not make what it is for: such a draw is
+            masked. None if it always could.
     """
 
     data: Any
     flags: jax.Array
     others: jax.Array | None = None
+    known: jax.Array | None = None
 
 
 class View(Protocol):
     """What a drawn row turns into."""
 
-    def read(self, state: State[Any], slots: jax.Array) -> Reading:
-        """Read the rows at `[B]` slots, each of which is in range."""
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+        """Read the rows at `[B]` slots, each of which is in range.
+
+        `key` is a random key of the view's own, for those that leave something to chance.
+        """
         ...

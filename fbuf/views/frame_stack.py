@@ -25,6 +25,7 @@ class FrameStack:
     Attributes:
         k: How many frames, the drawn row's own included; at least 1.
         field: The name of the field to stack, `"a.b"` for a field in a field.
+        fields: As for `fbuf.Item`: which fields to gather, the stacked one among them.
 
     The field's leaves become `[B, ..., k]`, the oldest frame first; all others stay `[B, ...]`.
 
@@ -47,11 +48,13 @@ class FrameStack:
 
     k: int
     field: str = "observation"
+    fields: _fields.Fields = None
 
     def __post_init__(self) -> None:
         _check.positive_int("FrameStack", "k", self.k, 2**16)
+        _fields.check("FrameStack", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Read the rows, and the field of those before."""
         ring, storage = state.ring, state.storage
         reach, others = _reach(ring, slots, self.k)
@@ -59,11 +62,9 @@ class FrameStack:
         earlier = _ring.later(ring, slots[:, None], -back)
         frames = _fields.read("FrameStack", "field", storage, earlier, self.field)
         stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
-        wanted = jax.tree.leaves(_storage.find("FrameStack", "field", storage, self.field))
-        rest = [leaf for leaf in range(len(storage.fields)) if leaf not in wanted]
-        found = dict(zip(rest, _storage.read_leaves(storage, slots, rest), strict=True))
-        found.update(zip(wanted, jax.tree.leaves(stacked), strict=True))
-        data = jax.tree.unflatten(storage.tree, [found[leaf] for leaf in sorted(found)])
+        numbers = jax.tree.leaves(_storage.find("FrameStack", "field", storage, self.field))
+        instead = dict(zip(numbers, jax.tree.leaves(stacked), strict=True))
+        data = _fields.rows("FrameStack", storage, slots, self.fields, instead)
         return Reading(data, _rows.read(ring.flags, slots), others)
 
 

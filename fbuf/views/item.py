@@ -7,14 +7,24 @@ from typing import Any
 
 import jax
 
-from fbuf import _rows, _storage
+from fbuf import _rows
 from fbuf._state import State
+from fbuf.views import _fields
 from fbuf.views._protocol import Reading
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
     """Return each drawn row as it was added: `data` has the item's tree, leaves `[B, ...]`.
+
+    Attributes:
+        fields: The names of the fields to gather (`"a.b"` for one in another), in a tuple; `data`
+            is then a dict of them. What is not named is not read, unless it is narrow. None is
+            the whole item.
+
+    Raises:
+        TypeError: If `fields` is no tuple of names.
+        ValueError: When traced, if the items lack one of them.
 
     Example:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -23,9 +33,14 @@ class Item:
         Array([7., 7.], dtype=float32)
     """
 
-    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+    fields: _fields.Fields = None
+
+    def __post_init__(self) -> None:
+        _fields.check("Item", self.fields)
+
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Gather the rows."""
         return Reading(
-            data=_storage.read(state.storage, slots),
+            data=_fields.rows("Item", state.storage, slots, self.fields),
             flags=_rows.read(state.ring.flags, slots),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _storage
+from fbuf import _check
 from fbuf._ring import TERMINATED
 from fbuf._state import State
 from fbuf.views import _fields
@@ -63,6 +63,7 @@ class NStep:
             must be one number.
         next_observation: The name of the observation that a row's step led to. It is read from
             the last row, and so is right at the end of an episode of either kind.
+        fields: As for `fbuf.Item`: which fields of the row itself to gather.
 
     Cost: O(B n) reads.
 
@@ -89,16 +90,18 @@ class NStep:
     gamma: float
     reward: str = "reward"
     next_observation: str = "next_observation"
+    fields: _fields.Fields = None
 
     def __post_init__(self) -> None:
         _check.positive_int("NStep", "n", self.n, 2**16)
+        _fields.check("NStep", self.fields)
         gamma: Any = self.gamma
         if isinstance(gamma, bool) or not isinstance(gamma, int | float):
             raise TypeError(f"fbuf.NStep: gamma must be a Python number, got {self.gamma!r}")
         if not (math.isfinite(self.gamma) and 0 <= self.gamma <= 1):
             raise ValueError(f"fbuf.NStep: gamma must be from 0 to 1, got {self.gamma}")
 
-    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Sum up the rewards, and read what the last step led to."""
         steps = following(state.ring, slots, min(self.n, state.ring.lane_length))
         reward = _fields.read("NStep", "reward", state.storage, steps.slots, self.reward)
@@ -119,7 +122,7 @@ class NStep:
         )
         discount = jnp.where(flags & TERMINATED > 0, 0, self.gamma ** count.astype(jnp.float32))
         data = NStepTransition(
-            item=_storage.read(state.storage, slots),
+            item=_fields.rows("NStep", state.storage, slots, self.fields),
             reward=gained.sum(axis=1),
             next=read_next,
             discount=discount,

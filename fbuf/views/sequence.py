@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _storage
+from fbuf import _check, _ring
 from fbuf._ring import DUMMY, TERMINATED, TRUNCATED, Ring
 from fbuf._state import State
 from fbuf.views import _fields
@@ -58,7 +58,8 @@ class Sequence:
             the newest row, nothing is there. `"cross"`: sequences run on into the next episode, as
             far as the newest row or a row that was removed, or a dummy; reset where `first` says.
         state: The name of a field to read at the first step only, such as a stored recurrent state;
-            among the items its steps are read all the same, unless it is wide.
+            among the items its steps are read all the same, unless `fields` leaves it out.
+        fields: As for `fbuf.Item`: which fields of the steps to gather.
 
     Cost: O(B T) reads.
 
@@ -85,9 +86,11 @@ class Sequence:
     bootstrap: int = 0
     boundary: Literal["stop", "pad", "cross"] = "pad"
     state: str | None = None
+    fields: _fields.Fields = None
 
     def __post_init__(self) -> None:
         _check.positive_int("Sequence", "length", self.length, 2**16)
+        _fields.check("Sequence", self.fields)
         for name in ("burn_in", "bootstrap"):
             if getattr(self, name) != 0:
                 _check.positive_int("Sequence", name, getattr(self, name), 2**16)
@@ -96,7 +99,7 @@ class Sequence:
                 f"fbuf.Sequence: boundary must be 'stop', 'pad' or 'cross', got {self.boundary!r}"
             )
 
-    def read(self, state: State[Any], slots: jax.Array) -> Reading:
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Read the steps, and say which of them are there."""
         ring, total = state.ring, self.burn_in + self.length + self.bootstrap
         if total > ring.lane_length:
@@ -125,7 +128,7 @@ class Sequence:
             lambda leaf: jnp.where(
                 there.reshape(*there.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
             ),
-            _storage.read(state.storage, steps.slots),
+            _fields.rows("Sequence", state.storage, steps.slots, self.fields),
         )
         flags = jnp.where(there, steps.flags, 0)
         return Reading(SequenceSteps(item, there, learn, first, anchor), flags, before)
