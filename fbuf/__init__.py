@@ -5,6 +5,7 @@ functions of it that compile into the training step.
 """
 
 from fbuf._add import add as add
+from fbuf._end_episode import end_episode as end_episode
 from fbuf._fault import Fault as Fault
 from fbuf._fault import raise_on_fault as raise_on_fault
 from fbuf._init import init as init
@@ -24,10 +25,12 @@ from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Uniform as Uniform
 from fbuf.views import FrameStack as FrameStack
 from fbuf.views import Item as Item
+from fbuf.views import ItemAndNext as ItemAndNext
 from fbuf.views import NStep as NStep
 from fbuf.views import NStepTransition as NStepTransition
 from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
+from fbuf.views import Transition as Transition
 
 __version__ = "0.1.0"
 
@@ -36,6 +39,7 @@ __all__ = [
     "FrameStack",
     "Ids",
     "Item",
+    "ItemAndNext",
     "NStep",
     "NStepTransition",
     "Prioritized",
@@ -43,10 +47,12 @@ __all__ = [
     "Sequence",
     "SequenceSteps",
     "State",
+    "Transition",
     "Uniform",
     "add",
     "can_sample",
     "clear",
+    "end_episode",
     "init",
     "nbytes",
     "raise_on_fault",

@@ -62,6 +62,19 @@ def exponent(function: str, argument: str, value: Any) -> jax.Array | float | No
     return value if isinstance(value, jax.Array) else float(value)
 
 
+def step(function: str, value: Any) -> jax.Array | None:
+    """The number of a batch: None, an int of at least 0, or an int32 scalar that may be traced."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.ndarray | np.generic | jax.Array):
+        raise TypeError(f"fbuf.{function}: step must be an int or a scalar array, got {value!r}")
+    if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        raise ValueError(f"fbuf.{function}: step must be one integer, got {_describe(value)}")
+    if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) < 2**31:
+        raise ValueError(f"fbuf.{function}: step must be from 0 to 2**31 - 1, got {int(value)}")
+    return jnp.asarray(value, jnp.int32)
+
+
 def is_float32(value: Any) -> bool:
     """Whether a number is at least 0, and float32 can hold it: neither too large nor too small."""
     number = float(value)
@@ -134,13 +147,18 @@ class Lead:
 
 
 def items(
-    function: str, item: Any, items: Any, num_envs: int | None, time_major: bool
+    function: str,
+    item: Any,
+    items: Any,
+    num_envs: int | None,
+    time_major: bool,
+    argument: str = "items",
 ) -> tuple[Any, Lead]:
     """Items to add, each like `item`, brought to a batch `[B, ...]`, and how they were given."""
     expected, came = jax.tree.structure(item), jax.tree.structure(items)
     if expected != came:
         raise ValueError(
-            f"fbuf.{function}: items must have the tree of the item the buffer was made for, "
+            f"fbuf.{function}: {argument} must have the tree of the item the buffer was made for, "
             f"{expected}, got {came}"
         )
     if time_major and num_envs is None:
@@ -156,18 +174,20 @@ def items(
     else:
         fits = (1 <= len(lead) <= 2) and lead[-1 if time_major else 0] == num_envs
     for number, (path, leaf, row) in enumerate(zip(paths, given, stored, strict=True)):
-        name, shape = f"fbuf.{function}: items{path}", jnp.shape(leaf)
+        name, shape = f"fbuf.{function}: {argument}{path}", jnp.shape(leaf)
         if not fits or shape != (*lead, *row.shape):
             so_far = ""
             if number and fits:
                 here = f"they begin with {_axes(lead)}" if num_envs else "one item"
                 here = f"B is {lead[0]}" if lead and num_envs is None else here
-                so_far = f" (here {here}, as items{paths[0]} is of shape {jnp.shape(given[0])})"
+                so_far = (
+                    f" (here {here}, as {argument}{paths[0]} is of shape {jnp.shape(given[0])})"
+                )
             raise ValueError(
                 f"{name} must be {_allowed(row.shape, num_envs, time_major)}{so_far}, got {shape}; "
                 "shapes are never broadcast"
             )
-        _array_like(function, "items" + path, leaf)
+        _array_like(function, argument + path, leaf)
         if not _keeps(leaf, row.dtype):
             raise TypeError(
                 f"{name} must be {row.dtype}, as the buffer stores it, got "
@@ -175,7 +195,7 @@ def items(
                 "buffer with an item of this dtype"
             )
     if 0 in lead:
-        raise ValueError(f"fbuf.{function}: items is an empty batch; leave the call out")
+        raise ValueError(f"fbuf.{function}: {argument} is an empty batch; leave the call out")
     batch = Lead(lead, turned=len(lead) == 2 and not time_major)
     arrays = [
         batch.flat(jnp.asarray(leaf, row.dtype)) for leaf, row in zip(given, stored, strict=True)
@@ -314,7 +334,7 @@ def _array_like(function: str, name: str, leaf: Any) -> None:
             )
 
 
-def host_values(function: str, storage: Storage[Any], items: Any) -> None:
+def host_values(function: str, storage: Storage[Any], items: Any, argument: str = "items") -> None:
     """No leaf that JAX would, on its way into jit, take for something else or not at all."""
     leaves = jax.tree.leaves(items)
     if all(issubclass(kind, jax.Array) for kind in set(map(type, leaves))):
@@ -323,7 +343,7 @@ def host_values(function: str, storage: Storage[Any], items: Any) -> None:
         return
     given = jax.tree.leaves_with_path(items)
     for path, leaf in given:
-        _array_like(function, "items" + jax.tree_util.keystr(path), leaf)
+        _array_like(function, argument + jax.tree_util.keystr(path), leaf)
     if jax.tree.structure(items) != storage.tree:
         return  # which is refused elsewhere
     for (path, leaf), field in zip(given, storage.fields, strict=True):
@@ -331,7 +351,7 @@ def host_values(function: str, storage: Storage[Any], items: Any) -> None:
             limits = jnp.iinfo(field.dtype)
             if not limits.min <= leaf <= limits.max:
                 raise ValueError(
-                    f"fbuf.{function}: items{jax.tree_util.keystr(path)} is {leaf}, which "
+                    f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is {leaf}, which "
                     f"{field.dtype} cannot hold; make the buffer with an item of a wider dtype"
                 )
 

@@ -64,14 +64,15 @@ def none_open(lanes: int) -> Open:
 
 
 def follow(
-    before: Open, ends: jax.Array, count: jax.Array, autoreset: Autoreset
+    before: Open, ends: jax.Array, count: jax.Array | None, autoreset: Autoreset
 ) -> tuple[Open, Places]:
     """Place a chunk of rows.
 
     Args:
         before: What was open before the chunk.
         ends: bool `[steps, lanes]`; the rows said to end an episode. A dummy ends nothing.
-        count: int32 scalar; how many steps there are, for the chunk may have room for more.
+        count: int32 `[lanes]`; how many steps each lane has, for the chunk may have room for more.
+            None is all of them.
         autoreset: See `Autoreset`.
 
     Returns:
@@ -99,13 +100,15 @@ def follow(
         intact=_last(jnp.where(ends, 0, jnp.minimum(intact, _MANY)), count, before.intact),
         resets=resets,
     )
-    newer = jnp.broadcast_to(count - 1 - number, ends.shape)
+    newer = jnp.broadcast_to((steps if count is None else count) - 1 - number, ends.shape)
     return after, Places(position, intact, dummy, newer)
 
 
-def _last(steps: jax.Array, count: jax.Array, before: jax.Array) -> jax.Array:
+def _last(steps: jax.Array, count: jax.Array | None, before: jax.Array) -> jax.Array:
     """The last of the first `count` steps, or what was before if there is none: `[lanes]`."""
-    last = lax.dynamic_index_in_dim(steps, jnp.maximum(count - 1, 0), keepdims=False)
+    if count is None:
+        return steps[-1]
+    last = jnp.take_along_axis(steps, jnp.maximum(count - 1, 0)[None], axis=0)[0]
     return jnp.where(count > 0, last, before)
 
 

@@ -10,7 +10,6 @@ import enum
 
 import jax
 import jax.core
-import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -35,6 +34,8 @@ class Fault(enum.IntFlag):
     """An id named a slot the buffer does not have."""
     STALE_ID = 4
     """An id named a row that has been overwritten or removed since it was drawn."""
+    LOST_NEXT = 8
+    """More episodes ended than `max_ends` keeps the last observation of."""
 
 
 _MEANING = {
@@ -50,6 +51,10 @@ _MEANING = {
         "an id named a row that has since been overwritten or removed; those entries were "
         "skipped. Expected when learning lags behind acting"
     ),
+    Fault.LOST_NEXT: (
+        "more episodes ended than the buffer keeps the last observation of; draws of those rows "
+        "by a view that needs it are masked. Make the buffer with a larger max_ends"
+    ),
 }
 
 
@@ -58,18 +63,12 @@ def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
     return jnp.where(condition, jnp.uint32(fault), jnp.uint32(0))
 
 
-@jax.custom_batching.custom_vmap
 def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
     """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
-    # Starting from the sticky bits it is one kernel; vmap does not take such a start.
-    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
-
-
-@collected.def_vmap
-def _(size: int, batched: list[bool], fault: jax.Array, bits: jax.Array) -> tuple[jax.Array, bool]:
-    faults = fault if batched[0] else jnp.broadcast_to(fault, (size,))
-    rows = bits if batched[1] else jnp.broadcast_to(bits, (size, *bits.shape))
-    return faults | lax.reduce(rows, np.uint32(0), lax.bitwise_or, (1,)), True
+    # All in one reduction, which is one kernel. As its start they would be lost where B is 1: XLA
+    # takes it for granted that a start changes nothing.
+    together = jnp.concatenate([fault[None], bits])
+    return lax.reduce(together, np.uint32(0), lax.bitwise_or, (0,))
 
 
 def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _storage
+from fbuf import _check, _nexts, _ring, _storage
 from fbuf._episodes import Autoreset
 from fbuf._state import Item, State
 from fbuf.samplers._protocol import Sampler
@@ -21,6 +21,9 @@ def init(
     num_envs: int | None = None,
     sampler: Sampler = Uniform(),
     autoreset: Autoreset = "same_step",
+    lockstep: bool = True,
+    next_of: str | None = None,
+    max_ends: int | None = None,
 ) -> State[Item]:
     """Make an empty buffer.
 
@@ -41,6 +44,15 @@ def init(
             and the next row begins the next episode. `"next_step"` (Gymnasium's default): the next
             step ignores its action and resets; its row is kept, but never drawn, and in no window.
             `"disabled"`: you reset yourself; for a buffer the same as `"same_step"`.
+        lockstep: Whether the environments always step together. False is for collectors whose
+            environments come at times of their own: each gets a head, and `fbuf.add` a `mask` of
+            those that have stepped. It costs a little more at every call.
+        next_of: The name of a field (`"a.b"` for one in another) of which not only the value a step
+            began with is wanted, but also the one it led to: the observation. `fbuf.add` then takes
+            `next_observation`, and `fbuf.Transition` and `fbuf.NStep` give it back, read from the
+            following row instead of stored twice.
+        max_ends: Of how many ends of episodes to keep what they led to, which no following row has.
+            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few.
 
     Returns:
         The state: zeros, and no row that can be drawn.
@@ -65,7 +77,7 @@ def init(
             f"fbuf.init: sampler must be a sampler, got the class {sampler.__name__}; call it: "
             f"fbuf.{sampler.__name__}()"
         )
-    if not hasattr(sampler, "flags_of_new_rows"):
+    if not hasattr(sampler, "follows_episodes"):
         raise TypeError(
             f"fbuf.init: sampler must be a sampler, such as fbuf.Uniform(), got {sampler!r}"
         )
@@ -81,10 +93,27 @@ def init(
         raise ValueError(
             f"fbuf.init: autoreset must be one of {get_args(Autoreset)}, got {autoreset!r}"
         )
-    ring = _ring.empty(capacity, num_envs, autoreset, sampler.follows_episodes)
+    if not lockstep and num_envs is None:
+        raise ValueError(
+            "fbuf.init: lockstep=False gives each environment a head of its own, but there is no "
+            "num_envs; say how many environments there are"
+        )
+    ring = _ring.empty(capacity, num_envs, bool(lockstep), autoreset, sampler.follows_episodes)
+    storage, nexts = _storage.empty(specs, capacity), None
+    if next_of is not None:
+        ends = max(capacity // 16, ring.lanes)
+        if max_ends is not None:
+            ends = _check.positive_int("init", "max_ends", max_ends, capacity)
+        nexts = _nexts.empty(storage, ring, next_of, ends)
+    elif max_ends is not None:
+        raise ValueError(
+            "fbuf.init: max_ends is about what next_of names, but there is no next_of; name the "
+            "field, or leave max_ends out"
+        )
     return State(
-        storage=_storage.empty(specs, capacity),
+        storage=storage,
         ring=ring,
+        nexts=nexts,
         index=sampler.init(ring),
         fault=jnp.uint32(0),
         sampler=sampler,
@@ -98,6 +127,9 @@ def nbytes(
     num_envs: int | None = None,
     sampler: Sampler = Uniform(),
     autoreset: Autoreset = "same_step",
+    lockstep: bool = True,
+    next_of: str | None = None,
+    max_ends: int | None = None,
 ) -> int:
     """How many bytes `init` would take with these arguments; allocates nothing.
 
@@ -107,6 +139,9 @@ def nbytes(
         num_envs: As for `fbuf.init`.
         sampler: As for `fbuf.init`.
         autoreset: As for `fbuf.init`.
+        lockstep: As for `fbuf.init`.
+        next_of: As for `fbuf.init`.
+        max_ends: As for `fbuf.init`.
 
     Returns:
         The size of the whole state in bytes.
@@ -123,6 +158,8 @@ def nbytes(
     """
     specs = _check.item_specs("nbytes", item)
     capacity = _check.positive_int("nbytes", "capacity", capacity, _check.LARGEST_CAPACITY)
-    options: dict[str, Any] = {"num_envs": num_envs, "sampler": sampler, "autoreset": autoreset}
+    options: dict[str, Any] = {"num_envs": num_envs, "sampler": sampler}
+    options |= {"autoreset": autoreset, "lockstep": lockstep}
+    options |= {"next_of": next_of, "max_ends": max_ends}
     state = jax.eval_shape(lambda: init(specs, capacity, **options))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check
+from fbuf import _check, _ring
 from fbuf._eager import Compiled
 from fbuf._state import State
 
@@ -79,7 +79,7 @@ def stats(state: State[Any]) -> dict[str, jax.Array]:
 
 def _count(state: State[Any]) -> jax.Array:
     _check.one_buffer("size", state)
-    return state.ring.stored - state.ring.removed
+    return _ring.count(state.ring) - state.ring.removed
 
 
 def _ready(state: State[Any]) -> jax.Array:

@@ -23,6 +23,7 @@ def sample(
     *,
     view: View = Item(),
     beta: chex.Array | float | None = None,
+    step: chex.Array | int | None = None,
 ) -> Sample[Any]:
     """Draw a batch; the state does not change.
 
@@ -34,6 +35,7 @@ def sample(
         batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
         view: What each drawn row is turned into; static.
         beta: At least 0, may be traced; used for the importance weights instead of the sampler's.
+        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced.
 
     Returns:
         The batch. From a buffer with nothing to draw (see `fbuf.can_sample`) it comes back with
@@ -67,12 +69,15 @@ def sample(
             "a class has to be called"
         )
     beta = _check.exponent("sample", "beta", beta)
-    return _sample(False, state, key, beta, batch_size=batch_size, view=view)
+    step = _check.step("sample", step)
+    return _sample(False, state, key, beta, step, batch_size=batch_size, view=view)
 
 
-def _draw(state: State[Any], key: Any, beta: Any, *, batch_size: int, view: View) -> Sample[Any]:
+def _draw(
+    state: State[Any], key: Any, beta: Any, step: Any, *, batch_size: int, view: View
+) -> Sample[Any]:
     _check.one_buffer("sample", state)
-    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta)
+    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     reading = view.read(state, draw.slots, jax.random.fold_in(key, 1))
     drawn, weight = draw.mask, draw.weight
     if reading.known is not None:

@@ -11,6 +11,7 @@ from fbuf._ring import Ids, Ring
 from fbuf._storage import Item, Storage
 
 if TYPE_CHECKING:
+    from fbuf._nexts import Nexts
     from fbuf.samplers._protocol import Sampler
 
 
@@ -26,6 +27,8 @@ class State(Generic[Item]):
     Attributes:
         storage: The rows. `state.storage.rows()` shows them all as the item's own tree.
         ring: Where the next row goes, and each row's flags.
+        nexts: What the following row does not have of next observations; None unless the buffer was
+            made with `next_of`.
         index: What the sampler keeps to draw in less than O(capacity); its own pytree.
         fault: uint32 bits of `fbuf.Fault`, sticky.
         sampler: Which rows may be drawn and how likely; static.
@@ -39,6 +42,7 @@ class State(Generic[Item]):
 
     storage: Storage[Item]
     ring: Ring
+    nexts: Nexts | None
     index: Any
     fault: jax.Array
     sampler: Sampler = dataclasses.field(metadata={"static": True})

@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _order, _ring
+from fbuf import _check, _nexts, _order, _ring
 from fbuf._eager import Compiled
 from fbuf._fault import Fault, bits_where, collected
 from fbuf._ring import Ids
@@ -121,7 +121,9 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Cost: O(1): the memory is left as it is, and cleared as it is written again.
+    Cost: O(1): the memory is left as it is, and cleared as it is written again. With
+    `lockstep=False`, and where episodes are drawn, the sampler's index is zeroed; with `next_of`
+    the names of `max_ends` rows.
 
     Example:
         >>> import fbuf, jax.numpy as jnp
@@ -150,7 +152,7 @@ def _take_out(state: State[Item], ids: Any, mask: Any) -> State[Item]:
     # The fault is known once an update of priorities before this has read the flags.
     slots = _order.after(slots, state.fault == jnp.uint32(2**32 - 1))
     ring = _ring.remove(state.ring, slots)
-    index, ring = state.sampler.remove(state.index, ring, slots)
+    index = state.sampler.remove(state.index, ring, slots)
     fault = collected(state.fault, faults)
     return dataclasses.replace(state, ring=ring, index=index, fault=fault)
 
@@ -160,7 +162,8 @@ def _empty(state: State[Item]) -> State[Item]:
     return dataclasses.replace(
         state,
         ring=_ring.cleared(state.ring),
-        index=state.sampler.clear(state.index),
+        nexts=None if state.nexts is None else _nexts.cleared(state.nexts),
+        index=state.sampler.clear(state.index, state.ring),
         # Used, and so consumed like the rest: an argument that jit leaves out is not.
         fault=state.fault & jnp.uint32(0),
     )

@@ -250,3 +250,14 @@ def test_everything_works_with_64_bit_types_and_strict_promotion():
             assert batch.data.item["y"].dtype == jnp.float64
             assert batch.weight.dtype == jnp.float32
             fbuf.raise_on_fault(state)
+
+
+def test_a_fault_stays_whatever_is_added_after_it(run):
+    state = fbuf.init(jnp.zeros(()), 8, sampler=fbuf.Prioritized())
+    state = run.add(state, jnp.zeros(2), priority=jnp.array([jnp.nan, 1.0]))
+    for count in (1, 2):
+        state = run.add(state, jnp.zeros(count))
+    ids = fbuf.Ids(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    state = run.update_priority(state, ids, jnp.ones(1))
+    state = run.remove(state, ids)
+    assert fbuf.Fault(int(state.fault)) == fbuf.Fault.BAD_PRIORITY

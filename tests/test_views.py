@@ -36,20 +36,7 @@ def item_of(number):
 
 
 class History(Lanes):
-    """Lanes whose ends are of two kinds."""
-
-    def add(self, items, ends, terminated):
-        before = [len(rows) for rows in self.lanes]
-        super().add(items, ends)
-        for lane, rows in enumerate(self.lanes):
-            for at in range(before[lane], len(rows)):
-                rows[at].terminated = rows[at].end and bool(terminated[at - before[lane], lane])
-                rows[at].truncated = rows[at].end and not rows[at].terminated
-
-    def place(self, slot):
-        """The lane of a slot, and the number of its row in it."""
-        rows, step = self.lanes[slot % self.envs], slot // self.envs
-        return rows, max(at for at in range(step, len(rows), self.length))
+    """Lanes, and what can be read from a row of them."""
 
     def ahead(self, slot, steps, cross=False):
         """The rows from a slot on, as far as a view may read."""

@@ -16,95 +16,217 @@ from lanes import Lanes
 from scipy import stats
 
 import fbuf
-from fbuf._ring import START
 
 
 @functools.cache
 def functions():
-    return jax.jit(fbuf.add, static_argnames="time_major"), jax.jit(fbuf.remove)
+    write = {"static_argnames": "time_major"}
+    return jax.jit(fbuf.add, **write), jax.jit(fbuf.remove), jax.jit(fbuf.end_episode)
+
+
+@functools.cache
+def drawing():
+    return jax.jit(lambda state, key, beta: fbuf.sample(state, key, 16, beta=beta))
+
+
+def marked(tree, state):
+    """The marked slots that hold a row."""
+    slots = np.flatnonzero(trees.marks(tree)).astype(np.int32)
+    return set(slots[np.asarray(fbuf._ring.holds(state.ring, jnp.asarray(slots)))].tolist())
 
 
 def agree(state, lanes, sampler):
-    expected = lanes.starts(sampler.window, sampler.stride, sampler.starts == "first")
-    flags = np.asarray(state.ring.flags) & START > 0
-    there = np.flatnonzero(flags[: int(state.ring.stored)])
-    assert set(there.tolist()) == expected
-    trees.check_counts(state.index.tree, flags)
-    total = state.index.total
-    assert len(expected) == int(state.ring.stored - state.ring.removed if total is None else total)
-    assert int(fbuf.size(state)) == len(lanes.stored())
-    assert bool(fbuf.can_sample(state)) == bool(expected)
-    sample = fbuf.sample(state, jax.random.key(int(state.ring.head)), 8)
-    assert bool(sample.mask.all()) == bool(expected) == bool(sample.mask.any())
-    if expected:
-        assert set(np.asarray(sample.ids.slot).tolist()) <= expected
-        np.testing.assert_allclose(sample.probability, 1 / len(expected), rtol=1e-6)
-        for slot, item in zip(sample.ids.slot.tolist(), sample.data.tolist(), strict=True):
-            assert lanes.at(slot).item == item
+    """The index is what a look at all rows finds, and what is drawn is what it says."""
+    options = (sampler.window, sampler.stride, sampler.starts == "first")
+    starts, stored = lanes.starts(*options), lanes.stored()
+    assert int(fbuf.size(state)) == len(stored)
+    if isinstance(sampler, fbuf.Prioritized):
+        share = priorities(state, lanes, starts)
+    else:
+        share = dict.fromkeys(starts, 1 / max(len(starts), 1))
+        assert marked(state.index.starts.tree, state) == starts
+        if sampler.by == "episode":
+            runs = lanes.runs(*options)
+            episodes(state, lanes, runs)
+            share = {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
+    assert abs(sum(share.values()) - bool(share)) < 1e-6
+    if not (isinstance(sampler, fbuf.Uniform) and sampler._window.every_row):
+        assert int(fbuf.stats(state).get("starts", len(starts))) == len(starts)
+    assert bool(fbuf.can_sample(state)) == bool(share)
+    key = jax.random.key(sum(len(rows) for rows in lanes.lanes))
+    sample = drawing()(state, key, 0.7)
+    assert bool(sample.mask.all()) == bool(share) == bool(sample.mask.any())
+    if not share:
+        assert not sample.probability.any()
+        assert not sample.weight.any()
+        return
+    slots = np.asarray(sample.ids.slot).tolist()
+    expected = [share[slot] for slot in slots]  # a slot that may not be drawn is no key
+    np.testing.assert_allclose(sample.probability, expected, rtol=1e-5)
+    weight = (min(expected) / np.array(expected)) ** 0.7
+    np.testing.assert_allclose(sample.weight, weight, rtol=1e-4)
+    for slot, item in zip(slots, np.asarray(sample.data).tolist(), strict=True):
+        assert lanes.at(slot).item == item
 
 
-STEPS = [1, 2, 3, 7]
-often_ = st.sampled_from([0.1, 0.5, 0.9])
+def priorities(state, lanes, starts):
+    """Every leaf holds its row's priority, and those of starts are awake; how likely each is."""
+    trees.check(state.index.tree)
+    leaves = np.asarray(state.index.tree.leaves).reshape(-1)
+    awake = state.sampler._window.every_row
+    share = {}
+    for slot in lanes.stored():
+        priority = np.float32(lanes.at(slot).priority)
+        assert abs(leaves[slot]) == priority
+        assert np.signbit(leaves[slot]) == (slot not in starts and not awake)
+        if slot in starts and priority > 0:
+            share[slot] = float(priority)
+    total = sum(share.values())
+    top = np.asarray(state.index.tree.nodes[-1])[..., 0].sum()
+    np.testing.assert_allclose(top, total, rtol=1e-5)
+    return {slot: priority / total for slot, priority in share.items()}
+
+
+def episodes(state, lanes, runs):
+    """The first and the last start of every episode are marked, lane by lane."""
+    order = [
+        (slot % lanes.envs) * lanes.length + slot // lanes.envs for slot in range(state.capacity)
+    ]
+    for tree, at in ((state.index.runs.firsts, 0), (state.index.runs.lasts, -1)):
+        found = np.flatnonzero(trees.marks(tree)).tolist()
+        assert found == sorted(order[run[at]] for run in runs)
+    assert int(state.index.runs.count) == len(runs)
+
+
+seeds = st.integers(0, 2**32 - 1)
+adds = st.tuples(st.just("add"), st.sampled_from([1, 3, 9]), seeds)
+rows_ = st.lists(st.integers(0, 1000), min_size=3, max_size=3)
 operations = st.one_of(
-    st.tuples(st.just("add"), st.sampled_from(STEPS), st.integers(0, 2**32 - 1)),
-    st.tuples(st.just("add"), st.sampled_from(STEPS), st.integers(0, 2**32 - 1)),
-    st.tuples(st.just("remove"), st.lists(st.integers(0, 1000), min_size=3, max_size=3)),
+    adds,
+    adds,
+    adds,
+    st.tuples(st.just("remove"), rows_),
+    st.tuples(st.just("update"), rows_, seeds),
+    st.tuples(st.just("end"), seeds),
     st.tuples(st.just("clear")),
 )
 
-SHAPES = [(None, 5), (None, 6), (3, 4), (2, 6)]  # environments, and the length of a lane
-SAMPLERS = [
-    {"window": 1},
+# Environments, the length of a lane, whether they step together.
+ONE, THREE, APART = (None, 6, True), (3, 4, True), (3, 4, False)
+EVERY, WINDOW, LONG, STRIDE, GAPS, FIRST = (
+    {},
     {"window": 2},
-    {"window": 3, "stride": 2},
     {"window": 4},
+    {"window": 3, "stride": 2},
+    {"window": 1, "stride": 2},
     {"window": 3, "starts": "first"},
-    {"window": 1, "starts": "first"},
+)
+BY_EPISODE = {"by": "episode"}
+UNIFORM = [
+    *((shape, options) for shape in (ONE, THREE) for options in (WINDOW, LONG, STRIDE, FIRST)),
+    *((APART, options) for options in (EVERY, WINDOW, STRIDE)),
+    ((None, 5, True), WINDOW),
+    (THREE, EVERY),
+    (THREE, {"window": 1, "starts": "first"}),
+    *((ONE, options | BY_EPISODE) for options in (EVERY, WINDOW, LONG, STRIDE, GAPS, FIRST)),
+    *((THREE, options | BY_EPISODE) for options in (EVERY, WINDOW, STRIDE, GAPS)),
+    *((APART, options | BY_EPISODE) for options in (EVERY, WINDOW, STRIDE)),
+    ((20, 4, True), WINDOW | BY_EPISODE),  # more lanes than draws
+]
+PRIORITIZED = [
+    *((ONE, options) for options in (WINDOW, STRIDE, FIRST)),
+    *((THREE, options) for options in (WINDOW, FIRST)),
+    *((APART, options) for options in (EVERY, WINDOW, STRIDE)),
+]
+DUMMIES = [  # with the dummies of autoreset="next_step" among the rows
+    (ONE, fbuf.Uniform(window=2)),
+    (THREE, fbuf.Uniform(window=3, stride=2)),
+    (APART, fbuf.Uniform(window=2)),
+    (ONE, fbuf.Uniform(window=3, starts="first")),
+    (ONE, fbuf.Uniform(by="episode")),
+    (THREE, fbuf.Uniform(window=2, by="episode")),
+    (APART, fbuf.Uniform(window=2, by="episode")),
+    (ONE, fbuf.Prioritized(alpha=1.0, eps=0.0, window=2)),
+    (APART, fbuf.Prioritized(alpha=1.0, eps=0.0, window=3, stride=2)),
+]
+CASES = [
+    *((shape, fbuf.Uniform(**options), "same_step") for shape, options in UNIFORM),
+    *(
+        (shape, fbuf.Prioritized(alpha=1.0, eps=0.0, **options), "same_step")
+        for shape, options in PRIORITIZED
+    ),
+    *((shape, sampler, "next_step") for shape, sampler in DUMMIES),
 ]
 
 
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-@pytest.mark.parametrize("options", SAMPLERS, ids=str)
-@pytest.mark.parametrize(("envs", "length"), SHAPES)
-@settings(max_examples=6)
+@pytest.mark.parametrize(("shape", "sampler", "autoreset"), CASES, ids=str)
+@settings(max_examples=10)
 @given(
     history=st.lists(operations, min_size=1, max_size=14), often=st.sampled_from([0.1, 0.5, 0.9])
 )
-def test_any_history(envs, length, options, autoreset, history, often):
-    if length % options.get("stride", 1):
-        return
-    sampler, count = fbuf.Uniform(**options), envs or 1
+def test_any_history(shape, sampler, autoreset, history, often):
+    envs, length, lockstep = shape
     state = fbuf.init(
-        jnp.int32(0), length * count, num_envs=envs, sampler=sampler, autoreset=autoreset
+        jnp.int32(0),
+        length * (envs or 1),
+        num_envs=envs,
+        sampler=sampler,
+        autoreset=autoreset,
+        lockstep=lockstep,
     )
-    lanes, number = Lanes(count, length, autoreset), 0
-    add, remove = functions()
+    lanes, number = Lanes(envs or 1, length, autoreset), 0
     for operation in history:
-        if operation[0] == "add":
-            rng = np.random.default_rng(operation[2])
-            shape = (operation[1], count)
-            items = np.arange(number, number + operation[1] * count, dtype=np.int32).reshape(shape)
-            number += items.size
-            terminated, truncated = rng.random((2, *shape)) < often / 2
-            lanes.add(items, terminated | truncated)
-            given_ = [x.T if envs else x[:, 0] for x in (items, terminated, truncated)]
-            if envs and rng.random() < 0.5:
-                items, terminated, truncated = (jnp.asarray(x.T) for x in given_)
-                state = add(
-                    state, items, terminated=terminated, truncated=truncated, time_major=True
-                )
-            else:
-                items, terminated, truncated = map(jnp.asarray, given_)
-                state = add(state, items, terminated=terminated, truncated=truncated)
-        elif operation[0] == "clear":
-            lanes.clear()
-            state = fbuf.clear(state)
-        elif lanes.stored():
-            slots = [lanes.stored()[n % len(lanes.stored())] for n in operation[1]]
-            lanes.remove(slots)
-            chosen = jnp.array(slots, jnp.int32)
-            state = remove(state, fbuf._ring.name(state.ring, chosen, jnp.ones(3, bool)))
+        state, number = played(state, lanes, operation, often, number)
         agree(state, lanes, sampler)
+
+
+def played(state, lanes, operation, often, number):
+    """The state after an operation, which is done to the lanes, too."""
+    envs, prioritized = state.ring.num_envs, isinstance(state.sampler, fbuf.Prioritized)
+    add, remove, end_episode = functions()
+    kind, rng = operation[0], np.random.default_rng(operation[-1] if len(operation) > 1 else 0)
+    if kind == "add":
+        shape = (operation[1], lanes.envs)
+        items = np.arange(number, number + operation[1] * lanes.envs, dtype=np.int32).reshape(shape)
+        terminated, truncated = rng.random((2, *shape)) < often / 2
+        given_ = {"terminated": terminated, "truncated": truncated}
+        if prioritized:
+            given_["priority"] = rng.integers(0, 5, shape).astype(np.float32)
+        if not state.ring.lockstep or envs is None:
+            given_["mask"] = rng.random(shape) < rng.choice([0.3, 0.8, 1.0])
+        lanes.add(
+            items,
+            terminated | truncated,
+            terminated,
+            given_.get("mask"),
+            given_.get("priority"),
+        )
+        if envs is None:
+            given_ = {name: value[:, 0] for name, value in given_.items()}
+            state = add(state, jnp.asarray(items[:, 0]), **given_)
+        else:
+            state = add(state, jnp.asarray(items), **given_, time_major=True)
+        return state, number + items.size
+    if kind == "clear":
+        lanes.clear()
+        return fbuf.clear(state), number
+    if kind == "end":
+        chosen = rng.random(lanes.envs) < 0.5
+        lanes.end_episode(chosen)
+        return end_episode(state, jnp.asarray(chosen if envs else chosen[0])), number
+    stored = lanes.stored()
+    if stored:
+        slots = [stored[n % len(stored)] for n in operation[1]]
+        ids = fbuf._ring.name(state.ring, jnp.array(slots, jnp.int32), jnp.ones(3, bool))
+        if kind == "remove":
+            lanes.remove(slots)
+            state = remove(state, ids)
+        elif prioritized:
+            priority = rng.integers(0, 5, 3).astype(np.float32)
+            for slot, value in zip(slots, priority.tolist(), strict=True):
+                lanes.at(slot).priority = value
+            state = fbuf.update_priority(state, ids, jnp.asarray(priority))
+    return state, number
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=7, max_size=7), st.integers(1, 3))
@@ -113,112 +235,58 @@ def test_a_mask_leaves_no_gap_in_a_window(rows, window):
     """With a mask, the rows that are left are as if they alone had been added."""
     sampler = fbuf.Uniform(window=window)
     masked = alone = fbuf.init(jnp.int32(0), 5, sampler=sampler, autoreset="next_step")
-    add, _ = functions()
+    add = functions()[0]
     for turn in range(2):
         mask, ends = (np.array(x) for x in zip(*rows[turn:] + rows[:turn], strict=True))
         items = np.arange(7, dtype=np.int32) + 10 * turn
         masked = add(masked, jnp.array(items), terminated=jnp.array(ends), mask=jnp.array(mask))
         for item, end in zip(items[mask], ends[mask], strict=True):
             alone = add(alone, jnp.array([item]), terminated=jnp.array([end]))
-    there = int(alone.ring.stored)
+    there = int(alone.ring.stored[0])
     np.testing.assert_array_equal(masked.ring.cursor, alone.ring.cursor)
     np.testing.assert_array_equal(masked.ring.flags[:there], alone.ring.flags[:there])
     jax.tree.map(np.testing.assert_array_equal, masked.ring.open, alone.ring.open)
     assert int(masked.ring.removed) == int(alone.ring.removed)
 
 
-prioritised = st.one_of(
-    operations,
-    st.tuples(st.just("update"), st.lists(st.integers(0, 1000), min_size=3, max_size=3)),
-)
+SAMPLERS = [
+    fbuf.Uniform(window=3),
+    fbuf.Uniform(window=3, by="episode"),
+    fbuf.Prioritized(alpha=1.0, eps=0.0, window=3),
+]
 
 
-def agree_by_priority(state, lanes, sampler):
-    tree, stored = state.index.tree, lanes.stored()
-    trees.check(tree)
-    starts = lanes.starts(sampler.window, sampler.stride, sampler.starts == "first")
-    leaves = np.asarray(tree.leaves).reshape(-1)
-    expected = np.zeros(state.capacity)
-    for slot in stored:
-        priority = lanes.at(slot).priority
-        assert abs(leaves[slot]) == np.float32(priority)
-        assert np.signbit(leaves[slot]) == (slot not in starts)
-        expected[slot] = priority if slot in starts else 0
-    total = expected.sum()
-    np.testing.assert_allclose(np.asarray(tree.nodes[-1])[..., 0].sum(), total, rtol=1e-5)
-    sample = fbuf.sample(state, jax.random.key(int(state.ring.head)), 8, beta=1.0)
-    assert bool(sample.mask.all()) == bool(total) == bool(sample.mask.any())
-    if total:
-        share = expected[np.asarray(sample.ids.slot)] / total
-        assert (share > 0).all()
-        np.testing.assert_allclose(sample.probability, share, rtol=1e-5)
-        np.testing.assert_allclose(sample.weight, share.min() / share, rtol=1e-4)
-
-
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-@pytest.mark.parametrize("options", [SAMPLERS[1], SAMPLERS[2], SAMPLERS[4], SAMPLERS[5]], ids=str)
-@pytest.mark.parametrize(("envs", "length"), [(None, 6), (3, 4)])
-@settings(max_examples=6)
-@given(history=st.lists(prioritised, min_size=1, max_size=14), often=often_)
-def test_any_history_by_priority(envs, length, options, autoreset, history, often):
-    sampler, count = fbuf.Prioritized(alpha=1.0, eps=0.0, **options), envs or 1
-    state = fbuf.init(
-        jnp.int32(0), length * count, num_envs=envs, sampler=sampler, autoreset=autoreset
-    )
-    lanes = Lanes(count, length, autoreset)
-    add, remove = functions()
-    for operation in history:
-        if operation[0] == "add":
-            rng = np.random.default_rng(operation[2])
-            shape = (operation[1], count)
-            items, ends = np.zeros(shape, np.int32), rng.random(shape) < often
-            given_ = priority = rng.integers(0, 5, shape).astype(np.float32)
-            if operation[2] % 2:
-                rows = [lanes.at(slot).priority for slot in lanes.stored()]
-                priority, given_ = np.full(shape, max(rows, default=0) or 1), None
-            before = [len(rows) for rows in lanes.lanes]
-            lanes.add(items, ends)
-            for lane, rows in enumerate(lanes.lanes):
-                for at in range(before[lane], len(rows)):
-                    if not rows[at].dummy:
-                        rows[at].priority = float(priority[at - before[lane], lane])
-            turn = (lambda x: x.T) if envs else (lambda x: x[:, 0])
-            given_ = None if given_ is None else jnp.asarray(turn(given_))
-            items, ends = jnp.asarray(turn(items)), jnp.asarray(turn(ends))
-            state = add(state, items, truncated=ends, priority=given_)
-        elif operation[0] == "clear":
-            lanes.clear()
-            state = fbuf.clear(state)
-        elif lanes.stored():
-            slots = [lanes.stored()[n % len(lanes.stored())] for n in operation[1]]
-            ids = fbuf._ring.name(state.ring, jnp.array(slots, jnp.int32), jnp.ones(3, bool))
-            if operation[0] == "remove":
-                lanes.remove(slots)
-                state = remove(state, ids)
-            else:
-                new = [float(n % 7) for n in operation[1]]
-                for slot, priority in zip(slots, new, strict=True):
-                    lanes.at(slot).priority = priority
-                state = fbuf.update_priority(state, ids, jnp.array(new))
-        agree_by_priority(state, lanes, sampler)
-
-
-def test_every_start_is_drawn_alike():
-    sampler = fbuf.Uniform(window=3)
-    state = fbuf.init(jnp.int32(0), 60, num_envs=3, sampler=sampler)
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_draws_are_as_likely_as_they_should_be(sampler, lockstep):
+    """A full ring that has gone around, with removed rows, and 200,000 draws."""
+    state = fbuf.init(jnp.int32(0), 60, num_envs=3, sampler=sampler, lockstep=lockstep)
     lanes = Lanes(3, 20, "same_step")
+    rng = np.random.default_rng(0)
     for number in range(4):
         items = np.arange(27, dtype=np.int32).reshape(9, 3) + 27 * number
-        ends = rng.random((9, 3)) < 0.15
-        lanes.add(items, ends)
-        state = fbuf.add(state, jnp.array(items), terminated=jnp.array(ends), time_major=True)
+        ends, priority = rng.random((9, 3)) < 0.15, rng.random((9, 3)).astype(np.float32)
+        options = {"terminated": ends, "time_major": True}
+        if isinstance(sampler, fbuf.Prioritized):
+            options["priority"] = priority
+        lanes.add(items, ends, priority=priority)
+        state = fbuf.add(state, items, **options)
+    slots = [7, 31]
+    lanes.remove(slots)
+    state = fbuf.remove(state, fbuf._ring.name(state.ring, jnp.int32(slots), jnp.ones(2, bool)))
     keys = jax.random.split(jax.random.key(0), 100)
-    _, slots = lax.scan(lambda c, k: (c, fbuf.sample(state, k, 2000).ids.slot), 0, keys)
-    counts = np.bincount(np.asarray(slots).reshape(-1), minlength=60)
-    starts = sorted(lanes.starts(3, 1, False))
-    assert counts.sum() == counts[starts].sum() == 200_000
-    assert stats.chisquare(counts[starts]).pvalue > 1e-4
+    _, drawn = lax.scan(lambda c, k: (c, fbuf.sample(state, k, 2000).ids.slot), 0, keys)
+    counts = np.bincount(np.asarray(drawn).reshape(-1), minlength=60)
+    runs = lanes.runs(3)
+    share = np.zeros(60)
+    for run in runs:
+        for slot in run:
+            share[slot] = 1 / len(run) if getattr(sampler, "by", "") == "episode" else 1.0
+            share[slot] *= lanes.at(slot).priority if "Prioritized" in str(sampler) else 1
+    expected = share / share.sum() * 200_000
+    assert len({len(run) for run in runs}) > 2  # episodes of different lengths
+    assert counts[share == 0].sum() == 0
+    assert stats.chisquare(counts[share > 0], expected[share > 0]).pvalue > 1e-4
 
 
 def test_what_cannot_be_right_is_refused():
@@ -227,6 +295,7 @@ def test_what_cannot_be_right_is_refused():
         ({"window": 2.0}, "window must be an int"),
         ({"stride": -1}, "stride must be from 1"),
         ({"starts": "last"}, "starts must be 'any' or 'first'"),
+        ({"by": "row"}, "by must be 'start' or 'episode'"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.Uniform(**options)
@@ -241,6 +310,8 @@ def test_what_cannot_be_right_is_refused():
             fbuf.init(item, 12, num_envs=envs, sampler=sampler)
     with pytest.raises(ValueError, match="autoreset must be one of"):
         fbuf.init(item, 12, autoreset="never")
+    with pytest.raises(ValueError, match="there is no num_envs"):
+        fbuf.init(item, 12, lockstep=False)
     lanes = fbuf.init(item, 12, num_envs=3)
     for items, options, match in (
         (jnp.zeros(()), {}, r"\(3,\) for one step of all environments, or \(3, T\)"),
@@ -252,5 +323,8 @@ def test_what_cannot_be_right_is_refused():
     ):
         with pytest.raises(ValueError, match=match):
             fbuf.add(lanes, items, **options)
+    for mask, match in ((jnp.ones(2, bool), r"of shape \(3,\)"), (jnp.ones(3), "must be bool")):
+        with pytest.raises((ValueError, TypeError), match=match):
+            fbuf.end_episode(lanes, mask)
     with pytest.raises(ValueError, match="time_major is for buffers made with num_envs"):
         fbuf.add(fbuf.init(item, 4), jnp.zeros(3), time_major=True)

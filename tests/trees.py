@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from fbuf.trees import count_tree
+from fbuf.trees import mark_tree
 from fbuf.trees.sum_tree import Aggregate
 
 
-def check_counts(tree, marked):
-    """Every node counts the marked slots under it."""
-    counts, span = [], 1
-    for size in count_tree._sizes(tree.capacity):
+def marks(tree):
+    """Which slots are marked; every node must count the marks under it."""
+    nodes, sizes = np.asarray(tree.nodes), mark_tree._sizes(tree.capacity)
+    words = nodes[: sizes[0]].view(np.uint32)
+    marked = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    counts, span = [words.view(np.int32)], 32
+    for size in sizes[1:]:
         span *= 16
         padded = np.zeros(size * span, int)
-        padded[: marked.size] = marked
+        padded[: marked.size] = marked.reshape(-1)
         counts.append(padded.reshape(size, span).sum(axis=1))
-    np.testing.assert_array_equal(tree.counts, np.concatenate(counts))
+    np.testing.assert_array_equal(nodes, np.concatenate(counts))
+    assert not marked.reshape(-1)[tree.capacity :].any()
+    return marked.reshape(-1)[: tree.capacity].astype(bool)
 
 
 def values(tree):

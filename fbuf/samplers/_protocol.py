@@ -26,22 +26,20 @@ class Draw:
         slots: int32 `[B]`, each in range even where `mask` is False.
         probability: float32 `[B]`; of drawing that slot in one draw.
         weight: float32 `[B]`; importance weights, at most 1.
+        log_weight: float32 `[B]`; their logarithms before they were divided by the largest: 0 for
+            a slot as likely as under uniform sampling. Never NaN.
         mask: bool `[B]`; False where there was nothing to draw.
     """
 
     slots: jax.Array
     probability: jax.Array
     weight: jax.Array
+    log_weight: jax.Array
     mask: jax.Array
 
 
 class Sampler(Protocol):
     """Which rows may be drawn, and how likely each is."""
-
-    @property
-    def flags_of_new_rows(self) -> int:
-        """Bits the sampler wants to have set in the flags of each row that is no dummy."""
-        ...
 
     @property
     def follows_episodes(self) -> bool:
@@ -59,11 +57,10 @@ class Sampler(Protocol):
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[Index, Ring, jax.Array]:
+    ) -> tuple[Index, jax.Array]:
         """Take note of rows just written, and return the fault bits of each, uint32 `[B]`.
 
-        `ring` is the ring with the rows in it, and comes back with its START flags brought up to
-        date. `priority` is float32 `[B]`.
+        `ring` is the ring with the rows in it. `priority` is float32 `[B]`.
         """
         ...
 
@@ -81,14 +78,14 @@ class Sampler(Protocol):
         """
         ...
 
-    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> tuple[Index, Ring]:
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
         """Never draw these rows again, which are marked as removed already.
 
         No slot comes twice; those equal to the capacity are to be left out.
         """
         ...
 
-    def clear(self, index: Index) -> Index:
+    def clear(self, index: Index, ring: Ring) -> Index:
         """Forget all rows."""
         ...
 
@@ -103,8 +100,9 @@ class Sampler(Protocol):
         key: jax.Array,
         batch_size: int,
         beta: jax.Array | float | None,
+        step: jax.Array | int | None,
     ) -> Draw:
-        """Draw rows, with replacement."""
+        """Draw rows: with replacement, or the `step`-th batch of those that draw without."""
         ...
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:

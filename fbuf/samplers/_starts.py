@@ -25,16 +25,18 @@ class Window:
         length: Rows of a window, at least 1.
         stride: Only every so-manieth step of a lane is a start.
         first: Only the first row of an episode is one.
+        episodes: It matters which starts are in one episode.
     """
 
     length: int
     stride: int
     first: bool
+    episodes: bool = False
 
     @property
     def every_row(self) -> bool:
         """Whether every row that is there is a start."""
-        return self.length == 1 and self.stride == 1 and not self.first
+        return self.length == 1 and self.stride == 1 and not self.first and not self.episodes
 
 
 def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Array]:
@@ -77,4 +79,27 @@ def check(sampler: str, ring: Ring, window: Window) -> None:
             f"fbuf.init: {sampler}(stride={window.stride}) must divide the length of a lane, "
             f"{ring.lane_length} rows (capacity {ring.capacity} for {ring.lanes} environments), or "
             "steps would lie closer together where the ring closes"
+        )
+
+
+def power(beta: jax.Array | float) -> jax.Array:
+    """An exponent of importance weights; 0 for one that cannot be right."""
+    beta = jnp.asarray(beta, jnp.float32)
+    return jnp.where(beta < jnp.inf, jnp.maximum(beta, 0), 0)
+
+
+def no_priorities(function: str, sampler: str) -> str:
+    """What to say to whom gives priorities to a sampler that keeps none."""
+    return (
+        f"fbuf.{function}: the buffer's sampler is {sampler}, which keeps no priorities; leave "
+        "priority and alpha out, or make the buffer with sampler=fbuf.Prioritized()"
+    )
+
+
+def no_step(step: object, sampler: str) -> None:
+    """Refuse a step where every draw is independent of the others."""
+    if step is not None:
+        raise ValueError(
+            f"fbuf.sample: the buffer's sampler is {sampler}, which draws with replacement; leave "
+            "step out, or make the buffer with sampler=fbuf.Shuffled()"
         )

@@ -10,13 +10,14 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf import _check, _order
+from fbuf import _check, _order, _ring
 from fbuf._fault import Fault, bits_where
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits, _starts
 from fbuf.samplers._protocol import Draw
 from fbuf.samplers._starts import Window
 from fbuf.trees import sum_tree
+from fbuf.trees._levels import last_of_each
 from fbuf.trees.sum_tree import Aggregate, SumTree
 
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
@@ -25,10 +26,14 @@ _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PriorityIndex:
-    """What `Prioritized` keeps: the tree of stored priorities, and the largest one ever stored."""
+    """What `Prioritized` keeps: the tree of stored priorities, and the largest one ever stored.
+
+    `starts` counts the rows a window may start at; None where that is every row.
+    """
 
     tree: SumTree
     largest_ever: jax.Array
+    starts: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +122,6 @@ class Prioritized:
             _check.positive_int("Prioritized", name, getattr(self, name), 2**31 - 1)
 
     @property
-    def flags_of_new_rows(self) -> int:
-        """None."""
-        return 0
-
-    @property
     def follows_episodes(self) -> bool:
         """Whether it must be known where in its episode a row is."""
         return not self._window.every_row
@@ -138,9 +138,10 @@ class Prioritized:
         if self.normalize == "buffer":
             keeps.append(Aggregate.LARGEST_INVERSE)
         _starts.check("Prioritized", ring, self._window)
-        # A row that is no start keeps its priority with a minus sign.
+        # A row that is no start keeps its priority with a minus sign; a removed one is -0.
         tree = sum_tree.empty(ring.capacity, tuple(keeps), dormant=not self._window.every_row)
-        return PriorityIndex(tree, jnp.float32(0))
+        starts = None if self._window.every_row else jnp.int32(0)
+        return PriorityIndex(tree, jnp.float32(0), starts)
 
     def add(
         self,
@@ -149,7 +150,7 @@ class Prioritized:
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[PriorityIndex, Ring, jax.Array]:
+    ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; those that cannot be right get the default."""
         default = self._default(index)
         if priority is None:
@@ -160,15 +161,21 @@ class Prioritized:
             new = jnp.where(valid, stored, default)
             faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         new = jnp.where(span.drawable, new, 0)
-        if self._window.every_row:
-            tree = sum_tree.write_span(index.tree, span, new, ring.stored)
-        else:
-            tree = sum_tree.write_span(index.tree, span, -new, ring.stored)
-            starts, there = _starts.completed(ring, span, self._window)
-            awake = jnp.abs(sum_tree.values(tree, starts))
-            starts = jnp.where(there, starts, ring.capacity)
-            tree = sum_tree.write(tree, starts, awake, ring.stored)
-        return self._with(index, tree, new, span.drawable), ring, faults
+        largest = self._largest_ever(index, new, span.drawable)
+        if index.starts is None:
+            tree = self._written(index.tree, ring, span, span.slots, new)
+            return PriorityIndex(tree, largest, None), faults
+        before = sum_tree.values(index.tree, jnp.minimum(span.slots, ring.capacity - 1))
+        evicted = span.was_stored & _awake(before)
+        # What is overwritten has been read by then.
+        slots = _order.after(span.slots, _order.never(before))
+        tree = self._written(index.tree, ring, span, slots, -new)
+        starts, there = _starts.completed(ring, span, self._window)
+        awake = jnp.abs(sum_tree.values(tree, starts))
+        starts = jnp.where(there, starts, ring.capacity)
+        tree = sum_tree.write(tree, starts, awake, _ring.filled(ring))
+        change = jnp.sum(there, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
+        return PriorityIndex(tree, largest, index.starts + change), faults
 
     def update_priority(
         self,
@@ -187,27 +194,33 @@ class Prioritized:
         if not self._window.every_row:
             old = sum_tree.values(index.tree, jnp.minimum(slots, capacity - 1))
             signed = jnp.where(jnp.signbit(old), -new, new)
-        tree = sum_tree.write(index.tree, slots, signed, ring.stored)
+        tree = sum_tree.write(index.tree, slots, signed, _ring.filled(ring))
         faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
-        return self._with(index, tree, new, named & valid), faults
+        largest = self._largest_ever(index, new, named & valid)
+        return PriorityIndex(tree, largest, index.starts), faults
 
-    def remove(
-        self, index: PriorityIndex, ring: Ring, slots: jax.Array
-    ) -> tuple[PriorityIndex, Ring]:
+    def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""
-        new = jnp.zeros(slots.shape, jnp.float32)
-        if not self._window.every_row:
+        new, total = jnp.zeros(slots.shape, jnp.float32), index.starts
+        if total is not None:
             starts = _starts.containing(ring, slots, self._window)
-            starts = jnp.where(starts < ring.stored, starts, ring.capacity)
+            starts = jnp.where(_ring.holds(ring, starts), starts, ring.capacity)
             old = sum_tree.values(index.tree, jnp.minimum(starts, ring.capacity - 1))
+            lost = last_of_each(starts) & (starts < ring.capacity) & _awake(old)
+            total -= jnp.sum(lost, dtype=jnp.int32)
             # Of two values for a slot the last one counts: that of a removed row is 0.
-            slots, new = jnp.concatenate([starts, slots]), jnp.concatenate([-jnp.abs(old), new])
-        tree = sum_tree.write(index.tree, slots, new, ring.stored)
-        return dataclasses.replace(index, tree=tree), ring
+            slots, new = jnp.concatenate([starts, slots]), jnp.concatenate([-jnp.abs(old), -new])
+        tree = sum_tree.write(index.tree, slots, new, _ring.filled(ring))
+        return PriorityIndex(tree, index.largest_ever, total)
 
-    def clear(self, index: PriorityIndex) -> PriorityIndex:
+    def clear(self, index: PriorityIndex, ring: Ring) -> PriorityIndex:
         """Forget every priority, and the largest ever."""
-        return PriorityIndex(sum_tree.cleared(index.tree), jnp.minimum(index.largest_ever, 0))
+        if ring.heads == 1:
+            tree = sum_tree.cleared(index.tree)
+        else:  # what is behind a head lies among what is before another one
+            tree = jax.tree.map(jnp.zeros_like, index.tree)
+        starts = None if index.starts is None else index.starts & 0
+        return PriorityIndex(tree, jnp.minimum(index.largest_ever, 0), starts)
 
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Whether any stored priority is above 0."""
@@ -220,8 +233,10 @@ class Prioritized:
         key: jax.Array,
         batch_size: int,
         beta: jax.Array | float | None,
+        step: jax.Array | int | None,
     ) -> Draw:
         """Draw rows by priority, and weigh them by `probability ** -beta`."""
+        _starts.no_step(step, "Prioritized")
         tree = index.tree
         total = sum_tree.total(tree)
         key = _order.key_after(key, total < 0)
@@ -235,8 +250,7 @@ class Prioritized:
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))
         mask = jnp.broadcast_to(total > 0, (batch_size,))
-        power = jnp.asarray(self.beta if beta is None else beta, jnp.float32)
-        power = jnp.where(power < jnp.inf, jnp.maximum(power, 0), 0)  # what cannot be right is 0
+        power = _starts.power(self.beta if beta is None else beta)
         # The number of rows and the total cancel out: the weight is that of the value alone.
         log_weight = -power * jnp.log(jnp.where(mask, value, 1))
         if self.normalize == "batch":
@@ -244,13 +258,26 @@ class Prioritized:
         else:
             largest = power * jnp.log(sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE))
         weight = jnp.where(mask, jnp.minimum(jnp.exp(log_weight - largest), 1), 0)
-        return Draw(slots, jnp.where(mask, value / total, 0), weight, mask)
+        mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)
+        return Draw(
+            slots=slots,
+            probability=jnp.where(mask, value / total, 0),
+            weight=weight,
+            log_weight=log_weight + power * jnp.log(jnp.where(mask, mean, 1)),
+            mask=mask,
+        )
+
+    def count(self, index: PriorityIndex, ring: Ring) -> jax.Array:
+        """How many rows there are to be drawn, those of priority 0 included. int32 scalar."""
+        return _ring.count(ring) - ring.removed if index.starts is None else index.starts
 
     def stats(self, index: PriorityIndex, ring: Ring) -> dict[str, jax.Array]:
         """The total of what is stored, and the largest."""
+        found = {} if index.starts is None else {"starts": index.starts}
         return {
             "priority_total": sum_tree.total(index.tree),
             "priority_of_new_rows": self._default(index),
+            **found,
         }
 
     def _default(self, index: PriorityIndex) -> jax.Array:
@@ -275,10 +302,20 @@ class Prioritized:
         possible = (power >= 0) & (power < jnp.inf)
         return stored, possible & (priority >= 0) & (stored <= most)
 
-    def _with(
-        self, index: PriorityIndex, tree: SumTree, new: jax.Array, written: jax.Array
-    ) -> PriorityIndex:
+    def _written(
+        self, tree: SumTree, ring: Ring, span: Span, slots: jax.Array, new: jax.Array
+    ) -> SumTree:
+        """The tree with the values of the rows of an add, which went to these slots."""
+        if ring.heads == 1:
+            span = dataclasses.replace(span, slots=slots)
+            return sum_tree.write_span(tree, span, new, _ring.filled(ring))
+        return sum_tree.write(tree, slots, new, _ring.filled(ring))
+
+    def _largest_ever(self, index: PriorityIndex, new: jax.Array, written: jax.Array) -> jax.Array:
         if self.new_priority == "largest":
-            return dataclasses.replace(index, tree=tree)
-        largest = jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
-        return PriorityIndex(tree, largest)
+            return index.largest_ever
+        return jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
+
+
+def _awake(value: jax.Array) -> jax.Array:
+    return ~jnp.signbit(value)

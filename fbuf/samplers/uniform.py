@@ -1,4 +1,4 @@
-"""Uniform sampling: every stored row alike, or every window."""
+"""Uniform sampling: every stored row alike, every window, or every episode."""
 
 from __future__ import annotations
 
@@ -7,50 +7,52 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fbuf import _check, _ring
-from fbuf._ring import START, Ring, Span
-from fbuf.samplers import _bits, _starts
+from fbuf import _check
+from fbuf._ring import Ring, Span
+from fbuf.samplers import _bits, _runs, _start_index, _starts
 from fbuf.samplers._protocol import Draw
+from fbuf.samplers._runs import Runs
+from fbuf.samplers._start_index import StartIndex
 from fbuf.samplers._starts import Window
-from fbuf.trees import count_tree
-from fbuf.trees._levels import last_of_each
-from fbuf.trees.count_tree import CountTree
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StartIndex:
-    """What `Uniform` keeps: how many starts there are under each node, and in all.
+class UniformIndex:
+    """What `Uniform` keeps: the starts; and their runs, None unless episodes are drawn."""
 
-    Which rows are starts is in the flags of the ring. `total` is None where every row is one, for
-    then the ring knows.
-    """
-
-    tree: CountTree
-    total: jax.Array | None
+    starts: StartIndex
+    runs: Runs | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Draw every row with the same probability, with replacement; or the start of every window.
 
-    With a window only those rows are drawn from which so many steps of one episode are there, each
-    exactly as likely as any other: none is rejected, cut short, or moved.
+    With a window only those rows are drawn from which so many steps of one episode are there: none
+    is rejected, cut short, or moved. These are the starts, each exactly as likely as any other; or,
+    with `by="episode"`, first an episode is drawn, each as likely as any other that has a start,
+    and then one of its starts. An episode that is still going on counts with what it has so far.
 
-    Its index is a bit a row and the counts above them (0.27 bytes a row), kept as rows are written
-    and removed. As long as nothing is removed and there is no window, a slot is the rank itself.
+    Its index is a bit a row and the counts above them, 0.134 bytes a row (three times that by
+    episode), kept as rows are written and removed. As long as nothing is removed and there is no
+    window, a slot is the rank itself.
 
     Attributes:
         window: How many steps of one episode must follow from a row, itself included, for it to
             be drawn. From 1 to the length of a lane.
+        by: `"start"`: every start alike; `"episode"`: every episode alike, and in it every start.
+            Where a removed row parts the starts of an episode, they count as two. Importance
+            weights make up for the lengths of episodes if `beta` is given to `fbuf.sample`;
+            without, they are 1.
         stride: Draw only every so-manieth step of a lane. Must divide the length of a lane.
         starts: `"any"`, or `"first"`: only the first step of an episode.
 
-    Cost: adding B rows O(B log N), drawing B rows O(B), or O(B log N) with a window or while rows
-    are removed. On a GPU the rank is always looked up, as a branch there waits for the host.
-    Removing B rows O(B window log N).
+    Cost: adding B rows O(B log N), drawing B rows O(B), or O(B log N) with a window, by episode,
+    or while rows are removed. On a GPU the rank is always looked up, as a branch there waits for
+    the host. Removing B rows O(B window log N). Clearing is O(1), but by episode, or where
+    environments do not step together, the index is zeroed.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -59,23 +61,21 @@ class Uniform:
     Example:
         >>> import fbuf, jax.numpy as jnp
         >>> fbuf.init(jnp.zeros(3), capacity=100, sampler=fbuf.Uniform(window=4)).sampler
-        Uniform(window=4, stride=1, starts='any')
+        Uniform(window=4, by='start', stride=1, starts='any')
     """
 
     window: int = 1
+    by: Literal["start", "episode"] = "start"
     stride: int = 1
     starts: Literal["any", "first"] = "any"
 
     def __post_init__(self) -> None:
         for name in ("window", "stride"):
             _check.positive_int("Uniform", name, getattr(self, name), 2**31 - 1)
+        if self.by not in ("start", "episode"):
+            raise ValueError(f"fbuf.Uniform: by must be 'start' or 'episode', got {self.by!r}")
         if self.starts not in ("any", "first"):
             raise ValueError(f"fbuf.Uniform: starts must be 'any' or 'first', got {self.starts!r}")
-
-    @property
-    def flags_of_new_rows(self) -> int:
-        """A new row is a start at once if every row is one."""
-        return START if self._window.every_row else 0
 
     @property
     def follows_episodes(self) -> bool:
@@ -84,119 +84,89 @@ class Uniform:
 
     @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.starts == "first")
+        window = Window(self.window, self.stride, self.starts == "first")
+        return dataclasses.replace(window, episodes=self.by == "episode")
 
-    def init(self, ring: Ring) -> StartIndex:
+    def init(self, ring: Ring) -> UniformIndex:
         """No start."""
         _starts.check("Uniform", ring, self._window)
-        total = None if self._window.every_row else jnp.int32(0)
-        return StartIndex(count_tree.empty(ring.capacity), total)
+        runs = _runs.empty(ring) if self.by == "episode" else None
+        return UniformIndex(_start_index.empty(ring, self._window), runs)
 
     def add(
         self,
-        index: StartIndex,
+        index: UniformIndex,
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
         alpha: jax.Array | float | None,
-    ) -> tuple[StartIndex, Ring, jax.Array]:
+    ) -> tuple[UniformIndex, jax.Array]:
         """Count the starts there are now, and those that made way."""
         if priority is not None or alpha is not None:
-            raise ValueError(_no_priorities("add"))
-        faults = jnp.zeros_like(span.slots, jnp.uint32)
-        written = jnp.minimum(span.slots, ring.capacity - 1)
-        gone = (span.replaced & START > 0).astype(jnp.int32)
-        if index.total is None:
-            by = span.drawable.astype(jnp.int32) - gone
-            return (
-                dataclasses.replace(index, tree=count_tree.add(index.tree, written, by)),
-                ring,
-                faults,
-            )
-        starts, there = _starts.completed(ring, span, self._window)
-        tree = count_tree.add(
-            index.tree,
-            jnp.concatenate([written, starts]),
-            jnp.concatenate([-gone, there.astype(jnp.int32)]),
-        )
-        change = jnp.sum(there, dtype=jnp.int32) - jnp.sum(
-            jnp.where(span.was_stored, gone, 0), dtype=jnp.int32
-        )
-        ring = _ring.set_flag(ring, jnp.where(there, starts, ring.capacity), START, on=True)
-        return StartIndex(tree, index.total + change), ring, faults
+            raise ValueError(_starts.no_priorities("add", "Uniform"))
+        starts, change = _start_index.add(index.starts, ring, span, self._window)
+        runs = index.runs
+        if runs is not None:
+            runs = _runs.add(runs, index.starts, starts, ring, span, self._window, change)
+        return UniformIndex(starts, runs), jnp.zeros_like(span.slots, jnp.uint32)
 
     def update_priority(
         self,
-        index: StartIndex,
+        index: UniformIndex,
         ring: Ring,
         slots: jax.Array,
         priority: jax.Array,
         alpha: jax.Array | float | None,
-    ) -> tuple[StartIndex, jax.Array]:
+    ) -> tuple[UniformIndex, jax.Array]:
         """Refused: there is no priority to change."""
-        raise ValueError(_no_priorities("update_priority"))
+        raise ValueError(_starts.no_priorities("update_priority", "Uniform"))
 
-    def remove(self, index: StartIndex, ring: Ring, slots: jax.Array) -> tuple[StartIndex, Ring]:
+    def remove(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> UniformIndex:
         """Count the starts of all windows with these rows no more."""
-        starts = slots
-        if self.window > 1:
-            starts = _starts.containing(ring, slots, self._window)
-            starts = jnp.where(last_of_each(starts), starts, ring.capacity)
-        inside = jnp.minimum(starts, ring.capacity - 1)
-        marked = ring.flags.at[inside].get(mode="promise_in_bounds") & START > 0
-        # Marks behind the newest row are from before the last clear, and count for nothing.
-        lost = (marked & (starts < ring.stored)).astype(jnp.int32)
-        tree = count_tree.add(index.tree, inside, -lost)
-        total = None if index.total is None else index.total - jnp.sum(lost, dtype=jnp.int32)
-        ring = _ring.set_flag(ring, jnp.where(lost > 0, starts, ring.capacity), START, on=False)
-        return StartIndex(tree, total), ring
+        starts, lost = _start_index.remove(index.starts, ring, slots, self._window)
+        runs = index.runs
+        if runs is not None:
+            runs = _runs.remove(runs, starts, ring, lost, self._window)
+        return UniformIndex(starts, runs)
 
-    def clear(self, index: StartIndex) -> StartIndex:
-        """No start. What is counted still lies behind the newest row, out of reach of any rank."""
-        if index.total is None:
-            return index
-        return dataclasses.replace(index, total=jnp.zeros_like(index.total))
+    def clear(self, index: UniformIndex, ring: Ring) -> UniformIndex:
+        """No start."""
+        if index.runs is None:
+            return UniformIndex(_start_index.clear(index.starts, ring), None)
+        starts = _start_index.emptied(index.starts)
+        return UniformIndex(starts, _runs.clear(index.runs))
 
-    def can_sample(self, index: StartIndex, ring: Ring) -> jax.Array:
+    def can_sample(self, index: UniformIndex, ring: Ring) -> jax.Array:
         """Whether there is a start."""
-        return self._total(index, ring) > 0
+        return _start_index.total(index.starts, ring) > 0
 
     def draw(
         self,
-        index: StartIndex,
+        index: UniformIndex,
         ring: Ring,
         key: jax.Array,
         batch_size: int,
         beta: jax.Array | float | None,
+        step: jax.Array | int | None,
     ) -> Draw:
-        """Draw starts. Weights are 1 whatever `beta` is."""
-        total = self._total(index, ring)
-        ranks = _bits.ranks(key, batch_size, total)
+        """Draw starts. By start weights are 1 whatever `beta` is."""
+        _starts.no_step(step, "Uniform")
+        total = _start_index.total(index.starts, ring)
         mask = jnp.broadcast_to(total > 0, (batch_size,))
+        count = jnp.maximum(total, 1).astype(jnp.float32)
+        if index.runs is None:
+            slots = _start_index.select(index.starts, ring, _bits.ranks(key, batch_size, total))
+            likely = jnp.where(mask, 1 / count, 0)
+            one = mask.astype(jnp.float32)
+            return Draw(slots, likely, one, jnp.zeros_like(one), mask)
+        slots, length = _runs.draw(index.runs, ring, key, batch_size, self._window)
+        each = jnp.maximum(index.runs.count, 1).astype(jnp.float32) * length.astype(jnp.float32)
+        power = 0.0 if beta is None else _starts.power(beta)
+        log_weight = jnp.where(mask, -power * jnp.log(count / each), 0)
+        weight = jnp.where(mask, jnp.exp(log_weight - log_weight.max()), 0)
+        return Draw(slots, jnp.where(mask, 1 / each, 0), weight, log_weight, mask)
 
-        def select(tree: CountTree, ring: Ring, ranks: jax.Array) -> jax.Array:
-            return count_tree.select(tree, ring.flags, START, ranks)
-
-        def unless_all(tree: CountTree, ring: Ring, ranks: jax.Array) -> jax.Array:
-            return lax.cond(ring.removed == 0, lambda: ranks, lambda: select(tree, ring, ranks))
-
-        if index.total is None:
-            slots = lax.platform_dependent(index.tree, ring, ranks, cpu=unless_all, default=select)
-        else:
-            slots = select(index.tree, ring, ranks)
-        likely = jnp.where(mask, 1 / jnp.maximum(total, 1).astype(jnp.float32), 0)
-        return Draw(slots, likely, mask.astype(jnp.float32), mask)
-
-    def stats(self, index: StartIndex, ring: Ring) -> dict[str, jax.Array]:
-        """With a window how many starts there are."""
-        return {} if index.total is None else {"starts": index.total}
-
-    def _total(self, index: StartIndex, ring: Ring) -> jax.Array:
-        return ring.stored - ring.removed if index.total is None else index.total
-
-
-def _no_priorities(function: str) -> str:
-    return (
-        f"fbuf.{function}: the buffer's sampler is Uniform, which keeps no priorities; leave "
-        "priority and alpha out, or make the buffer with sampler=fbuf.Prioritized()"
-    )
+    def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
+        """With a window how many starts there are, and by episode how many episodes with one."""
+        found = {} if index.starts.total is None else {"starts": index.starts.total}
+        return found if index.runs is None else {**found, "episodes": index.runs.count}

@@ -8,3 +8,5 @@ from fbuf.views.n_step import NStep as NStep
 from fbuf.views.n_step import NStepTransition as NStepTransition
 from fbuf.views.sequence import Sequence as Sequence
 from fbuf.views.sequence import SequenceSteps as SequenceSteps
+from fbuf.views.transition import ItemAndNext as ItemAndNext
+from fbuf.views.transition import Transition as Transition

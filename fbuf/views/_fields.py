@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from fbuf import _storage
+from fbuf import _nexts, _storage
+from fbuf._state import State
 from fbuf._storage import Storage
 
 Fields = tuple[str, ...] | None
@@ -56,3 +57,17 @@ def rows(
     missing = [number for number in numbers if number not in found]
     found.update(zip(missing, _storage.read_leaves(storage, slots, missing), strict=True))
     return jax.tree.unflatten(tree, [found[number] for number in numbers])
+
+
+def read_next(
+    view: str, state: State[Any], slots: jax.Array, flags: jax.Array, next_of: str
+) -> tuple[Any, jax.Array]:
+    """What rows at int32 slots `[B]` with these flags led to, and whether that is known."""
+    nexts = state.nexts
+    if nexts is None or nexts.field != next_of:
+        made = "without it" if nexts is None else f"with next_of={nexts.field!r}"
+        raise ValueError(
+            f"fbuf.{view}: next_of is {next_of!r}, but the buffer was made {made}; make it with "
+            f"fbuf.init(..., next_of={next_of!r}), and give next_observation to fbuf.add"
+        )
+    return _nexts.read(nexts, state.storage, state.ring, slots, flags)

@@ -25,7 +25,7 @@ class NStepTransition:
     Attributes:
         item: The row itself, as it was added; leaves `[B, ...]`.
         reward: float32 `[B]`; `r[0] + gamma * r[1] + ... + gamma**(k-1) * r[k-1]`.
-        next: The field `next_observation` of the last of the k rows; leaves `[B, ...]`.
+        next: What the last of the k rows led to; leaves `[B, ...]`.
         discount: float32 `[B]`; `gamma**k`, or 0 if the last of them terminated the episode.
         steps: int32 `[B]`; k, how many steps there were: n, or fewer at the end of an episode or
             at the newest row.
@@ -63,6 +63,8 @@ class NStep:
             must be one number.
         next_observation: The name of the observation that a row's step led to. It is read from
             the last row, and so is right at the end of an episode of either kind.
+        next_of: For a buffer made with `next_of`, that name: then what the last row led to is read
+            as by `fbuf.Transition`, and `next_observation` means nothing.
         fields: As for `fbuf.Item`: which fields of the row itself to gather.
 
     Cost: O(B n) reads.
@@ -90,6 +92,7 @@ class NStep:
     gamma: float
     reward: str = "reward"
     next_observation: str = "next_observation"
+    next_of: str | None = None
     fields: _fields.Fields = None
 
     def __post_init__(self) -> None:
@@ -117,15 +120,19 @@ class NStep:
         last = count[:, None] - 1
         last_slot = jnp.take_along_axis(steps.slots, last, axis=1)[:, 0]
         flags = jnp.take_along_axis(steps.flags, last, axis=1)[:, 0]
-        read_next = _fields.read(
-            "NStep", "next_observation", state.storage, last_slot, self.next_observation
-        )
+        known = None
+        if self.next_of is None:
+            led_to = _fields.read(
+                "NStep", "next_observation", state.storage, last_slot, self.next_observation
+            )
+        else:
+            led_to, known = _fields.read_next("NStep", state, last_slot, flags, self.next_of)
         discount = jnp.where(flags & TERMINATED > 0, 0, self.gamma ** count.astype(jnp.float32))
         data = NStepTransition(
             item=_fields.rows("NStep", state.storage, slots, self.fields),
             reward=gained.sum(axis=1),
-            next=read_next,
+            next=led_to,
             discount=discount,
             steps=count,
         )
-        return Reading(data, flags)
+        return Reading(data, flags, known=known)

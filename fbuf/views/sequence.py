@@ -138,4 +138,4 @@ def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
     """Whether rows are known to be the first of an episode, by the flags before: bool `[B]`."""
     after_end = before & (TERMINATED | TRUNCATED | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
-    return jnp.where(_ring.older(ring, slots) > 0, after_end, ring.stored < ring.capacity)
+    return jnp.where(_ring.older(ring, slots) > 0, after_end, ~_ring.full(ring, slots))
