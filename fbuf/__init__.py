@@ -15,13 +15,17 @@ from fbuf._inspect import size as size
 from fbuf._inspect import stats as stats
 from fbuf._ring import Ids as Ids
 from fbuf._sample import sample as sample
+from fbuf._sample_mixed import MixedSample as MixedSample
+from fbuf._sample_mixed import sample_mixed as sample_mixed
 from fbuf._state import Sample as Sample
 from fbuf._state import State as State
 from fbuf._update import clear as clear
 from fbuf._update import remove as remove
 from fbuf._update import update_priority as update_priority
 from fbuf._write import write as write
+from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
+from fbuf.samplers import Shuffled as Shuffled
 from fbuf.samplers import Uniform as Uniform
 from fbuf.views import FrameStack as FrameStack
 from fbuf.views import Item as Item
@@ -40,12 +44,15 @@ __all__ = [
     "Ids",
     "Item",
     "ItemAndNext",
+    "MixedSample",
+    "Mixture",
     "NStep",
     "NStepTransition",
     "Prioritized",
     "Sample",
     "Sequence",
     "SequenceSteps",
+    "Shuffled",
     "State",
     "Transition",
     "Uniform",
@@ -58,6 +65,7 @@ __all__ = [
     "raise_on_fault",
     "remove",
     "sample",
+    "sample_mixed",
     "size",
     "stats",
     "update_priority",

@@ -243,6 +243,15 @@ def key(function: str, value: Any) -> None:
     )
 
 
+def view(function: str, value: Any) -> None:
+    """A view, and not its class."""
+    if isinstance(value, type) or not hasattr(value, "read"):
+        raise TypeError(
+            f"fbuf.{function}: view must be a view, such as fbuf.Item(), got {value!r}; "
+            "a class has to be called"
+        )
+
+
 def flag(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
     """A bool for each row, shaped like the axes of the items before their own: `[B]`."""
     no_list(function, argument, value)

@@ -63,11 +63,7 @@ def sample(
     """
     batch_size = _check.positive_int("sample", "batch_size", batch_size, 2**31 - 1)
     _check.key("sample", key)
-    if isinstance(view, type) or not hasattr(view, "read"):
-        raise TypeError(
-            f"fbuf.sample: view must be a view, such as fbuf.Item(), got {view!r}; "
-            "a class has to be called"
-        )
+    _check.view("sample", view)
     beta = _check.exponent("sample", "beta", beta)
     step = _check.step("sample", step)
     return _sample(False, state, key, beta, step, batch_size=batch_size, view=view)
@@ -77,13 +73,20 @@ def _draw(
     state: State[Any], key: Any, beta: Any, step: Any, *, batch_size: int, view: View
 ) -> Sample[Any]:
     _check.one_buffer("sample", state)
+    return drawn(state, key, beta, step, batch_size, view)[0]
+
+
+def drawn(
+    state: State[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
+) -> tuple[Sample[Any], jax.Array]:
+    """A batch, and the logarithms of its weights before they were divided by the largest."""
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     reading = view.read(state, draw.slots, jax.random.fold_in(key, 1))
-    drawn, weight = draw.mask, draw.weight
+    there, weight = draw.mask, draw.weight
     if reading.known is not None:
-        drawn &= reading.known
-        weight = jnp.where(drawn, weight, 0)
-    ids = _ring.name(state.ring, draw.slots, drawn)
+        there &= reading.known
+        weight = jnp.where(there, weight, 0)
+    ids = _ring.name(state.ring, draw.slots, there)
     # Whoever changes these rows must name them: by then they have been read, and so can be
     # written in place.
     impossible = (reading.flags == 255).reshape(batch_size, -1).any(axis=1)
@@ -91,16 +94,17 @@ def _draw(
         impossible |= (reading.others == 255).reshape(batch_size, -1).any(axis=1)
     for leaf in jax.tree.leaves(reading.data):
         impossible |= _order.never(leaf)
-    mask = drawn.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
-    return Sample(
+    mask = there.reshape(batch_size, *(1,) * (reading.flags.ndim - 1))
+    sample = Sample(
         data=reading.data,
         ids=dataclasses.replace(ids, slot=_order.after(ids.slot, impossible)),
         probability=draw.probability,
         weight=weight,
-        mask=drawn,
+        mask=there,
         terminated=mask & (reading.flags & _ring.TERMINATED > 0),
         truncated=mask & (reading.flags & _ring.TRUNCATED > 0),
     )
+    return sample, draw.log_weight
 
 
 _sample = Compiled("sample", _draw, static=("batch_size", "view"))

@@ -267,6 +267,12 @@ class Prioritized:
             mask=mask,
         )
 
+    def probability(self, index: PriorityIndex, slots: jax.Array) -> jax.Array:
+        """How likely one draw is to be each of these slots: float32 `[B]`."""
+        total = sum_tree.total(index.tree)
+        value = jnp.maximum(sum_tree.values(index.tree, slots), 0)
+        return jnp.where(total > 0, value / total, 0)
+
     def count(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """How many rows there are to be drawn, those of priority 0 included. int32 scalar."""
         return _ring.count(ring) - ring.removed if index.starts is None else index.starts

@@ -20,12 +20,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf._order import after
 from fbuf.trees._levels import FANOUT, rows_for
 from fbuf.trees.sum_tree import TOP, first_above, running_sums
 
 _BITS = 32
 _SHIFT = FANOUT.bit_length() - 1
 _WORD_SHIFT = _BITS.bit_length() - 1
+
+_CACHED = 2**18
+"""Nodes of a level that can be taken to lie in a core's own cache."""
 
 Row = list[jax.Array]
 """The `FANOUT` nodes of a row; all of one shape: that of a batch, or of a scalar."""
@@ -115,7 +119,7 @@ def select(tree: MarkTree, ranks: jax.Array) -> jax.Array:
     for start, size in zip(starts[-2::-1], sizes[-2::-1], strict=True):
         found = jnp.minimum(found, size // FANOUT - 1)
         step = into_counts if start else into_words
-        found, ranks = _each_row(tree.nodes, start, step, found, ranks)
+        found, ranks = _each_row(tree.nodes, start, size, step, found, ranks)
     return found
 
 
@@ -149,9 +153,9 @@ def rank(tree: MarkTree, slots: jax.Array) -> jax.Array:
         # What lies past the last row of a level is counted by the level above.
         inside = jnp.minimum(rows, size // FANOUT - 1)
         if start:
-            (before,) = _each_row(tree.nodes, start, among_counts, inside, nodes)
+            (before,) = _each_row(tree.nodes, start, size, among_counts, inside, nodes)
         else:
-            (before,) = _each_row(tree.nodes, start, among_words, inside, nodes, below)
+            (before,) = _each_row(tree.nodes, start, size, among_words, inside, nodes, below)
         total += jnp.where(rows == inside, before, 0)
         nodes = rows
     return total + jnp.where(nodes > 0, sums[jnp.minimum(nodes, sums.shape[0]) - 1], 0)
@@ -160,11 +164,12 @@ def rank(tree: MarkTree, slots: jax.Array) -> jax.Array:
 def _each_row(
     nodes: jax.Array,
     start: int,
+    size: int,
     step: Callable[..., tuple[jax.Array, ...]],
     rows: jax.Array,
     *given: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """A step for each of a batch of rows of a level, which begins at `start`.
+    """A step for each of a batch of rows of a level of `size` nodes, which begins at `start`.
 
     On CPU it is a loop: XLA makes one kernel of it as long as it looks at one level alone.
     """
@@ -176,6 +181,8 @@ def _each_row(
             made = step([row[child] for child in range(FANOUT)], rows[i], *(x[i] for x in given))
             return tuple(old.at[i].set(new) for old, new in zip(found, made, strict=True))
 
+        if size > _CACHED:
+            rows = _fetched(nodes, rows * FANOUT + start, rows)
         empty = [jnp.zeros_like(rows) for _ in jax.eval_shape(step, [rows] * FANOUT, rows, *given)]
         return lax.fori_loop(0, rows.shape[0], body, tuple(empty))
 
@@ -185,6 +192,16 @@ def _each_row(
         return step([row[:, child] for child in range(FANOUT)], rows, *given)
 
     return lax.platform_dependent(nodes, rows, *given, cpu=loop, default=gather)
+
+
+def _fetched(nodes: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+    """The rows' numbers, once their nodes are in the cache; see `fbuf.trees._levels.fetched`."""
+
+    def body(i: jax.Array, seen: jax.Array) -> jax.Array:
+        return jnp.maximum(seen, lax.dynamic_index_in_dim(nodes, at[i], keepdims=False) & 1)
+
+    seen = lax.fori_loop(0, at.shape[0], body, jnp.int32(0))
+    return after(rows, seen < 0)
 
 
 def _sizes(capacity: int) -> list[int]:

@@ -73,6 +73,6 @@ def _reach(ring: Ring, slots: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     before = jnp.arange(1, k, dtype=jnp.int32)
     older = _ring.older(ring, slots)[:, None]
     earlier = _ring.later(ring, slots[:, None], -jnp.minimum(before, older))
-    flags = ring.flags.at[earlier].get(mode="promise_in_bounds")
+    flags = _rows.read(ring.flags, earlier.reshape(-1)).reshape(earlier.shape)
     cut = (before > older) | (flags & (TERMINATED | TRUNCATED | REMOVED) > 0)
     return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1), flags

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
+from fbuf import _check, _ring, _rows
 from fbuf._ring import DUMMY, TERMINATED, TRUNCATED, Ring
 from fbuf._state import State
 from fbuf.views import _fields
@@ -118,7 +118,7 @@ class Sequence:
         number = jnp.arange(total)
         learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & (TERMINATED | TRUNCATED) > 0
-        before = ring.flags.at[_ring.later(ring, slots, -1)].get(mode="promise_in_bounds")
+        before = _rows.read(ring.flags, _ring.later(ring, slots, -1))
         begins = _begins(ring, slots, before)
         first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & there
         anchor = None

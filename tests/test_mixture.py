@@ -1,0 +1,179 @@
+"""Mixtures: of ways to draw from one buffer, and of buffers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from scipy import stats
+
+import fbuf
+
+PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
+
+
+def shares(state, priorities, sampler, slots_by_age, starts):
+    """How likely each slot is, by the book."""
+    given = {"uniform": sampler.uniform, "prioritized": sampler.prioritized}
+    given["recent"] = sampler.recent
+    newest = [slot for slot in slots_by_age[: sampler.recent_rows] if slot in starts]
+    parts = {"uniform": starts, "recent": newest}
+    parts["prioritized"] = [s for s in starts if priorities[s] > 0]
+    total = sum(share for name, share in given.items() if parts[name])
+    found = np.zeros(state.capacity)
+    for name, share in given.items():
+        for slot in parts[name]:
+            within = 1 / len(parts[name])
+            if name == "prioritized":
+                within = priorities[slot] / sum(priorities[s] for s in starts)
+            found[slot] += share / total * within
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("rows", [4, 10, 14, 21])  # not full; full; around the seam
+@pytest.mark.parametrize("given", [(0.5, 0.3, 0.2), (0.0, 1.0, 1.0), (0.0, 0.0, 1.0)], ids=str)
+def test_a_row_is_as_likely_as_all_ways_together_make_it(given, rows, window):
+    per = fbuf.Prioritized(alpha=1.0, eps=0.0, window=window)
+    sampler = fbuf.Mixture(*given, recent_rows=5, priorities=per)
+    state = fbuf.init(jnp.int32(0), 10, sampler=sampler)
+    state = fbuf.clear(fbuf.add(state, jnp.arange(9, dtype=jnp.int32), priority=jnp.ones(9)))
+    rng = np.random.default_rng(rows)
+    priority = rng.integers(0, 4, rows).astype(np.float32)
+    ends = rng.random(rows) < 0.15
+    state = fbuf.add(state, jnp.arange(rows, dtype=jnp.int32), priority=priority, truncated=ends)
+    kept = [at for at in range(rows) if at >= rows - 10]
+    gone = {kept[1]} if rows > 4 else set()
+    for at in gone:
+        ids = fbuf._ring.name(state.ring, jnp.int32([at % 10]), jnp.ones(1, bool))
+        state = fbuf.remove(state, ids)
+    starts = []
+    for at in kept:
+        steps = range(at, at + window)
+        whole = all(s in kept and s not in gone for s in steps)
+        if whole and not any(ends[s] for s in steps[:-1]):
+            starts.append(at % 10)
+    by_age = [at % 10 for at in reversed(kept)]
+    values = {at % 10: float(priority[at]) for at in kept}
+    expected = shares(state, values, sampler, by_age, starts)
+    assert bool(fbuf.can_sample(state)) == bool(expected.sum())
+    if not expected.sum():
+        assert not fbuf.sample(state, jax.random.key(0), 8).mask.any()
+        return
+    keys = jax.random.split(jax.random.key(0), 20)
+    _, batch = lax.scan(lambda c, k: (c, fbuf.sample(state, k, 1000, beta=0.5)), 0, keys)
+    slots = np.asarray(batch.ids.slot)
+    np.testing.assert_allclose(batch.probability, expected[slots], rtol=1e-4)
+    raw = expected[slots] ** -0.5
+    np.testing.assert_allclose(batch.weight, raw / raw.max(axis=1, keepdims=True), rtol=1e-3)
+    counts = np.bincount(slots.reshape(-1), minlength=10)
+    there = expected > 0
+    assert counts[~there].sum() == 0
+    if there.sum() > 1:
+        assert stats.chisquare(counts[there], expected[there] * 20_000).pvalue > 1e-4
+
+
+def test_a_mixture_can_be_updated_and_emptied():
+    sampler = fbuf.Mixture(0.0, 1.0, priorities=PER)
+    state = fbuf.add(fbuf.init(jnp.int32(0), 8, sampler=sampler), jnp.arange(8, dtype=jnp.int32))
+    ids = fbuf.Ids(jnp.arange(8, dtype=jnp.int32), jnp.zeros(8, jnp.int32))
+    state = fbuf.update_priority(state, ids, jnp.array([0.0] * 6 + [1.0, 3.0]))
+    batch = fbuf.sample(state, jax.random.key(0), 64)
+    assert set(np.asarray(batch.data).tolist()) == {6, 7}
+    assert set(fbuf.stats(state)) >= {"priority_total", "size"}
+    assert not bool(fbuf.can_sample(fbuf.clear(state)))
+
+
+def buffers():
+    rows = jnp.arange(40, dtype=jnp.int32)
+    plain = fbuf.add(fbuf.init(jnp.int32(0), 40), rows)
+    per = fbuf.init(jnp.int32(0), 80, sampler=PER)
+    per = fbuf.add(per, rows + 100, priority=(rows % 4 + 1).astype(jnp.float32))
+    windows = fbuf.Prioritized(alpha=1.0, eps=0.0, window=5)
+    apart = fbuf.add(fbuf.init(jnp.int32(0), 40, sampler=windows), rows + 200)
+    return plain, per, apart
+
+
+def test_a_batch_from_several_buffers(run):
+    plain, per, apart = buffers()
+    mix = lambda key: fbuf.sample_mixed(  # noqa: E731
+        [(plain, 2), (per, 1), (apart, 1)], key, 400, beta=1.0
+    )
+    mixed = (jax.jit(mix) if "jit" in run.way else mix)(jax.random.key(0))
+    sample = mixed.sample
+    assert mixed.counts == (200, 100, 100)
+    np.testing.assert_array_equal(mixed.source, [0] * 200 + [1] * 100 + [2] * 100)
+    np.testing.assert_array_equal(np.asarray(sample.data) // 100, mixed.source)
+    priority = np.asarray(sample.data) % 4 + 1.0
+    probability = np.r_[np.full(200, 1 / 40), priority[200:300] / 100, np.full(100, 1 / 36)]
+    np.testing.assert_allclose(sample.probability, probability, rtol=1e-5)
+    # N * probability is 1 where all are alike, whatever N is.
+    relative = np.r_[np.ones(200), 40 * priority[200:300] / 100, np.ones(100)]
+    np.testing.assert_allclose(sample.weight, relative.min() / relative, rtol=1e-4)
+    # What was drawn by priority counts, weighted, as much as if drawn uniformly.
+    mean = np.average(priority[200:300], weights=sample.weight[200:300])
+    assert abs(mean - 2.5) < 0.4
+    per = fbuf.update_priority(per, mixed.ids(1), mixed.of(1, sample.weight))
+    fbuf.raise_on_fault(per, ignore=fbuf.Fault(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_size", "expected"),
+    [
+        ((1, 1), 7, (4, 3)),
+        ((0.5, 0.5), 256, (128, 128)),
+        ((0.1, 0.2, 0.7), 10, (1, 2, 7)),
+        ((1, 1, 1), 256, (86, 85, 85)),
+        ((3,), 5, (5,)),
+    ],
+)
+def test_counts_are_exact(given, batch_size, expected):
+    sources = list(zip(buffers(), given, strict=False))
+    mixed = fbuf.sample_mixed(sources, jax.random.key(0), batch_size)
+    assert mixed.counts == expected
+    assert mixed.source.shape == mixed.sample.data.shape == (batch_size,)
+
+
+def test_an_empty_source_is_masked():
+    plain, _, _ = buffers()
+    empty = fbuf.init(jnp.int32(0), 8, sampler=PER)
+    mixed = fbuf.sample_mixed([(plain, 1), (empty, 1)], jax.random.key(0), 8)
+    np.testing.assert_array_equal(mixed.sample.mask, [True] * 4 + [False] * 4)
+    np.testing.assert_array_equal(mixed.sample.weight, [1.0] * 4 + [0.0] * 4)
+    nothing = fbuf.sample_mixed([(empty, 1)], jax.random.key(0), 4)
+    assert not nothing.sample.weight.any()
+
+
+def test_what_cannot_be_right_is_refused():
+    for options, match in (
+        ({"uniform": -1.0}, "uniform must be at least 0"),
+        ({"recent": float("inf")}, "recent must be at least 0"),
+        ({"uniform": "half"}, "uniform must be a Python number"),
+        ({"uniform": 0, "prioritized": 0}, "all shares are 0"),
+        ({"recent_rows": 0}, "recent_rows must be from 1"),
+        ({"priorities": fbuf.Prioritized}, "priorities must be a fbuf.Prioritized"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            fbuf.Mixture(**options)
+    sampler = fbuf.Mixture(recent=0.5)
+    with pytest.raises(ValueError, match="environments that step together"):
+        fbuf.init(jnp.int32(0), 8, num_envs=2, lockstep=False, sampler=sampler)
+    plain, per, _ = buffers()
+    other = fbuf.init(jnp.zeros(2), 4)
+    for sources, match in (
+        ([], "sources must be a list"),
+        (plain, "sources must be a list"),
+        ([plain], "must be a pair"),
+        ([(plain, 0)], "a share must be above 0"),
+        ([(plain, jnp.float32(1))], "a share must be a Python number"),
+        ([(plain, 1), (other, 1)], "same items"),
+        ([(plain, 1), (per, 0.001)], "source 1 with its share of 0.001 would get none"),
+        ([(1, 1)], "state must be a fbuf.State"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            fbuf.sample_mixed(sources, jax.random.key(0), 8)
+    fbuf.add(per, jnp.int32([1]))
+    with pytest.raises(RuntimeError, match="consumed"):
+        fbuf.sample_mixed([(plain, 1), (per, 1)], jax.random.key(0), 8)

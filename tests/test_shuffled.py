@@ -1,0 +1,117 @@
+"""Shuffled: every row once an epoch, in an order that nothing but the key says."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fbuf
+from fbuf.samplers import _permutation
+
+permute = jax.jit(_permutation.permute)
+sample = jax.jit(fbuf.sample, static_argnums=2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 1000, 4096, 65_537])
+def test_it_is_a_permutation(n):
+    for seed in range(3):
+        made = permute(jax.random.key(seed), jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
+        np.testing.assert_array_equal(np.sort(made), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [3, 6, 13])
+def test_places_and_pairs_are_alike(n):
+    """Over many keys, where a number goes, and where two neighbours go, is anywhere."""
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    every = jax.vmap(permute, (0, None, None))(keys, jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
+    made = np.asarray(every)
+    for at in (0, n // 2, n - 1):
+        assert stats.chisquare(np.bincount(made[:, at], minlength=n)).pvalue > 1e-4
+    pairs = np.bincount(made[:, 0] * n + made[:, 1], minlength=n * n)
+    off = ~np.eye(n, dtype=bool).reshape(-1)
+    assert pairs[~off].sum() == 0
+    assert stats.chisquare(pairs[off]).pvalue > 1e-4
+
+
+def epoch(state, key, batch_size, first, batches):
+    found = []
+    for step in range(first, first + batches):
+        batch = sample(state, key, batch_size, step=step)
+        mask = np.asarray(batch.mask)
+        np.testing.assert_array_equal(batch.weight, mask)
+        found += np.asarray(batch.data)[mask].tolist()
+    return found
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Shuffled(), fbuf.Shuffled(window=3)], ids=str)
+@pytest.mark.parametrize("batch_size", [1, 4, 17, 40])
+def test_an_epoch_holds_every_start_once(sampler, batch_size):
+    state = fbuf.init(jnp.int32(0), 20, sampler=sampler)
+    state = fbuf.add(state, jnp.arange(33, dtype=jnp.int32))
+    state = fbuf.remove(state, fbuf.Ids(jnp.int32([1, 17]), jnp.int32([1, 0])))
+    uniform = fbuf.init(jnp.int32(0), 20, sampler=fbuf.Uniform(window=sampler.window))
+    uniform = fbuf.add(uniform, jnp.arange(33, dtype=jnp.int32))
+    uniform = fbuf.remove(uniform, fbuf.Ids(jnp.int32([1, 17]), jnp.int32([1, 0])))
+    expected = set(np.asarray(fbuf.sample(uniform, jax.random.key(0), 2000).data).tolist())
+    batches = -(-len(expected) // batch_size)
+    orders = [epoch(state, jax.random.key(3), batch_size, batches * e, batches) for e in range(3)]
+    for order in orders:
+        assert sorted(order) == sorted(expected)
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] != epoch(state, jax.random.key(4), batch_size, 0, batches)
+
+
+def test_an_epoch_while_rows_are_written():
+    """At most one row drawn twice, and one left out, for each row written since it began."""
+    state = fbuf.init(jnp.int32(0), 1000, sampler=fbuf.Shuffled())
+    state = fbuf.add(state, jnp.arange(600, dtype=jnp.int32))
+    drawn, written = [], 0
+    for step in range(19):  # 19 batches of 32 are 608
+        batch = sample(state, jax.random.key(0), 32, step=step)
+        there = np.asarray(batch.data)[np.asarray(batch.mask)].tolist()
+        assert len(set(there)) == len(there)
+        drawn += there
+        if step % 3 == 0 and written < 8:
+            state = fbuf.add(state, jnp.array([600 + written], jnp.int32))
+            written += 1
+    counts = collections.Counter(drawn)
+    twice = sum(count - 1 for count in counts.values())
+    missing = set(range(600)) - set(drawn)
+    assert written > 5
+    assert twice <= written
+    assert len(missing) <= written
+
+
+def test_a_full_ring_keeps_its_order_while_it_is_written():
+    state = fbuf.init(jnp.int32(0), 64, sampler=fbuf.Shuffled())
+    state = fbuf.add(state, jnp.arange(64, dtype=jnp.int32))
+    slots = []
+    for step in range(8):
+        slots += np.asarray(sample(state, jax.random.key(0), 8, step=step).ids.slot).tolist()
+        state = fbuf.add(state, jnp.arange(5, dtype=jnp.int32))
+    assert sorted(slots) == list(range(64))
+
+
+def test_an_empty_buffer_and_bad_input():
+    state = fbuf.init(jnp.int32(0), 8, sampler=fbuf.Shuffled())
+    assert not fbuf.sample(state, jax.random.key(0), 4, step=0).mask.any()
+    for options, match in (
+        ({}, "give step=i"),
+        ({"step": -1}, "step must be from 0"),
+        ({"step": 0.5}, "step must be an int"),
+        ({"step": jnp.zeros(2, jnp.int32)}, "step must be one integer"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            fbuf.sample(state, jax.random.key(0), 4, **options)
+    with pytest.raises(ValueError, match="keeps no priorities"):
+        fbuf.add(state, jnp.int32([1]), priority=jnp.ones(1))
+    for sampler in (fbuf.Uniform(), fbuf.Prioritized(), fbuf.Mixture()):
+        with pytest.raises(ValueError, match="draws with replacement"):
+            fbuf.sample(fbuf.init(jnp.int32(0), 8, sampler=sampler), jax.random.key(0), 4, step=0)
+    with pytest.raises(ValueError, match="starts must be"):
+        fbuf.Shuffled(starts="last")
