@@ -1,6 +1,6 @@
 """fbuf beside TorchRL's SliceSampler: write some rows, then draw slices of episodes.
 
-    python benchmarks/slices.py            about 7 minutes on 2 cores, and 8 GB of memory
+    python benchmarks/slices.py            about 7 minutes on 2 cores, and 6 GB of memory
     python benchmarks/slices.py --quick    under a minute, the small sizes only
 
 It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
@@ -99,7 +99,7 @@ class Fbuf:
         import fbuf
 
         self.fbuf, self.jax, self.jnp = fbuf, jax, jnp
-        item = jax.ShapeDtypeStruct((), jnp.uint8)
+        item: Any = jax.ShapeDtypeStruct((), jnp.uint8)
         self.bytes = fbuf.nbytes(item, capacity, sampler=sampler)
         self.view = fbuf.Sequence(LENGTH, boundary="stop")
         self.state = fbuf.init(item, capacity, sampler=sampler)
@@ -239,7 +239,7 @@ def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
     """Time all libraries at all sizes, turn by turn."""
     quick = task["quick"]
     notes: list[str] = []
-    buffers: dict[tuple[str, int, int], Any] = {}
+    buffers: dict[Any, Any] = {}
     for stored, capacity in task["sizes"]:
         for name, sampler in samplers().items():
             buffers[name, stored, capacity] = Fbuf(name, sampler, stored, capacity)
@@ -271,8 +271,9 @@ def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
                 }
             )
 
-    for what in (STEP, "add", "sample"):
-        take(PYTHON, what, {k: from_python(b, what, seconds) for k, b in buffers.items()}, {})
+    # Adds alone are many: in shorter rounds, so that the smallest buffer is not full meanwhile.
+    for what, each in ((STEP, seconds), ("sample", seconds), ("add", 0.4 * seconds)):
+        take(PYTHON, what, {k: from_python(b, what, each) for k, b in buffers.items()}, {})
     scans = {key: b.in_scan() for key, b in buffers.items() if isinstance(b, Fbuf)}
     runs = {key: run for key, (run, _) in scans.items()}
     take(SCAN, STEP, runs, {key: temporary for key, (_, temporary) in scans.items()})
