@@ -1,6 +1,6 @@
 """fbuf beside TorchRL's SliceSampler: write some rows, then draw slices of episodes.
 
-    python benchmarks/slices.py            about 7 minutes on 2 cores, and 6 GB of memory
+    python benchmarks/slices.py            about 8 minutes on 2 cores, and 6 GB of memory
     python benchmarks/slices.py --quick    under a minute, the small sizes only
 
 It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
@@ -30,6 +30,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import pathlib
 import resource
 import sys
@@ -39,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import timing
+from compare import available_bytes
 from timing import RESULTS, Record, render
 
 ADDED, SLICES, LENGTH = 16, 256, 4
@@ -47,6 +49,8 @@ PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
 SIZES = ((10**6, 1_200_000), (5 * 10**6, 6 * 10**6), (34 * 10**6, 60 * 10**6))
 """Rows stored, and capacity."""
 LARGEST = (346 * 10**6, 600 * 10**6)
+ROW_BYTES = 10
+"""Bytes of memory for a row of capacity, in all buffers and while TorchRL scans its flags."""
 CHUNK = 10**6
 """Rows written at a time to fill a buffer; all sizes and the length of an episode divide it."""
 CYCLE = 125
@@ -295,7 +299,12 @@ def run_all(quick: bool) -> tuple[list[Record], list[str]]:
     """Run the processes one after the other."""
     records: list[Record] = []
     notes: list[str] = []
-    task = {"sizes": SIZES[:2] if quick else (*SIZES, LARGEST), "quick": quick}
+    sizes = list(SIZES[:2] if quick else (*SIZES, LARGEST))
+    while len(sizes) > 1 and ROW_BYTES * sum(c for _, c in sizes) > (free := available_bytes()):
+        stored, capacity = sizes.pop()
+        text = f"{rows_text(stored)} of {rows_text(capacity)}"
+        notes.append(f"{text}: {free / 1e9:.1f} GB of memory are too few for all buffers")
+    task = {"sizes": sizes, "quick": quick}
     repeats = 1 if quick else 3
     for repeat in range(repeats):
         start = time.monotonic()
@@ -460,10 +469,13 @@ def main() -> None:
         work(json.loads(options.worker), options.out)
         return
 
+    # What else runs on these cores makes all figures larger, and not all alike.
+    load = f"{os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else "unknown"
     begun = time.monotonic()
     records, notes = run_all(options.quick)
     records = timing.merged(records, ("mode", "what", "peer", "stored", "capacity"), "us")
     about = timing.about(*PACKAGES)
+    about["load"] = load
     about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
     if options.quick:
         notes.append(f"{', '.join(rows_text(s) for s, _ in (SIZES[2], LARGEST))}: quick run")
