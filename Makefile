@@ -25,6 +25,7 @@ docs: $(READY)  ## Build the site into site/.
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
 	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)
+	$(PEERS)/bin/python benchmarks/slices.py $(ARGS)
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python benchmarks/gpu_build.py $(ARGS)

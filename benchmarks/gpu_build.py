@@ -8,9 +8,9 @@ that holds fbuf and jax==X (private interfaces of jax are used; known to work wi
     pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
     python benchmarks/gpu_build.py [--kernels]
 
-It takes a minute, and exits with 1 if a bar is missed; where the plugin is not installed it says so
-in one line, and exits with 0. A kernel is a device operation of the scheduled program; those in a
-loop count once a turn.
+It takes two minutes, and exits with 1 if a bar is missed; where the plugin is not installed it says
+so in one line, and exits with 0. A kernel is a device operation of the scheduled program; those in
+a loop count once a turn.
 """
 
 from __future__ import annotations
@@ -97,6 +97,33 @@ KERNELS = {("Prioritized", "sample"): 12, ("Prioritized", "update_priority"): 6}
 """The bars on kernels, at N = SMALL."""
 IN_PLACE = ("add", "update_priority", "remove", "clear", "step in scan")
 """The functions that must write in place: all bytes aliased, nothing copied."""
+
+ITEM = {
+    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
+    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
+    "reward": jax.ShapeDtypeStruct((), jnp.float32),
+    "done": jax.ShapeDtypeStruct((), jnp.bool_),
+}
+WITH_NEXT = {**ITEM, "next_observation": ITEM["observation"]}
+FRAME = {**ITEM, "observation": jax.ShapeDtypeStruct((84, 84), jnp.uint8)}
+
+SAMPLERS: tuple[Any, ...] = (
+    fbuf.Uniform(),
+    fbuf.Prioritized(),
+    fbuf.Uniform(window=4),
+    fbuf.Prioritized(window=4),
+)
+"""The samplers of which the functions are compiled."""
+OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
+"""The functions that are compiled for a sampler with a window; what is left out is the same."""
+VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
+    (fbuf.NStep(5, 0.99), WITH_NEXT),
+    (fbuf.Sequence(8, burn_in=2, bootstrap=1), ITEM),
+    (fbuf.FrameStack(4), FRAME),
+)
+"""The views that are sampled with, each with the item it is for."""
+UNDER_VIEWS: tuple[Any, ...] = (fbuf.Uniform(), fbuf.Prioritized())
+"""The samplers that draw for them."""
 
 # --- reading a compiled program ------------------------------------------------------------------
 
@@ -290,16 +317,33 @@ def devices() -> list[Any]:
 
 # --- what is compiled ----------------------------------------------------------------------------
 
-ITEM = {
-    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
-    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "done": jax.ShapeDtypeStruct((), jnp.bool_),
-}
+Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+"""Functions by name, each with the arguments it is compiled for; the state comes first."""
 
 
-def cases(capacity: int, sampler: Any) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """The public functions, each with the arguments it is compiled for; the state comes first."""
+def views(capacity: int, sampler: Any) -> Cases:
+    """Sampling with each view."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    found: Cases = {}
+    for view, item in VIEWS:
+        state = jax.eval_shape(lambda item=item: fbuf.init(item, capacity, sampler=sampler))
+        sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)  # noqa: E731
+        found[f"sample, {brief(view)}"] = sample, (state, key)
+    return found
+
+
+def brief(value: Any) -> str:
+    """A sampler or view as one would write it, without what is left at its default."""
+    given = [
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in dataclasses.fields(value)
+        if getattr(value, field.name) != field.default
+    ]
+    return type(value).__name__ + (f"({', '.join(given)})" if given else "")
+
+
+def cases(capacity: int, sampler: Any) -> Cases:
+    """The public functions."""
     spec = jax.ShapeDtypeStruct
     state = jax.eval_shape(lambda: fbuf.init(ITEM, capacity, sampler=sampler))
     rows = jax.tree.map(lambda x: spec((ADDED, *x.shape), x.dtype), ITEM)
@@ -323,7 +367,7 @@ def cases(capacity: int, sampler: Any) -> dict[str, tuple[Callable[..., Any], tu
         return jax.lax.scan(step, state, keys)
 
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), STEPS))
-    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    found: Cases = {
         "init": (lambda: fbuf.init(ITEM, capacity, sampler=sampler), ()),
         "add": (lambda s, x: fbuf.add(s, x), (state, rows)),
         "add, flags and mask": (
@@ -341,6 +385,8 @@ def cases(capacity: int, sampler: Any) -> dict[str, tuple[Callable[..., Any], tu
     }
     if not prioritized:
         del found["update_priority"]
+    if getattr(sampler, "window", 1) > 1:
+        found = {name: found[name] for name in OF_WINDOWS if name in found}
     return found
 
 
@@ -367,18 +413,21 @@ class Row:
     launches: list[Kernel]
 
 
-def measure(sampler: Any) -> list[Row]:
+def measure(sampler: Any, what: Callable[[int, Any], Cases]) -> list[Row]:
     """Compile every function at both capacities and hold it against the bars."""
     rows = []
-    name = type(sampler).__name__
-    both = cases(SMALL, sampler), cases(LARGE, sampler)
+    name = brief(sampler)
+    both = what(SMALL, sampler), what(LARGE, sampler)
     for function in both[0]:
         programs = []
         for capacity, found in zip((SMALL, LARGE), both, strict=True):
             call, arguments = found[function]
             writes = function.split(",")[0] in IN_PLACE
-            # A batch is at most 20 kB; from this size on only the storage is meant.
+            # From this size on only the storage is meant: a batch of rows is at most some 100 kB,
+            # one of frames megabytes.
             large = capacity // 8
+            if function.startswith("sample"):
+                large = max(large, bytes_in(jax.eval_shape(call, *arguments)) + 1)
             programs.append(compile_for_gpu(call, arguments, (0,) if writes else (), large))
         small, large_one = programs
         state_bytes = bytes_in(both[0][function][1][:1])
@@ -442,7 +491,8 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
     options = parser.parse_args()
 
-    rows = [row for sampler in (fbuf.Uniform(), fbuf.Prioritized()) for row in measure(sampler)]
+    rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
+    rows += [row for sampler in UNDER_VIEWS for row in measure(sampler, views)]
     about = {
         **timing.about("fbuf", "jax", "jax-cuda12-plugin"),
         "device": "NVIDIA H200, compiled for without one",
@@ -457,7 +507,9 @@ def main() -> None:
         *table(rows),
         "",
         "Kernels are launches a call, and of the step in scan, launches a step. Large copies are "
-        "those of N / 8 bytes or more. Rows are 17 + 6 + 1 float32 and a bool.",
+        "those of N / 8 bytes or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a "
+        "bool; for NStep they have a next observation, too, and for FrameStack an observation of "
+        "84 x 84 uint8.",
     ]
     if options.kernels:
         for row in rows:
