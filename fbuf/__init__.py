@@ -17,6 +17,7 @@ from fbuf._ring import Ids as Ids
 from fbuf._sample import sample as sample
 from fbuf._sample_mixed import MixedSample as MixedSample
 from fbuf._sample_mixed import sample_mixed as sample_mixed
+from fbuf._sequence_priority import sequence_priority as sequence_priority
 from fbuf._state import Sample as Sample
 from fbuf._state import State as State
 from fbuf._update import clear as clear
@@ -66,6 +67,7 @@ __all__ = [
     "remove",
     "sample",
     "sample_mixed",
+    "sequence_priority",
     "size",
     "stats",
     "update_priority",
