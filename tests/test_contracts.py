@@ -76,7 +76,7 @@ def windows(view, then_remove):
         ends = jax.random.bernoulli(key, 0.1, (16,))
         state = fbuf.add(state, rows(16), truncated=ends)
         batch = fbuf.sample(state, key, BATCH, view=view)
-        if isinstance(state.sampler, fbuf.Prioritized):
+        if isinstance(state.sampler, fbuf.Prioritized | fbuf.Mixture):
             state = fbuf.update_priority(state, batch.ids, batch.weight)
         if then_remove:
             state = fbuf.remove(state, batch.ids)
@@ -85,9 +85,44 @@ def windows(view, then_remove):
     return step
 
 
+def apart(state, key):
+    """Environments that come at times of their own, and a collector that starts anew."""
+    items = jax.tree.map(lambda x: x.reshape(16, 1, *x.shape[1:]), rows(16))
+    mask, ends = jax.random.bernoulli(key, 0.5, (2, 16, 1))
+    state = fbuf.add(state, items, truncated=ends, mask=mask)
+    batch = fbuf.sample(state, key, BATCH)
+    state = fbuf.remove(state, batch.ids)
+    return fbuf.end_episode(state, mask[:, 0]), consumed(batch)
+
+
+def next_observations(view):
+    def step(state, key):
+        ends = jax.random.bernoulli(key, 0.1, (16,))
+        state = fbuf.add(state, rows(16), truncated=ends, next_observation=rows(16)["obs"])
+        batch = fbuf.sample(state, key, BATCH, view=view)
+        return fbuf.end_episode(fbuf.remove(state, batch.ids)), consumed(batch)
+
+    return step
+
+
+def shuffled(state, key):
+    state = fbuf.add(state, rows(16))
+    return state, consumed(fbuf.sample(state, key, BATCH, step=jax.random.bits(key) >> 1))
+
+
 SEQUENCE = fbuf.Sequence(3, boundary="stop")
+MIXTURE = fbuf.Mixture(0.4, 0.3, 0.3, priorities=fbuf.Prioritized(window=3))
+APART = {"num_envs": 16, "lockstep": False}
+SHARED = {"next_of": "obs"}
 CASES = [
     (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3)),
+    (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3, by="episode")),
+    (windows(SEQUENCE, then_remove=True), MIXTURE),
+    (apart, fbuf.Uniform(window=3, by="episode"), APART),
+    (apart, fbuf.Prioritized(window=3), APART),
+    (next_observations(fbuf.Transition("obs")), fbuf.Uniform(), SHARED),
+    (next_observations(fbuf.NStep(3, 0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
+    (shuffled, fbuf.Shuffled()),
     (windows(SEQUENCE, then_remove=True), fbuf.Prioritized(window=3)),
     (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), fbuf.Uniform()),
     (windows(fbuf.FrameStack(3, "obs"), then_remove=True), fbuf.Uniform()),
@@ -104,11 +139,13 @@ CASES = [
 ]
 
 
-def memory(step, sampler, capacity, seeds):
+def memory(step, sampler, options, capacity, seeds):
     shape = (seeds,) if seeds else ()
+    # So that the store of last observations is of one size, too.
+    options = options | {"max_ends": 64} if "next_of" in options else options
 
     def init():
-        make = lambda _: fbuf.init(ITEM, capacity, sampler=sampler)  # noqa: E731
+        make = lambda _: fbuf.init(ITEM, capacity, sampler=sampler, **options)  # noqa: E731
         return jax.vmap(make)(jnp.arange(seeds)) if seeds else make(0)
 
     state = jax.eval_shape(init)
@@ -121,10 +158,11 @@ def memory(step, sampler, capacity, seeds):
 
 
 @pytest.mark.parametrize("seeds", [0, 8])
-@pytest.mark.parametrize(("step", "sampler"), CASES)
-def test_every_byte_is_in_place_and_nothing_grows_with_capacity(step, sampler, seeds):
-    small, aliased_small = memory(step, sampler, 2**14, seeds)
-    large, aliased_large = memory(step, sampler, 2**18, seeds)
+@pytest.mark.parametrize("case", CASES)
+def test_every_byte_is_in_place_and_nothing_grows_with_capacity(case, seeds):
+    step, sampler, options = case if len(case) == 3 else (*case, {})
+    small, aliased_small = memory(step, sampler, options, 2**14, seeds)
+    large, aliased_large = memory(step, sampler, options, 2**18, seeds)
     assert aliased_small == aliased_large == 0
     # The smallest array of a state, one byte a row, would add 245,760 bytes for each buffer.
     assert large - small < 60_000 * max(seeds, 1)
@@ -266,11 +304,11 @@ def test_the_same_key_gives_the_same_batch(run):
 
 def test_counters_do_not_overflow():
     state = fbuf.init(jnp.int32(0), 5, sampler=PRIORITIZED)
-    ring = dataclasses.replace(state.ring, cursor=jnp.array([0, 2**31 - 1, 5], jnp.int32))
+    ring = dataclasses.replace(state.ring, cursor=jnp.array([[0], [2**31 - 1], [5]], jnp.int32))
     state = fbuf.add(dataclasses.replace(state, ring=ring), jnp.arange(4, dtype=jnp.int32))
     before = fbuf.sample(state, jax.random.key(0), 8)
     state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))  # the lap goes around to -2**31
-    assert int(state.ring.lap) == -(2**31)
+    assert int(state.ring.lap[0]) == -(2**31)
     batch = fbuf.sample(state, jax.random.key(1), 8)
     state = fbuf.update_priority(state, batch.ids, jnp.ones(8))
     fbuf.raise_on_fault(state, ignore=fbuf.Fault(0))
@@ -283,3 +321,25 @@ def test_nbytes_is_what_init_takes():
         state = fbuf.init(ITEM, 1234, sampler=sampler)
         taken = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         assert fbuf.nbytes(ITEM, 1234, sampler=sampler) == taken
+
+
+@pytest.mark.parametrize("sampler", [UNIFORM, fbuf.Uniform(window=3), PRIORITIZED], ids=str)
+def test_under_vmap_the_head_stays_one_for_all_seeds(sampler):
+    """It depends on no data, so that conditions on it stay conditions."""
+
+    def step(state, key):
+        ends = jax.random.bernoulli(key, 0.1, (16,))
+        state = fbuf.add(state, rows(16), terminated=ends)
+        batch = fbuf.sample(state, key, BATCH)
+        return fbuf.remove(fbuf.add(state, batch.data), batch.ids).ring.cursor
+
+    state = fbuf.init(ITEM, 1000, sampler=sampler)
+    keys = jax.random.split(jax.random.key(0), 8)
+    # `out_axes=None` is refused for what differs between seeds.
+    cursor = jax.vmap(step, (None, 0), out_axes=None)(state, keys)
+    assert cursor.shape == state.ring.cursor.shape
+    with pytest.raises(ValueError, match="out_axes"):
+        jax.vmap(
+            lambda k: fbuf.add(state, rows(1), mask=jax.random.bernoulli(k, 0.5, (1,))).ring.cursor,
+            out_axes=None,
+        )(keys)
