@@ -23,9 +23,13 @@ from fbuf._write import write as write
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Uniform as Uniform
 from fbuf.views import FrameStack as FrameStack
+from fbuf.views import Hindsight as Hindsight
+from fbuf.views import HindsightStep as HindsightStep
 from fbuf.views import Item as Item
 from fbuf.views import NStep as NStep
 from fbuf.views import NStepTransition as NStepTransition
+from fbuf.views import ReturnToGo as ReturnToGo
+from fbuf.views import ReturnToGoStep as ReturnToGoStep
 from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 
@@ -34,11 +38,15 @@ __version__ = "0.1.0"
 __all__ = [
     "Fault",
     "FrameStack",
+    "Hindsight",
+    "HindsightStep",
     "Ids",
     "Item",
     "NStep",
     "NStepTransition",
     "Prioritized",
+    "ReturnToGo",
+    "ReturnToGoStep",
     "Sample",
     "Sequence",
     "SequenceSteps",

@@ -21,7 +21,7 @@ def ranks(key: jax.Array, batch_size: int, total: jax.Array) -> jax.Array:
     Args:
         key: The key is consumed.
         batch_size: How many.
-        total: int32 scalar, at least 0.
+        total: int32, at least 0: a scalar, or one for each, `[batch_size]`.
 
     Returns:
         int32 `[batch_size]`.

@@ -56,3 +56,13 @@ def rows(
     missing = [number for number in numbers if number not in found]
     found.update(zip(missing, _storage.read_leaves(storage, slots, missing), strict=True))
     return jax.tree.unflatten(tree, [found[number] for number in numbers])
+
+
+def specs(storage: Storage[Any], numbers: Any) -> Any:
+    """What the leaves of a tree of numbers are: the same tree, of `jax.ShapeDtypeStruct`."""
+
+    def spec(number: int) -> jax.ShapeDtypeStruct:
+        field = storage.fields[number]
+        return jax.ShapeDtypeStruct(field.shape, field.dtype)
+
+    return jax.tree.map(spec, numbers)
