@@ -29,10 +29,14 @@ from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
 from fbuf.samplers import Uniform as Uniform
 from fbuf.views import FrameStack as FrameStack
+from fbuf.views import Hindsight as Hindsight
+from fbuf.views import HindsightStep as HindsightStep
 from fbuf.views import Item as Item
 from fbuf.views import ItemAndNext as ItemAndNext
 from fbuf.views import NStep as NStep
 from fbuf.views import NStepTransition as NStepTransition
+from fbuf.views import ReturnToGo as ReturnToGo
+from fbuf.views import ReturnToGoStep as ReturnToGoStep
 from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
@@ -42,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Fault",
     "FrameStack",
+    "Hindsight",
+    "HindsightStep",
     "Ids",
     "Item",
     "ItemAndNext",
@@ -50,6 +56,8 @@ __all__ = [
     "NStep",
     "NStepTransition",
     "Prioritized",
+    "ReturnToGo",
+    "ReturnToGoStep",
     "Sample",
     "Sequence",
     "SequenceSteps",

@@ -71,11 +71,11 @@ def functions():
     return add, jax.jit(fbuf.remove), read
 
 
-def played(envs, length, autoreset, seed, often, sampler=None):
+def played(envs, length, autoreset, seed, often, sampler=None, spec=ITEM, make=item_of):
     """A buffer that has been played with, and its history."""
     rng, count = np.random.default_rng(seed), envs or 1
     state = fbuf.init(
-        ITEM,
+        spec,
         length * count,
         num_envs=envs,
         autoreset=autoreset,
@@ -89,7 +89,7 @@ def played(envs, length, autoreset, seed, often, sampler=None):
         number += numbers.size
         ends, terminated = rng.random((2, *shape)) < [[[often]], [[0.5]]]
         history.add(numbers, ends, terminated)
-        given_ = (item_of(numbers), ends & terminated, ends & ~terminated)
+        given_ = (make(numbers), ends & terminated, ends & ~terminated)
         if envs is None:
             given_ = jax.tree.map(lambda x: x[:, 0], given_)
         items, terminated, truncated = jax.tree.map(jnp.asarray, given_)

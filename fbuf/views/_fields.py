@@ -71,3 +71,13 @@ def read_next(
             f"fbuf.init(..., next_of={next_of!r}), and give next_observation to fbuf.add"
         )
     return _nexts.read(nexts, state.storage, state.ring, slots, flags)
+
+
+def specs(storage: Storage[Any], numbers: Any) -> Any:
+    """What the leaves of a tree of numbers are: the same tree, of `jax.ShapeDtypeStruct`."""
+
+    def spec(number: int) -> jax.ShapeDtypeStruct:
+        field = storage.fields[number]
+        return jax.ShapeDtypeStruct(field.shape, field.dtype)
+
+    return jax.tree.map(spec, numbers)

@@ -1,0 +1,214 @@
+"""The hindsight view: what the agent has reached anyway becomes the goal it had."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fbuf import _ring, _rows, _storage
+from fbuf._ring import Ring
+from fbuf._state import State
+from fbuf._storage import Storage
+from fbuf.samplers import _bits
+from fbuf.views import _episode, _fields, _reward
+from fbuf.views._protocol import Reading
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HindsightStep:
+    """What `fbuf.Hindsight` makes of a row.
+
+    Attributes:
+        item: The row, leaves `[B, ...]`; where it is relabelled with another goal, and the reward
+            for that one.
+        relabelled: bool `[B]`; which rows are. The others are as they were added.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> row = {"goal": jnp.int32(9), "achieved_goal": jnp.int32(4), "reward": 0.0}
+        >>> state = fbuf.add(fbuf.init(row, capacity=8), row)
+        >>> view = fbuf.Hindsight(lambda achieved, goal: achieved == goal, ratio=1.0)
+        >>> data = fbuf.sample(state, jax.random.key(0), 1, view=view).data
+        >>> int(data.item["goal"][0]), float(data.item["reward"][0]), bool(data.relabelled[0])
+        (4, 1.0, True)
+    """
+
+    item: Any
+    relabelled: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Hindsight:
+    """Replace the goals of some of the drawn rows by what was achieved later in the episode.
+
+    Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
+    what a row of the same episode has achieved, and its reward is computed anew; nothing is written
+    to the buffer, so the next draw of the row may get another goal, or keep its own.
+
+    An episode counts as far as it is there: to its end or the newest row, back to its first row or
+    the oldest one, and not across a row that was removed or a dummy. It may be of any length.
+
+    `Sample.terminated` stays as stored. If reaching the goal ends an episode, a relabelled row
+    that reaches its new goal ends one, and a row that reached its old one may not: take it from the
+    reward instead.
+
+    Attributes:
+        reward_fn: `reward_fn(achieved, goal)` is the reward for one row: it gets what the row's
+            step achieved and the new goal, both unbatched, and returns one number, which becomes
+            the stored reward's dtype (a bool may, and an integer, but no float becomes an
+            integer). It must be a pure JAX function. It is part of the view, which is static under
+            jit: define it once, for a lambda written anew at each call compiles anew.
+        strategy: Which rows the new goal may be from, all of them alike: `"future"`, the drawn row
+            and those after it; `"episode"`, all of the episode; `"final"`, only the last one.
+        ratio: How likely a draw is to be relabelled, from 0 to 1. 0.8 is four new goals for one
+            stored.
+        goal: The name of the goal among the item's fields, `"a.b"` for a field in a field. It may
+            be a tree.
+        achieved: The name of the field with what the row's own step achieved, that is, after it.
+            Of the goal's tree, shapes and dtypes.
+        reward: The name of the reward. It must be one real number.
+        fields: As for `fbuf.Item`: which fields of the row to gather, the goal and the reward
+            among them if they are wanted.
+
+    Cost: O(B L) reads of a flag, where L is the number of rows from a drawn row to the end of its
+    episode, the largest in the batch; with `"episode"` also to its first row. Two rows are read for
+    each draw.
+
+    Raises:
+        ValueError: If `strategy` or `ratio` is none of those; when traced, if the items have no
+            such fields, `goal` and `achieved` are not alike, or `reward_fn` returns something else
+            than one number that the reward can hold.
+        TypeError: If `reward_fn` cannot be called or hashed, `ratio` is no number, or `fields` no
+            tuple of names.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> def reached(achieved, goal):
+        ...     return jnp.where(jnp.all(achieved == goal), 0.0, -1.0)
+        >>> item = {"goal": jnp.zeros(2), "achieved_goal": jnp.zeros(2), "reward": 0.0}
+        >>> state = fbuf.init(item, capacity=100)
+        >>> places = jnp.array([[0.0, 1.0], [1.0, 1.0], [1.0, 2.0]])
+        >>> rows = {"goal": jnp.full((3, 2), 9.0), "achieved_goal": places, "reward": -jnp.ones(3)}
+        >>> state = fbuf.add(state, rows, truncated=jnp.array([False, False, True]))
+        >>> view = fbuf.Hindsight(reached, strategy="final", ratio=1.0)
+        >>> item = fbuf.sample(state, jax.random.key(0), 64, view=view).data.item
+        >>> item["goal"][0], sorted(set(item["reward"].tolist()))
+        (Array([1., 2.], dtype=float32), [-1.0, 0.0])
+
+    References:
+        Andrychowicz et al., Hindsight Experience Replay, arXiv:1707.01495.
+    """
+
+    reward_fn: Callable[[Any, Any], Any]
+    strategy: Literal["future", "final", "episode"] = "future"
+    ratio: float = 0.8
+    goal: str = "goal"
+    achieved: str = "achieved_goal"
+    reward: str = "reward"
+    fields: _fields.Fields = None
+
+    def __post_init__(self) -> None:
+        _check_reward_fn(self.reward_fn)
+        if self.strategy not in ("future", "final", "episode"):
+            raise ValueError(
+                "fbuf.Hindsight: strategy must be 'future', 'final' or 'episode', got "
+                f"{self.strategy!r}"
+            )
+        ratio: Any = self.ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+            raise TypeError(f"fbuf.Hindsight: ratio must be a Python number, got {ratio!r}")
+        if not (math.isfinite(ratio) and 0 <= ratio <= 1):
+            raise ValueError(f"fbuf.Hindsight: ratio must be from 0 to 1, got {ratio}")
+        _fields.check("Hindsight", self.fields)
+
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+        """Choose goals, and judge what was achieved by them."""
+        ring, storage = state.ring, state.storage
+        goal, achieved = self._goals(storage)
+        reward = _reward.leaf("Hindsight", storage, self.reward)
+        goals, tree = jax.tree.flatten(goal)
+        reached = jax.tree.leaves(achieved)
+
+        whether, which = jax.random.split(key)
+        relabelled = _bits.uniforms(whether, slots.shape) < self.ratio
+        own = _storage.read_leaves(storage, slots, [*goals, *reached, reward])
+        old, mine, stored = own[: len(goals)], own[len(goals) : -1], own[-1]
+        new = _storage.read_leaves(storage, self._choose(ring, slots, which), reached)
+        judged = self._judge(tree, mine, new, storage.fields[reward].dtype)
+
+        def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(relabelled.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+        instead = dict(zip(goals, map(choose, new, old), strict=True))
+        instead[reward] = choose(judged, stored)
+        item = _fields.rows("Hindsight", storage, slots, self.fields, instead)
+        return Reading(HindsightStep(item, relabelled), _rows.read(ring.flags, slots))
+
+    def _goals(self, storage: Storage[Any]) -> tuple[Any, Any]:
+        """The fields `goal` and `achieved`, as trees of the numbers of their leaves."""
+        goal = _storage.find("Hindsight", "goal", storage, self.goal)
+        achieved = _storage.find("Hindsight", "achieved", storage, self.achieved)
+        wanted, given = _fields.specs(storage, goal), _fields.specs(storage, achieved)
+        if jax.tree.flatten(wanted) != jax.tree.flatten(given):
+            raise ValueError(
+                f"fbuf.Hindsight: achieved is {self.achieved!r}, which must be like the goal "
+                f"{self.goal!r}, or it could not take its place: expected {wanted}, got {given}. "
+                "Store what was achieved in the form of a goal"
+            )
+        return goal, achieved
+
+    def _choose(self, ring: Ring, slots: jax.Array, key: jax.Array) -> jax.Array:
+        """The slots that the new goals are from, int32 `[B]`."""
+        steps = _episode.remaining(ring, slots)
+        if self.strategy != "final":
+            before = 0
+            if self.strategy == "episode":
+                before = _episode.elapsed(ring, slots)
+            steps = _bits.ranks(key, slots.shape[0], before + steps + 1) - before
+        return _ring.later(ring, slots, steps)
+
+    def _judge(
+        self, tree: Any, achieved: list[jax.Array], goal: list[jax.Array], dtype: Any
+    ) -> jax.Array:
+        """The rewards for what was achieved by `[B]` rows, in the dtype of those stored."""
+        pair = jax.tree.unflatten(tree, achieved), jax.tree.unflatten(tree, goal)
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pair)
+        found: Any = jax.eval_shape(self.reward_fn, *one)
+        if not isinstance(found, jax.ShapeDtypeStruct) or found.shape != ():
+            raise ValueError(
+                "fbuf.Hindsight: reward_fn must return one number for one row, got "
+                f"{found}; it is given {one[0]} and a goal like it"
+            )
+        if _kind(found.dtype) > _kind(dtype):
+            raise ValueError(
+                f"fbuf.Hindsight: reward_fn returns {found.dtype}, which the stored reward, "
+                f"{dtype}, cannot hold; convert it in reward_fn, or store a reward that can"
+            )
+        return jax.vmap(self.reward_fn)(*pair).astype(dtype)
+
+
+def _check_reward_fn(reward_fn: Any) -> None:
+    """Refuse what is no function, or cannot be part of a static argument."""
+    if not callable(reward_fn):
+        raise TypeError(
+            f"fbuf.Hindsight: reward_fn must be a function (achieved, goal) -> reward, got "
+            f"{reward_fn!r}"
+        )
+    try:
+        hash(reward_fn)
+    except TypeError:
+        raise TypeError(
+            f"fbuf.Hindsight: reward_fn must be hashable, got {reward_fn!r}; wrap it in a function"
+        ) from None
+
+
+def _kind(dtype: Any) -> int:
+    """A dtype holds what is of its kind, or of a lower one."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    return next((at for at, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))

@@ -1,0 +1,116 @@
+"""The return-to-go view: the discounted rewards up to the end of the episode."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fbuf import _ring, _rows, _storage
+from fbuf._ring import TERMINATED, TRUNCATED
+from fbuf._state import State
+from fbuf.views import _episode, _fields, _reward
+from fbuf.views._protocol import Reading
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReturnToGoStep:
+    """What `fbuf.ReturnToGo` makes of a row.
+
+    Attributes:
+        item: The row itself, as it was added; leaves `[B, ...]`.
+        return_to_go: float32 `[B]`; `r[0] + gamma * r[1] + gamma**2 * r[2] + ...`, from the row to
+            the last one of its episode that is there.
+        complete: bool `[B]`; that one ends the episode. False while the episode is still open, or
+            if a row before its end was removed: then rewards are missing.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init({"reward": 0.0}, capacity=8), {"reward": jnp.full(1, 3.0)})
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.ReturnToGo(gamma=0.5))
+        >>> float(batch.data.return_to_go[0]), bool(batch.data.complete[0])
+        (3.0, False)
+    """
+
+    item: Any
+    return_to_go: jax.Array
+    complete: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnToGo:
+    """Sum up the rewards from each drawn row to the end of its episode.
+
+    The sum stops behind a row that is terminated or truncated, at the newest row, and before one
+    that was removed or is a dummy; `complete` tells the first case from the others.
+    `Sample.terminated` and `.truncated` are those of the last row summed up. Episodes may be of any
+    length. Where nothing was drawn (`Sample.mask` is False) the sum means nothing.
+
+    Attributes:
+        gamma: The discount of a step, from 0 to 1.
+        reward: The name of the reward among the item's fields, `"a.b"` for a field in a field. It
+            must be one real number; it is summed up in float32.
+        fields: As for `fbuf.Item`: which fields of the row itself to gather.
+
+    Cost: O(B L) reads of a reward and a flag, where L is the number of rows from a drawn row to the
+    end of its episode, the largest in the batch.
+
+    Raises:
+        ValueError: If `gamma` is out of range; when traced, if the items have no such fields, or
+            the reward is not one real number.
+        TypeError: If `gamma` is no number, or `fields` no tuple of names.
+
+    Example:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"reward": 0.0}, capacity=8, sampler=fbuf.Uniform(starts="first"))
+        >>> ends = jnp.array([False, False, True])
+        >>> state = fbuf.add(state, {"reward": jnp.array([1.0, 2.0, 4.0])}, truncated=ends)
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.ReturnToGo(gamma=0.5))
+        >>> float(batch.data.return_to_go[0]), bool(batch.data.complete[0])
+        (3.0, True)
+
+    References:
+        Chen et al., Decision Transformer, arXiv:2106.01345 (returns to go as an input);
+        Oh et al., Self-Imitation Learning, arXiv:1806.05635 (as a target).
+    """
+
+    gamma: float
+    reward: str = "reward"
+    fields: _fields.Fields = None
+
+    def __post_init__(self) -> None:
+        _reward.check_gamma("ReturnToGo", self.gamma)
+        _fields.check("ReturnToGo", self.fields)
+
+    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+        """Look for the end of the episode, and sum up the rewards on the way back."""
+        ring, storage = state.ring, state.storage
+        reward = _reward.leaf("ReturnToGo", storage, self.reward)
+        count = _episode.remaining(ring, slots)
+        number = jnp.arange(_episode.CHUNK, dtype=jnp.int32)
+        # From Python's floats: powers of a rounded gamma would be less exact.
+        factor = jnp.asarray(float(self.gamma) ** np.arange(number.size), jnp.float32)
+        beyond = jnp.float32(float(self.gamma) ** number.size)
+
+        def add_chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            first, total = carry
+            at = _ring.later(ring, _ring.later(ring, slots, first)[:, None], number)
+            gained = _storage.read_leaves(storage, at, [reward])[0].astype(jnp.float32)
+            # Where there is no step there may be no number either: 0 * nan would not be 0.
+            gained = jnp.where(first + number <= count[:, None], gained * factor, 0)
+            return first - number.size, gained.sum(axis=1) + beyond * total
+
+        begin = (count.max() // number.size * number.size, jnp.zeros(slots.shape, jnp.float32))
+        _, total = lax.while_loop(lambda carry: carry[0] >= 0, add_chunk, begin)
+        flags = _rows.read(ring.flags, _ring.later(ring, slots, count))
+        data = ReturnToGoStep(
+            item=_fields.rows("ReturnToGo", storage, slots, self.fields),
+            return_to_go=total,
+            complete=flags & (TERMINATED | TRUNCATED) > 0,
+        )
+        return Reading(data, flags)

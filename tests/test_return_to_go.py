@@ -1,0 +1,206 @@
+"""Return-to-go, and how far an episode goes: equal to a loop over the lane a row is in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from test_contracts import BATCH, consumed, memory, rows, windows
+from test_views import BOTH, CASES, item_of, played, read
+
+import fbuf
+from fbuf.views import _episode
+
+ALL = 10**6
+GAMMA = 0.875
+VIEW = fbuf.ReturnToGo(GAMMA)
+
+
+@BOTH
+@pytest.mark.parametrize(("envs", "length"), [(None, 9), (3, 40)])
+@settings(max_examples=20)
+@given(case=CASES)
+def test_return_to_go(envs, length, autoreset, case):
+    state, history = played(envs, length, autoreset, *case)
+    if not history.stored():
+        return
+    slots, reading = read(VIEW, state, history)
+    for at, slot in enumerate(slots):
+        rows = history.ahead(slot, ALL)
+        rewards = [float(item_of(row.item)["reward"]) for row in rows]
+        expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
+        data = jax.tree.map(lambda x, at=at: x[at], reading.data)
+        np.testing.assert_allclose(data.return_to_go, expected, rtol=1e-5, atol=1e-5)
+        assert data.complete == rows[-1].end
+        assert data.item["observation"] == rows[0].item
+        assert reading.flags[at] & 3 == rows[-1].terminated + 2 * rows[-1].truncated
+
+
+@functools.cache
+def reaches():
+    return jax.jit(
+        lambda ring, slots: (_episode.remaining(ring, slots), _episode.elapsed(ring, slots))
+    )
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 600), st.sampled_from([0, 0.003, 0.02, 0.5]))
+def test_reach_of_long_episodes(lanes, seed, steps, often):
+    """Rings of 300 steps, so that episodes end everywhere in a chunk, in any turn of the loop."""
+    rng, length = np.random.default_rng(seed), 300
+    size = length * lanes
+    flags = rng.choice([0, 1, 2, 4, 20], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
+    flags |= rng.choice([0, 8], size).astype(np.uint8)
+    ring = fbuf._ring.empty(size, lanes, "same_step", follow=False)
+    head, stored = steps % length * lanes, min(steps, length) * lanes
+    cursor = jnp.array([head, steps // length, stored], jnp.int32)
+    ring = dataclasses.replace(ring, cursor=cursor, flags=jnp.asarray(flags))
+    slots = rng.integers(0, size, 64)
+    ahead, behind = (np.asarray(x) for x in reaches()(ring, jnp.asarray(slots, jnp.int32)))
+    for at, slot in enumerate(slots):
+        number = (slot - head) // lanes % length - (length - stored // lanes)
+        lane = [flags[(head + slot % lanes + k * lanes) % size] for k in range(length)]
+        lane = lane[length - stored // lanes :]
+        if number < 0 or lane[number] & 4:
+            assert 0 <= ahead[at] < length  # never drawn; whatever it says, it says it soon
+            assert 0 <= behind[at] < length
+            continue
+        last = first = number
+        while not lane[last] & 3 and last + 1 < len(lane) and not lane[last + 1] & 4:
+            last += 1
+        while first > 0 and not lane[first - 1] & 7:
+            first -= 1
+        assert (ahead[at], behind[at]) == (last - number, number - first)
+
+
+@pytest.mark.parametrize("rows", [1, 2, *range(31, 36), *range(63, 68)])
+def test_a_removed_row_at_the_edge_of_a_chunk(rows):
+    ring = fbuf._ring.empty(300, 1, "same_step", follow=False)
+    ring = dataclasses.replace(ring, cursor=jnp.array([rows, 0, rows], jnp.int32))
+    for removed, expected in ((rows, (rows - 1, 0)), (rows - 1, (max(rows - 2, 0), 0))):
+        flags = jnp.zeros(300, jnp.uint8).at[removed].set(4)
+        found = reaches()(dataclasses.replace(ring, flags=flags), jnp.zeros(1, jnp.int32))
+        assert tuple(int(x[0]) for x in found) == expected
+    newest = jnp.full(1, rows - 1, jnp.int32)
+    for removed, expected in ((rows, rows - 1), (0, max(rows - 2, 0))):
+        flags = jnp.zeros(300, jnp.uint8).at[removed].set(4)
+        found = reaches()(dataclasses.replace(ring, flags=flags), newest)
+        assert tuple(int(x[0]) for x in found) == (0, expected)
+
+
+def test_what_is_behind_the_end_does_not_leak():
+    state = fbuf.init({"reward": 0.0}, 64, sampler=fbuf.Uniform(starts="first"))
+    reward = jnp.array([1.0, 2.0, jnp.nan, 5.0])
+    ends = jnp.array([False, True, False, False])
+    state = fbuf.add(state, {"reward": reward}, terminated=ends)
+    batch = fbuf.sample(state, jax.random.key(0), 32, view=VIEW)
+    first = np.asarray(batch.ids.slot) == 0
+    assert first.any()
+    assert not first.all()
+    np.testing.assert_array_equal(
+        batch.data.return_to_go, np.where(first, 1 + GAMMA * 2, np.nan).astype(np.float32)
+    )
+    np.testing.assert_array_equal(batch.data.complete, first)
+    np.testing.assert_array_equal(batch.terminated, first)
+
+
+@pytest.mark.parametrize("gamma", [0, 0.0, 0.999, 1, 1.0])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float16"])
+def test_long_episodes_are_summed_up_exactly_enough(gamma, dtype):
+    state = fbuf.init({"reward": jnp.zeros((), dtype)}, 5000, sampler=fbuf.Uniform(starts="first"))
+    reward = np.random.default_rng(0).integers(0, 2, 5000).astype(dtype)
+    state = fbuf.add(state, {"reward": jnp.asarray(reward)})
+    data = fbuf.sample(state, jax.random.key(0), 3, view=fbuf.ReturnToGo(gamma)).data
+    expected = np.sum(reward * float(gamma) ** np.arange(5000))
+    np.testing.assert_allclose(data.return_to_go, expected, rtol=1e-6)
+    assert data.return_to_go.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("then", ["nothing added", "all removed"])
+def test_where_nothing_can_be_drawn_nothing_happens(then):
+    state = fbuf.init({"reward": 0.0}, 64)
+    if then == "all removed":
+        state = fbuf.add(state, {"reward": jnp.ones(3)})
+        state = fbuf.remove(state, fbuf.Ids(jnp.arange(3), jnp.zeros(3, jnp.int32)))
+    batch = fbuf.sample(state, jax.random.key(0), 8, view=VIEW)
+    assert not batch.mask.any()
+    assert not (batch.terminated | batch.truncated).any()
+    assert not batch.data.complete.any()
+    np.testing.assert_array_equal(batch.data.return_to_go, 0)
+
+
+def same_in_every_way(view, state):
+    """Eager, jitted, scanned, under vmap over keys and over buffers."""
+    keys = jax.random.split(jax.random.key(1), 2)
+    draw = functools.partial(fbuf.sample, batch_size=64, view=view)
+    eager = [draw(state, key) for key in keys]
+    assert all(bool(sample.mask.all()) for sample in eager)
+    eager = jax.tree.map(lambda *x: np.stack(x), *eager)
+    jitted = jax.tree.map(lambda *x: np.stack(x), *[jax.jit(draw)(state, key) for key in keys])
+    _, scanned = jax.jit(lambda s, k: jax.lax.scan(lambda s, key: (s, draw(s, key)), s, k))(
+        state, keys
+    )
+    mapped = jax.jit(jax.vmap(draw, in_axes=(None, 0)))(state, keys)
+    both = jax.tree.map(lambda x: jnp.stack([x] * 2), state)
+    batched = jax.jit(jax.vmap(draw))(both, keys)
+    for other in (jitted, scanned, mapped, batched):
+        for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    return eager
+
+
+def test_the_same_eagerly_jitted_scanned_and_under_vmap():
+    state, _ = played(3, 40, "next_step", 5, 0.15)
+    eager = same_in_every_way(VIEW, state)
+    assert 0 < eager.data.complete.mean() < 1
+
+
+def test_nothing_is_copied():
+    not_copied(VIEW, "add, sample", seeds=0)
+
+
+def not_copied(view, order, seeds):
+    """As `test_contracts` has it for all that a buffer can do."""
+
+    def sample_remove_add(state, key):
+        batch = fbuf.sample(state, key, BATCH, view=view)
+        return fbuf.add(fbuf.remove(state, batch.ids), rows(16)), consumed(batch)
+
+    step = sample_remove_add
+    if order == "add, sample":
+        step = windows(view, then_remove=False)
+    small, aliased_small = memory(step, fbuf.Uniform(), 2**14, seeds)
+    large, aliased_large = memory(step, fbuf.Uniform(), 2**18, seeds)
+    assert aliased_small == aliased_large == 0
+    assert large - small < 60_000 * max(seeds, 1)
+
+
+def test_what_cannot_be_right_is_refused():
+    for arguments, error, match in (
+        ({"gamma": 1.5}, ValueError, "fbuf.ReturnToGo: gamma must be from 0 to 1"),
+        ({"gamma": float("nan")}, ValueError, "gamma must be from 0 to 1"),
+        ({"gamma": "0.9"}, TypeError, "gamma must be a Python number"),
+        ({"gamma": True}, TypeError, "gamma must be a Python number"),
+        ({"gamma": 0.9, "fields": "reward"}, TypeError, "fields must be a tuple of names"),
+    ):
+        with pytest.raises(error, match=match):
+            fbuf.ReturnToGo(**arguments)
+    item = {"x": jnp.zeros(3), "c": jnp.zeros((), jnp.complex64), "deep": {"r": jnp.float32(0)}}
+    state = fbuf.add(fbuf.init(item, 8), item)
+    for name, match in (
+        ("reward", "reward names 'reward', which the items of this buffer lack"),
+        ("x", r"reward is 'x', which must be one real number in each item, got .*\(3,\)"),
+        ("c", "must be one real number in each item, got .*complex64"),
+        ("deep", "must be one real number in each item, got {'r'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fbuf.sample(state, jax.random.key(0), 2, view=fbuf.ReturnToGo(0.9, name))
+    view = fbuf.ReturnToGo(0.9, "deep.r", fields=("x",))
+    assert list(fbuf.sample(state, jax.random.key(0), 2, view=view).data.item) == ["x"]
