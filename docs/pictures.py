@@ -23,7 +23,7 @@ def ring() -> None:
     """Twelve slots after fifteen rows: what each holds, and its generation."""
     state = fbuf.init(np.int32(0), 12)
     state = fbuf.add(state, np.arange(15, dtype=np.int32))
-    head, lap = int(state.ring.head), int(state.ring.lap)
+    head, lap = int(state.ring.head[0]), int(state.ring.lap[0])
     fig, ax = plt.subplots(figsize=(8, 1.9))
     for slot in range(12):
         new = slot < head

@@ -284,7 +284,8 @@ def end(ring: Ring, lanes: jax.Array) -> tuple[Ring, jax.Array]:
         lanes that had no open episode.
     """
     slots = newest(ring)
-    flags = _rows.read(ring.flags, jnp.minimum(slots, ring.capacity - 1))
+    # Read once, as in `append`.
+    flags = lax.optimization_barrier(_rows.read(ring.flags, jnp.minimum(slots, ring.capacity - 1)))
     is_open = (flags & (TERMINATED | TRUNCATED | DUMMY) == 0) & lanes
     slots = jnp.where(is_open, slots, ring.capacity)
     now_open = ring.open

@@ -29,6 +29,10 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
 
     rows_shape = (slots.shape[0], *leaf.shape[1:])
     row_bytes = leaf.dtype.itemsize * (leaf.size // leaf.shape[0])
+    if slots.shape[0] == 1:
+        # A single row XLA would read again wherever it is used, also after the array is written,
+        # and would copy the whole array to be able to.
+        return read(leaf, jnp.concatenate([slots, slots]))[:1]
     if row_bytes > (_SMALL_ROW if slots.shape[0] <= _SMALL_BATCH else 1):
         return gather(leaf, slots)
     return lax.platform_dependent(leaf, slots, cpu=loop, default=gather)

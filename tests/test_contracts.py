@@ -105,6 +105,14 @@ def next_observations(view):
     return step
 
 
+def row_by_row(state, key):
+    """A single row at a time, which XLA treats in ways of its own."""
+    ends = jax.random.bernoulli(key, 0.1, (1,))
+    state = fbuf.add(state, rows(1), truncated=ends)
+    batch = fbuf.sample(state, key, BATCH)
+    return fbuf.remove(state, jax.tree.map(lambda x: x[:1], batch.ids)), consumed(batch)
+
+
 def shuffled(state, key):
     state = fbuf.add(state, rows(16))
     return state, consumed(fbuf.sample(state, key, BATCH, step=jax.random.bits(key) >> 1))
@@ -123,6 +131,9 @@ CASES = [
     (next_observations(fbuf.Transition("obs")), fbuf.Uniform(), SHARED),
     (next_observations(fbuf.NStep(3, 0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
     (shuffled, fbuf.Shuffled()),
+    (row_by_row, fbuf.Uniform(window=3, by="episode")),
+    (row_by_row, fbuf.Prioritized(window=3)),
+    (windows(fbuf.ReturnToGo(0.9), then_remove=True), fbuf.Uniform()),
     (windows(SEQUENCE, then_remove=True), fbuf.Prioritized(window=3)),
     (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), fbuf.Uniform()),
     (windows(fbuf.FrameStack(3, "obs"), then_remove=True), fbuf.Uniform()),

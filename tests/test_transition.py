@@ -211,6 +211,21 @@ def test_what_is_lost_is_masked():
         fbuf.raise_on_fault(state)
 
 
+def test_hindsight_has_it_too():
+    row = {"observation": jnp.int32(0), "goal": jnp.int32(0), "at": jnp.int32(0), "reward": 0.0}
+    state = fbuf.init(row, 8, next_of="observation")
+    numbers = jnp.arange(5, dtype=jnp.int32)
+    rows = {"observation": numbers, "goal": numbers, "at": numbers, "reward": jnp.zeros(5)}
+    ends = jnp.array([0, 1, 0, 0, 0], bool)
+    led_to = jnp.where(ends, -9, numbers + 1)
+    state = fbuf.add(state, rows, next_observation=led_to, truncated=ends)
+    view = fbuf.Hindsight(jnp.equal, "final", 1.0, achieved="at", next_of="observation")
+    data = fbuf.sample(state, jax.random.key(0), 64, view=view).data
+    at = np.asarray(data.item["at"])
+    np.testing.assert_array_equal(data.next, np.where(at == 1, -9, at + 1))
+    np.testing.assert_array_equal(data.item["goal"], np.where(at < 2, 1, 4))
+
+
 @pytest.mark.parametrize(
     "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, GAMMA, next_of="observation")]
 )

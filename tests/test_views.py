@@ -257,7 +257,7 @@ def test_what_cannot_be_right_is_refused():
     state = fbuf.add(fbuf.init({"x": jnp.zeros(3)}, 8), {"x": jnp.ones((8, 3))})
     for view, match in (
         (fbuf.NStep(2, 0.9), "reward names 'reward', which the items of this buffer lack"),
-        (fbuf.NStep(2, 0.9, reward="x"), "must be one number in each item"),
+        (fbuf.NStep(2, 0.9, reward="x"), "must be one real number in each item"),
         (fbuf.Sequence(9), "9 steps .* are more than a lane"),
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
         (fbuf.Sequence(2, state="h"), "state names 'h'"),

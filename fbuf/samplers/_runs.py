@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf import _ring
+from fbuf import _order, _ring
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits
 from fbuf.samplers._start_index import Change, StartIndex
@@ -40,15 +40,9 @@ def empty(ring: Ring) -> Runs:
 
 
 def add(
-    runs: Runs,
-    before: StartIndex,
-    after: StartIndex,
-    ring: Ring,
-    span: Span,
-    window: Window,
-    change: Change,
+    runs: Runs, starts: StartIndex, ring: Ring, span: Span, window: Window, change: Change
 ) -> Runs:
-    """Take note of what an add has changed; the starts are given from before it and from after."""
+    """Take note of what an add has changed; `starts` is the index from afterwards."""
     length, stride, room = window.length, window.stride, ring.lane_length
     places = span.places
     assert places is not None
@@ -63,8 +57,8 @@ def add(
         # The start before it belongs to the same episode, and was neither removed nor overwritten.
         same = places.position >= length + stride
         stays = places.newer + length - 1 + stride < room
-        joined = jnp.where(same & stays & mark_tree.read(after.tree, previous), there, 0)
-    beheaded, behead = _beheaded(runs, before, ring, span, window)
+        joined = jnp.where(same & stays & mark_tree.read(starts.tree, previous), there, 0)
+    beheaded, behead = _beheaded(runs, starts, ring, span, window)
     new_firsts = (
         jnp.concatenate([written, _lane_by_lane(ring, change.starts), beheaded]),
         jnp.concatenate([-first_gone, there - joined, behead]),
@@ -100,8 +94,14 @@ def _beheaded(
     return where, mend.astype(jnp.int32)
 
 
-def remove(runs: Runs, starts: StartIndex, ring: Ring, lost: jax.Array, window: Window) -> Runs:
-    """Take out starts that are none any more; `starts` is the index from afterwards."""
+def remove(
+    runs: Runs, starts: StartIndex, ring: Ring, lost: jax.Array, window: Window
+) -> tuple[Runs, StartIndex]:
+    """Take out starts that are none any more; `starts` is the index from afterwards.
+
+    Returns:
+        The runs, and the starts, whose total is known only once they have been looked at here.
+    """
     inside, is_one = jnp.minimum(lost, ring.capacity - 1), lost < ring.capacity
     where = _lane_by_lane(ring, inside)
     first = mark_tree.read(runs.firsts, where) & is_one
@@ -114,10 +114,15 @@ def remove(runs: Runs, starts: StartIndex, ring: Ring, lost: jax.Array, window: 
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
     lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
     follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
-    return Runs(
-        firsts=mark_tree.change(runs.firsts, jnp.concatenate([where, follows]), firsts),
-        lasts=mark_tree.change(runs.lasts, jnp.concatenate([where, precedes]), lasts),
-        count=runs.count + jnp.sum(firsts),
+    looked_at = jnp.sum(begins) + jnp.sum(ends) < 0
+    assert starts.total is not None
+    return (
+        Runs(
+            firsts=mark_tree.change(runs.firsts, jnp.concatenate([where, follows]), firsts),
+            lasts=mark_tree.change(runs.lasts, jnp.concatenate([where, precedes]), lasts),
+            count=runs.count + jnp.sum(firsts),
+        ),
+        dataclasses.replace(starts, total=_order.after(starts.total, looked_at)),
     )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _ring
+from fbuf import _order, _ring
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _starts
 from fbuf.samplers._starts import Window
@@ -59,6 +59,8 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
         tree = mark_tree.change(index.tree, written, span.drawable.astype(jnp.int32) - gone)
         return StartIndex(tree, None), Change(evicted, written, span.drawable)
     starts, there = _starts.completed(ring, span, window)
+    # The total is known once all that was asked of the marks before this has been read.
+    written = _order.after(written, index.total < 0)
     new = there.astype(jnp.int32)
     tree = mark_tree.change(
         index.tree, jnp.concatenate([written, starts]), jnp.concatenate([-gone, new])

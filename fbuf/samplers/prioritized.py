@@ -210,6 +210,8 @@ class Prioritized:
             total -= jnp.sum(lost, dtype=jnp.int32)
             # Of two values for a slot the last one counts: that of a removed row is 0.
             slots, new = jnp.concatenate([starts, slots]), jnp.concatenate([-jnp.abs(old), -new])
+            # What is overwritten has been read by then.
+            slots = _order.after(slots, total < 0)
         tree = sum_tree.write(index.tree, slots, new, _ring.filled(ring))
         return PriorityIndex(tree, index.largest_ever, total)
 

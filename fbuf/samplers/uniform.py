@@ -107,7 +107,7 @@ class Uniform:
         starts, change = _start_index.add(index.starts, ring, span, self._window)
         runs = index.runs
         if runs is not None:
-            runs = _runs.add(runs, index.starts, starts, ring, span, self._window, change)
+            runs = _runs.add(runs, starts, ring, span, self._window, change)
         return UniformIndex(starts, runs), jnp.zeros_like(span.slots, jnp.uint32)
 
     def update_priority(
@@ -126,7 +126,7 @@ class Uniform:
         starts, lost = _start_index.remove(index.starts, ring, slots, self._window)
         runs = index.runs
         if runs is not None:
-            runs = _runs.remove(runs, starts, ring, lost, self._window)
+            runs, starts = _runs.remove(runs, starts, ring, lost, self._window)
         return UniformIndex(starts, runs)
 
     def clear(self, index: UniformIndex, ring: Ring) -> UniformIndex:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf import _rows
 from fbuf._order import after
 from fbuf.trees._levels import FANOUT, rows_for
 from fbuf.trees.sum_tree import TOP, first_above, running_sums
@@ -61,9 +62,10 @@ def cleared(tree: MarkTree) -> MarkTree:
 
 
 def read(tree: MarkTree, slots: jax.Array) -> jax.Array:
-    """Which of these slots are marked, each in range: bool, shaped like `slots`."""
-    words = tree.nodes.at[slots >> _WORD_SHIFT].get(mode="promise_in_bounds")
-    return _bit(words, slots) == 1
+    """Which of these slots are marked, each in range: bool `[B]`."""
+    words = _rows.read(tree.nodes, slots >> _WORD_SHIFT)
+    # The barrier has them read once, as in `fbuf._ring.append`.
+    return lax.optimization_barrier(_bit(words, slots) == 1)
 
 
 def change(tree: MarkTree, slots: jax.Array, by: jax.Array) -> MarkTree:

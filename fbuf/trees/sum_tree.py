@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _order
+from fbuf import _order, _rows
 from fbuf._ring import Span
 from fbuf.trees import _levels
 from fbuf.trees._levels import FANOUT, place, rows_for
@@ -105,8 +105,8 @@ def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
 
 
 def values(tree: SumTree, slots: jax.Array) -> jax.Array:
-    """The values of slots, each of which must be in range. Shaped like `slots`."""
-    return tree.leaves.at[(*place(slots), 0)].get(mode="promise_in_bounds")
+    """The values of slots, each of which must be in range: float32 `[B]`."""
+    return _rows.read(tree.leaves.reshape(-1), slots)
 
 
 def write(tree: SumTree, slots: jax.Array, new: jax.Array, stored: jax.Array) -> SumTree:

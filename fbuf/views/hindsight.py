@@ -28,6 +28,7 @@ class HindsightStep:
         item: The row, leaves `[B, ...]`; where it is relabelled with another goal, and the reward
             for that one.
         relabelled: bool `[B]`; which rows are. The others are as they were added.
+        next: With `next_of` what the row's step led to, as by `fbuf.Transition`; None without.
 
     Example:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -41,6 +42,7 @@ class HindsightStep:
 
     item: Any
     relabelled: jax.Array
+    next: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,9 @@ class Hindsight:
         achieved: The name of the field with what the row's own step achieved, that is, after it.
             Of the goal's tree, shapes and dtypes.
         reward: The name of the reward. It must be one real number.
+        next_of: For a buffer made with `next_of`, that name: to have what the row's step led to.
+            What is no part of the goal is right for any goal, so only the goal is relabelled: where
+            an observation holds a copy of it, take the one of the item.
         fields: As for `fbuf.Item`: which fields of the row to gather, the goal and the reward
             among them if they are wanted.
 
@@ -111,6 +116,7 @@ class Hindsight:
     goal: str = "goal"
     achieved: str = "achieved_goal"
     reward: str = "reward"
+    next_of: str | None = None
     fields: _fields.Fields = None
 
     def __post_init__(self) -> None:
@@ -148,7 +154,10 @@ class Hindsight:
         instead = dict(zip(goals, map(choose, new, old), strict=True))
         instead[reward] = choose(judged, stored)
         item = _fields.rows("Hindsight", storage, slots, self.fields, instead)
-        return Reading(HindsightStep(item, relabelled), _rows.read(ring.flags, slots))
+        flags, led_to, known = _rows.read(ring.flags, slots), None, None
+        if self.next_of is not None:
+            led_to, known = _fields.read_next("Hindsight", state, slots, flags, self.next_of)
+        return Reading(HindsightStep(item, relabelled, led_to), flags, known=known)
 
     def _goals(self, storage: Storage[Any]) -> tuple[Any, Any]:
         """The fields `goal` and `achieved`, as trees of the numbers of their leaves."""

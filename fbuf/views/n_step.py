@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check
+from fbuf import _check, _storage
 from fbuf._ring import TERMINATED
 from fbuf._state import State
-from fbuf.views import _fields
+from fbuf.views import _fields, _reward
 from fbuf.views._protocol import Reading
 from fbuf.views._steps import following
 
@@ -98,21 +97,13 @@ class NStep:
     def __post_init__(self) -> None:
         _check.positive_int("NStep", "n", self.n, 2**16)
         _fields.check("NStep", self.fields)
-        gamma: Any = self.gamma
-        if isinstance(gamma, bool) or not isinstance(gamma, int | float):
-            raise TypeError(f"fbuf.NStep: gamma must be a Python number, got {self.gamma!r}")
-        if not (math.isfinite(self.gamma) and 0 <= self.gamma <= 1):
-            raise ValueError(f"fbuf.NStep: gamma must be from 0 to 1, got {self.gamma}")
+        _reward.check_gamma("NStep", self.gamma)
 
     def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Sum up the rewards, and read what the last step led to."""
         steps = following(state.ring, slots, min(self.n, state.ring.lane_length))
-        reward = _fields.read("NStep", "reward", state.storage, steps.slots, self.reward)
-        if not isinstance(reward, jax.Array) or reward.shape != steps.slots.shape:
-            raise ValueError(
-                f"fbuf.NStep: reward is {self.reward!r}, which must be one number in each item, "
-                f"got {jax.tree.map(lambda x: x.shape[2:], reward)}"
-            )
+        leaf = _reward.leaf("NStep", state.storage, self.reward)
+        reward = _storage.read_leaves(state.storage, steps.slots, [leaf])[0]
         factor = self.gamma ** jnp.arange(steps.slots.shape[1], dtype=jnp.float32)
         # Where there is no step there may be no number either: 0 * nan would not be 0.
         gained = jnp.where(steps.same, reward.astype(jnp.float32) * factor, 0)

@@ -61,6 +61,13 @@ class Sequence:
             among the items its steps are read all the same, unless `fields` leaves it out.
         fields: As for `fbuf.Item`: which fields of the steps to gather.
 
+    The drawn row is the first step of all, so that of an episode's first `burn_in` steps none is
+    learned from, as in R2D2, unless with `"cross"` a sequence comes from the episode before. Where
+    nothing is left to learn from (`learn` is False throughout: near the newest row, with `"pad"`
+    and `"cross"`), leave the priority as it is: `mask=learn.any(axis=1)` for
+    `fbuf.update_priority`. A target needs the step after: of a step that did not terminate there is
+    one if `there` says so for the next, and this one was not truncated.
+
     Cost: O(B T) reads.
 
     Raises:
