@@ -255,6 +255,8 @@ def _follow(
 ) -> tuple[Open, Places]:
     """Place the new rows in their episodes, of which a mask leaves `count`, in order of `rank`."""
     ends = (flags & (TERMINATED | TRUNCATED) > 0).reshape(-1, ring.lanes)
+    # Never: but flags that were left out are constants, and XLA would follow them while compiling.
+    ends |= before.position < 0
     if mask is None:
         after, places = _episodes.follow(before, ends, None, ring.autoreset)
         return after, jax.tree.map(lambda leaf: leaf.reshape(-1), places)

@@ -10,15 +10,15 @@ from fbuf.trees.sum_tree import Aggregate
 
 def marks(tree):
     """Which slots are marked; every node must count the marks under it."""
-    nodes, sizes = np.asarray(tree.nodes), mark_tree._sizes(tree.capacity)
-    words = nodes[: sizes[0]].view(np.uint32)
+    nodes, (lowest, *levels) = np.asarray(tree.nodes), mark_tree._levels(tree.capacity)
+    words = nodes[: lowest.size].view(np.uint32)
     marked = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     counts, span = [words.view(np.int32)], 32
-    for size in sizes[1:]:
+    for level in levels:
         span *= 16
-        padded = np.zeros(size * span, int)
+        padded = np.zeros(level.size * span, int)
         padded[: marked.size] = marked.reshape(-1)
-        counts.append(padded.reshape(size, span).sum(axis=1))
+        counts.append(padded.reshape(level.size, span).sum(axis=1))
     np.testing.assert_array_equal(nodes, np.concatenate(counts))
     assert not marked.reshape(-1)[tree.capacity :].any()
     return marked.reshape(-1)[: tree.capacity].astype(bool)

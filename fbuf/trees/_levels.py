@@ -68,6 +68,23 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
     return lax.platform_dependent(leaves, slots, values, cpu=loop, default=scatter)
 
 
+def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
+    """Single leaves `[rows, FANOUT, 1]`, at int32 `[B]` slots, each in range: `[B]`."""
+    if slots.shape[0] == 1:
+        return read_leaves(leaves, jnp.concatenate([slots, slots]))[:1]  # see `fbuf._rows.read`
+
+    def loop(leaves: jax.Array, slots: jax.Array) -> jax.Array:
+        def body(i: jax.Array, found: jax.Array) -> jax.Array:
+            return found.at[i].set(read_cell(leaves, *place(slots[i])))
+
+        return lax.fori_loop(0, slots.shape[0], body, jnp.zeros(slots.shape, leaves.dtype))
+
+    def gather(leaves: jax.Array, slots: jax.Array) -> jax.Array:
+        return leaves.at[(*place(slots), 0)].get(mode="promise_in_bounds")
+
+    return lax.platform_dependent(leaves, slots, cpu=loop, default=gather)
+
+
 def refresh(
     parent: jax.Array,
     children: jax.Array,

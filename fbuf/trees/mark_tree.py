@@ -2,7 +2,8 @@
 
 The bits lie at the bottom, 32 slots to a word. Every row of `FANOUT` words has one node above it
 that says how many of its 512 slots are marked, those nodes lie in rows of `FANOUT` again, and so
-on, until at most `TOP` nodes are left: 0.134 bytes a slot, a thirtieth of an int32.
+on, until a single row is left: 0.134 bytes a slot, a thirtieth of an int32. That row is never
+full, so that there is a node past the last one of every level.
 
 Marks and counts are integers, exact at any size. So to mark a slot adds its bit to a word and 1 to
 every node above it, to unmark it takes them away, and one scatter does it for all levels. One rank
@@ -15,6 +16,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,6 @@ from jax import lax
 from fbuf import _rows
 from fbuf._order import after
 from fbuf.trees._levels import FANOUT, rows_for
-from fbuf.trees.sum_tree import TOP, first_above, running_sums
 
 _BITS = 32
 _SHIFT = FANOUT.bit_length() - 1
@@ -31,6 +32,14 @@ _WORD_SHIFT = _BITS.bit_length() - 1
 
 _CACHED = 2**18
 """Nodes of a level that can be taken to lie in a core's own cache."""
+
+
+class Level(NamedTuple):
+    """Where in the array a level begins, and how many nodes it has; whole rows of them."""
+
+    start: int
+    size: int
+
 
 Row = list[jax.Array]
 """The `FANOUT` nodes of a row; all of one shape: that of a batch, or of a scalar."""
@@ -53,7 +62,8 @@ class MarkTree:
 
 def empty(capacity: int) -> MarkTree:
     """A tree without marks."""
-    return MarkTree(jnp.zeros(sum(_sizes(capacity)), jnp.int32), capacity)
+    top = _levels(capacity)[-1]
+    return MarkTree(jnp.zeros(top.start + top.size, jnp.int32), capacity)
 
 
 def cleared(tree: MarkTree) -> MarkTree:
@@ -78,11 +88,8 @@ def change(tree: MarkTree, slots: jax.Array, by: jax.Array) -> MarkTree:
             comes more than once must lead from what it is to a mark or to none.
     """
     where, what = [slots >> _WORD_SHIFT], [by << (slots & (_BITS - 1))]
-    start, shift = 0, _WORD_SHIFT
-    sizes = _sizes(tree.capacity)
-    for below in sizes[:-1]:
-        start, shift = start + below, shift + _SHIFT
-        where.append((slots >> shift) + start)
+    for number, level in enumerate(_levels(tree.capacity)[1:], start=1):
+        where.append((slots >> (_WORD_SHIFT + number * _SHIFT)) + level.start)
         what.append(by)
     nodes = tree.nodes.at[jnp.concatenate(where)].add(
         jnp.concatenate(what), mode="promise_in_bounds"
@@ -101,41 +108,28 @@ def select(tree: MarkTree, ranks: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]` slots. O(B log N).
     """
-    starts, sizes = _starts(tree.capacity), _sizes(tree.capacity)
-    sums = _top_sums(tree)
-    found = first_above(sums, ranks)
-    ranks = ranks - jnp.where(found > 0, sums[found - 1], 0)
-    if len(sizes) == 1:  # so few slots that the words are the top
-        slots = found * _BITS + _select_bit(tree.nodes[found], ranks)
-        return jnp.minimum(slots, tree.capacity - 1)
 
-    def into_counts(row: Row, found: jax.Array, rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def into_counts(row: Row, number: jax.Array, rank: jax.Array) -> tuple[jax.Array, jax.Array]:
         child, before, _ = _enter(row, row, rank)
-        return found * FANOUT + child, rank - before
+        return number * FANOUT + child, rank - before
 
-    def into_words(row: Row, found: jax.Array, rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def into_words(row: Row, number: jax.Array, rank: jax.Array) -> tuple[jax.Array]:
         child, before, word = _enter([_ones(word) for word in row], row, rank)
-        slot = (found * FANOUT + child) * _BITS + _select_bit(word, rank - before)
-        return jnp.minimum(slot, tree.capacity - 1), rank
+        slot = (number * FANOUT + child) * _BITS + _select_bit(word, rank - before)
+        return (jnp.minimum(slot, tree.capacity - 1),)
 
-    for start, size in zip(starts[-2::-1], sizes[-2::-1], strict=True):
-        found = jnp.minimum(found, size // FANOUT - 1)
-        step = into_counts if start else into_words
-        found, ranks = _each_row(tree.nodes, start, size, step, found, ranks)
-    return found
+    # The top is row 0. XLA must not know: it would take the row out of the loop, number by number.
+    found = jnp.minimum(ranks, 0)
+    words, *counts = _levels(tree.capacity)
+    for level in reversed(counts):
+        found, ranks = _each_row(tree.nodes, level, into_counts, found, ranks)
+    return _each_row(tree.nodes, words, into_words, found, ranks)[0]
 
 
 def rank(tree: MarkTree, slots: jax.Array) -> jax.Array:
     """How many marked slots lie before these, each from 0 to the capacity: int32 `[B]`."""
-    starts, sizes = _starts(tree.capacity), _sizes(tree.capacity)
-    sums = _top_sums(tree)
     slots = jnp.minimum(slots, tree.capacity)
     below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
-    nodes = slots >> _WORD_SHIFT
-    total = jnp.zeros_like(slots)
-    if len(sizes) == 1:
-        word = tree.nodes[jnp.minimum(nodes, sizes[0] - 1)]
-        total += jnp.where(nodes < sizes[0], _ones(word & below), 0)
 
     def among_words(
         row: Row, number: jax.Array, node: jax.Array, below: jax.Array
@@ -150,48 +144,50 @@ def rank(tree: MarkTree, slots: jax.Array) -> jax.Array:
         child = node & (FANOUT - 1)
         return (_sum([jnp.where(at < child, count, 0) for at, count in enumerate(row)]),)
 
-    for start, size in zip(starts[:-1], sizes[:-1], strict=True):
-        rows = nodes >> _SHIFT
-        # What lies past the last row of a level is counted by the level above.
-        inside = jnp.minimum(rows, size // FANOUT - 1)
-        if start:
-            (before,) = _each_row(tree.nodes, start, size, among_counts, inside, nodes)
-        else:
-            (before,) = _each_row(tree.nodes, start, size, among_words, inside, nodes, below)
-        total += jnp.where(rows == inside, before, 0)
-        nodes = rows
-    return total + jnp.where(nodes > 0, sums[jnp.minimum(nodes, sums.shape[0]) - 1], 0)
+    words, *counts = _levels(tree.capacity)
+    nodes = slots >> _WORD_SHIFT
+    rows = nodes >> _SHIFT
+    (before,) = _each_row(tree.nodes, words, among_words, rows, nodes, below)
+    # What lies past the last row of a level is counted by the level above.
+    total = jnp.where(rows < words.size // FANOUT, before, 0)
+    for level in counts:
+        nodes, rows = rows, rows >> _SHIFT
+        (before,) = _each_row(tree.nodes, level, among_counts, rows, nodes)
+        total += jnp.where(rows < level.size // FANOUT, before, 0)
+    return total
 
 
 def _each_row(
     nodes: jax.Array,
-    start: int,
-    size: int,
+    level: Level,
     step: Callable[..., tuple[jax.Array, ...]],
     rows: jax.Array,
     *given: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """A step for each of a batch of rows of a level of `size` nodes, which begins at `start`.
+    """A step for each of a batch of rows of a level; for the last row where it has none of them.
 
     On CPU it is a loop: XLA makes one kernel of it as long as it looks at one level alone.
     """
+    last = level.size // FANOUT - 1
 
     def loop(nodes: jax.Array, rows: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
         def body(i: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            at = rows[i] * FANOUT + start
-            row = lax.dynamic_slice(nodes, (at,), (FANOUT,), allow_negative_indices=False)
-            made = step([row[child] for child in range(FANOUT)], rows[i], *(x[i] for x in given))
+            number = jnp.minimum(rows[i], last)
+            at = (level.start + number * FANOUT,)
+            row = lax.dynamic_slice(nodes, at, (FANOUT,), allow_negative_indices=False)
+            made = step([row[child] for child in range(FANOUT)], number, *(x[i] for x in given))
             return tuple(old.at[i].set(new) for old, new in zip(found, made, strict=True))
 
-        if size > _CACHED:
-            rows = _fetched(nodes, rows * FANOUT + start, rows)
+        if level.size > _CACHED:
+            rows = _fetched(nodes, level.start + jnp.minimum(rows, last) * FANOUT, rows)
         empty = [jnp.zeros_like(rows) for _ in jax.eval_shape(step, [rows] * FANOUT, rows, *given)]
         return lax.fori_loop(0, rows.shape[0], body, tuple(empty))
 
     def gather(nodes: jax.Array, rows: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
-        at = (rows * FANOUT + start)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
+        number = jnp.minimum(rows, last)
+        at = (level.start + number * FANOUT)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
         row = nodes.at[at].get(mode="promise_in_bounds")
-        return step([row[:, child] for child in range(FANOUT)], rows, *given)
+        return step([row[:, child] for child in range(FANOUT)], number, *given)
 
     return lax.platform_dependent(nodes, rows, *given, cpu=loop, default=gather)
 
@@ -206,26 +202,15 @@ def _fetched(nodes: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
     return after(rows, seen < 0)
 
 
-def _sizes(capacity: int) -> list[int]:
-    """How many nodes each level has, the words first, in whole rows."""
+def _levels(capacity: int) -> list[Level]:
+    """The levels from the bottom up: the words, and the counts above them, in whole rows."""
     nodes = -(-capacity // _BITS)
-    sizes = [rows_for(nodes) * FANOUT]
-    while nodes > TOP:
+    levels = [Level(0, rows_for(nodes) * FANOUT)]
+    while nodes >= FANOUT:
         nodes = rows_for(nodes)
-        sizes.append(rows_for(nodes) * FANOUT)
-    return sizes
-
-
-def _starts(capacity: int) -> list[int]:
-    """Where each level begins."""
-    sizes = _sizes(capacity)
-    return [sum(sizes[:level]) for level in range(len(sizes))]
-
-
-def _top_sums(tree: MarkTree) -> jax.Array:
-    """The running sums of the top."""
-    top = tree.nodes[_starts(tree.capacity)[-1] :].reshape(-1, FANOUT)
-    return running_sums(top if len(_sizes(tree.capacity)) > 1 else _ones(top))
+        below = levels[-1]
+        levels.append(Level(below.start + below.size, rows_for(nodes + 1) * FANOUT))
+    return levels
 
 
 def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

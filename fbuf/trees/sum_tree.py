@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _order, _rows
+from fbuf import _order
 from fbuf._ring import Span
 from fbuf.trees import _levels
 from fbuf.trees._levels import FANOUT, place, rows_for
@@ -106,7 +106,7 @@ def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
 
 def values(tree: SumTree, slots: jax.Array) -> jax.Array:
     """The values of slots, each of which must be in range: float32 `[B]`."""
-    return _rows.read(tree.leaves.reshape(-1), slots)
+    return _levels.read_leaves(tree.leaves, slots)
 
 
 def write(tree: SumTree, slots: jax.Array, new: jax.Array, stored: jax.Array) -> SumTree:
