@@ -11,8 +11,8 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
-test: $(READY)  ## Run the whole test suite.
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY)  ## Run the whole test suite, in two processes.
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .

@@ -106,12 +106,21 @@ ITEM = {
 }
 WITH_NEXT = {**ITEM, "next_observation": ITEM["observation"]}
 FRAME = {**ITEM, "observation": jax.ShapeDtypeStruct((84, 84), jnp.uint8)}
+GOALS = {**ITEM, "goal": ITEM["observation"], "achieved_goal": ITEM["observation"]}
+
+
+def reached(achieved: jax.Array, goal: jax.Array) -> jax.Array:
+    """The reward of a row that is given a goal."""
+    return jnp.all(achieved == goal)
+
+
 
 SAMPLERS: tuple[Any, ...] = (
     fbuf.Uniform(),
     fbuf.Prioritized(),
     fbuf.Uniform(window=4),
     fbuf.Prioritized(window=4),
+    fbuf.Uniform(window=4, by="episode"),
 )
 """The samplers of which the functions are compiled."""
 OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
@@ -120,6 +129,9 @@ VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
     (fbuf.NStep(5, 0.99), WITH_NEXT),
     (fbuf.Sequence(8, burn_in=2, bootstrap=1), ITEM),
     (fbuf.FrameStack(4), FRAME),
+    (fbuf.Transition(), FRAME),
+    (fbuf.Hindsight(reached), GOALS),
+    (fbuf.ReturnToGo(0.99), WITH_NEXT),
 )
 """The views that are sampled with, each with the item it is for."""
 UNDER_VIEWS: tuple[Any, ...] = (fbuf.Uniform(), fbuf.Prioritized())
@@ -326,16 +338,25 @@ def views(capacity: int, sampler: Any) -> Cases:
     key = jax.eval_shape(lambda: jax.random.key(0))
     found: Cases = {}
     for view, item in VIEWS:
-        state = jax.eval_shape(lambda item=item: fbuf.init(item, capacity, sampler=sampler))
+        next_of = getattr(view, "next_of", None)
+        state = jax.eval_shape(
+            lambda item=item, next_of=next_of: fbuf.init(
+                item, capacity, sampler=sampler, next_of=next_of
+            )
+        )
         sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)  # noqa: E731
         found[f"sample, {brief(view)}"] = sample, (state, key)
     return found
 
 
+def _named(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))
+
+
 def brief(value: Any) -> str:
     """A sampler or view as one would write it, without what is left at its default."""
     given = [
-        f"{field.name}={getattr(value, field.name)!r}"
+        f"{field.name}={_named(getattr(value, field.name))}"
         for field in dataclasses.fields(value)
         if getattr(value, field.name) != field.default
     ]

@@ -164,6 +164,7 @@ def add_from_torch(
     *,
     terminated: Any = None,
     truncated: Any = None,
+    next_observation: Any = None,
     priority: Any = None,
     mask: Any = None,
     time_major: bool = False,
@@ -184,6 +185,7 @@ def add_from_torch(
             are, here and below.
         terminated: As for `fbuf.add`.
         truncated: As for `fbuf.add`.
+        next_observation: As for `fbuf.add`.
         priority: As for `fbuf.add`.
         mask: As for `fbuf.add`.
         time_major: As for `fbuf.add`.
@@ -218,6 +220,7 @@ def add_from_torch(
         "items": items,
         "terminated": terminated,
         "truncated": truncated,
+        "next_observation": next_observation,
         "priority": priority,
         "mask": mask,
         "alpha": alpha,

@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf import _ring
+from fbuf import _check, _ring
 from fbuf._ring import Ring, Span
 
 
@@ -64,6 +64,14 @@ def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
     earlier = jnp.arange(window.length, dtype=jnp.int32)[None]
     starts = _ring.later(ring, jnp.minimum(slots, ring.capacity - 1)[:, None], -earlier)
     return jnp.where(slots[:, None] < ring.capacity, starts, ring.capacity).reshape(-1)
+
+
+def check_options(sampler: str, window: object, stride: object, starts: object) -> None:
+    """Refuse what says no window."""
+    for name, value in (("window", window), ("stride", stride)):
+        _check.positive_int(sampler, name, value, 2**31 - 1)
+    if starts not in ("any", "first"):
+        raise ValueError(f"fbuf.{sampler}: starts must be 'any' or 'first', got {starts!r}")
 
 
 def check(sampler: str, ring: Ring, window: Window) -> None:

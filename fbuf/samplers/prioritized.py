@@ -111,15 +111,13 @@ class Prioritized:
             ("new_priority", ("largest", "largest_ever")),
             ("normalize", ("batch", "buffer")),
             ("draws", ("independent", "stratified")),
-            ("starts", ("any", "first")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"fbuf.Prioritized: {name} must be one of {allowed}, "
                     f"got {getattr(self, name)!r}"
                 )
-        for name in ("window", "stride"):
-            _check.positive_int("Prioritized", name, getattr(self, name), 2**31 - 1)
+        _starts.check_options("Prioritized", self.window, self.stride, self.starts)
 
     @property
     def follows_episodes(self) -> bool:

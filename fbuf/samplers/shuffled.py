@@ -8,7 +8,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _permutation, _start_index, _starts
 from fbuf.samplers._protocol import Draw
@@ -61,10 +60,7 @@ class Shuffled:
     starts: Literal["any", "first"] = "any"
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride"):
-            _check.positive_int("Shuffled", name, getattr(self, name), 2**31 - 1)
-        if self.starts not in ("any", "first"):
-            raise ValueError(f"fbuf.Shuffled: starts must be 'any' or 'first', got {self.starts!r}")
+        _starts.check_options("Shuffled", self.window, self.stride, self.starts)
 
     @property
     def follows_episodes(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits, _runs, _start_index, _starts
 from fbuf.samplers._protocol import Draw
@@ -70,12 +69,9 @@ class Uniform:
     starts: Literal["any", "first"] = "any"
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride"):
-            _check.positive_int("Uniform", name, getattr(self, name), 2**31 - 1)
+        _starts.check_options("Uniform", self.window, self.stride, self.starts)
         if self.by not in ("start", "episode"):
             raise ValueError(f"fbuf.Uniform: by must be 'start' or 'episode', got {self.by!r}")
-        if self.starts not in ("any", "first"):
-            raise ValueError(f"fbuf.Uniform: starts must be 'any' or 'first', got {self.starts!r}")
 
     @property
     def follows_episodes(self) -> bool:
