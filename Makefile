@@ -21,7 +21,7 @@ lint: $(READY)  ## Check style and types.
 
 docs: $(READY)  ## Build the site into site/.
 	$(BIN)/python docs/pictures.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
 	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)

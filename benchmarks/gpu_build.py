@@ -114,7 +114,6 @@ def reached(achieved: jax.Array, goal: jax.Array) -> jax.Array:
     return jnp.all(achieved == goal)
 
 
-
 SAMPLERS: tuple[Any, ...] = (
     fbuf.Uniform(),
     fbuf.Prioritized(),

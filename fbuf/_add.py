@@ -72,7 +72,7 @@ def add(
 
     Cost: O(B log N) time and O(B) memory, whatever is stored.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
         >>> state = fbuf.add(state, {"x": jnp.ones((3, 2))}, terminated=jnp.array([0, 0, 1], bool))

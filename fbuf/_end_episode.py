@@ -42,7 +42,7 @@ def end_episode(
 
     Cost: O(num_envs).
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
         >>> state = fbuf.add(fbuf.end_episode(state), jnp.arange(1.0))

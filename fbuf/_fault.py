@@ -22,7 +22,7 @@ from fbuf._state import Item, State
 class Fault(enum.IntFlag):
     """The bits of `State.fault`. Once set, a bit stays until `fbuf.clear`.
 
-    Example:
+    Examples:
         >>> import fbuf
         >>> fbuf.Fault(3)
         <Fault.BAD_PRIORITY|ID_OUT_OF_RANGE: 3>
@@ -87,7 +87,7 @@ def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> Non
             Also if `state` has been consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init(jnp.zeros(3), capacity=8)
         >>> fbuf.raise_on_fault(state)

@@ -52,7 +52,9 @@ def init(
             `next_observation`, and `fbuf.Transition` and `fbuf.NStep` give it back, read from the
             following row instead of stored twice.
         max_ends: Of how many ends of episodes to keep what they led to, which no following row has.
-            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few.
+            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few. All
+            environments share them: one that lies still keeps its rows, but loses its ends to those
+            of the others.
 
     Returns:
         The state: zeros, and no row that can be drawn.
@@ -63,7 +65,7 @@ def init(
         TypeError: If a leaf cannot be stored as it is: 64-bit with 64-bit types off, a PRNG key,
             or no array at all.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> item = {"obs": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
         >>> state = fbuf.init(item, capacity=1000, sampler=fbuf.Prioritized(alpha=0.6))
@@ -150,7 +152,7 @@ def nbytes(
         ValueError: As `fbuf.init`.
         TypeError: As `fbuf.init`.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> frame = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
         >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"

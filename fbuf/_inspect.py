@@ -24,7 +24,7 @@ def size(state: State[Any]) -> jax.Array:
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> int(fbuf.size(fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))))
         2
@@ -34,6 +34,8 @@ def size(state: State[Any]) -> jax.Array:
 
 def can_sample(state: State[Any]) -> jax.Array:
     """Whether there is any row to draw: one that is stored, and of a priority above 0.
+
+    With a window it takes a row from which so many steps are there.
 
     It says nothing about how many: wait for `fbuf.size(state) >= 1000` or the like to warm up.
 
@@ -46,7 +48,7 @@ def can_sample(state: State[Any]) -> jax.Array:
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> bool(fbuf.can_sample(fbuf.init(jnp.zeros(()), capacity=2)))
         False
@@ -61,14 +63,15 @@ def stats(state: State[Any]) -> dict[str, jax.Array]:
         state: The buffer; never consumed.
 
     Returns:
-        `size`, `capacity`, `removed` (rows taken out and not yet overwritten), `fault` (bits of
-        `fbuf.Fault`), and what the sampler adds: for `Prioritized` the sum of all stored
-        priorities and the one a new row would get.
+        `size`, `capacity`, `removed` (rows taken out and not yet overwritten, dummies included),
+        `fault` (bits of `fbuf.Fault`), and what the sampler adds: with a window how many `starts`
+        there are, by episode how many `episodes` with one, and for `Prioritized` the sum of all
+        stored priorities and the one a new row would get.
 
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))
         >>> {name: int(figure) for name, figure in fbuf.stats(state).items()}

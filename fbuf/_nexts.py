@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fbuf import _order, _ring, _rows, _storage
 from fbuf._fault import Fault, bits_where
-from fbuf._ring import TERMINATED, TRUNCATED, Ring, Span
+from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring, Span
 from fbuf._storage import Storage
 
 
@@ -110,7 +110,9 @@ def _keep(
     place = _rows.write(nexts.place, slots, jnp.where(kept, where, -1))
     # Someone else's, whose row is still there and looks for it here.
     looks = place.at[jnp.maximum(before, 0)].get(mode="promise_in_bounds") == where
-    robbed = kept & (before >= 0) & (before != slots) & looks & _ring.holds(ring, before)
+    there = _ring.holds(ring, before)
+    there &= _rows.read(ring.flags, jnp.maximum(before, 0)) & REMOVED == 0
+    robbed = kept & (before >= 0) & (before != slots) & looks & there
     own = jnp.where(newest, slots % lanes, where)
     return (
         dataclasses.replace(

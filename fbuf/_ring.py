@@ -42,7 +42,7 @@ class Ids:
         slot: int32 in `[0, capacity)`, or -1 for "no row".
         generation: int32; which lap of the ring wrote the row. Only equality means anything.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.ones(1))
         >>> fbuf.sample(state, jax.random.key(0), 2).ids

@@ -49,7 +49,7 @@ def sample(
 
     Cost: uniform O(B), prioritised O(B log N), and the gather of B rows.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=100)
         >>> state = fbuf.add(state, {"x": jnp.ones((10, 2))})

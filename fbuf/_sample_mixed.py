@@ -10,6 +10,7 @@ from typing import Any, Generic
 
 import chex
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from fbuf import _check
@@ -32,7 +33,7 @@ class MixedSample(Generic[Item]):
         source: int32 `[batch_size]`; the number of the buffer each draw is from.
         counts: How many draws are from each buffer; static.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> both = [fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.full(4, n)) for n in (5, 6)]
         >>> mixed = fbuf.sample_mixed([(both[0], 0.25), (both[1], 0.75)], jax.random.key(0), 4)
@@ -88,7 +89,7 @@ def sample_mixed(
 
     Cost: that of `fbuf.sample` for each.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> offline = fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.int32([1, 1]))
         >>> online = fbuf.init(jnp.int32(0), 4, sampler=fbuf.Prioritized())
@@ -105,7 +106,8 @@ def sample_mixed(
     beta = _check.exponent("sample_mixed", "beta", beta)
     states, shares = _taken_apart(sources)
     for state in states:
-        refuse_consumed("sample_mixed", state)
+        if not isinstance(state.fault, jax.core.Tracer):
+            refuse_consumed("sample_mixed", state)
     return _draw_all(states, key, beta, counts=_counts(shares, batch_size), view=view)
 
 

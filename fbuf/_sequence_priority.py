@@ -41,7 +41,7 @@ def sequence_priority(
 
     Cost: O(B T).
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> error = jnp.array([[9.0, 1.0, 3.0], [9.0, 2.0, 0.0]])
         >>> learn = jnp.array([[False, True, True], [False, True, False]])

@@ -33,7 +33,7 @@ class State(Generic[Item]):
         fault: uint32 bits of `fbuf.Fault`, sticky.
         sampler: Which rows may be drawn and how likely; static.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init({"obs": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
         >>> state.storage.rows()["obs"].shape, state.capacity
@@ -68,7 +68,7 @@ class Sample(Generic[Item]):
         terminated: `[B]` bool; the episode ended by itself at this row.
         truncated: `[B]` bool; the episode was cut off after this row.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
         >>> sample = fbuf.sample(state, jax.random.key(0), 2)

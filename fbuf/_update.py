@@ -55,7 +55,7 @@ def update_priority(
 
     Cost: O(B log N) time, O(B) memory.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init(jnp.zeros(()), capacity=4, sampler=fbuf.Prioritized())
         >>> state = fbuf.add(state, jnp.arange(4.0))
@@ -97,7 +97,7 @@ def remove(
 
     Cost: O(B log N) time, O(B) memory; sorts ids when B > 1024, else compares them in pairs.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(4.0))
         >>> state = fbuf.remove(state, fbuf.sample(state, jax.random.key(0), 1).ids)
@@ -121,11 +121,11 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Cost: O(1): the memory is left as it is, and cleared as it is written again. With
-    `lockstep=False`, and where episodes are drawn, the sampler's index is zeroed; with `next_of`
-    the names of `max_ends` rows.
+    Cost: the rows are left as they are, and so is the sampler's index: O(1). But with
+    `lockstep=False`, and where episodes are drawn, the index is zeroed, and with `next_of` the
+    names of `max_ends` rows.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(4.0))
         >>> int(fbuf.size(fbuf.clear(state)))

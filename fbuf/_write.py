@@ -35,7 +35,8 @@ def write(
             that name no row are passed over.
         fields: What to write: the name of a field (`"a.b"` for one inside another) to its values,
             a tree like the field's with the shape of `ids` before that of the field. Fields that
-            are not named stay as they are. Shapes are never broadcast and dtypes never cast.
+            are not named stay as they are; of the field `next_of` names, what a row is given is
+            also what the row before it led to. Shapes are never broadcast and dtypes never cast.
         mask: bool, shaped like `ids`; entries to apply. None is all.
         donate: As for `fbuf.add`.
 
@@ -53,7 +54,7 @@ def write(
 
     Cost: O(B) time and memory; the narrow fields of a row are read and written together.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"x": jnp.zeros(()), "value": jnp.zeros(())}, capacity=4)
         >>> state = fbuf.add(state, {"x": jnp.ones(1), "value": jnp.zeros(1)})

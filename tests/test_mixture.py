@@ -98,10 +98,10 @@ def buffers():
 
 def test_a_batch_from_several_buffers(run):
     plain, per, apart = buffers()
-    mix = lambda key: fbuf.sample_mixed(  # noqa: E731
-        [(plain, 2), (per, 1), (apart, 1)], key, 400, beta=1.0
+    mix = lambda states, key: fbuf.sample_mixed(  # noqa: E731
+        list(zip(states, (2, 1, 1), strict=True)), key, 400, beta=1.0
     )
-    mixed = (jax.jit(mix) if "jit" in run.way else mix)(jax.random.key(0))
+    mixed = (jax.jit(mix) if "jit" in run.way else mix)((plain, per, apart), jax.random.key(0))
     sample = mixed.sample
     assert mixed.counts == (200, 100, 100)
     np.testing.assert_array_equal(mixed.source, [0] * 200 + [1] * 100 + [2] * 100)

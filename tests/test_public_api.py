@@ -17,7 +17,7 @@ HEAVY = ("torch", "gymnax", "gymnasium", "optax", "flax")
 
 @pytest.mark.parametrize("name", fbuf.__all__)
 def test_every_name_is_documented_with_an_example(name):
-    assert "Example:" in inspect.getdoc(getattr(fbuf, name))
+    assert "Examples:" in inspect.getdoc(getattr(fbuf, name))
     assert f"::: fbuf.{name}\n" in (ROOT / "docs" / "api.md").read_text() + "\n"
 
 

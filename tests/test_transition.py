@@ -226,6 +226,17 @@ def test_hindsight_has_it_too():
     np.testing.assert_array_equal(data.item["goal"], np.where(at < 2, 1, 4))
 
 
+def test_the_end_of_a_removed_row_is_no_loss():
+    state = fbuf.init({"observation": jnp.int32(0)}, 8, next_of="observation", max_ends=1)
+    row, end = {"observation": jnp.int32([1])}, jnp.ones(1, bool)
+    state = fbuf.add(state, row, next_observation=jnp.int32([2]), truncated=end)
+    state = fbuf.remove(state, fbuf.Ids(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    state = fbuf.add(state, row, next_observation=jnp.int32([2]), truncated=end)
+    assert int(state.fault) == 0
+    state = fbuf.add(state, row, next_observation=jnp.int32([2]), truncated=end)
+    assert fbuf.Fault(int(state.fault)) == fbuf.Fault.LOST_NEXT
+
+
 @pytest.mark.parametrize(
     "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, GAMMA, next_of="observation")]
 )

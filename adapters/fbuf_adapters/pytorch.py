@@ -64,7 +64,7 @@ _ALIGNMENT = 64
 class InteropError(TypeError):
     """A leaf cannot cross as asked: the message names it, says why, and what to do.
 
-    Example:
+    Examples:
         >>> from fbuf_adapters import pytorch
         >>> pytorch.to_torch({"reward": 1.0})
         Traceback (most recent call last):
@@ -106,7 +106,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 
     Cost: a few microseconds a leaf; with `copy`, the copy.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> from fbuf_adapters import pytorch
         >>> state = fbuf.add(fbuf.init({"x": jnp.zeros(2)}, capacity=4), {"x": jnp.ones((3, 2))})
@@ -148,7 +148,7 @@ def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
 
     Cost: about 30 microseconds a leaf, and the copy.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from fbuf_adapters import pytorch
         >>> pytorch.from_torch({"action": torch.tensor([1, 2])}, narrow=True)
@@ -205,7 +205,7 @@ def add_from_torch(
 
     Cost: that of `fbuf.add`, waiting for it, and 2 microseconds a leaf on CPU.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp, torch
         >>> from fbuf_adapters import pytorch
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)

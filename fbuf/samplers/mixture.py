@@ -46,13 +46,13 @@ class Mixture:
         priorities: How the draws by priority are made, and what `window`, `stride` and `starts` are
             for all of them. Of its options `normalize` and `draws` do not matter here.
 
-    Cost: as `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.6 bytes a row.
+    Cost: as `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.7 bytes a row.
 
     Raises:
         ValueError: If a share is negative or not finite, or all are 0, or `recent_rows` is below 1.
         TypeError: If `priorities` is no `fbuf.Prioritized`, or a number is none.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> sampler = fbuf.Mixture(uniform=0.5, recent=0.5, prioritized=0.0, recent_rows=2)
         >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=sampler)

@@ -69,7 +69,7 @@ class Prioritized:
         ValueError: If an argument is out of its range.
         TypeError: If a number is traced: these are static, see `alpha` and `beta` above.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
         >>> state = fbuf.init(jnp.zeros(()), capacity=100, sampler=sampler)

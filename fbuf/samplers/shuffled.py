@@ -42,7 +42,7 @@ class Shuffled:
             `step`, or is given priorities.
         TypeError: If `window` or `stride` is no int.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Shuffled())
         >>> state = fbuf.add(state, jnp.arange(5, dtype=jnp.int32))

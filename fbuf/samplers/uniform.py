@@ -57,7 +57,7 @@ class Uniform:
         ValueError: If an argument is out of its range.
         TypeError: If `window` or `stride` is no int.
 
-    Example:
+    Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> fbuf.init(jnp.zeros(3), capacity=100, sampler=fbuf.Uniform(window=4)).sampler
         Uniform(window=4, by='start', stride=1, starts='any')
@@ -80,8 +80,7 @@ class Uniform:
 
     @property
     def _window(self) -> Window:
-        window = Window(self.window, self.stride, self.starts == "first")
-        return dataclasses.replace(window, episodes=self.by == "episode")
+        return Window(self.window, self.stride, self.starts == "first", self.by == "episode")
 
     def init(self, ring: Ring) -> UniformIndex:
         """No start."""

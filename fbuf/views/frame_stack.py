@@ -34,7 +34,7 @@ class FrameStack:
     Raises:
         ValueError: If `k` is out of range; when traced, if the items have no such field.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"obs": jnp.int32(0)}, capacity=8, sampler=fbuf.Uniform(window=2))
         >>> state = fbuf.add(state, {"obs": jnp.array([5, 6, 7], jnp.int32)})

@@ -30,7 +30,7 @@ class HindsightStep:
         relabelled: bool `[B]`; which rows are. The others are as they were added.
         next: With `next_of` what the row's step led to, as by `fbuf.Transition`; None without.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> row = {"goal": jnp.int32(9), "achieved_goal": jnp.int32(4), "reward": 0.0}
         >>> state = fbuf.add(fbuf.init(row, capacity=8), row)
@@ -92,7 +92,7 @@ class Hindsight:
         TypeError: If `reward_fn` cannot be called or hashed, `ratio` is no number, or `fields` no
             tuple of names.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> def reached(achieved, goal):
         ...     return jnp.where(jnp.all(achieved == goal), 0.0, -1.0)

@@ -26,7 +26,7 @@ class Item:
         TypeError: If `fields` is no tuple of names.
         ValueError: When traced, if the items lack one of them.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.full(1, 7.0))
         >>> fbuf.sample(state, jax.random.key(0), 2, view=fbuf.Item()).data

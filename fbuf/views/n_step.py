@@ -29,7 +29,7 @@ class NStepTransition:
         steps: int32 `[B]`; k, how many steps there were: n, or fewer at the end of an episode or
             at the newest row.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> rows = {"reward": jnp.ones(1), "next_observation": jnp.ones(1)}
         >>> state = fbuf.init(jax.tree.map(lambda x: x[0], rows), capacity=8)
@@ -72,7 +72,7 @@ class NStep:
         ValueError: If `n` or `gamma` is out of range; when traced, if the items have no such
             fields, or the reward is not one real number.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> item = {"reward": jnp.zeros(()), "next_observation": jnp.zeros(())}
         >>> state = fbuf.init(item, capacity=8, sampler=fbuf.Uniform(starts="first"))

@@ -29,7 +29,7 @@ class ReturnToGoStep:
         complete: bool `[B]`; that one ends the episode. False while the episode is still open, or
             if a row before its end was removed: then rewards are missing.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init({"reward": 0.0}, capacity=8), {"reward": jnp.full(1, 3.0)})
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.ReturnToGo(gamma=0.5))
@@ -65,7 +65,7 @@ class ReturnToGo:
             the reward is not one real number.
         TypeError: If `gamma` is no number, or `fields` no tuple of names.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"reward": 0.0}, capacity=8, sampler=fbuf.Uniform(starts="first"))
         >>> ends = jnp.array([False, False, True])

@@ -28,7 +28,7 @@ class SequenceSteps:
         first: bool `[B, T]`; it is known to be the first step of an episode.
         state: The field `state` of the first step alone, leaves `[B, ...]`; None if none is named.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.int32(0), capacity=8), jnp.array([7], jnp.int32))
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Sequence(length=3))
@@ -74,7 +74,7 @@ class Sequence:
         ValueError: If an argument is out of its range; when traced, if `boundary="stop"` and the
             sampler's window is shorter, or the items have no such field.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Uniform(window=3))
         >>> state = fbuf.add(state, jnp.array([7, 8, 9], jnp.int32))

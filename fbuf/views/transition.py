@@ -22,7 +22,7 @@ class ItemAndNext:
         item: The row itself, as it was added; leaves `[B, ...]`.
         next: What its step led to: a tree like the field `next_of`, leaves `[B, ...]`.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"observation": jnp.int32(0)}, capacity=8, next_of="observation")
         >>> rows, led_to = {"observation": jnp.int32([5])}, jnp.int32([6])
@@ -55,7 +55,7 @@ class Transition:
     Raises:
         ValueError: When traced, if the buffer was not made with this `next_of`.
 
-    Example:
+    Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"observation": jnp.int32(0)}, capacity=8, next_of="observation")
         >>> rows, led_to = {"observation": jnp.int32([1, 2])}, jnp.int32([2, 3])
