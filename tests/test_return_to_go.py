@@ -56,11 +56,11 @@ def test_reach_of_long_episodes(lanes, seed, steps, often):
     """Rings of 300 steps, so that episodes end everywhere in a chunk, in any turn of the loop."""
     rng, length = np.random.default_rng(seed), 300
     size = length * lanes
-    flags = rng.choice([0, 1, 2, 4, 20], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
-    flags |= rng.choice([0, 8], size).astype(np.uint8)
-    ring = fbuf._ring.empty(size, lanes, "same_step", follow=False)
+    flags = rng.choice([0, 1, 2, 4, 12], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
+    flags |= rng.choice([0, 16], size).astype(np.uint8)  # a bit that means nothing
+    ring = fbuf._ring.empty(size, lanes, True, "same_step", follow=False)
     head, stored = steps % length * lanes, min(steps, length) * lanes
-    cursor = jnp.array([head, steps // length, stored], jnp.int32)
+    cursor = jnp.array([[head], [steps // length], [stored]], jnp.int32)
     ring = dataclasses.replace(ring, cursor=cursor, flags=jnp.asarray(flags))
     slots = rng.integers(0, size, 64)
     ahead, behind = (np.asarray(x) for x in reaches()(ring, jnp.asarray(slots, jnp.int32)))
@@ -82,8 +82,8 @@ def test_reach_of_long_episodes(lanes, seed, steps, often):
 
 @pytest.mark.parametrize("rows", [1, 2, *range(31, 36), *range(63, 68)])
 def test_a_removed_row_at_the_edge_of_a_chunk(rows):
-    ring = fbuf._ring.empty(300, 1, "same_step", follow=False)
-    ring = dataclasses.replace(ring, cursor=jnp.array([rows, 0, rows], jnp.int32))
+    ring = fbuf._ring.empty(300, 1, True, "same_step", follow=False)
+    ring = dataclasses.replace(ring, cursor=jnp.array([[rows], [0], [rows]], jnp.int32))
     for removed, expected in ((rows, (rows - 1, 0)), (rows - 1, (max(rows - 2, 0), 0))):
         flags = jnp.zeros(300, jnp.uint8).at[removed].set(4)
         found = reaches()(dataclasses.replace(ring, flags=flags), jnp.zeros(1, jnp.int32))
@@ -176,8 +176,8 @@ def not_copied(view, order, seeds):
     step = sample_remove_add
     if order == "add, sample":
         step = windows(view, then_remove=False)
-    small, aliased_small = memory(step, fbuf.Uniform(), 2**14, seeds)
-    large, aliased_large = memory(step, fbuf.Uniform(), 2**18, seeds)
+    small, aliased_small = memory(step, fbuf.Uniform(), {}, 2**14, seeds)
+    large, aliased_large = memory(step, fbuf.Uniform(), {}, 2**18, seeds)
     assert aliased_small == aliased_large == 0
     assert large - small < 60_000 * max(seeds, 1)
 

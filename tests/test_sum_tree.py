@@ -110,6 +110,7 @@ def test_both_forms_give_the_same_bits(monkeypatch):
             always,
             always,
             None,
+            jnp.int32([100]),
             100,
         )
         tree = sum_tree.write_span(tree, span, jnp.ones(100), jnp.int32(5000))
