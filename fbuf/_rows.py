@@ -29,6 +29,8 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
 
     rows_shape = (slots.shape[0], *leaf.shape[1:])
     row_bytes = leaf.dtype.itemsize * (leaf.size // leaf.shape[0])
+    if slots.shape[0] == 0:
+        return jnp.zeros(rows_shape, leaf.dtype)
     if slots.shape[0] == 1:
         # A single row XLA would read again wherever it is used, also after the array is written,
         # and would copy the whole array to be able to.
