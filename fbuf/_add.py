@@ -125,6 +125,12 @@ def _write(
 
     led_to = None
     if state.nexts is not None:
+        if next_observation is None:
+            raise ValueError(
+                f"fbuf.add: next_observation is missing: the buffer was made with "
+                f"next_of={state.nexts.field!r}, and reads what a step led to from the following "
+                "row; give what these rows led to"
+            )
         item = state.nexts.rows.item
         led_to, its_lead = _check.items(
             "add", item, next_observation, num_envs, time_major, "next_observation"

@@ -52,9 +52,8 @@ def init(
             `next_observation`, and `fbuf.Transition` and `fbuf.NStep` give it back, read from the
             following row instead of stored twice.
         max_ends: Of how many ends of episodes to keep what they led to, which no following row has.
-            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few. All
-            environments share them: one that lies still keeps its rows, but loses its ends to those
-            of the others.
+            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few. With
+            `lockstep=False` every environment has its share of them.
 
     Returns:
         The state: zeros, and no row that can be drawn.
@@ -95,12 +94,15 @@ def init(
         raise ValueError(
             f"fbuf.init: autoreset must be one of {get_args(Autoreset)}, got {autoreset!r}"
         )
+    choice: Any = lockstep
+    if not isinstance(choice, bool):
+        raise TypeError(f"fbuf.init: lockstep must be True or False, got {choice!r}")
     if not lockstep and num_envs is None:
         raise ValueError(
             "fbuf.init: lockstep=False gives each environment a head of its own, but there is no "
             "num_envs; say how many environments there are"
         )
-    ring = _ring.empty(capacity, num_envs, bool(lockstep), autoreset, sampler.follows_episodes)
+    ring = _ring.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
     storage, nexts = _storage.empty(specs, capacity), None
     if next_of is not None:
         ends = max(capacity // 16, ring.lanes)

@@ -3,7 +3,8 @@
 The observation a step led to is the one the following step began with, and lies in the following
 row: to store it a second time would double the memory. In two places that row does not have it: at
 the end of an episode, where it belongs to the next one, and at the newest row. Those are kept in a
-store of their own, a row for each lane and a ring for the ends of episodes.
+store of their own, a row for each lane and a ring for the ends of episodes; where each lane has a
+head of its own, it has a ring of its own, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Nexts:
         owner: int32 `[lanes + ends]`; the slot of the row an end belongs to, -1 for none.
         place: int32 `[capacity]`; where in `rows` that of a row lies which ended an episode, -1 for
             nowhere. That it lies there still, the owner tells.
-        cursor: int32 scalar in `[0, ends)`; where the next end goes.
+        cursor: int32 `[heads]`; where in the ring of a head the next end goes.
         field: The name of the field; static.
     """
 
@@ -43,7 +44,8 @@ class Nexts:
 
 
 def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> Nexts:
-    """Nothing kept, with room for so many ends."""
+    """Nothing kept, with room for so many ends, or a few more: as many for each head."""
+    ends = -(-ends // ring.heads) * ring.heads
     leaves, tree = jax.tree.flatten(_storage.find("init", "next_of", storage, field))
     specs = [storage.fields[leaf] for leaf in leaves]
     item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
@@ -51,7 +53,7 @@ def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> Nexts:
         rows=_storage.empty(jax.tree.unflatten(tree, item), ring.lanes + ends),
         owner=jnp.full(ring.lanes + ends, -1, jnp.int32),
         place=jnp.zeros(ring.capacity, jnp.int32),
-        cursor=jnp.int32(0),
+        cursor=jnp.zeros(ring.heads, jnp.int32),
         field=field,
     )
 
@@ -97,13 +99,16 @@ def _keep(
     nexts: Nexts, ring: Ring, slots: jax.Array, ends: jax.Array, newest: jax.Array, led_to: Any
 ) -> tuple[Nexts, jax.Array]:
     """Keep what rows at `[B]` slots led to that end an episode, or are the newest of their lane."""
-    room, lanes = nexts.owner.shape[0] - ring.lanes, ring.lanes
-    running = jnp.cumsum(ends, dtype=jnp.int32)
+    lanes, heads = ring.lanes, ring.heads
+    nowhere = nexts.owner.shape[0]
+    room = (nowhere - lanes) // heads
+    running = jnp.cumsum(ends.reshape(-1, heads), axis=0, dtype=jnp.uint32)
     rank, count = running - 1, running[-1]
-    kept = ends & (count - rank <= room)
-    where = lanes + (nexts.cursor.astype(jnp.uint32) + rank.astype(jnp.uint32)) % jnp.uint32(room)
-    nowhere = lanes + room
-    where = jnp.where(kept, where.astype(jnp.int32), nowhere)
+    kept = ends & (count - rank <= room).reshape(-1)
+    cursor = nexts.cursor.astype(jnp.uint32)
+    first = lanes + room * jnp.arange(heads, dtype=jnp.int32)
+    where = first + ((cursor + rank) % jnp.uint32(room)).astype(jnp.int32)
+    where = jnp.where(kept, where.reshape(-1), nowhere)
     before = _rows.read(nexts.owner, jnp.minimum(where, nowhere - 1))
     # What is overwritten has been read by then.
     owner = _rows.write(nexts.owner, _order.after(where, _order.never(before)), slots)
@@ -120,7 +125,7 @@ def _keep(
             rows=_storage.write(nexts.rows, own, led_to),
             owner=owner,
             place=place,
-            cursor=((nexts.cursor.astype(jnp.uint32) + count) % jnp.uint32(room)).astype(jnp.int32),
+            cursor=((cursor + count) % jnp.uint32(room)).astype(jnp.int32),
         ),
         bits_where(robbed | (ends & ~kept), Fault.LOST_NEXT),
     )

@@ -352,7 +352,7 @@ def full(ring: Ring, slots: jax.Array) -> jax.Array:
 
 def count(ring: Ring) -> jax.Array:
     """How many rows are stored, removed ones included. int32 scalar."""
-    return jnp.sum(ring.stored)
+    return jnp.sum(ring.stored, dtype=jnp.int32)
 
 
 def generation_of(ring: Ring, slots: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from fbuf._eager import refuse_consumed
 from fbuf._ring import Ids
 from fbuf._sample import drawn
 from fbuf._state import Item, Sample, State
+from fbuf.samplers.shuffled import Shuffled
 from fbuf.views._protocol import View
 from fbuf.views.item import Item as ItemView
 
@@ -83,7 +84,7 @@ def sample_mixed(
 
     Raises:
         ValueError: When traced, if there are no sources, a share is not above 0, the items differ,
-            or a buffer would get no draw.
+            a buffer draws by `fbuf.Shuffled`, or would get no draw.
         TypeError: When traced, if a source is no pair of a state and a Python number.
         RuntimeError: If a state has been consumed.
 
@@ -132,7 +133,12 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
             )
         if not (math.isfinite(share) and share > 0):
             raise ValueError(f"fbuf.sample_mixed: a share must be above 0, got {share}")
-        if state.storage.item != states[0].storage.item if states else False:
+        if isinstance(state.sampler, Shuffled):
+            raise ValueError(
+                "fbuf.sample_mixed: a source draws by fbuf.Shuffled, whose batches are numbered; "
+                "draw from it with fbuf.sample(..., step=i)"
+            )
+        if states and not _alike(state, states[0]):
             raise ValueError(
                 "fbuf.sample_mixed: all buffers must hold the same items, got "
                 f"{states[0].storage.item} and {state.storage.item}"
@@ -140,6 +146,12 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
         states.append(state)
         shares.append(float(share))
     return states, shares
+
+
+def _alike(one: State[Any], other: State[Any]) -> bool:
+    """Whether two buffers hold the same items."""
+    a, b = one.storage, other.storage
+    return a.fields == b.fields and a.tree == b.tree
 
 
 def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ class Sample(Generic[Item]):
         ids: Which rows these are; hand them to `update_priority` and `remove`.
         probability: `[B]` float32; how likely one draw was to be this row.
         weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
-        mask: `[B]` bool; False where there was nothing to draw.
+        mask: `[B]` bool; False where there was nothing to draw, or the view could not make of a row
+            what it is for, as its next observation is lost (see `fbuf.Transition`).
         terminated: `[B]` bool; the episode ended by itself at this row.
         truncated: `[B]` bool; the episode was cut off after this row.
 

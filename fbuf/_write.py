@@ -64,6 +64,11 @@ def write(
         5.0
     """
     _check.is_ids("write", ids)
+    given: Any = fields
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"fbuf.write: fields must be a dict of names to values, got {type(given).__name__}"
+        )
     return _write(donate, state, ids, dict(fields), mask)
 
 

@@ -230,26 +230,52 @@ def test_a_traced_exponent_that_cannot_be_right_does_no_harm(bad):
     np.testing.assert_array_equal(trees.values(state.index.tree)[3:6], 4)
 
 
-def test_everything_works_with_64_bit_types_and_strict_promotion():
+WINDOW = fbuf.Prioritized(window=2)
+EVERYTHING = [
+    (fbuf.Prioritized(), {}, fbuf.Sequence(2)),
+    (fbuf.Prioritized(window=2, draws="stratified", normalize="buffer"), {}, fbuf.NStep(2, 0.9)),
+    (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, "x")),
+    (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
+    (fbuf.Uniform(window=2, by="episode"), {"lockstep": False}, fbuf.Sequence(2)),
+    (fbuf.Uniform(), {"next_of": "x"}, fbuf.Transition("x")),
+    (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, 0.9, next_of="x")),
+    (fbuf.Shuffled(window=2), {}, fbuf.Hindsight(jnp.equal, goal="x", achieved="x")),
+    (fbuf.Mixture(1, 1, 1, priorities=WINDOW), {}, fbuf.Item(fields=("x",))),
+]
+
+
+@pytest.mark.parametrize(("sampler", "options", "view"), EVERYTHING)
+def test_everything_works_with_64_bit_types_and_strict_promotion(sampler, options, view):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
-        for sampler in (
-            fbuf.Prioritized(),
-            fbuf.Prioritized(window=2, draws="stratified", normalize="buffer"),
-            fbuf.Uniform(),
-            fbuf.Uniform(window=2),
-        ):
-            item = {"x": jnp.zeros((), jnp.float32), "y": jnp.zeros((), jnp.float64)}
-            state = fbuf.init(item, 40, num_envs=2, sampler=sampler)
-            rows = jax.tree.map(lambda x: jnp.ones((2, 5), x.dtype), item)
-            state = fbuf.add(state, rows, terminated=jnp.zeros((2, 5), bool))
-            batch = fbuf.sample(state, jax.random.key(0), 4, view=fbuf.Sequence(2))
-            if isinstance(sampler, fbuf.Prioritized):
+        item = {
+            "x": jnp.zeros((), jnp.float32),
+            "y": jnp.zeros((), jnp.float64),
+            "reward": jnp.zeros((), jnp.float32),
+            "next_observation": jnp.zeros((), jnp.float32),
+        }
+        state = fbuf.init(item, 40, num_envs=2, sampler=sampler, **options)
+        rows = jax.tree.map(lambda x: jnp.ones((2, 5), x.dtype), item)
+        more = {"next_observation": rows["x"]} if "next_of" in options else {}
+        if not options.get("lockstep", True):
+            more["mask"] = jnp.ones((2, 5), bool)
+        step = {"step": 3} if isinstance(sampler, fbuf.Shuffled) else {}
+
+        def turn(state, key):
+            state = fbuf.add(state, rows, terminated=jnp.zeros((2, 5), bool), **more)
+            batch = fbuf.sample(state, key, 4, view=view, **step)
+            if isinstance(sampler, fbuf.Prioritized | fbuf.Mixture):
                 state = fbuf.update_priority(state, batch.ids, batch.weight)
             state = fbuf.write(state, batch.ids, {"y": jnp.ones(4, jnp.float64)})
-            state = fbuf.remove(state, batch.ids)
-            assert batch.data.item["y"].dtype == jnp.float64
-            assert batch.weight.dtype == jnp.float32
-            fbuf.raise_on_fault(state)
+            state = fbuf.end_episode(fbuf.remove(state, batch.ids))
+            return state, batch.weight
+
+        before = jax.tree.map(jnp.result_type, state)
+        state, weight = jax.lax.scan(turn, state, jax.random.split(jax.random.key(0), 3))
+        assert jax.tree.map(jnp.result_type, state) == before
+        assert weight.dtype == jnp.float32
+        assert fbuf.size(state).dtype == jnp.int32
+        fbuf.clear(state)
+        fbuf.raise_on_fault(fbuf.add(fbuf.init(item, 40), jax.tree.map(lambda x: x[0], rows)))
 
 
 def test_a_fault_stays_whatever_is_added_after_it(run):

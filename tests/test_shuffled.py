@@ -13,7 +13,8 @@ from scipy import stats
 import fbuf
 from fbuf.samplers import _permutation
 
-permute = jax.jit(_permutation.permute)
+everywhere = lambda found: jnp.ones(found.shape, bool)  # noqa: E731
+permute = jax.jit(lambda *given: _permutation.permute(*given, everywhere))
 sample = jax.jit(fbuf.sample, static_argnums=2)
 
 
@@ -85,6 +86,57 @@ def test_an_epoch_while_rows_are_written():
     assert written > 5
     assert twice <= written
     assert len(missing) <= written
+
+
+ENDS = jnp.zeros(4, bool).at[2].set(True)
+EVENTS = [
+    (fbuf.Shuffled(), {}, lambda s: fbuf.remove(s, fbuf.Ids(jnp.int32([3]), jnp.int32([0]))), 1),
+    (fbuf.Shuffled(window=4), {}, lambda s: fbuf.add(s, rows(4), truncated=ENDS), 4 + 8),
+    (
+        fbuf.Shuffled(),
+        {"autoreset": "next_step"},
+        lambda s: fbuf.add(s, rows(2), truncated=jnp.array([True, False])),
+        2,
+    ),
+    (
+        fbuf.Shuffled(),
+        {"num_envs": 4, "lockstep": False},
+        lambda s: fbuf.add(s, rows(4), mask=jnp.arange(4) == 1),
+        1,
+    ),
+]
+
+
+def rows(count):
+    return jnp.arange(count, dtype=jnp.int32)
+
+
+@pytest.mark.parametrize(("sampler", "options", "event", "changed"), EVENTS)
+@pytest.mark.parametrize("stored", [1000, 760])
+def test_an_epoch_in_which_something_happens(sampler, options, event, changed, stored):
+    """Of all that is drawn before and after it, only a few come twice or not at all."""
+    state = fbuf.init(jnp.int32(0), 1000, sampler=sampler, **options)
+    if options.get("num_envs"):
+        state = fbuf.add(state, rows(stored).reshape(4, -1))
+    else:
+        state = fbuf.add(state, rows(stored))
+    count = stored if sampler.window == 1 else stored - 3
+    drawn = []
+    for step in range(-(-count // 32)):
+        batch = sample(state, jax.random.key(0), 32, step=step)
+        drawn += np.asarray(batch.ids.slot)[np.asarray(batch.mask)].tolist()
+        if step == 15:
+            state = event(state)
+    counts = collections.Counter(drawn)
+    assert sum(n - 1 for n in counts.values()) <= 2 * changed
+    assert count - len(counts) <= 2 * changed
+
+
+def test_few_starts_among_many_slots():
+    state = fbuf.init(jnp.int32(0), 4000, sampler=fbuf.Shuffled(starts="first"))
+    state = fbuf.add(state, rows(4000), truncated=rows(4000) % 100 == 99)
+    drawn = epoch(state, jax.random.key(0), 16, 0, 3)
+    assert sorted(drawn) == list(range(0, 4000, 100))
 
 
 def test_a_full_ring_keeps_its_order_while_it_is_written():

@@ -33,6 +33,7 @@ class Played:
         self.lanes = Lanes(self.count, length, autoreset)
         self.last = [lane for lane in range(self.count)]  # the number of each lane's next row
         self.ended = []  # the numbers of all rows that ended an episode, in order
+        self.lockstep = lockstep
         self.state = fbuf.init(
             ITEM,
             length * self.count,
@@ -96,8 +97,11 @@ class Played:
         """What a row led to, None if that has been lost."""
         if not row.end:
             return row.item + self.count
-        room = self.state.nexts.owner.shape[0] - self.count
-        return getattr(row, "kept", -row.item) if row.item in self.ended[-room:] else None
+        room, ended = self.state.nexts.owner.shape[0] - self.count, self.ended
+        if not self.lockstep:  # a ring for each lane
+            room //= self.count
+            ended = [item for item in ended if item % self.count == row.item % self.count]
+        return getattr(row, "kept", -row.item) if row.item in ended[-room:] else None
 
 
 @functools.cache
@@ -272,7 +276,8 @@ def test_what_cannot_be_right_is_refused():
         fbuf.init(item, 8, max_ends=9)
     state = fbuf.init(item, 8, next_of="observation")
     for led_to, match in (
-        (None, "next_observation must have the tree"),
+        (None, "next_observation is missing"),
+        ((), "next_observation must have the tree"),
         (jnp.zeros((2, 4)), r"next_observation must be \(3,\) for one item"),
         (jnp.zeros((3, 3)), r"must begin with \(2,\)"),
         (jnp.zeros((2, 3), jnp.int32), "next_observation must be float32"),

@@ -1,15 +1,17 @@
-"""A keyed permutation of `[0, n)` that is computed for single numbers, and never laid out.
+"""A keyed permutation of numbers that is computed for each by itself, and never laid out.
 
 A Feistel network permutes the numbers below the next power of two: half of a number's bits are
 changed by a hash of the other half, in turns, which can be undone and so is one to one. What falls
-outside of `[0, n)` is sent through again until it falls inside (cycle walking). As fewer than half
-of all numbers do, unless `n` is below 32, that takes two turns at most on average.
+on a number that is not to be permuted is sent through again until it falls on one that is (cycle
+walking). If half of the numbers are, that takes two turns on average.
 
-When `n` grows by one, the walks that went through the new number end there, and all others stay as
-they are: of what was permuted so far a single number changes its place.
+When a number joins in, the walk that went through it ends there, and all others stay as they are:
+of what was permuted so far a single number goes elsewhere. So it is when a number drops out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,30 +20,37 @@ from jax import lax
 ROUNDS = 8
 
 
-def permute(key: jax.Array, numbers: jax.Array, n: jax.Array) -> jax.Array:
+def permute(
+    key: jax.Array, numbers: jax.Array, n: jax.Array, inside: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
     """Where a random permutation takes numbers.
 
     Args:
         key: Says which permutation.
-        numbers: int32 `[B]`, each in `[0, n)`; others give something in range, and meaningless.
-        n: int32 scalar, at least 1.
+        numbers: int32 `[B]`, each of those that are permuted.
+        n: int32 scalar, at least 1; all of them are in `[0, n)`.
+        inside: Which of numbers in `[0, n)` are permuted: bool `[B]` for int32 `[B]`.
 
     Returns:
-        int32 `[B]`.
+        int32 `[B]`. O(B) if `inside` holds for a fair part of `[0, n)`.
     """
     keys = jax.random.bits(key, (ROUNDS,), jnp.uint32)
     size = n.astype(jnp.uint32)
     # At least six bits: with fewer, not all orders are alike after so many rounds.
     bits = jnp.maximum(32 - lax.clz(size - 1), 6)
 
-    def again(found: jax.Array) -> jax.Array:
-        return (found >= size).any()
+    def outside(found: jax.Array) -> jax.Array:
+        there = jnp.minimum(found, size - 1).astype(jnp.int32)
+        return (found >= size) | ~inside(there)
 
-    def walk(found: jax.Array) -> jax.Array:
-        return jnp.where(found >= size, _feistel(keys, found, bits), found)
+    def walk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        found, out = carry
+        found = jnp.where(out, _feistel(keys, found, bits), found)
+        return found, outside(found)
 
-    first = jnp.minimum(numbers.astype(jnp.uint32), size - 1)
-    return lax.while_loop(again, walk, _feistel(keys, first, bits)).astype(jnp.int32)
+    first = _feistel(keys, numbers.astype(jnp.uint32), bits)
+    found, _ = lax.while_loop(lambda carry: carry[1].any(), walk, (first, outside(first)))
+    return found.astype(jnp.int32)
 
 
 def _feistel(keys: jax.Array, number: jax.Array, bits: jax.Array) -> jax.Array:

@@ -72,7 +72,7 @@ def add(
     return Runs(
         firsts=mark_tree.change(runs.firsts, *new_firsts),
         lasts=mark_tree.change(runs.lasts, *new_lasts),
-        count=runs.count + jnp.sum(new_firsts[1]),
+        count=runs.count + _sum(new_firsts[1]),
     )
 
 
@@ -114,13 +114,13 @@ def remove(
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
     lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
     follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
-    looked_at = jnp.sum(begins) + jnp.sum(ends) < 0
+    looked_at = _sum(begins) + _sum(ends) < 0
     assert starts.total is not None
     return (
         Runs(
             firsts=mark_tree.change(runs.firsts, jnp.concatenate([where, follows]), firsts),
             lasts=mark_tree.change(runs.lasts, jnp.concatenate([where, precedes]), lasts),
-            count=runs.count + jnp.sum(firsts),
+            count=runs.count + _sum(firsts),
         ),
         dataclasses.replace(starts, total=_order.after(starts.total, looked_at)),
     )
@@ -170,3 +170,7 @@ def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
     """Where slots lie when the lanes come one after the other."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step
+
+
+def _sum(counts: jax.Array) -> jax.Array:
+    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

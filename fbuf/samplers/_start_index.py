@@ -66,7 +66,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
         index.tree, jnp.concatenate([written, starts]), jnp.concatenate([-gone, new])
     )
     # A mark from before the last clear is not counted any more.
-    change = jnp.sum(new) - jnp.sum(jnp.where(span.was_stored, gone, 0))
+    change = _sum(new) - _sum(jnp.where(span.was_stored, gone, 0))
     return StartIndex(tree, index.total + change), Change(evicted, starts, there)
 
 
@@ -87,7 +87,7 @@ def remove(
     lost = mark_tree.read(index.tree, inside) & _ring.holds(ring, starts)
     change = -lost.astype(jnp.int32)
     tree = mark_tree.change(index.tree, inside, change)
-    total = None if index.total is None else index.total + jnp.sum(change)
+    total = None if index.total is None else index.total + _sum(change)
     return StartIndex(tree, total), jnp.where(lost, starts, ring.capacity)
 
 
@@ -126,3 +126,7 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
 
     # On a GPU a branch waits for the host, which takes longer than to look a rank up.
     return lax.platform_dependent(index.tree, ring.removed, ranks, cpu=unless_all, default=always)
+
+
+def _sum(counts: jax.Array) -> jax.Array:
+    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

@@ -172,7 +172,7 @@ class Mixture:
         shares = self._shares(index, ring, total, count)
         bounds = jnp.cumsum(shares)
         point = _bits.uniforms(which_key, (batch_size,)) * bounds[2]
-        which = (point >= bounds[0]).astype(jnp.int32) + (point >= bounds[1])
+        which = jnp.sum(point[:, None] >= bounds[:2], axis=1, dtype=jnp.int32)
         # Rounding must not choose what has no share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))
         uniform = _bits.ranks(rank_key, batch_size, total)

@@ -8,11 +8,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fbuf import _ring
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _permutation, _start_index, _starts
 from fbuf.samplers._protocol import Draw
 from fbuf.samplers._start_index import StartIndex
 from fbuf.samplers._starts import Window
+from fbuf.trees import mark_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Shuffled:
     of the whole run: keep it, and count `step` on. It says the order of every epoch, each another
     one, and nothing else is kept: no order is laid out, and a run goes on where it was from `i`.
 
-    The buffer may be written meanwhile. A batch never holds a row twice. For each row written,
-    overwritten or removed since an epoch began at most one other row is drawn twice in it or left
-    out, until `n` passes a power of two, from where on the order is another one; and as an epoch's
-    number is `step // ceil(n / batch_size)`, a growing buffer begins a new one now and then. In a
-    full ring the order is that of the slots: it stays, whatever is written to them.
+    The buffer may be written meanwhile. A batch never holds a row twice. For each row that becomes
+    one to be drawn since an epoch began, or is none any more, at most two others are drawn twice in
+    it or left out. The exceptions: the order changes altogether when the number of slots taken
+    passes a power of two, and at any change while fewer than an eighth of them are starts; and as
+    an epoch's number is `step // ceil(n / batch_size)`, a buffer that grows begins a new one now
+    and then. In a full ring without a window the order is that of the slots: it stays, whatever is
+    written to them.
 
     Attributes:
         window: As for `fbuf.Uniform`.
@@ -136,12 +140,30 @@ class Shuffled:
         number = jnp.arange(batch_size, dtype=jnp.int32)
         mask = (number < left) & (total > 0)
         # Where there is no number left the last one is taken, so that it stays in range.
-        numbers = turn * batch_size + jnp.minimum(number, left - 1)
-        ranks = _permutation.permute(jax.random.fold_in(key, epoch), numbers, count)
-        slots = _start_index.select(index, ring, ranks)
+        ranks = turn * batch_size + jnp.minimum(number, left - 1)
+        slots = self._permuted(index, ring, jax.random.fold_in(key, epoch), ranks, total)
         likely = jnp.where(mask, 1 / count.astype(jnp.float32), 0)
         one = mask.astype(jnp.float32)
         return Draw(slots, likely, one, jnp.zeros_like(one), mask)
+
+    def _permuted(
+        self, index: StartIndex, ring: Ring, key: jax.Array, ranks: jax.Array, total: jax.Array
+    ) -> jax.Array:
+        """The starts that an epoch has at these places: int32 `[B]` slots."""
+        # Slots are permuted, for the rank of a start changes with any other one. Only where few
+        # slots are starts would a walk from slot to slot take long: there it is ranks.
+        taken = _ring.filled(ring)
+        sparse = total < taken // 8
+        given = jnp.where(sparse, ranks, _start_index.select(index, ring, ranks))
+
+        def inside(found: jax.Array) -> jax.Array:
+            is_start = mark_tree.read(index.tree, found) & _ring.holds(ring, found)
+            return sparse | is_start | (total == 0)
+
+        count = jnp.maximum(jnp.where(sparse, total, taken), 1)
+        found = _permutation.permute(key, jnp.minimum(given, count - 1), count, inside)
+        ranked = _start_index.select(index, ring, jnp.where(sparse, found, 0))
+        return jnp.where(sparse, ranked, found)
 
     def stats(self, index: StartIndex, ring: Ring) -> dict[str, jax.Array]:
         """With a window how many starts there are."""

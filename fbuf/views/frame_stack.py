@@ -58,7 +58,7 @@ class FrameStack:
         """Read the rows, and the field of those before."""
         ring, storage = state.ring, state.storage
         reach, others = _reach(ring, slots, self.k)
-        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1), reach[:, None])
+        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32), reach[:, None])
         earlier = _ring.later(ring, slots[:, None], -back)
         frames = _fields.read("FrameStack", "field", storage, earlier, self.field)
         stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
