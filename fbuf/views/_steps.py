@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf import _ring, _rows
-from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring
+from fbuf._ring import DUMMY, REMOVED, TERMINATED, TRUNCATED, Ring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,26 @@ class Steps:
     same: jax.Array
 
 
-def following(ring: Ring, slots: jax.Array, steps: int) -> Steps:
-    """The rows at `[B]` slots and the `steps - 1` after each, as far as they are there."""
-    number = jnp.arange(steps, dtype=jnp.int32)
+def following(ring: Ring, slots: jax.Array, steps: int, over_dummies: bool = False) -> Steps:
+    """The rows at `[B]` slots and the `steps - 1` after each, as far as they are there.
+
+    With `over_dummies` the dummies of resets are passed over; without they are removed rows.
+    """
+    # A dummy follows an end, so that at most every second row is one.
+    skips = over_dummies and ring.autoreset == "next_step"
+    number = jnp.arange(2 * steps if skips else steps, dtype=jnp.int32)
     newer = _ring.newer(ring, slots)[:, None]
     all_slots = _ring.later(ring, slots[:, None], jnp.minimum(number, newer))
     flags = _rows.read(ring.flags, all_slots.reshape(-1)).reshape(all_slots.shape)
-    there = _all_so_far((flags & REMOVED == 0) & (number <= newer))
+    stored = jnp.broadcast_to(number <= newer, flags.shape)
+    if skips:
+        real = jnp.cumsum(~(stored & (flags & DUMMY > 0)), axis=1, dtype=jnp.int32)
+        wanted = jnp.arange(steps, dtype=jnp.int32)[:, None]
+        where = jnp.sum(real[:, None] <= wanted, axis=2, dtype=jnp.int32)
+        all_slots, flags, stored = (
+            jnp.take_along_axis(leaf, where, axis=1) for leaf in (all_slots, flags, stored)
+        )
+    there = _all_so_far((flags & REMOVED == 0) & stored)
     goes_on = flags & (TERMINATED | TRUNCATED) == 0
     before = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
     return Steps(all_slots, flags, there, there & _all_so_far(before))

@@ -55,8 +55,9 @@ class Sequence:
         bootstrap: How many behind them are only there for targets.
         boundary: `"stop"`: every sequence must be whole, which takes a sampler with `window` of at
             least `burn_in + length + bootstrap`. `"pad"`: behind the end of an episode, and behind
-            the newest row, nothing is there. `"cross"`: sequences run on into the next episode, as
-            far as the newest row or a row that was removed, or a dummy; reset where `first` says.
+            the newest row, nothing is there. `"cross"`: sequences run on into the next episode,
+            over the dummy between them, as far as the newest row or a row that was removed; reset
+            where `first` says.
         state: The name of a field to read at the first step only, such as a stored recurrent state;
             among the items its steps are read all the same, unless `fields` leaves it out.
         fields: As for `fbuf.Item`: which fields of the steps to gather.
@@ -120,9 +121,9 @@ class Sequence:
                 f"all {total} steps are there; make the buffer with window={total}, or take "
                 "boundary='pad'"
             )
-        steps = following(ring, slots, total)
+        steps = following(ring, slots, total, over_dummies=self.boundary == "cross")
         there = steps.there if self.boundary == "cross" else steps.same
-        number = jnp.arange(total)
+        number = jnp.arange(total, dtype=jnp.int32)
         learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & (TERMINATED | TRUNCATED) > 0
         before = _rows.read(ring.flags, _ring.later(ring, slots, -1))
