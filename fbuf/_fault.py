@@ -10,6 +10,7 @@ import enum
 
 import jax
 import jax.core
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -63,12 +64,20 @@ def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
     return jnp.where(condition, jnp.uint32(fault), jnp.uint32(0))
 
 
+@jax.custom_batching.custom_vmap
 def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
     """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
-    # All in one reduction, which is one kernel. As its start they would be lost where B is 1: XLA
-    # takes it for granted that a start changes nothing.
-    together = jnp.concatenate([fault[None], bits])
-    return lax.reduce(together, np.uint32(0), lax.bitwise_or, (0,))
+    if bits.shape[0] == 1:
+        return fault | bits[0]  # a reduction over one entry XLA leaves out, and its start with it
+    # Starting from the sticky bits it is one kernel; vmap does not take such a start.
+    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
+
+
+@collected.def_vmap
+def _(size: int, batched: list[bool], fault: jax.Array, bits: jax.Array) -> tuple[jax.Array, bool]:
+    faults = fault if batched[0] else jnp.broadcast_to(fault, (size,))
+    rows = bits if batched[1] else jnp.broadcast_to(bits, (size, *bits.shape))
+    return faults | lax.reduce(rows, np.uint32(0), lax.bitwise_or, (1,)), True
 
 
 def raise_on_fault(state: State[Item], *, ignore: Fault = Fault.STALE_ID) -> None:
