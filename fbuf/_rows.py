@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf import _loop
+
 _SMALL_ROW = 32
 _SMALL_BATCH = 512
 
@@ -22,7 +24,11 @@ def read(leaf: jax.Array, slots: jax.Array) -> jax.Array:
             row = lax.dynamic_index_in_dim(leaf, slots[i], allow_negative_indices=False)
             return lax.dynamic_update_index_in_dim(rows, row, i, 0, allow_negative_indices=False)
 
-        return lax.fori_loop(0, slots.shape[0], body, jnp.zeros_like(leaf, shape=rows_shape))
+        if _loop.is_large(leaf.size, leaf.dtype):
+            slots = _loop.fetched(leaf, slots, slots)
+        zero = _loop.zero_after(slots)
+        rows = _loop.blank(zero, rows_shape, leaf.dtype)
+        return lax.fori_loop(zero, slots.shape[0], body, rows)
 
     def gather(leaf: jax.Array, slots: jax.Array) -> jax.Array:
         return leaf.at[slots].get(mode="promise_in_bounds")

@@ -19,13 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf._order import after
+from fbuf import _loop
 
 FANOUT = 16
 """Children of a node: on CPU one cache line of float32; see `benchmarks/tree_shapes.py`."""
-
-_CACHED = 2**20
-"""Bytes of a level that can be taken to lie in a core's own cache."""
 
 Reduce = Callable[[jax.Array], jax.Array]
 """What nodes keep of their rows: `[..., FANOUT, aggregates]` to `[..., aggregates]`."""
@@ -58,7 +55,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
         def body(i: jax.Array, leaves: jax.Array) -> jax.Array:
             return _update(leaves, values[i].reshape(1, 1, 1), (*place(slots[i]), 0))
 
-        return lax.fori_loop(0, slots.shape[0], body, leaves)
+        return lax.fori_loop(_loop.zero_after(slots), slots.shape[0], body, leaves)
 
     def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
         # Of duplicates only one may be written: the order of a scatter is not defined.
@@ -77,7 +74,9 @@ def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
         def body(i: jax.Array, found: jax.Array) -> jax.Array:
             return found.at[i].set(read_cell(leaves, *place(slots[i])))
 
-        return lax.fori_loop(0, slots.shape[0], body, jnp.zeros(slots.shape, leaves.dtype))
+        zero = _loop.zero_after(slots)
+        found = _loop.blank(zero, slots.shape, leaves.dtype)
+        return lax.fori_loop(zero, slots.shape[0], body, found)
 
     def gather(leaves: jax.Array, slots: jax.Array) -> jax.Array:
         return leaves.at[(*place(slots), 0)].get(mode="promise_in_bounds")
@@ -124,7 +123,7 @@ def refresh(
             node = jnp.where(row < filled, reduce(read_row(children, row)), 0)
             return _update(parent, node[None, None], (*place(row), 0))
 
-        return lax.fori_loop(0, below.shape[0], body, parent)
+        return lax.fori_loop(_loop.zero_after(below), below.shape[0], body, parent)
 
     def scatter(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
         rows = row_of(below)
@@ -142,23 +141,6 @@ def behind(node: jax.Array) -> jax.Array:
     """
     place_in_row = place(node)[1] + jnp.arange(1, FANOUT, dtype=jnp.int32)
     return jnp.where(place_in_row < FANOUT, node - place(node)[1] + place_in_row, node)
-
-
-def fetched(level: jax.Array, rows: jax.Array) -> jax.Array:
-    """The rows' numbers, once the rows have been brought into the cache; for a loop over them.
-
-    In a loop that works on each row it waits for, a core waits for them one by one. Those of a
-    large level are therefore looked at beforehand, in a loop so short that many are under way at
-    once: it halves the time of a draw from a million slots.
-    """
-    if level.size * level.dtype.itemsize < _CACHED:
-        return rows
-
-    def body(i: jax.Array, largest: jax.Array) -> jax.Array:
-        return jnp.maximum(largest, read_cell(level, rows[i], jnp.int32(0)))
-
-    largest = lax.fori_loop(0, rows.shape[0], body, jnp.zeros((), level.dtype))
-    return after(rows, largest < 0)
 
 
 def read_row(level: jax.Array, row: jax.Array) -> jax.Array:

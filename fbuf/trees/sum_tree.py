@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _order
+from fbuf import _loop, _order
 from fbuf._ring import Span
 from fbuf.trees import _levels
 from fbuf.trees._levels import FANOUT, place, rows_for
@@ -275,9 +275,11 @@ def _pick(
             value = _levels.read_cell(level, rows[i], child)
             return found[0].at[i].set(rows[i] * FANOUT + child), found[1].at[i].set(value)
 
-        rows = _levels.fetched(level, rows)
-        start = (jnp.zeros_like(rows), jnp.zeros(rows.shape, level.dtype))
-        return lax.fori_loop(0, rows.shape[0], body, start)
+        if _loop.is_large(level.size, level.dtype):
+            rows = _loop.fetched(level, rows, rows)
+        zero = _loop.zero_after(rows)
+        found = _loop.blank(zero, rows.shape, rows.dtype)
+        return lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))
 
     def gather(
         level: jax.Array, rows: jax.Array, uniforms: jax.Array
