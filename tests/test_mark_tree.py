@@ -29,6 +29,9 @@ def test_every_marked_slot_is_found_by_its_rank(capacity, share):
     ranks = rng.permutation(slots.size)[:100_000].astype(np.int32)
     found = mark_tree.select(tree, jnp.asarray(ranks))
     np.testing.assert_array_equal(found, slots[ranks])
+    given = jnp.asarray(rng.integers(0, capacity, ranks.size), jnp.int32)
+    found = mark_tree.select_unless(tree, given, jnp.asarray(ranks))
+    np.testing.assert_array_equal(found, np.where(marked[given], given, slots[ranks]))
     beyond = mark_tree.select(tree, jnp.array([slots.size, 2**31 - 1], jnp.int32))
     assert ((beyond >= 0) & (beyond < capacity)).all()
     some = np.r_[0, capacity, rng.integers(0, capacity + 1, 1000)].astype(np.int32)
@@ -45,14 +48,25 @@ def test_both_forms_give_the_same():
     tree, total = marked_tree(marked), int(marked.sum())
     ranks = jnp.asarray(rng.integers(0, total, 500), jnp.int32)
     slots = jnp.asarray(rng.integers(0, marked.size + 1, 500), jnp.int32)
-    expected = mark_tree.select(tree, ranks), mark_tree.rank(tree, slots)
+    inside = jnp.minimum(slots, marked.size - 1)
+
+    def all_three():
+        found = mark_tree.select_unless(tree, inside, ranks)
+        return mark_tree.select(tree, ranks), mark_tree.rank(tree, slots), found
+
+    expected = all_three()
+    trees_ = jax.tree.map(lambda x: jnp.stack([x, x]), tree)
+    given, wanted = jnp.stack([inside, inside[::-1]]), jnp.stack([ranks, ranks[::-1]])
+    found = jax.vmap(mark_tree.select_unless)(trees_, given, wanted)
+    np.testing.assert_array_equal(jax.vmap(mark_tree.select)(trees_, wanted)[0], expected[0])
+    np.testing.assert_array_equal(found, [expected[2], expected[2][::-1]])
 
     def one_form(*args, cpu, default):
         return default(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.lax, "platform_dependent", one_form)
-        other = mark_tree.select(tree, ranks), mark_tree.rank(tree, slots)
+        other = all_three()
     np.testing.assert_array_equal(expected, other)
 
 

@@ -13,20 +13,24 @@ def uniforms(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def ranks(key: jax.Array, batch_size: int, total: jax.Array) -> jax.Array:
+    """Integers in `[0, total)`, int32 `[batch_size]`; see `below`. The key is consumed."""
+    return below(jax.random.bits(key, (2, batch_size), jnp.uint32), total)
+
+
+def below(bits: jax.Array, total: jax.Array) -> jax.Array:
     """Integers in `[0, total)`, from 64 random bits each; 0 if `total` is 0.
 
     The high word of a 64 by 32 bit product: the probabilities differ from 1 / total by less than
     2**-64, and there is no division, which is what makes `jax.random.randint` slow on CPU.
 
     Args:
-        key: The key is consumed.
-        batch_size: How many.
-        total: int32, at least 0; a scalar, or one for each, `[batch_size]`.
+        bits: uint32 `[2, B]`; random.
+        total: int32, at least 0; a scalar, or one for each, `[B]`.
 
     Returns:
-        int32 `[batch_size]`.
+        int32 `[B]`.
     """
-    high, low = jax.random.bits(key, (2, batch_size), jnp.uint32)
+    high, low = bits
     n = total.astype(jnp.uint32)
     middle = _high_word(low, n)
     whole = high * n + middle

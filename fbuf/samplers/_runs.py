@@ -15,7 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf import _order, _ring
+from fbuf import _loop, _order, _ring
 from fbuf._ring import Ring, Span
 from fbuf.samplers import _bits
 from fbuf.samplers._start_index import Change, StartIndex
@@ -132,25 +132,43 @@ def clear(runs: Runs) -> Runs:
 
 
 def draw(
-    runs: Runs, ring: Ring, key: jax.Array, batch_size: int, window: Window
-) -> tuple[jax.Array, jax.Array]:
+    runs: Runs, starts: StartIndex, ring: Ring, key: jax.Array, batch_size: int, window: Window
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draw a run, each alike, and a start in it, each alike.
 
     Returns:
-        int32 `[B]` slots, and how many starts their runs have.
+        int32 `[B]` slots, how many starts their runs have, and whether there is a run.
     """
     room = ring.lane_length
-    run_key, start_key = jax.random.split(key)
-    run = _bits.ranks(run_key, batch_size, runs.count)
+    key = _order.key_after(key, runs.count < 0)
+    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
+    run = _bits.below(bits[0], runs.count)
     first = mark_tree.select(runs.firsts, run)
     lane = first // room
-    # Of a lane's runs one may go around its seam: its last start is the first one marked there.
+    # Of a lane's runs one may go around its seam: its last start is the first one marked there,
+    # and comes before the first starts of all.
     begin, end = _bounds(runs, ring, lane)
-    number = mark_tree.rank(runs.lasts, first)
+    number = run + _around_seam(runs, starts, ring, lane)
     last = mark_tree.select(runs.lasts, jnp.where(number < end, number, begin))
     length = (last - first) % room // window.stride + 1
-    chosen = _bits.ranks(start_key, batch_size, length) * window.stride
-    return _ring.later(ring, first % room * ring.lanes + lane, chosen), length
+    chosen = _bits.below(bits[1], length) * window.stride
+    slots = _ring.later(ring, first % room * ring.lanes + lane, chosen)
+    return slots, length, run < runs.count
+
+
+def _around_seam(runs: Runs, starts: StartIndex, ring: Ring, lane: jax.Array) -> jax.Array:
+    """1 for lanes in which a run goes around the seam, 0 for others: int32 `[B]`."""
+
+    def goes_around(lane: jax.Array) -> jax.Array:
+        # A lane's first slot is that of the same number.
+        begins = mark_tree.read(runs.firsts, lane * ring.lane_length)
+        return (mark_tree.read(starts.tree, lane) & ~begins).astype(jnp.int32)
+
+    if ring.lanes < lane.shape[0]:
+        # Not before a lane is known, for it would be ready from the first: see `fbuf._loop`.
+        every = jnp.arange(ring.lanes, dtype=jnp.int32) + _loop.zero_after(lane)
+        return goes_around(every)[lane]
+    return goes_around(lane)
 
 
 def _bounds(runs: Runs, ring: Ring, lane: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,7 @@ from jax import lax
 
 from fbuf import _order, _ring
 from fbuf._ring import Ring, Span
-from fbuf.samplers import _starts
+from fbuf.samplers import _bits, _starts
 from fbuf.samplers._starts import Window
 from fbuf.trees import mark_tree
 from fbuf.trees._levels import last_of_each
@@ -113,9 +113,32 @@ def total(index: StartIndex, ring: Ring) -> jax.Array:
     return _ring.count(ring) - ring.removed if index.total is None else index.total
 
 
+def draw(
+    index: StartIndex, ring: Ring, key: jax.Array, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draw starts, each alike.
+
+    A slot is drawn first, and if that is no start, one by its rank: either way each is as likely as
+    any other. Most slots are starts as a rule, and so most draws end with the first look, at a
+    single word; down the tree it is one a level. Where all slots are starts, the rank is the slot.
+
+    Returns:
+        int32 `[B]` slots, in range even where there is no start, and whether there is one.
+    """
+    count = total(index, ring)
+    if _all_at_first(index, ring):
+        ranks = _bits.ranks(key, batch_size, count)
+        return select(index, ring, ranks), ranks < count
+    key = _order.key_after(key, count < 0)
+    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
+    ranks = _bits.below(bits[1], count)
+    slots = _bits.below(bits[0], _ring.filled(ring))
+    return mark_tree.select_unless(index.tree, slots, ranks), ranks < count
+
+
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     """The starts of given ranks: int32 `[B]` slots, in range even where there is none."""
-    if index.total is not None or ring.heads > 1:
+    if not _all_at_first(index, ring):
         return mark_tree.select(index.tree, ranks)
 
     def unless_all(tree: MarkTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
@@ -126,6 +149,11 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
 
     # On a GPU a branch waits for the host, which takes longer than to look a rank up.
     return lax.platform_dependent(index.tree, ring.removed, ranks, cpu=unless_all, default=always)
+
+
+def _all_at_first(index: StartIndex, ring: Ring) -> bool:
+    """Whether all slots there are are starts, unless rows have been removed."""
+    return index.total is None and ring.heads == 1
 
 
 def _sum(counts: jax.Array) -> jax.Array:

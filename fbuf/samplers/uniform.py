@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf._ring import Ring, Span
-from fbuf.samplers import _bits, _runs, _start_index, _starts
+from fbuf.samplers import _runs, _start_index, _starts
 from fbuf.samplers._protocol import Draw
 from fbuf.samplers._runs import Runs
 from fbuf.samplers._start_index import StartIndex
@@ -147,17 +147,18 @@ class Uniform:
         """Draw starts. By start weights are 1 whatever `beta` is."""
         _starts.no_step(step, "Uniform")
         total = _start_index.total(index.starts, ring)
-        mask = jnp.broadcast_to(total > 0, (batch_size,))
-        count = jnp.maximum(total, 1).astype(jnp.float32)
         if index.runs is None:
-            slots = _start_index.select(index.starts, ring, _bits.ranks(key, batch_size, total))
-            likely = jnp.where(mask, 1 / count, 0)
+            slots, mask = _start_index.draw(index.starts, ring, key, batch_size)
+            likely = jnp.where(mask, 1 / jnp.where(mask, total, 1).astype(jnp.float32), 0)
             one = mask.astype(jnp.float32)
             return Draw(slots, likely, one, jnp.zeros_like(one), mask)
-        slots, length = _runs.draw(index.runs, ring, key, batch_size, self._window)
+        slots, length, mask = _runs.draw(
+            index.runs, index.starts, ring, key, batch_size, self._window
+        )
         each = jnp.maximum(index.runs.count, 1).astype(jnp.float32) * length.astype(jnp.float32)
         power = 0.0 if beta is None else _starts.power(beta)
-        log_weight = jnp.where(mask, -power * jnp.log(count / each), 0)
+        relative = jnp.where(mask, total, 1).astype(jnp.float32) / each
+        log_weight = jnp.where(mask, -power * jnp.log(relative), 0)
         weight = jnp.where(mask, jnp.exp(log_weight - log_weight.max()), 0)
         return Draw(slots, jnp.where(mask, 1 / each, 0), weight, log_weight, mask)
 

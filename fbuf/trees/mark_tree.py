@@ -14,24 +14,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _rows
-from fbuf._order import after
+from fbuf import _loop, _rows
 from fbuf.trees._levels import FANOUT, rows_for
 
 _BITS = 32
 _SHIFT = FANOUT.bit_length() - 1
 _WORD_SHIFT = _BITS.bit_length() - 1
-
-_CACHED = 2**18
-"""Nodes of a level that can be taken to lie in a core's own cache."""
 
 
 class Level(NamedTuple):
@@ -43,6 +40,9 @@ class Level(NamedTuple):
 
 Row = list[jax.Array]
 """The `FANOUT` nodes of a row; all of one shape: that of a batch, or of a scalar."""
+
+Numbers = tuple[jax.Array, ...]
+"""What is carried from level to level; int32, of the shape of a batch, or of a scalar."""
 
 
 @jax.tree_util.register_dataclass
@@ -108,12 +108,77 @@ def select(tree: MarkTree, ranks: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]` slots. O(B log N).
     """
+    return _select(tree, ranks, ranks.shape[0])
 
-    def into_counts(row: Row, number: jax.Array, rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+
+def select_unless(tree: MarkTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    """Slots where they are marked, and elsewhere the marked slots of given ranks.
+
+    Args:
+        tree: The tree.
+        slots: int32 `[B]`, each in range.
+        ranks: int32 `[B]`, as for `select`.
+
+    Returns:
+        int32 `[B]` slots. O(B log N); on CPU, outside of `vmap`, only what is not marked takes the
+        way down.
+    """
+    return lax.platform_dependent(tree, slots, ranks, cpu=_select_few, default=_select_all)
+
+
+def _select_all(tree: MarkTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    return jnp.where(read(tree, slots), slots, select(tree, ranks))
+
+
+@jax.custom_batching.custom_vmap
+def _select_few(tree: MarkTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    """As `_select_all`, but only where a slot is not marked a rank is looked up."""
+
+    def look(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        count, where, wanted = carry
+        at = slots[i] >> _WORD_SHIFT
+        word = lax.dynamic_index_in_dim(tree.nodes, at, keepdims=False)
+        # Each is put down as wanted, and the next one in its place if it is not.
+        return (
+            count + 1 - _bit(word, slots[i]),
+            where.at[count].set(i),
+            wanted.at[count].set(ranks[i]),
+        )
+
+    if _loop.is_large(_levels(tree.capacity)[0].size, tree.nodes.dtype):
+        slots = _loop.fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
+    zero = _loop.zero_after(slots)
+    # The lists begin as arrays that are there already: what has not been put down is not read.
+    carry = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, ranks))
+    count, where, wanted = carry
+    found = _select(tree, wanted, count)
+
+    def put(i: jax.Array, slots: jax.Array) -> jax.Array:
+        return slots.at[where[i]].set(found[i])
+
+    return lax.fori_loop(_loop.zero_after(found), count, put, slots)
+
+
+@_select_few.def_vmap
+def _(
+    size: int, batched: list[Any], tree: MarkTree, slots: jax.Array, ranks: jax.Array
+) -> tuple[jax.Array, bool]:
+    # A loop that ends for each by itself, and writes to places of each, is no kernel any more.
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(_select_all, in_axes=tuple(axes), axis_size=size)(tree, slots, ranks), True
+
+
+def _select(tree: MarkTree, ranks: jax.Array, count: jax.Array | int) -> jax.Array:
+    """As `select`; on CPU what is found for ranks behind the first `count` means nothing."""
+
+    def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
+        return found
+
+    def into_counts(row: Row, number: jax.Array, found: jax.Array, rank: jax.Array) -> Numbers:
         child, before, _ = _enter(row, row, rank)
         return number * FANOUT + child, rank - before
 
-    def into_words(row: Row, number: jax.Array, rank: jax.Array) -> tuple[jax.Array]:
+    def into_words(row: Row, number: jax.Array, found: jax.Array, rank: jax.Array) -> Numbers:
         child, before, word = _enter([_ones(word) for word in row], row, rank)
         slot = (number * FANOUT + child) * _BITS + _select_bit(word, rank - before)
         return (jnp.minimum(slot, tree.capacity - 1),)
@@ -121,85 +186,128 @@ def select(tree: MarkTree, ranks: jax.Array) -> jax.Array:
     # The top is row 0. XLA must not know: it would take the row out of the loop, number by number.
     found = jnp.minimum(ranks, 0)
     words, *counts = _levels(tree.capacity)
-    for level in reversed(counts):
-        found, ranks = _each_row(tree.nodes, level, into_counts, found, ranks)
-    return _each_row(tree.nodes, words, into_words, found, ranks)[0]
+    carry = _each_level(tree.nodes, counts[::-1], row_of, into_counts, (found, ranks), count)
+    return _each_level(tree.nodes, [words], row_of, into_words, carry, count)[0]
 
 
 def rank(tree: MarkTree, slots: jax.Array) -> jax.Array:
     """How many marked slots lie before these, each from 0 to the capacity: int32 `[B]`."""
     slots = jnp.minimum(slots, tree.capacity)
-    below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
 
-    def among_words(
-        row: Row, number: jax.Array, node: jax.Array, below: jax.Array
-    ) -> tuple[jax.Array]:
+    def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
+        return node >> _SHIFT
+
+    def if_there(before: jax.Array, number: jax.Array, node: jax.Array) -> jax.Array:
+        # What lies past the last row of a level is counted by the level above.
+        return jnp.where(number == node >> _SHIFT, before, 0)
+
+    def among_words(row: Row, number: jax.Array, node: jax.Array, below: jax.Array) -> Numbers:
         child = node & (FANOUT - 1)
         masks = [
             jnp.where(at < child, -1, jnp.where(at == child, below, 0)) for at in range(FANOUT)
         ]
-        return (_sum([_ones(word & mask) for word, mask in zip(row, masks, strict=True)]),)
+        before = _sum([_ones(word & mask) for word, mask in zip(row, masks, strict=True)])
+        return node >> _SHIFT, if_there(before, number, node)
 
-    def among_counts(row: Row, number: jax.Array, node: jax.Array) -> tuple[jax.Array]:
+    def among_counts(row: Row, number: jax.Array, node: jax.Array, total: jax.Array) -> Numbers:
         child = node & (FANOUT - 1)
-        return (_sum([jnp.where(at < child, count, 0) for at, count in enumerate(row)]),)
+        before = _sum([jnp.where(at < child, count, 0) for at, count in enumerate(row)])
+        return node >> _SHIFT, total + if_there(before, number, node)
 
     words, *counts = _levels(tree.capacity)
-    nodes = slots >> _WORD_SHIFT
-    rows = nodes >> _SHIFT
-    (before,) = _each_row(tree.nodes, words, among_words, rows, nodes, below)
-    # What lies past the last row of a level is counted by the level above.
-    total = jnp.where(rows < words.size // FANOUT, before, 0)
-    for level in counts:
-        nodes, rows = rows, rows >> _SHIFT
-        (before,) = _each_row(tree.nodes, level, among_counts, rows, nodes)
-        total += jnp.where(rows < level.size // FANOUT, before, 0)
-    return total
+    below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
+    carry = (slots >> _WORD_SHIFT, below)
+    carry = _each_level(tree.nodes, [words], row_of, among_words, carry, slots.shape[0])
+    return _each_level(tree.nodes, counts, row_of, among_counts, carry, slots.shape[0])[1]
 
 
-def _each_row(
+def _each_level(
     nodes: jax.Array,
-    level: Level,
-    step: Callable[..., tuple[jax.Array, ...]],
-    rows: jax.Array,
-    *given: jax.Array,
-) -> tuple[jax.Array, ...]:
-    """A step for each of a batch of rows of a level; for the last row where it has none of them.
+    levels: Sequence[Level],
+    row_of: Callable[..., jax.Array],
+    step: Callable[..., Numbers],
+    carry: Numbers,
+    count: jax.Array | int,
+) -> Numbers:
+    """Go through levels, one after the other, and through a batch on each.
 
-    On CPU it is a loop: XLA makes one kernel of it as long as it looks at one level alone.
+    Args:
+        nodes: The nodes of the tree.
+        levels: The levels to go through.
+        row_of: Which row of a level an entry of the batch needs, of the numbers carried for it. For
+            what lies past the last row of a level that row is read.
+        step: What is carried on, of the nodes of that row, its number, and the numbers carried so
+            far. Where there are several levels, as many numbers as before.
+        carry: int32 `[B]` each.
+        count: On CPU only so many entries of the batch are gone through.
     """
-    last = level.size // FANOUT - 1
 
-    def loop(nodes: jax.Array, rows: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
-        def body(i: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            number = jnp.minimum(rows[i], last)
-            at = (level.start + number * FANOUT,)
+    def loops(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+        # Each large level by itself, and the small ones next to each other together.
+        key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1  # noqa: E731
+        for _, group in itertools.groupby(levels, key):
+            carry = _loop_over(nodes, list(group), row_of, step, carry, count)
+        return carry
+
+    def gather(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+        for level in levels:
+            number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
+            at = (level.start + number * FANOUT)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
+            row = nodes.at[at].get(mode="promise_in_bounds")
+            carry = step([row[:, child] for child in range(FANOUT)], number, *carry)
+        return carry
+
+    return lax.platform_dependent(nodes, *carry, cpu=loops, default=gather)
+
+
+def _loop_over(
+    nodes: jax.Array,
+    levels: Sequence[Level],
+    row_of: Callable[..., jax.Array],
+    step: Callable[..., Numbers],
+    carry: Numbers,
+    count: jax.Array | int,
+) -> Numbers:
+    """As `_each_level` does it on CPU, for a single level or some small ones.
+
+    Of the loop over a batch XLA makes one kernel as long as it looks at one level alone, and does
+    not write over the numbers that it reads.
+    """
+
+    def over_batch(
+        start: jax.Array | int, size: jax.Array | int, carry: Numbers, zero: jax.Array
+    ) -> Numbers:
+        def one(i: jax.Array) -> Numbers:
+            mine = [numbers[i] for numbers in carry]
+            number = jnp.minimum(row_of(*mine), size // FANOUT - 1)
+            at = (start + number * FANOUT,)
             row = lax.dynamic_slice(nodes, at, (FANOUT,), allow_negative_indices=False)
-            made = step([row[child] for child in range(FANOUT)], number, *(x[i] for x in given))
-            return tuple(old.at[i].set(new) for old, new in zip(found, made, strict=True))
+            return step([row[child] for child in range(FANOUT)], number, *mine)
 
-        if level.size > _CACHED:
-            rows = _fetched(nodes, level.start + jnp.minimum(rows, last) * FANOUT, rows)
-        empty = [jnp.zeros_like(rows) for _ in jax.eval_shape(step, [rows] * FANOUT, rows, *given)]
-        return lax.fori_loop(0, rows.shape[0], body, tuple(empty))
+        def body(i: jax.Array, made: Numbers) -> Numbers:
+            return tuple(old.at[i].set(new) for old, new in zip(made, one(i), strict=True))
 
-    def gather(nodes: jax.Array, rows: jax.Array, *given: jax.Array) -> tuple[jax.Array, ...]:
-        number = jnp.minimum(rows, last)
-        at = (level.start + number * FANOUT)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
-        row = nodes.at[at].get(mode="promise_in_bounds")
-        return step([row[:, child] for child in range(FANOUT)], number, *given)
+        made = [_loop.blank(zero, carry[0].shape, x.dtype) for x in jax.eval_shape(one, zero)]
+        return lax.fori_loop(zero, count, body, tuple(made))
 
-    return lax.platform_dependent(nodes, rows, *given, cpu=loop, default=gather)
+    if len(levels) == 1:
+        (level,) = levels
+        if _is_large(level):
+            rows = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
+            at = level.start + rows * FANOUT
+            carry = (_loop.fetched(nodes, at, carry[0]), *carry[1:])
+        return over_batch(level.start, level.size, carry, _loop.zero_after(carry[0]))
+    starts = jnp.array([level.start for level in levels], jnp.int32)
+    sizes = jnp.array([level.size for level in levels], jnp.int32)
+
+    def over_level(number: jax.Array, carry: Numbers) -> Numbers:
+        return over_batch(starts[number], sizes[number], carry, jnp.int32(0))
+
+    return lax.fori_loop(_loop.zero_after(carry[0]), len(levels), over_level, carry)
 
 
-def _fetched(nodes: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
-    """The rows' numbers, once their nodes are in the cache; see `fbuf.trees._levels.fetched`."""
-
-    def body(i: jax.Array, seen: jax.Array) -> jax.Array:
-        return jnp.maximum(seen, lax.dynamic_index_in_dim(nodes, at[i], keepdims=False) & 1)
-
-    seen = lax.fori_loop(0, at.shape[0], body, jnp.int32(0))
-    return after(rows, seen < 0)
+def _is_large(level: Level) -> bool:
+    return _loop.is_large(level.size, jnp.dtype(jnp.int32))
 
 
 def _levels(capacity: int) -> list[Level]:
