@@ -86,6 +86,11 @@ def _change(state: State[Item], ids: Any, fields: dict[str, Any], mask: Any) -> 
                 f"{jax.tree.structure(field)}, got {jax.tree.structure(values)}"
             )
         for number, leaf in zip(jax.tree.leaves(field), jax.tree.leaves(values), strict=True):
+            if number in changed:
+                raise ValueError(
+                    f"fbuf.write: fields[{name!r}] overlaps with another field; give each number "
+                    "once"
+                )
             spec = state.storage.fields[number]
             given = _check.values("write", f"fields[{name!r}]", leaf, lead, spec.shape, spec.dtype)
             changed[number] = given.reshape(-1, *spec.shape)

@@ -15,6 +15,8 @@ from lanes import Lanes
 import fbuf
 
 GAMMA = 0.75
+APART = "apart"
+"""In place of a number of environments: three that do not step together."""
 ITEM = {
     "observation": jnp.int32(0),
     "next_observation": jnp.zeros(2),
@@ -75,11 +77,12 @@ def functions():
 
 def played(envs, length, autoreset, seed, often, sampler=None, spec=ITEM, make=item_of):
     """A buffer that has been played with, and its history."""
-    rng, count = np.random.default_rng(seed), envs or 1
+    rng, count = np.random.default_rng(seed), 3 if envs == APART else envs or 1
     state = fbuf.init(
         spec,
         length * count,
-        num_envs=envs,
+        num_envs=count if envs else None,
+        lockstep=envs != APART,
         autoreset=autoreset,
         sampler=sampler or fbuf.Uniform(),
     )
@@ -90,13 +93,14 @@ def played(envs, length, autoreset, seed, often, sampler=None, spec=ITEM, make=i
         numbers = np.arange(number, number + shape[0] * count).reshape(shape)
         number += numbers.size
         ends, terminated = rng.random((2, *shape)) < [[[often]], [[0.5]]]
-        history.add(numbers, ends, terminated)
-        given_ = (make(numbers), ends & terminated, ends & ~terminated)
+        mask = rng.random(shape) < 0.7 if envs == APART else None
+        history.add(numbers, ends, terminated, mask)
+        given_ = (make(numbers), ends & terminated, ends & ~terminated, mask)
         if envs is None:
             given_ = jax.tree.map(lambda x: x[:, 0], given_)
-        items, terminated, truncated = jax.tree.map(jnp.asarray, given_)
-        major = envs is not None
-        state = add(state, items, terminated=terminated, truncated=truncated, time_major=major)
+        items, terminated, truncated, mask = jax.tree.map(jnp.asarray, given_)
+        options = {"terminated": terminated, "truncated": truncated, "mask": mask}
+        state = add(state, items, **options, time_major=envs is not None)
         if rng.random() < 0.4 and history.stored():
             slots = rng.choice(history.stored(), 2)
             history.remove(slots)
@@ -106,7 +110,7 @@ def played(envs, length, autoreset, seed, often, sampler=None, spec=ITEM, make=i
 
 
 CASES = st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.15, 0.6]))
-SHAPES = [(None, 9), (3, 8)]
+SHAPES = [(None, 9), (3, 8), (APART, 8)]
 BOTH = pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 
 
@@ -261,7 +265,10 @@ def test_what_cannot_be_right_is_refused():
     for view, match in (
         (fbuf.NStep(2, 0.9), "reward names 'reward', which the items of this buffer lack"),
         (fbuf.NStep(2, 0.9, reward="x"), "must be one real number in each item"),
-        (fbuf.Sequence(9), "9 steps .* are more than a lane"),
+        (fbuf.Sequence(9), "9 steps, more than a lane of this buffer has room for, 8"),
+        (fbuf.NStep(9, 0.9), "n is 9 steps, more than a lane"),
+        (fbuf.FrameStack(9, "x"), "k is 9 steps, more than a lane"),
+        (fbuf.FrameStack(2, "x", fields=("y",)), "fields leaves out 'x'"),
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
         (fbuf.Sequence(2, state="h"), "state names 'h'"),
         (fbuf.FrameStack(2), "field names 'observation'"),
@@ -277,3 +284,8 @@ def test_what_cannot_be_right_is_refused():
     ):
         with pytest.raises(error, match=match):
             fbuf.write(state, ids, fields, donate=False)
+    deep = fbuf.init({"a": {"b": jnp.zeros(())}}, 4)
+    with pytest.raises(ValueError, match=r"fields\['a.b'\] overlaps with another field"):
+        fbuf.write(deep, ids, {"a": {"b": jnp.zeros(2)}, "a.b": jnp.ones(2)}, donate=False)
+    stack = fbuf.FrameStack(2, "a.b", fields=("a",))  # the field is inside
+    assert fbuf.sample(deep, jax.random.key(0), 3, view=stack).data["a"]["b"].shape == (3, 2)

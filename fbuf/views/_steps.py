@@ -20,25 +20,43 @@ class Steps:
         flags: uint8; the flags of the rows.
         there: bool; the row has been written, is not removed, and none before it was.
         same: bool; besides, it belongs to the same episode as the first.
+        before: uint8 `[B]`; the flags in the slot before the first; None if nobody asked for them.
     """
 
     slots: jax.Array
     flags: jax.Array
     there: jax.Array
     same: jax.Array
+    before: jax.Array | None
 
 
-def following(ring: Ring, slots: jax.Array, steps: int, over_dummies: bool = False) -> Steps:
+def check_lane(view: str, what: str, steps: int, ring: Ring) -> None:
+    """Refuse more steps than any lane has room for."""
+    if steps > ring.lane_length:
+        raise ValueError(
+            f"fbuf.{view}: {what} {steps} steps, more than a lane of this buffer has room for, "
+            f"{ring.lane_length}; take fewer, or make the buffer larger"
+        )
+
+
+def following(
+    ring: Ring, slots: jax.Array, steps: int, over_dummies: bool = False, before: bool = False
+) -> Steps:
     """The rows at `[B]` slots and the `steps - 1` after each, as far as they are there.
 
-    With `over_dummies` the dummies of resets are passed over; without they are removed rows.
+    With `over_dummies` the dummies of resets are passed over; without they are removed rows. With
+    `before` the flags before the first are read in one go with the others.
     """
     # A dummy follows an end, so that at most every second row is one.
     skips = over_dummies and ring.autoreset == "next_step"
-    number = jnp.arange(2 * steps if skips else steps, dtype=jnp.int32)
+    number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)
     newer = _ring.newer(ring, slots)[:, None]
     all_slots = _ring.later(ring, slots[:, None], jnp.minimum(number, newer))
     flags = _rows.read(ring.flags, all_slots.reshape(-1)).reshape(all_slots.shape)
+    flags_before = None
+    if before:
+        flags_before, number = flags[:, 0], number[1:]
+        all_slots, flags = all_slots[:, 1:], flags[:, 1:]
     stored = jnp.broadcast_to(number <= newer, flags.shape)
     if skips:
         real = jnp.cumsum(~(stored & (flags & DUMMY > 0)), axis=1, dtype=jnp.int32)
@@ -49,8 +67,8 @@ def following(ring: Ring, slots: jax.Array, steps: int, over_dummies: bool = Fal
         )
     there = _all_so_far((flags & REMOVED == 0) & stored)
     goes_on = flags & (TERMINATED | TRUNCATED) == 0
-    before = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
-    return Steps(all_slots, flags, there, there & _all_so_far(before))
+    went_on = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
+    return Steps(all_slots, flags, there, there & _all_so_far(went_on), flags_before)
 
 
 def _all_so_far(holds: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring
 from fbuf._state import State
 from fbuf.views import _fields
 from fbuf.views._protocol import Reading
+from fbuf.views._steps import check_lane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ class FrameStack:
     Cost: O(B k) reads of that field; a frame is stored once instead of k times.
 
     Raises:
-        ValueError: If `k` is out of range; when traced, if the items have no such field.
+        ValueError: If `k` is out of range; when traced, if it is more than a lane has room for, if
+            the items have no such field, or `fields` leaves it out.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -57,6 +59,13 @@ class FrameStack:
     def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Read the rows, and the field of those before."""
         ring, storage = state.ring, state.storage
+        check_lane("FrameStack", "k is", self.k, ring)
+        wanted = self.fields or (self.field,)
+        if not any(f"{self.field}.".startswith(f"{name}.") for name in wanted):
+            raise ValueError(
+                f"fbuf.FrameStack: fields leaves out {self.field!r}, which is to be stacked; put "
+                "it among them, or take fbuf.Item"
+            )
         reach, others = _reach(ring, slots, self.k)
         back = jnp.minimum(jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32), reach[:, None])
         earlier = _ring.later(ring, slots[:, None], -back)

@@ -13,7 +13,7 @@ from fbuf._ring import TERMINATED
 from fbuf._state import State
 from fbuf.views import _fields, _reward
 from fbuf.views._protocol import Reading
-from fbuf.views._steps import following
+from fbuf.views._steps import check_lane, following
 
 
 @jax.tree_util.register_dataclass
@@ -69,8 +69,8 @@ class NStep:
     Cost: O(B n) reads.
 
     Raises:
-        ValueError: If `n` or `gamma` is out of range; when traced, if the items have no such
-            fields, or the reward is not one real number.
+        ValueError: If `n` or `gamma` is out of range; when traced, if `n` is more than a lane has
+            room for, the items have no such fields, or the reward is not one real number.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -101,7 +101,8 @@ class NStep:
 
     def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Sum up the rewards, and read what the last step led to."""
-        steps = following(state.ring, slots, min(self.n, state.ring.lane_length))
+        check_lane("NStep", "n is", self.n, state.ring)
+        steps = following(state.ring, slots, self.n)
         leaf = _reward.leaf("NStep", state.storage, self.reward)
         reward = _storage.read_leaves(state.storage, steps.slots, [leaf])[0]
         factor = self.gamma ** jnp.arange(steps.slots.shape[1], dtype=jnp.float32)

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _rows
+from fbuf import _check, _ring
 from fbuf._ring import DUMMY, TERMINATED, TRUNCATED, Ring
 from fbuf._state import State
 from fbuf.views import _fields
 from fbuf.views._protocol import Reading
-from fbuf.views._steps import following
+from fbuf.views._steps import check_lane, following
 
 
 @jax.tree_util.register_dataclass
@@ -110,24 +110,21 @@ class Sequence:
     def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
         """Read the steps, and say which of them are there."""
         ring, total = state.ring, self.burn_in + self.length + self.bootstrap
-        if total > ring.lane_length:
-            raise ValueError(
-                f"fbuf.Sequence: {total} steps (burn_in + length + bootstrap) are more than a lane "
-                f"of this buffer has, {ring.lane_length}; shorten the sequence"
-            )
+        check_lane("Sequence", "burn_in + length + bootstrap are", total, ring)
         if self.boundary == "stop" and getattr(state.sampler, "window", 1) < total:
             raise ValueError(
                 f"fbuf.Sequence: boundary='stop' takes a sampler that draws only rows from which "
                 f"all {total} steps are there; make the buffer with window={total}, or take "
                 "boundary='pad'"
             )
-        steps = following(ring, slots, total, over_dummies=self.boundary == "cross")
-        there = steps.there if self.boundary == "cross" else steps.same
+        crosses = self.boundary == "cross"
+        steps = following(ring, slots, total, over_dummies=crosses, before=True)
+        assert steps.before is not None
+        there = steps.there if crosses else steps.same
         number = jnp.arange(total, dtype=jnp.int32)
         learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & (TERMINATED | TRUNCATED) > 0
-        before = _rows.read(ring.flags, _ring.later(ring, slots, -1))
-        begins = _begins(ring, slots, before)
+        begins = _begins(ring, slots, steps.before)
         first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & there
         anchor = None
         if self.state is not None:
@@ -139,7 +136,7 @@ class Sequence:
             _fields.rows("Sequence", state.storage, steps.slots, self.fields),
         )
         flags = jnp.where(there, steps.flags, 0)
-        return Reading(SequenceSteps(item, there, learn, first, anchor), flags, before)
+        return Reading(SequenceSteps(item, there, learn, first, anchor), flags, steps.before)
 
 
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
