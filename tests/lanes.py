@@ -86,6 +86,13 @@ class Lanes:
                 last = at
         return found
 
+    def newest(self, count):
+        """Slots of the newest rows of environments that step together, whatever became of them."""
+        rows = [
+            (at, lane, self.slot(lane, at)) for lane in range(self.envs) for at in self.there(lane)
+        ]
+        return {slot for _, _, slot in sorted(rows)[-count:]}
+
     def remove(self, slots):
         for slot in slots:
             self.at(slot).removed = True

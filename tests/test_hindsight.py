@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 from test_return_to_go import ALL, not_copied, same_in_every_way
-from test_views import CASES, played
+from test_views import APART, CASES, played
 
 import fbuf
 
@@ -62,6 +62,9 @@ def allowed(history, slot, strategy):
         ("episode", None, 9, "next_step"),
         ("episode", 3, 40, "same_step"),
         ("final", 3, 8, "next_step"),
+        ("future", APART, 9, "next_step"),
+        ("episode", APART, 40, "same_step"),
+        ("final", APART, 8, "same_step"),
     ],
 )
 @settings(max_examples=15)

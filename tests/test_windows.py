@@ -26,7 +26,9 @@ def functions():
 
 @functools.cache
 def drawing():
-    return jax.jit(lambda state, key, beta: fbuf.sample(state, key, 16, beta=beta))
+    return jax.jit(
+        lambda state, key, beta, step=None: fbuf.sample(state, key, 16, beta=beta, step=step)
+    )
 
 
 def marked(tree, state):
@@ -37,22 +39,18 @@ def marked(tree, state):
 
 def agree(state, lanes, sampler):
     """The index is what a look at all rows finds, and what is drawn is what it says."""
-    options = (sampler.window, sampler.stride, sampler.starts == "first")
+    given = getattr(sampler, "priorities", sampler)
+    options = (given.window, given.stride, given.starts == "first")
     starts, stored = lanes.starts(*options), lanes.stored()
     assert int(fbuf.size(state)) == len(stored)
-    if isinstance(sampler, fbuf.Prioritized):
-        share = priorities(state, lanes, starts)
-    else:
-        share = dict.fromkeys(starts, 1 / max(len(starts), 1))
-        assert marked(state.index.starts.tree, state) == starts
-        if sampler.by == "episode":
-            runs = lanes.runs(*options)
-            episodes(state, lanes, runs)
-            share = {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
+    share = shares(state, lanes, sampler, starts)
     assert abs(sum(share.values()) - bool(share)) < 1e-6
     if not (isinstance(sampler, fbuf.Uniform) and sampler._window.every_row):
         assert int(fbuf.stats(state).get("starts", len(starts))) == len(starts)
     assert bool(fbuf.can_sample(state)) == bool(share)
+    if isinstance(sampler, fbuf.Shuffled):
+        an_epoch(state, starts)
+        return
     key = jax.random.key(sum(len(rows) for rows in lanes.lanes))
     sample = drawing()(state, key, 0.7)
     assert bool(sample.mask.all()) == bool(share) == bool(sample.mask.any())
@@ -69,11 +67,51 @@ def agree(state, lanes, sampler):
         assert lanes.at(slot).item == item
 
 
-def priorities(state, lanes, starts):
+def shares(state, lanes, sampler, starts):
+    """How likely each slot is that may be drawn; what the index holds besides is what it should."""
+    index, even = state.index, dict.fromkeys(starts, 1 / max(len(starts), 1))
+    if isinstance(sampler, fbuf.Prioritized):
+        return priorities(index, sampler, lanes, starts)
+    tree = index.tree if isinstance(sampler, fbuf.Shuffled) else index.starts.tree
+    assert marked(tree, state) == starts
+    if isinstance(sampler, fbuf.Mixture):
+        newest = lanes.newest(sampler.recent_rows) & starts
+        ways = [
+            (sampler.uniform, even),
+            (sampler.prioritized, priorities(index.priorities, sampler.priorities, lanes, starts)),
+            (sampler.recent, dict.fromkeys(newest, 1 / max(len(newest), 1))),
+        ]
+        whole = sum(part for part, likely in ways if likely)
+        found = {}
+        for part, likely in ways:
+            for slot in likely if part else ():
+                found[slot] = found.get(slot, 0) + part / whole * likely[slot]
+        return found
+    if getattr(sampler, "by", "start") == "episode":
+        runs = lanes.runs(sampler.window, sampler.stride, sampler.starts == "first")
+        episodes(state, lanes, runs)
+        return {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
+    return even
+
+
+def an_epoch(state, starts):
+    """The batches of an epoch hold every start once."""
+    found = []
+    for step in range(max(-(-len(starts) // 16), 1)):
+        batch = drawing()(state, jax.random.key(len(starts)), 0.7, step)
+        mask = np.asarray(batch.mask)
+        found += np.asarray(batch.ids.slot)[mask].tolist()
+        np.testing.assert_array_equal(batch.weight, mask)
+        likely = np.float32(1) / np.float32(max(len(starts), 1))
+        np.testing.assert_array_equal(batch.probability, np.where(mask, likely, 0))
+    assert sorted(found) == sorted(starts)
+
+
+def priorities(index, sampler, lanes, starts):
     """Every leaf holds its row's priority, and those of starts are awake; how likely each is."""
-    trees.check(state.index.tree)
-    leaves = np.asarray(state.index.tree.leaves).reshape(-1)
-    awake = state.sampler._window.every_row
+    trees.check(index.tree)
+    leaves = np.asarray(index.tree.leaves).reshape(-1)
+    awake = sampler._window.every_row
     share = {}
     for slot in lanes.stored():
         priority = np.float32(lanes.at(slot).priority)
@@ -82,7 +120,7 @@ def priorities(state, lanes, starts):
         if slot in starts and priority > 0:
             share[slot] = float(priority)
     total = sum(share.values())
-    top = np.asarray(state.index.tree.nodes[-1])[..., 0].sum()
+    top = np.asarray(index.tree.nodes[-1])[..., 0].sum()
     np.testing.assert_allclose(top, total, rtol=1e-5)
     return {slot: priority / total for slot, priority in share.items()}
 
@@ -149,6 +187,33 @@ DUMMIES = [  # with the dummies of autoreset="next_step" among the rows
     (ONE, fbuf.Prioritized(alpha=1.0, eps=0.0, window=2)),
     (APART, fbuf.Prioritized(alpha=1.0, eps=0.0, window=3, stride=2)),
 ]
+BY_HAND = [  # who resets the environments by hand
+    (THREE, fbuf.Uniform(window=2)),
+    (APART, fbuf.Uniform(window=2, by="episode")),
+    (ONE, fbuf.Prioritized(alpha=1.0, eps=0.0, window=2)),
+]
+MIXED = [
+    (ONE, EVERY),
+    (ONE, LONG),
+    (THREE, EVERY),
+    (THREE, STRIDE),
+    (APART, EVERY),
+    (APART, WINDOW),
+]
+SHUFFLED = [
+    *((ONE, o) for o in (EVERY, STRIDE, FIRST)),
+    (THREE, WINDOW),
+    (APART, EVERY),
+    (APART, WINDOW),
+]
+
+
+def mixture(shape, **options):
+    """All ways of a mixture, as far as there are newest rows of all environments together."""
+    given_ = fbuf.Prioritized(alpha=1.0, eps=0.0, **options)
+    return fbuf.Mixture(0.4, 0.3, 0.3 if shape[2] else 0.0, recent_rows=4, priorities=given_)
+
+
 CASES = [
     *((shape, fbuf.Uniform(**options), "same_step") for shape, options in UNIFORM),
     *(
@@ -156,6 +221,11 @@ CASES = [
         for shape, options in PRIORITIZED
     ),
     *((shape, sampler, "next_step") for shape, sampler in DUMMIES),
+    *((shape, sampler, "disabled") for shape, sampler in BY_HAND),
+    *((shape, mixture(shape, **options), "same_step") for shape, options in MIXED),
+    (THREE, mixture(THREE, window=2), "next_step"),
+    *((shape, fbuf.Shuffled(**options), "same_step") for shape, options in SHUFFLED),
+    (THREE, fbuf.Shuffled(window=2), "next_step"),
 ]
 
 
@@ -182,7 +252,10 @@ def test_any_history(shape, sampler, autoreset, history, often):
 
 def played(state, lanes, operation, often, number):
     """The state after an operation, which is done to the lanes, too."""
-    envs, prioritized = state.ring.num_envs, isinstance(state.sampler, fbuf.Prioritized)
+    envs, prioritized = (
+        state.ring.num_envs,
+        isinstance(state.sampler, fbuf.Prioritized | fbuf.Mixture),
+    )
     add, remove, end_episode = functions()
     kind, rng = operation[0], np.random.default_rng(operation[-1] if len(operation) > 1 else 0)
     if kind == "add":
@@ -266,6 +339,8 @@ def test_draws_are_as_likely_as_they_should_be(sampler, lockstep):
     for number in range(4):
         items = np.arange(27, dtype=np.int32).reshape(9, 3) + 27 * number
         ends, priority = rng.random((9, 3)) < 0.15, rng.random((9, 3)).astype(np.float32)
+        # In the first lane an episode goes around the seam, and another one follows.
+        ends[:, 0] = (number == 3) & (np.arange(9) == 3)
         options = {"terminated": ends, "time_major": True}
         if isinstance(sampler, fbuf.Prioritized):
             options["priority"] = priority
@@ -285,6 +360,9 @@ def test_draws_are_as_likely_as_they_should_be(sampler, lockstep):
             share[slot] *= lanes.at(slot).priority if "Prioritized" in str(sampler) else 1
     expected = share / share.sum() * 200_000
     assert len({len(run) for run in runs}) > 2  # episodes of different lengths
+    around = [run for run in runs if run[0] > run[-1]]
+    assert any({slot % 3 for slot in run} == {0} for run in around)
+    assert sum(run[0] % 3 == 0 for run in runs) == 2
     assert counts[share == 0].sum() == 0
     assert stats.chisquare(counts[share > 0], expected[share > 0]).pvalue > 1e-4
 
