@@ -1,6 +1,6 @@
 """fbuf beside TorchRL's SliceSampler: write some rows, then draw slices of episodes.
 
-    python benchmarks/slices.py            about 8 minutes on 2 cores, and 6 GB of memory
+    python benchmarks/slices.py            about 11 minutes on 2 cores, and 6 GB of memory
     python benchmarks/slices.py --quick    under a minute, the small sizes only
 
 It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
@@ -11,8 +11,11 @@ byte and the flag that says where an episode was truncated, which is every 500 r
 hold as many rows as the table says at the start, and up to a fifth more of the smallest at the end.
 
 - fbuf, "from Python": `fbuf.add`, then `fbuf.sample` with `Sequence(4, boundary="stop")`, and all
-  results are waited for. "in scan": 500 steps in one `lax.scan` whose carry, the buffer, is
-  donated; all rows and flags drawn are added to accumulators, for XLA leaves out what nobody uses.
+  results are waited for. JAX is told to run them in the thread that waits
+  (`jax_cpu_enable_async_dispatch` off): by default each call goes to another one and back.
+- "One call": both in one function under `jax.jit`, its buffer donated, called from Python.
+- "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated; all rows and flags
+  drawn are added to accumulators, for XLA leaves out what nobody uses.
 - The samplers are `Uniform(window=4)`: every start of 4 rows alike; and with `by="episode"`: an
   episode, then a start in it, which is what TorchRL does.
 - TorchRL: `ReplayBuffer`, `LazyTensorStorage` and `SliceSampler(slice_len=4, cache_values=True,
@@ -60,7 +63,7 @@ SEVERAL = 16
 """How many keys are used in turn."""
 PEER = "torchrl"
 STEP = "write and draw"
-PYTHON, SCAN = "from Python", "in scan"
+MODES = PYTHON, CALL, SCAN = "from Python", "one call", "in scan"
 
 
 def samplers() -> dict[str, Any]:
@@ -110,6 +113,7 @@ class Fbuf:
             self.state = fbuf.add(self.state, values, truncated=ends)
         self.keys = list(jax.random.split(jax.random.key(2), SEVERAL))
         self.written, self.drawn = 0, 0
+        self.compiled = jax.jit(self._write_and_draw, donate_argnums=0)
         self.new = [tuple(map(jnp.asarray, rows(i * ADDED, ADDED))) for i in range(CYCLE)]
         batch = fbuf.sample(self.state, self.keys[0], SLICES, view=self.view)
         check(name, batch.data.item, batch.truncated)
@@ -128,10 +132,21 @@ class Fbuf:
 
     def step(self, what: str) -> None:
         """Do it once, and wait for it."""
+        if what == CALL:
+            values, ends = self.new[self.written % CYCLE]
+            key = self.keys[self.written % SEVERAL]
+            self.written += 1
+            self.state, batch = self.compiled(self.state, values, ends, key)
+            self.jax.block_until_ready((self.state, batch))
+            return
         if what != "sample":
             self.add()
         batch = self.sample() if what != "add" else None
         self.jax.block_until_ready((self.state, batch))
+
+    def _write_and_draw(self, state: Any, values: Any, ends: Any, key: Any) -> Any:
+        state = self.fbuf.add(state, values, truncated=ends)
+        return state, self.fbuf.sample(state, key, SLICES, view=self.view)
 
     def in_scan(self) -> tuple[timing.Run, int]:
         """Many steps in one program, and the temporary bytes it takes."""
@@ -239,6 +254,9 @@ def from_python(buffer: Any, what: str, seconds: float) -> timing.Run:
 
 def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
     """Time all libraries at all sizes, turn by turn."""
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # before the first use of a device
     quick = task["quick"]
     notes: list[str] = []
     buffers: dict[Any, Any] = {}
@@ -276,7 +294,9 @@ def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
     # Adds alone are many: in shorter rounds, so that the smallest buffer is not full meanwhile.
     for what, each in ((STEP, seconds), ("sample", seconds), ("add", 0.4 * seconds)):
         take(PYTHON, what, {k: from_python(b, what, each) for k, b in buffers.items()}, {})
-    scans = {key: b.in_scan() for key, b in buffers.items() if isinstance(b, Fbuf)}
+    ours = {key: b for key, b in buffers.items() if isinstance(b, Fbuf)}
+    take(CALL, STEP, {k: from_python(b, CALL, seconds) for k, b in ours.items()}, {})
+    scans = {key: b.in_scan() for key, b in ours.items()}
     runs = {key: run for key, (run, _) in scans.items()}
     take(SCAN, STEP, runs, {key: temporary for key, (_, temporary) in scans.items()})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -347,7 +367,7 @@ def tables(records: list[Record]) -> list[str]:
     least = sizes[0][0]
     lines = [f"## {STEP}: microseconds", ""]
     lines += ["In brackets: how many times faster than TorchRL at this size.", ""]
-    columns = [(name, mode) for name in names for mode in (PYTHON, SCAN)]
+    columns = [(name, mode) for name in names for mode in MODES]
     head = ["rows stored", "of capacity", PEER, *(f"{n}, {m}" for n, m in columns)]
     body = []
     for stored, capacity in sizes:
@@ -406,7 +426,7 @@ def bars(records: list[Record]) -> list[str]:
     found: list[str] = []
     least, middle, largest = SIZES[0][0], SIZES[1][0], LARGEST[0]
     for name in names_in(records):
-        for mode in (PYTHON, SCAN):
+        for mode in MODES:
             start = f"- {name}, {mode}"
             small, large = us(name, mode, STEP, least), us(name, mode, STEP, largest)
             if small and large:
@@ -435,9 +455,10 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
 
     picture, axis = plt.subplots(figsize=(7.5, 5.2))
     colors = ("#0b6e4f", "#3b6fb6", "#7a5195")
-    lines = [(n, m, c) for n, c in zip(names_in(records), colors, strict=False) for m in (0, 1)]
-    for name, in_scan, color in [*lines, (PEER, 0, "#d08c00")]:
-        mode = (PYTHON, SCAN)[in_scan]
+    lines = [(n, m, c) for n, c in zip(names_in(records), colors, strict=False) for m in MODES]
+    styles = {PYTHON: ("--", "s"), CALL: (":", "^"), SCAN: ("-", "o")}
+    for name, mode, color in [*lines, (PEER, PYTHON, "#d08c00")]:
+        style, marker = styles[mode]
         points = sorted(
             (r["stored"], r["us"])
             for r in records
@@ -445,8 +466,8 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
         )
         if points:
             axis.plot(
-                *zip(*points, strict=True), "-" if in_scan else "--", color=color,
-                marker="o" if in_scan else "s", markersize=5, label=f"{name}, {mode}",
+                *zip(*points, strict=True), style, color=color, marker=marker, markersize=5,
+                label=f"{name}, {mode}",
             )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="rows stored", ylabel="microseconds a step")
     axis.grid(True, which="both", alpha=0.25)
