@@ -230,7 +230,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "sampler", "autoreset"), CASES, ids=str)
-@settings(max_examples=7)
+@settings(max_examples=6)
 @given(
     history=st.lists(operations, min_size=1, max_size=14), often=st.sampled_from([0.1, 0.5, 0.9])
 )
