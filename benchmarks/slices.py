@@ -14,6 +14,8 @@ hold as many rows as the table says at the start, and up to a fifth more of the 
   results are waited for. JAX is told to run them in the thread that waits
   (`jax_cpu_enable_async_dispatch` off): by default each call goes to another one and back.
 - "One call": both in one function under `jax.jit`, its buffer donated, called from Python.
+- "Calls alone": the same arguments and results, given to programs that compute nothing, from Python
+  as two calls and as one. It is the part of JAX, below which no library can be.
 - "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated; all rows and flags
   drawn are added to accumulators, for XLA leaves out what nobody uses.
 - The samplers are `Uniform(window=4)`: every start of 4 rows alike; and with `by="episode"`: an
@@ -63,6 +65,7 @@ SEVERAL = 16
 """How many keys are used in turn."""
 PEER = "torchrl"
 STEP = "write and draw"
+ALONE = "calls alone"
 MODES = PYTHON, CALL, SCAN = "from Python", "one call", "in scan"
 
 
@@ -114,6 +117,7 @@ class Fbuf:
         self.keys = list(jax.random.split(jax.random.key(2), SEVERAL))
         self.written, self.drawn = 0, 0
         self.compiled = jax.jit(self._write_and_draw, donate_argnums=0)
+        self.no_add, self.no_sample, self.no_step = self._calls_alone()
         self.new = [tuple(map(jnp.asarray, rows(i * ADDED, ADDED))) for i in range(CYCLE)]
         batch = fbuf.sample(self.state, self.keys[0], SLICES, view=self.view)
         check(name, batch.data.item, batch.truncated)
@@ -132,21 +136,45 @@ class Fbuf:
 
     def step(self, what: str) -> None:
         """Do it once, and wait for it."""
+        values, ends = self.new[self.written % CYCLE]
+        key = self.keys[self.written % SEVERAL]
+        batch = None
         if what == CALL:
-            values, ends = self.new[self.written % CYCLE]
-            key = self.keys[self.written % SEVERAL]
             self.written += 1
             self.state, batch = self.compiled(self.state, values, ends, key)
-            self.jax.block_until_ready((self.state, batch))
-            return
-        if what != "sample":
-            self.add()
-        batch = self.sample() if what != "add" else None
+        elif what == f"{ALONE}, {CALL}":
+            self.state, batch = self.no_step(self.state, values, ends, key)
+        elif what == f"{ALONE}, {PYTHON}":
+            self.state = self.no_add(self.state, values, ends)
+            batch = self.no_sample(self.state, key)
+        else:
+            if what != "sample":
+                self.add()
+            batch = self.sample() if what != "add" else None
         self.jax.block_until_ready((self.state, batch))
 
     def _write_and_draw(self, state: Any, values: Any, ends: Any, key: Any) -> Any:
         state = self.fbuf.add(state, values, truncated=ends)
         return state, self.fbuf.sample(state, key, SLICES, view=self.view)
+
+    def _calls_alone(self) -> tuple[Any, Any, Any]:
+        """What adds, samples, and does both, as far as JAX sees from outside."""
+        jax, jnp = self.jax, self.jnp
+        drawn = jax.eval_shape(
+            lambda s, k: self.fbuf.sample(s, k, SLICES, view=self.view), self.state, self.keys[0]
+        )
+
+        def blank() -> Any:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+
+        def donating(call: Any) -> Any:
+            return jax.jit(call, donate_argnums=0, keep_unused=True)
+
+        return (
+            donating(lambda state, values, ends: state),
+            jax.jit(lambda state, key: blank(), keep_unused=True),
+            donating(lambda state, values, ends, key: (state, blank())),
+        )
 
     def in_scan(self) -> tuple[timing.Run, int]:
         """Many steps in one program, and the temporary bytes it takes."""
@@ -296,6 +324,9 @@ def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
         take(PYTHON, what, {k: from_python(b, what, each) for k, b in buffers.items()}, {})
     ours = {key: b for key, b in buffers.items() if isinstance(b, Fbuf)}
     take(CALL, STEP, {k: from_python(b, CALL, seconds) for k, b in ours.items()}, {})
+    for mode in (PYTHON, CALL):
+        alone = f"{ALONE}, {mode}"
+        take(mode, ALONE, {k: from_python(b, alone, seconds) for k, b in ours.items()}, {})
     scans = {key: b.in_scan() for key, b in ours.items()}
     runs = {key: run for key, (run, _) in scans.items()}
     take(SCAN, STEP, runs, {key: temporary for key, (_, temporary) in scans.items()})
@@ -393,10 +424,13 @@ def tables(records: list[Record]) -> list[str]:
     lines += ["", "## The parts, from Python: microseconds", ""]
     parts = [(name, what) for what in ("add", "sample") for name in [*names, PEER]]
     head = ["rows stored", *(f"{what}, {name}" for name, what in parts)]
-    body = [
-        [rows_text(stored), *(figure(us(n, PYTHON, w, stored)) for n, w in parts)]
-        for stored, _ in sizes
-    ]
+    alone = [(n, m) for n in names for m in (PYTHON, CALL)]
+    head += [f"{ALONE}, {name}, {mode}" for name, mode in alone]
+    body = []
+    for stored, _ in sizes:
+        line = [figure(us(n, PYTHON, w, stored)) for n, w in parts]
+        line += [figure(us(n, m, ALONE, stored)) for n, m in alone]
+        body.append([rows_text(stored), *line])
     lines += render(head, body)
 
     lines += ["", "## Memory", ""]

@@ -8,6 +8,7 @@ from fbuf._add import add as add
 from fbuf._end_episode import end_episode as end_episode
 from fbuf._fault import Fault as Fault
 from fbuf._fault import raise_on_fault as raise_on_fault
+from fbuf._ids_at import ids_at as ids_at
 from fbuf._init import init as init
 from fbuf._init import nbytes as nbytes
 from fbuf._inspect import can_sample as can_sample
@@ -69,6 +70,7 @@ __all__ = [
     "can_sample",
     "clear",
     "end_episode",
+    "ids_at",
     "init",
     "nbytes",
     "raise_on_fault",

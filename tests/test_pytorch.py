@@ -23,7 +23,7 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters import pytorch  # noqa: E402  (it needs torch)
+from fbuf_adapters.pytorch import _from_torch, _lifetime, _tensors, _to_torch  # noqa: E402
 from fbuf_adapters.pytorch import InteropError, add_from_torch, from_torch, to_torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
@@ -605,8 +605,8 @@ def test_a_tensor_where_jax_cannot_reach(monkeypatch):
         is_cuda = True
         is_cpu = False
 
-    assert pytorch._jax_has_gpu() == any(device.platform == "gpu" for device in jax.devices())
-    monkeypatch.setattr(pytorch, "_jax_has_gpu", lambda: False)
+    assert _tensors.jax_has_gpu() == any(device.platform == "gpu" for device in jax.devices())
+    monkeypatch.setattr(_tensors, "jax_has_gpu", lambda: False)
     refused(from_torch, torch.ones(3).as_subclass(OnGpu), "this JAX cannot reach", ".cpu()")
 
 
@@ -617,9 +617,9 @@ def test_a_tensor_on_another_device_than_the_buffer(monkeypatch):
 
     # Stand in for the GPU and for the way to it: what is on trial is what happens then.
     elsewhere = jax.devices("cpu")[1]
-    monkeypatch.setattr(pytorch, "_jax_has_gpu", lambda: True)
+    monkeypatch.setattr(_tensors, "jax_has_gpu", lambda: True)
     monkeypatch.setattr(
-        pytorch, "_alias", lambda tensor: jax.device_put(jnp.ones(tensor.shape), elsewhere)
+        _from_torch, "alias", lambda tensor: jax.device_put(jnp.ones(tensor.shape), elsewhere)
     )
     tensor = torch.ones(3).as_subclass(OnGpu)
     refused_to_add(fbuf.init(0.0, 4), {"b": tensor}, "items['b']", "the buffer does not", ".cpu()")
@@ -742,8 +742,8 @@ def test_arrays_where_torch_cannot_reach(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         with pytest.raises(InteropError, match=r"jax\.device_put"):
-            pytorch._platform(Sharding(platform, memory_kind))
-    assert pytorch._platform(Sharding("gpu", "device")) == "gpu"
+            _to_torch.platform(Sharding(platform, memory_kind))
+    assert _to_torch.platform(Sharding("gpu", "device")) == "gpu"
 
 
 # Adding.
@@ -881,12 +881,12 @@ def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
     array = jnp.ones(8)
     alive = weakref.ref(array)
     tensor = torch.from_dlpack(array)
-    pytorch._hold(array, tensor)
+    _lifetime.hold(array, tensor)
     weight = torch.ones(8, requires_grad=True)
     loss = (tensor[2:] * weight[2:]).sum()  # autograd keeps the tensor
     del array, tensor
     gc.collect()
-    pytorch._forget_finished()
+    _lifetime.forget_finished()
     assert alive() is not None
     assert exporting.recorded == 0
 
@@ -895,14 +895,14 @@ def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
     gc.collect()
     assert (exporting.recorded, dropping.recorded) == (1, 1)
     for stream in (dropping, exporting):
-        pytorch._forget_finished()
+        _lifetime.forget_finished()
         gc.collect()
         assert alive() is not None
         stream.done = True
     to_torch(jnp.ones(1))  # the next export sweeps
     gc.collect()
     assert alive() is None
-    assert not pytorch._finishing
+    assert not _lifetime._finishing
 
 
 # The package.

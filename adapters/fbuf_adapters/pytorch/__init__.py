@@ -1,0 +1,21 @@
+"""JAX arrays as PyTorch tensors and back, and a replay buffer of tensors: over DLPack, and safe.
+
+The two libraries can read each other's memory, and neither tells the other what it does with it:
+JAX takes arrays to be immutable, runs after the call has returned, and writes into donated memory;
+PyTorch writes wherever it likes. So what could go wrong silently is refused here with an
+`InteropError`, before the other library is called.
+"""
+
+try:
+    import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+except ModuleNotFoundError as error:
+    raise ImportError("fbuf_adapters.pytorch needs PyTorch: pip install 'fbuf[torch]'") from error
+
+from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
+from fbuf_adapters.pytorch._callback import callback as callback
+from fbuf_adapters.pytorch._error import InteropError as InteropError
+from fbuf_adapters.pytorch._from_torch import from_torch as from_torch
+from fbuf_adapters.pytorch._replay_buffer import ReplayBuffer as ReplayBuffer
+from fbuf_adapters.pytorch._to_torch import to_torch as to_torch
+
+__all__ = ["InteropError", "ReplayBuffer", "add_from_torch", "callback", "from_torch", "to_torch"]

@@ -1,0 +1,114 @@
+"""A buffer as a tree of tensors that `torch.save` can write, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch._from_torch import from_torch
+from fbuf_adapters.pytorch._item import Learned, example, learn
+from fbuf_adapters.pytorch._to_torch import to_torch
+from fbuf_adapters.pytorch._tree import map_tensors
+
+VERSION = 1
+_PARTS = ("version", "made_with", "item", "state", "key", "drawn", "written", "ahead")
+
+_CPU = torch.device("cpu")
+
+# What batches are made of: only tensors, which torch.load cannot know.
+torch.serialization.add_safe_globals(
+    [
+        *(fbuf.Sample, fbuf.Ids, fbuf.ItemAndNext, fbuf.NStepTransition, fbuf.SequenceSteps),
+        *(fbuf.HindsightStep, fbuf.ReturnToGoStep),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything that what comes next depends on."""
+
+    state: fbuf.State[Any]
+    learned: Learned
+    key: jax.Array
+    drawn: int
+    written: bool
+    ahead: list[Any]
+
+
+def save(run: Run) -> dict[str, Any]:
+    """All of it in memory of its own, on CPU."""
+    arrays = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(run.state)}
+    return {
+        "version": VERSION,
+        "made_with": _made_with(run.state),
+        "item": example(run.learned),
+        "state": {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()},
+        "key": to_torch(run.key, copy=True).cpu(),
+        "drawn": run.drawn,
+        "written": run.written,
+        "ahead": map_tensors(run.ahead, lambda tensor: tensor.cpu().clone(), moved_to=_CPU),
+    }
+
+
+def load(where: str, saved: dict[str, Any], init: Callable[[Any], fbuf.State[Any]]) -> Run:
+    """Put it together again, or raise `ValueError` before anything has changed."""
+    missing = {"version", "made_with", "item", "state", "key", "drawn", "written", "ahead"} - set(
+        saved
+    )
+    if missing:
+        raise ValueError(f"{where} state_dict is not whole: it lacks {sorted(missing)}")
+    if saved["version"] != VERSION:
+        raise ValueError(
+            f"{where} state_dict is of version {saved['version']}, and this one is {VERSION}; load "
+            "it with the release that wrote it"
+        )
+    learned = learn(where, saved["item"])
+    wanted = jax.eval_shape(lambda: init(learned.item))
+    if saved["made_with"] != _made_with(wanted):
+        raise ValueError(
+            f"{where} state_dict is of a buffer made with {saved['made_with']}, and this one with "
+            f"{_made_with(wanted)}; make it with the same arguments"
+        )
+    leaves: list[jax.Array] = []
+    for path, spec in jax.tree.leaves_with_path(wanted):
+        tensor = saved["state"].get(_name(path))
+        if tensor is None or tuple(tensor.shape) != spec.shape:
+            found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise ValueError(
+                f"{where} state_dict['state'] must have {_name(path)!r} of shape {spec.shape}, "
+                f"found {found}"
+            )
+        # JAX's own memory: what is taken over from torch cannot be written in place
+        leaves.append(jnp.copy(from_torch(tensor)))
+    return Run(
+        state=jax.tree.unflatten(jax.tree.structure(wanted), leaves),
+        learned=learned,
+        key=jnp.copy(from_torch(saved["key"])),
+        drawn=int(saved["drawn"]),
+        written=bool(saved["written"]),
+        ahead=map_tensors(saved["ahead"], torch.clone),
+    )
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path).lstrip(".")
+
+
+def _made_with(state: fbuf.State[Any]) -> dict[str, Any]:
+    """The arguments that two buffers must share, as what can be written down."""
+    ring = state.ring
+    return {
+        "capacity": state.capacity,
+        "sampler": repr(state.sampler),
+        "num_envs": ring.num_envs,
+        "autoreset": ring.autoreset,
+        "lockstep": ring.lockstep,
+        "next_of": None if state.nexts is None else state.nexts.field,
+    }

@@ -1,0 +1,136 @@
+"""Tensors as arguments of a compiled function, which reads them where they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
+from fbuf_adapters.pytorch._error import InteropError, untraced
+
+
+def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
+    """What a compiled function on these devices reads a leaf from: where it is, if possible."""
+    if not isinstance(leaf, torch.Tensor):
+        return untraced(leaf)  # fbuf.add looks after it
+    quick = _quickly_as_numpy(leaf, narrow)
+    if quick is not None:
+        return quick
+    _tensors.check(leaf)
+    tensor = _dtypes.fit(leaf, narrow)
+    if not tensor.is_cuda:
+        return _as_numpy(tensor)
+    shared = tensor.dtype != torch.bool and _from_torch.obstacle(tensor) is None
+    array = _from_torch.alias(tensor if shared else _from_torch.own(tensor))
+    if array.sharding.device_set != devices:
+        raise InteropError(
+            f"lies on {tensor.device}, and the buffer does not: move it with .cpu(), or the buffer "
+            "with jax.device_put"
+        )
+    return array
+
+
+def _quickly_as_numpy(tensor: torch.Tensor, narrow: bool) -> np.ndarray[Any, Any] | None:
+    """A NumPy array on the memory of a tensor, if that is all there is to it.
+
+    Most tensors are like that, and to ask each for everything that it might be takes longer than
+    the rest of adding it. `Tensor.numpy` asks as well, and refuses.
+    """
+    dtype = tensor.dtype
+    long = dtype is torch.int64 and narrow and not _dtypes.x64()
+    if type(tensor) is not torch.Tensor or not (long or dtype in _dtypes.QUICK):
+        return None
+    try:
+        if tensor.untyped_storage().data_ptr() == 0:  # a stand-in, of which NumPy would make junk
+            return None
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    if long:
+        small = array.astype(np.int32)
+        return small if (small == array).all() else None
+    return array.view(np.uint8) != 0 if dtype is torch.bool else array  # bool: see own
+
+
+def _as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy array on the memory of a CPU tensor; into `jit` it goes faster than by DLPack."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    dtype = tensor.dtype
+    if dtype in _dtypes.BITS:
+        return tensor.view(_dtypes.BITS[dtype]).numpy().view(_dtypes.DTYPES[dtype])
+    if dtype is torch.bool:  # see own
+        return tensor.numpy().view(np.uint8) != 0
+    return tensor.numpy()
+
+
+def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
+    """The same for one with integers of 64 bits, which are torch's habit: in 32, if they fit."""
+    if tensor.dtype in (torch.float64, torch.complex128) and not _dtypes.x64():
+        raise InteropError(
+            "is of 64 bits, of which JAX would keep 32: cast it with .float() or the like, or turn "
+            "JAX's 64-bit types on (jax.config.update('jax_enable_x64', True))"
+        )
+    return feed(tensor, True, devices)
+
+
+def change(
+    state: fbuf.State[Any],
+    verb: Callable[..., fbuf.State[Any]],
+    given: dict[str, Any],
+    feed_all: Callable[[], dict[str, Any]],
+    *,
+    narrow: bool,
+    **static: Any,
+) -> fbuf.State[Any]:
+    """Call one of fbuf's functions that return a state, with tensors for arguments.
+
+    `given` are its arguments by name, and `feed_all` makes them ready, or refuses one by its name.
+    It need not be called for what most arguments are: plain tensors on CPU, of a buffer that can be
+    written to. For these there is one compiled program, called straight away.
+    """
+    leaves, structure = jax.tree.flatten(given)
+    fed: list[Any] = []
+    for leaf in leaves:
+        plain = isinstance(leaf, torch.Tensor)
+        ready = _quickly_as_numpy(leaf, narrow) if plain else leaf if type(leaf) is bool else None
+        if ready is None:
+            break
+        fed.append(ready)
+    if len(fed) < len(leaves) or not leaves or state.fault.is_deleted():
+        return settle(verb(state, **feed_all(), **static), given)
+    changed = _compiled(verb)(state, structure.unflatten(fed), **static)
+    if not isinstance(changed.fault, jax.core.Tracer):
+        changed.fault.block_until_ready()  # and so with it all else, being of one program
+    return changed
+
+
+@functools.cache
+def _compiled(verb: Callable[..., fbuf.State[Any]]) -> Callable[..., fbuf.State[Any]]:
+    """A function of fbuf, compiled to write into the state it is given."""
+    return jax.jit(
+        lambda state, given, **static: verb(state, **given, **static),
+        donate_argnums=0,
+        static_argnames="time_major",
+    )
+
+
+def settle(state: fbuf.State[Any], given: Any) -> fbuf.State[Any]:
+    """Make the tensors that the state was computed from their owner's again, and return it."""
+    if not all(_on_gpu(leaf) for leaf in jax.tree.leaves(given)):
+        return jax.block_until_ready(state)
+    # To export an array lets torch's stream, not the host, wait for it; nobody needs the tensor.
+    torch.from_dlpack(state.fault)
+    return state
+
+
+def _on_gpu(leaf: Any) -> bool:
+    """Whether a stream of torch's looks after who reads and writes the leaf, and in what order."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_cuda

@@ -1,0 +1,96 @@
+"""What a batch goes through between JAX and the user's hands, and on which stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fbuf_adapters.pytorch._to_torch import to_torch
+from fbuf_adapters.pytorch._tree import map_tensors
+
+_SHORT = (torch.int32, torch.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """How batches are handed over, in this order.
+
+    Attributes:
+        int64: Make 32-bit integers int64.
+        transform: The user's function of a batch; None is none.
+        pin_memory: Move every tensor to pinned memory, whatever its container says of itself.
+        to: The device to move every tensor to, after that; None is none.
+    """
+
+    int64: bool
+    transform: Callable[[Any], Any] | None
+    pin_memory: bool
+    to: torch.device | None
+
+    def __call__(self, sample: Any) -> Any:
+        """The batch as the user gets it."""
+        batch = to_torch(sample)
+        if self.int64:
+            batch = map_tensors(batch, _long)
+        if self.transform is not None:
+            batch = self.transform(batch)
+        return self.place(batch)
+
+    def place(self, batch: Any) -> Any:
+        """The batch where the user wants it."""
+        if self.pin_memory:
+            batch = map_tensors(batch, _pinned)
+        if self.to is not None:
+            device = self.to
+            batch = map_tensors(batch, lambda x: x.to(device, non_blocking=True), moved_to=device)
+        return batch
+
+
+class Ahead:
+    """A batch made by another thread, on a stream of its own, for whoever takes it."""
+
+    def __init__(
+        self, make: Callable[[Any], Any], sample: Any, stream: torch.cuda.Stream | None
+    ) -> None:
+        """Make it, now and in this thread."""
+        self._ready: torch.Event | None = None
+        if stream is None:
+            self._batch = make(sample)
+            return
+        with torch.cuda.stream(stream):
+            self._batch = make(sample)
+            self._ready = stream.record_event()
+
+    def take(self) -> Any:
+        """The batch, for which the current stream has been told to wait."""
+        if self._ready is None:
+            return self._batch
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self._ready)
+
+        def used_here(tensor: torch.Tensor) -> torch.Tensor:
+            # or torch would give its memory away when the other stream is done with it
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+            return tensor
+
+        return map_tensors(self._batch, used_here)
+
+
+def stream_for(*devices: torch.device | None) -> torch.cuda.Stream | None:
+    """A stream to make batches on beside the learner's, if there is a GPU among the devices."""
+    for device in devices:
+        if device is not None and device.type == "cuda":
+            return torch.cuda.Stream(device)
+    return None
+
+
+def _long(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.long() if tensor.dtype in _SHORT else tensor
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.is_cpu else tensor

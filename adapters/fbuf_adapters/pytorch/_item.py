@@ -1,0 +1,81 @@
+"""The item of a buffer, learned from what is added first."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import torch
+
+from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._error import InteropError, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """What is known of a buffer's items.
+
+    Attributes:
+        item: A tree of `jax.ShapeDtypeStruct`, as it is stored.
+        given: The same tree of torch's dtypes, as it was given: of integers 64 bits, for instance.
+    """
+
+    item: Any
+    given: Any
+
+    def check_tree(self, where: str, argument: str, items: Any) -> None:
+        """Raise if a tree is another one than that of the item."""
+        wanted = jax.tree.structure(self.item)
+        if jax.tree.structure(items) == wanted:
+            return
+        keys, known = _paths(items), _paths(self.item)
+        changes = [f"{argument}{key} is new" for key in keys if key not in known]
+        changes += [f"{argument}{key} is missing" for key in known if key not in keys]
+        what = ", ".join(changes) or f"got {jax.tree.structure(items)}, wanted {wanted}"
+        raise InteropError(f"{where} {argument} must have the same tree as before: {what}")
+
+
+def learn(where: str, tree: Any, axes: int = 0, given: Any = None) -> Learned:
+    """Take shapes and dtypes from a tree of arrays, tensors or specs with so many leading axes.
+
+    `given` is the same tree before it was made ready for JAX.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    paths = list(_paths(tree))
+    item: list[jax.ShapeDtypeStruct] = []
+    dtypes: list[torch.dtype] = []
+    for path, leaf, as_given in zip(
+        paths, leaves, leaves if given is None else jax.tree.leaves(given), strict=True
+    ):
+        try:
+            shape, dtype = tuple(leaf.shape), as_given.dtype
+        except AttributeError:
+            raise InteropError(
+                f"{where} item{path} ({describe(leaf)}) is neither a tensor nor an array; make it "
+                "one with torch.as_tensor"
+            ) from None
+        if len(shape) < axes:
+            raise InteropError(
+                f"{where} item{path} ({describe(leaf)}) has no axis for the items, or for the "
+                "environments; give it one, or call add for one item"
+            )
+        if not isinstance(dtype, torch.dtype):
+            dtype = _dtypes.to_torch(dtype)
+        item.append(jax.ShapeDtypeStruct(shape[axes:], _dtypes.stored(dtype)))
+        dtypes.append(dtype)
+    return Learned(structure.unflatten(item), structure.unflatten(dtypes))
+
+
+def _paths(tree: Any) -> dict[str, None]:
+    """The paths of all leaves, in order."""
+    return dict.fromkeys(jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+
+
+def example(learned: Learned) -> Any:
+    """The item as tensors as they were given, of no size to speak of."""
+    return jax.tree.map(
+        lambda spec, dtype: torch.zeros((), dtype=dtype).expand(spec.shape),
+        learned.item,
+        learned.given,
+    )

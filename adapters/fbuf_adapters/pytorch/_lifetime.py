@@ -1,0 +1,39 @@
+"""Memory of a GPU, kept until the kernels that read it have run.
+
+A tensor's memory goes back to JAX when its last reference goes, which may be before the kernels
+that read it have run: they have only been launched by then. So the array is kept until they have.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+
+import jax
+import torch
+
+_finishing: collections.deque[tuple[list[torch.Event], jax.Array]] = collections.deque()
+
+
+def hold(array: jax.Array, tensor: torch.Tensor) -> None:
+    """Keep an array for as long as any tensor on its memory lives, and a little longer."""
+    stream = torch.cuda.current_stream(tensor.device)
+    weakref.finalize(tensor.untyped_storage(), _finish, array, stream).atexit = False
+
+
+def _finish(array: jax.Array, stream: torch.cuda.Stream) -> None:
+    """Keep it until the streams that may have been given work on it are done with that."""
+    streams = {stream, torch.cuda.current_stream(stream.device)}
+    _finishing.append(([stream.record_event() for stream in streams], array))
+
+
+def forget_finished() -> None:
+    """Let go of the arrays that no kernel can need any more, oldest first."""
+    while True:
+        try:
+            events, array = _finishing.popleft()
+        except IndexError:  # none left; another thread may have taken the last one
+            return
+        if not all(event.query() for event in events):
+            _finishing.appendleft((events, array))
+            return

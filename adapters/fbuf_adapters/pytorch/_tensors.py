@@ -1,0 +1,88 @@
+"""Which tensors can be read: those with memory, holding what they say, where JAX can reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+
+from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._error import InteropError
+
+_SOMETHING = torch.zeros(1, device="cpu")
+
+
+def check(leaf: Any) -> None:
+    """Whether there is memory to read, holding what the tensor says, that JAX can reach."""
+    if not isinstance(leaf, torch.Tensor):
+        raise InteropError("is no tensor; make it one with torch.as_tensor")
+    if leaf.layout != torch.strided or leaf.is_nested:
+        raise InteropError(
+            "is sparse or nested; make it a plain tensor with .to_dense(), or pad it"
+        )
+    if leaf.is_quantized:
+        raise InteropError("is quantised; take .dequantize(), or .int_repr() for the integers")
+    if leaf.is_meta or not _has_memory(leaf):
+        raise InteropError(
+            "has no memory to read: it is a meta or fake tensor, or belongs to torch.func; take "
+            "one with values, outside"
+        )
+    if leaf.requires_grad:
+        raise InteropError("requires grad, which JAX would not track; hand over .detach()")
+    if leaf.dtype not in _dtypes.DTYPES:
+        raise InteropError("is of a dtype that JAX cannot take over; cast it with .to")
+    if not (leaf.is_cpu or (leaf.is_cuda and jax_has_gpu())):
+        raise InteropError(
+            f"lies on {leaf.device}, which this JAX cannot reach; move it with .cpu()"
+        )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one, and not a stand-in for one while torch traces or transforms."""
+    kind: Any = type(tensor)
+    plain: Any = torch.Tensor
+    if kind.__torch_dispatch__ is not plain.__torch_dispatch__:
+        return False
+    try:
+        return tensor.untyped_storage().data_ptr() != 0 or tensor.numel() == 0
+    except (RuntimeError, ValueError):  # there is no storage, or not yet
+        return False
+
+
+def check_torch(function: str) -> None:
+    """Whether torch computes here; if not, even plain tensors yield stand-ins, or junk."""
+    try:
+        computes = _has_memory(_SOMETHING.detach())
+    except AssertionError:  # FakeTensorMode wants no real tensors
+        computes = False
+    if not computes:
+        raise InteropError(
+            f"fbuf_adapters.pytorch.{function}: called inside torch.func, FakeTensorMode or the "
+            "like, where tensors have no memory to read; call it outside"
+        )
+
+
+def jax_device(device: torch.device, where: str) -> Any:
+    """JAX's name of a device of torch's."""
+    jax.devices()  # before torch's, see below
+    if device.type == "cpu":
+        return jax.devices("cpu")[0]
+    if device.type == "cuda" and jax_has_gpu() and torch.cuda.is_available():
+        given: Any = device.index  # None is the current one, whatever the stubs say
+        index = torch.cuda.current_device() if given is None else given
+        for found in jax.devices("gpu"):
+            if found.local_hardware_id == index:
+                return found
+    raise InteropError(
+        f"{where} device {device} cannot be reached by both: JAX has {jax.devices()}, and PyTorch "
+        f"{torch.cuda.device_count()} GPUs; install both for the GPU, or take device='cpu'"
+    )
+
+
+def jax_has_gpu() -> bool:
+    """Also lets JAX choose its current GPU before torch does: doing so later would undo torch's."""
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:
+        return False

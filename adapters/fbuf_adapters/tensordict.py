@@ -1,0 +1,454 @@
+"""TensorDicts in and out, with the names of TorchRL's replay buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+
+try:
+    from tensordict import TensorDict, TensorDictBase
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "fbuf_adapters.tensordict needs TensorDict: pip install 'fbuf[tensordict]'"
+    ) from error
+
+__all__ = ["TensorDictReplayBuffer"]
+
+_NAME = "fbuf_adapters.tensordict.TensorDictReplayBuffer"
+_OURS = ("index", "index_generation", "_weight", "priority_weight")
+"""What a batch has beside what was stored."""
+
+_WIDE = (torch.float64, torch.complex128)
+"""Dtypes that JAX would cut, and their bits are kept instead."""
+
+
+class TensorDictReplayBuffer:
+    """A replay buffer for programs written for TorchRL's: change the constructor, and no more.
+
+    It has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and gives the same keys.
+    What is better: draws are exact at any size, priorities are updated in O(B log N), rows that
+    were overwritten meanwhile are told apart from those that were drawn, and the same seed gives
+    the same batches. What is different:
+
+    - All rows have the same keys, shapes and dtypes; another one is an error, never a copy of what
+      was there before.
+    - `int64` is stored in 32 bits, and comes back as it was; a number that needs more is an error.
+      `float64` is stored bit by bit.
+    - Weights are divided by the largest of the batch, not of the buffer, unless the sampler says
+      so: `fbuf.Prioritized(normalize="buffer")`.
+    - A sampler is not an object to be changed: set `alpha` and `beta` of the buffer instead.
+    - Single rows cannot be looked up or changed (`rb[3]`); `rb.buffer.state` has them all.
+
+    Args:
+        capacity: As for `fbuf.init`.
+        sampler: As for `fbuf.init`. A window or `fbuf.Sequence` finds where episodes end in
+            `("next", "terminated")` and `("next", "truncated")`; if there is neither, in
+            `("next", "done")`.
+        view: What each drawn row is turned into. Of what a view returns, its fields become keys.
+        batch_size: For `sample()` without one, and for iteration.
+        priority_key: Where priorities are found, by `extend` and `update_tensordict_priority`.
+        transform: A TorchRL transform, or a function of a TensorDict. It is called with every
+            batch, and its `inv`, if it has one, with everything that is written.
+        device: As for `fbuf_adapters.pytorch.ReplayBuffer`, as all that follow.
+        seed: See there.
+        pin_memory: See there.
+        to: See there.
+        prefetch: See there.
+
+    Attributes:
+        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
+        alpha: Used for the priorities that are given from now on; None is the sampler's.
+        beta: Used for the weights of what is drawn from now on; None is the sampler's.
+
+    Examples:
+        >>> import fbuf, torch
+        >>> from fbuf_adapters.tensordict import TensorDictReplayBuffer
+        >>> from tensordict import TensorDict
+        >>> rb = TensorDictReplayBuffer(100, sampler=fbuf.Prioritized(), batch_size=4)
+        >>> _ = rb.extend(TensorDict({"obs": torch.ones(8, 3)}, batch_size=[8]))
+        >>> batch = rb.sample()
+        >>> sorted(batch.keys())
+        ['_weight', 'index', 'index_generation', 'obs', 'priority_weight']
+        >>> batch["td_error"] = torch.rand(4)
+        >>> rb.update_tensordict_priority(batch)
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        sampler: Any = fbuf.Uniform(),
+        view: Any = fbuf.Item(),
+        batch_size: int | None = None,
+        priority_key: str | tuple[str, ...] = "td_error",
+        transform: Callable[[Any], Any] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        pin_memory: bool = False,
+        to: torch.device | str | None = None,
+        prefetch: int = 0,
+    ) -> None:
+        self.buffer = ReplayBuffer(
+            capacity,
+            sampler=sampler,
+            view=view,
+            batch_size=batch_size,
+            device=device,
+            seed=seed,
+            transform=self._assemble,
+            pin_memory=pin_memory,
+            to=to,
+            prefetch=prefetch,
+        )
+        self.alpha: float | None = None
+        self.beta: float | None = None
+        self._capacity = capacity
+        self._batch_size = batch_size
+        self._device = torch.device(device)
+        self._priority_key = priority_key
+        self._prioritized = isinstance(sampler, (fbuf.Prioritized, fbuf.Mixture))
+        self._dtypes: dict[tuple[str, ...], torch.dtype] | None = None
+        """Of all leaves, as they were given."""
+        self._cursor = 0
+        self._write_count = 0
+        self._iterator: Iterator[TensorDictBase] | None = None
+        self._transforms: list[Any] = []
+        if transform is not None:
+            self.append_transform(transform)
+
+    # Writing.
+
+    def add(self, data: TensorDictBase) -> int:
+        """Write one item, a TensorDict of no batch dimension.
+
+        Args:
+            data: The item.
+
+        Returns:
+            The slot it is in.
+
+        Raises:
+            InteropError: As `extend`.
+        """
+        return int(self.extend(data.unsqueeze(0))[0])
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch of items.
+
+        Args:
+            data: A TensorDict whose first batch dimension counts the items, `B`. If it has the
+                priority key, that is the items' priorities, `[B]` or `[B, 1]`, and stored like all
+                else; without it they get the sampler's default.
+
+        Returns:
+            int64 `[B]`: the slots they are in.
+
+        Raises:
+            InteropError: If `data` is no TensorDict, has no batch dimension, or a leaf of it cannot
+                be stored: it requires grad, is no tensor, is not as it was in the first call.
+            RuntimeError: If the buffer is closed.
+        """
+        if not isinstance(data, TensorDictBase):
+            raise InteropError(f"{_NAME}.extend: data must be a TensorDict, got {type(data)}")
+        for transform in reversed(self._transforms):
+            data = transform.inv(data) if hasattr(transform, "inv") else data
+        if not data.batch_dims:
+            raise InteropError(
+                f"{_NAME}.extend: data must have a batch dimension that counts the items; add() "
+                "takes one item"
+            )
+        count = data.batch_size[0]
+        if count == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        leaves = self._leaves(data)
+        priority = None
+        if self._prioritized and (found := data.get(self._priority_key, None)) is not None:
+            priority = found.detach().reshape(count, -1).amax(1).float()
+        with self.buffer.lock:
+            alpha = None if priority is None else self.alpha
+            self.buffer.extend(
+                _nested(_words(leaves)), priority=priority, alpha=alpha, **_ends(data)
+            )
+            self._dtypes = self._dtypes or {key: leaf.dtype for key, leaf in leaves.items()}
+            slots = (self._cursor + torch.arange(count)) % self._capacity
+            self._cursor = (self._cursor + count) % self._capacity
+            self._write_count += count
+        return slots
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Give rows new priorities, by their slots.
+
+        A slot says nothing of which row was in it when it was drawn; `update_tensordict_priority`
+        knows that.
+
+        Args:
+            index: Integers, `[B]` or one: slots. Negative ones are passed over.
+            priority: As many numbers, or one for all, at least 0.
+
+        Raises:
+            InteropError: If a tensor cannot be handed over.
+            ValueError: If the sampler keeps no priorities.
+            RuntimeError: If nothing has been added yet, or the buffer is closed.
+        """
+        slots = torch.as_tensor(index, dtype=torch.int32).reshape(-1).cpu()
+        with self.buffer.lock:
+            ids = fbuf.ids_at(self.buffer.state, slots.numpy())
+            self._update(ids, torch.as_tensor(priority).detach().float(), len(slots))
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Give drawn rows new priorities, found under the priority key.
+
+        Rows that were replaced since are left alone. If the sampler keeps no priorities nothing is
+        done, as in TorchRL.
+
+        Args:
+            data: A batch of `sample`, or part of one. Of more numbers a row the largest counts.
+
+        Raises:
+            InteropError: If it lacks the priority key, or what `sample` has put in.
+            RuntimeError: As `update_priority`.
+        """
+        if not self._prioritized:
+            return
+        found = {key: data.get(key, None) for key in (self._priority_key, *_OURS[:2])}
+        for key, value in found.items():
+            if value is None:
+                raise InteropError(
+                    f"{_NAME}.update_tensordict_priority: data has no {key!r}; "
+                    + (
+                        "write the priorities there, or name their key with priority_key"
+                        if key == self._priority_key
+                        else "give it what sample() returned"
+                    )
+                )
+        priority, slots, generations = found.values()
+        rows = slots.reshape(-1)
+        ids = fbuf.Ids(rows, generations.reshape(-1))
+        self._update(ids, priority.detach().float().reshape(len(rows), -1).amax(1), len(rows))
+
+    def empty(self) -> None:
+        """Forget all rows."""
+        self.buffer.empty()
+        self._sync()
+
+    # Reading.
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: `B`; None is that of the buffer.
+            return_info: Whether to return what is told of the draw a second time, by itself.
+
+        Returns:
+            A TensorDict of batch size `[B]`: what was stored, under the same keys and in the same
+            dtypes, `"index"` (int64 slots), `"index_generation"`, and with priorities `"_weight"`
+            and `"priority_weight"` (float32 `[B]`, the same tensor), under which TorchRL's losses
+            look for it. With `return_info` that, and a dict of the latter.
+
+        Raises:
+            ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`.
+            RuntimeError: See there.
+        """
+        batch: Any = self.buffer.sample(batch_size, beta=self.beta if self._prioritized else None)
+        if not return_info:
+            return batch
+        return batch, {key: batch[key] for key in _OURS if key in batch.keys()}  # noqa: SIM118
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Batches without end; with `fbuf.Shuffled` those of one epoch."""
+        return cast("Iterator[TensorDictBase]", iter(self.buffer))
+
+    def next(self) -> TensorDictBase | None:
+        """The next batch of one iteration; None when that has ended."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = None
+        return batch
+
+    def __len__(self) -> int:
+        """How many rows can be found."""
+        return len(self.buffer)
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether there is any row to draw; how many does not matter."""
+        return self.buffer.can_sample()
+
+    def stats(self) -> dict[str, float]:
+        """Figures for a log, see `fbuf.stats`."""
+        return {**self.buffer.stats(), "write_count": self._write_count}
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size given to the constructor."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """How many items have been written, those that made way included."""
+        return self._write_count
+
+    # Transforms.
+
+    def append_transform(self, transform: Any) -> TensorDictReplayBuffer:
+        """Have one more transform called with every batch, after the others."""
+        return self.insert_transform(len(self._transforms), transform)
+
+    def insert_transform(self, index: int, transform: Any) -> TensorDictReplayBuffer:
+        """Have one more transform called with every batch, at this place among the others."""
+        if hasattr(transform, "eval"):
+            transform.eval()
+        self._transforms.insert(index, transform)
+        return self
+
+    # Saving.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that what comes next depends on; see `ReplayBuffer.state_dict`.
+
+        Transforms that have a `state_dict` are part of it.
+        """
+        with self.buffer.lock:
+            buffer = self.buffer.state_dict()
+            # torch.load knows dicts, and no TensorDicts.
+            buffer["ahead"] = [(list(b.batch_size), b.to_dict()) for b in buffer["ahead"]]
+            return {
+                "buffer": buffer,
+                "dtypes": dict(self._dtypes or {}),
+                "write_count": self._write_count,
+                "transforms": [
+                    t.state_dict() if hasattr(t, "state_dict") else None for t in self._transforms
+                ],
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; see `ReplayBuffer.load_state_dict`."""
+        with self.buffer.lock:
+            saved = state_dict["transforms"]
+            if len(saved) != len(self._transforms):
+                raise ValueError(
+                    f"{_NAME}.load_state_dict: there were {len(saved)} transforms, and are "
+                    f"{len(self._transforms)} now; append the same ones first"
+                )
+            buffer = dict(state_dict["buffer"])
+            buffer["ahead"] = [
+                TensorDict(batch, batch_size=size, device=self._device)
+                for size, batch in buffer["ahead"]
+            ]
+            self.buffer.load_state_dict(buffer)
+            for transform, state in zip(self._transforms, saved, strict=True):
+                if state is not None:
+                    transform.load_state_dict(state)
+            self._dtypes = dict(state_dict["dtypes"]) or None
+            self._sync()
+            self._write_count = state_dict["write_count"]
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save it in a folder, which is made if need be; whole, or not at all."""
+        folder = pathlib.Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "buffer.part", "wb") as file:
+            torch.save(self.state_dict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(folder / "buffer.part", folder / "buffer.pt")
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Go on where `dumps` was called."""
+        self.load_state_dict(torch.load(pathlib.Path(path) / "buffer.pt"))
+
+    def close(self) -> None:
+        """Give the memory back; see `ReplayBuffer.close`."""
+        self.buffer.close()
+
+    # The rest is not for users.
+
+    def _leaves(self, data: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
+        """What is to be stored, by key, in a form that JAX has."""
+        leaves: dict[tuple[str, ...], torch.Tensor] = {}
+        for key, leaf in data.contiguous().items(include_nested=True, leaves_only=True):
+            path = key if isinstance(key, tuple) else (key,)
+            if path[0] not in _OURS:
+                leaves[path] = leaf
+        return leaves
+
+    def _update(self, ids: Any, priority: torch.Tensor, count: int) -> None:
+        self.buffer.update_priority(ids, priority.expand(count), alpha=self.alpha)
+
+    def _sync(self) -> None:
+        """Read where the next row goes: it is not counted on the way that was taken."""
+        self._cursor = int(self.buffer.state.ring.head[0])
+
+    def _assemble(self, sample: Any) -> TensorDictBase:
+        """A batch as TorchRL has it."""
+        assert self._dtypes is not None
+        batch = _as_tensordict(sample.data, sample.mask.shape[0], self._device)
+        for key, dtype in self._dtypes.items():
+            leaf = batch.get(key, None)
+            if leaf is not None and leaf.dtype != dtype:
+                wide = dtype in _WIDE
+                batch.set(key, leaf.view(dtype).squeeze(-1) if wide else leaf.to(dtype))
+        for transform in self._transforms:
+            batch = transform(batch)
+        batch.set("index", sample.ids.slot.long())
+        batch.set("index_generation", sample.ids.generation.long())
+        if self._prioritized:
+            for key in _OURS[2:]:
+                batch.set(key, sample.weight)
+        return batch
+
+
+def _words(leaves: dict[tuple[str, ...], torch.Tensor]) -> dict[tuple[str, ...], torch.Tensor]:
+    """Floats of 64 bits as pairs of 32, so that they come back as they were."""
+    return {
+        key: leaf.contiguous().unsqueeze(-1).view(torch.int32) if leaf.dtype in _WIDE else leaf
+        for key, leaf in leaves.items()
+    }
+
+
+def _nested(leaves: dict[tuple[str, ...], torch.Tensor]) -> dict[str, Any]:
+    """Dicts in dicts, of what has keys of several parts."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def _ends(data: TensorDictBase) -> dict[str, Any]:
+    """What is told of where episodes end, as far as it is one flag a row."""
+    count = data.batch_size[0]
+    keys = {"terminated": ("next", "terminated"), "truncated": ("next", "truncated")}
+    found = {name: data.get(key, None) for name, key in keys.items()}
+    if all(flag is None for flag in found.values()):
+        found = {"terminated": data.get(("next", "done"), None)}
+    return {
+        name: flag.reshape(count)
+        for name, flag in found.items()
+        if flag is not None and flag.numel() == count
+    }
+
+
+def _as_tensordict(tree: Any, size: int, device: torch.device) -> TensorDict:
+    """What a view returned: dicts as they are, and its dataclasses by their fields."""
+
+    def plain(node: Any) -> Any:
+        if dataclasses.is_dataclass(node):
+            return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+        if isinstance(node, dict):
+            return {key: plain(value) for key, value in cast("dict[str, Any]", node).items()}
+        return node
+
+    return TensorDict(plain(tree), batch_size=[size], device=device)
