@@ -23,8 +23,16 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import _from_torch, _lifetime, _tensors, _to_torch  # noqa: E402
-from fbuf_adapters.pytorch import InteropError, add_from_torch, from_torch, to_torch  # noqa: E402
+from fbuf_adapters.pytorch import (  # noqa: E402
+    InteropError,
+    _from_torch,
+    _lifetime,
+    _tensors,
+    _to_torch,
+    add_from_torch,
+    from_torch,
+    to_torch,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
