@@ -7,11 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import fbuf
 from fbuf_adapters.pytorch import _dtypes, _lifetime
 from fbuf_adapters.pytorch._error import InteropError, convert, untraced
+
+_NUMPY_EXPORTS: frozenset[Any] = frozenset()
+if np.lib.NumpyVersion(np.__version__) >= "2.1.0":  # before, it had no read-only exports
+    _NUMPY_EXPORTS = frozenset(dtype for dtype in _dtypes.JAX_DTYPES if dtype.isbuiltin == 1)
+"""Dtypes that NumPy has by itself, and can export."""
 
 
 def to_torch(tree: Any, *, copy: bool = False) -> Any:
@@ -76,11 +82,24 @@ def _export(leaf: Any, copy: bool) -> torch.Tensor:
     """A tensor on the memory of an array, or on a copy of it."""
     _check_array(leaf)
     if platform(leaf.sharding) == "cpu":
-        tensor = torch.from_dlpack(leaf.__dlpack__())  # asked by torch itself, it takes longer
+        tensor = _on_cpu(leaf)
     else:
         tensor = torch.from_dlpack(leaf)  # tells JAX torch's stream, so that the host need not wait
         _lifetime.hold(leaf, tensor)
     return tensor.clone() if copy else tensor
+
+
+def _on_cpu(array: jax.Array) -> torch.Tensor:
+    """A tensor on the memory of an array on CPU.
+
+    JAX takes several times as long to export an array as to give NumPy a view of it, which is its
+    memory unless the layout is unusual.
+    """
+    if array.dtype in _NUMPY_EXPORTS:
+        tensor = torch.from_dlpack(np.asarray(array).__dlpack__(max_version=(1, 0)))
+        if tensor.data_ptr() == array.unsafe_buffer_pointer():
+            return tensor
+    return torch.from_dlpack(array.__dlpack__())  # asked by torch itself, it takes longer
 
 
 def _check_array(leaf: Any) -> None:
