@@ -883,8 +883,10 @@ class Stream:
 
 
 def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
-    exporting, dropping = Stream(), Stream()
+    exporting, dropping, learning = Stream(), Stream(), Stream()
     current = exporting
+    monkeypatch.setattr(_lifetime, "_taking", set())
+    _lifetime.taken_on(learning)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     array = jnp.ones(8)
     alive = weakref.ref(array)
@@ -901,8 +903,8 @@ def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
     current = dropping
     del loss
     gc.collect()
-    assert (exporting.recorded, dropping.recorded) == (1, 1)
-    for stream in (dropping, exporting):
+    assert (exporting.recorded, dropping.recorded, learning.recorded) == (1, 1, 1)
+    for stream in (dropping, learning, exporting):
         _lifetime.forget_finished()
         gc.collect()
         assert alive() is not None

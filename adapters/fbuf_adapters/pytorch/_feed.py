@@ -45,7 +45,8 @@ def _quickly_as_numpy(tensor: torch.Tensor, narrow: bool) -> np.ndarray[Any, Any
     """
     dtype = tensor.dtype
     long = dtype is torch.int64 and narrow and not _dtypes.x64()
-    if type(tensor) is not torch.Tensor or not (long or dtype in _dtypes.QUICK):
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu
+    if not plain or not (long or dtype in _dtypes.QUICK):
         return None
     try:
         if tensor.untyped_storage().data_ptr() == 0:  # a stand-in, of which NumPy would make junk

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fbuf_adapters.pytorch import _lifetime
 from fbuf_adapters.pytorch._to_torch import to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
@@ -60,6 +61,7 @@ class Ahead:
         if stream is None:
             self._batch = make(sample)
             return
+        self._device = stream.device
         with torch.cuda.stream(stream):
             self._batch = make(sample)
             self._ready = stream.record_event()
@@ -68,8 +70,9 @@ class Ahead:
         """The batch, for which the current stream has been told to wait."""
         if self._ready is None:
             return self._batch
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._ready)
+        _lifetime.taken_on(stream)
 
         def used_here(tensor: torch.Tensor) -> torch.Tensor:
             # or torch would give its memory away when the other stream is done with it

@@ -13,6 +13,15 @@ import jax
 import torch
 
 _finishing: collections.deque[tuple[list[torch.Event], jax.Array]] = collections.deque()
+"""Arrays whose tensors are gone, with what must have happened before their memory may go too."""
+
+_taking: set[torch.cuda.Stream] = set()
+"""Streams that have taken batches which were made on others."""
+
+
+def taken_on(stream: torch.cuda.Stream) -> None:
+    """Have all memory wait for this stream, too, from now on."""
+    _taking.add(stream)
 
 
 def hold(array: jax.Array, tensor: torch.Tensor) -> None:
@@ -24,6 +33,7 @@ def hold(array: jax.Array, tensor: torch.Tensor) -> None:
 def _finish(array: jax.Array, stream: torch.cuda.Stream) -> None:
     """Keep it until the streams that may have been given work on it are done with that."""
     streams = {stream, torch.cuda.current_stream(stream.device)}
+    streams |= {taking for taking in tuple(_taking) if taking.device == stream.device}
     _finishing.append(([stream.record_event() for stream in streams], array))
 
 
