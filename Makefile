@@ -6,13 +6,16 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs bench gpu-build clean
+.PHONY: demo test sweep lint docs bench gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
-test: $(READY)  ## Run the whole test suite, in two processes.
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: $(READY)  ## Run the test suite, in two processes.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not sweep" $(ARGS)
+
+sweep: $(READY)  ## Run what make test leaves out: many more cases of what it has some of.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m sweep $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .
