@@ -229,14 +229,14 @@ CASES = [
 ]
 
 
-SOME_CASES = [
+MARKED_CASES = [
     pytest.param(*case, marks=() if number % 3 == 0 else pytest.mark.sweep)
     for number, case in enumerate(CASES)
 ]
 """All of them; each takes a while to compile, so that most are for `make sweep`."""
 
 
-@pytest.mark.parametrize(("shape", "sampler", "autoreset"), SOME_CASES, ids=str)
+@pytest.mark.parametrize(("shape", "sampler", "autoreset"), MARKED_CASES, ids=str)
 @settings(max_examples=10)
 @given(
     history=st.lists(operations, min_size=1, max_size=14), often=st.sampled_from([0.1, 0.5, 0.9])
