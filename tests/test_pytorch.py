@@ -471,7 +471,7 @@ def test_64_bits_are_refused_or_narrowed_if_they_fit(name):
     assert_same(narrowed, fits.to(getattr(torch, WIDE[name])))
     for values in DOES_NOT_FIT[name]:
         tensor = torch.tensor(values, dtype=dtype)
-        refused(from_torch, tensor, f"torch.{WIDE[name]} does not", "narrow=True", narrow=True)
+        refused(from_torch, tensor, f"torch.{WIDE[name]} does not have", "x64", narrow=True)
     assert from_torch(torch.zeros(0, dtype=dtype), narrow=True).shape == (0,)
 
 
@@ -480,7 +480,7 @@ def test_add_takes_64_bits_only_if_told_and_only_if_they_fit():
     actions = {"action": torch.tensor([1, 2])}
     refused_to_add(state, actions, "items['action']", "torch.int64", "narrow=True")
     too_large = {"action": torch.tensor([1, 2**31])}
-    refused_to_add(state, too_large, "items['action']", "narrow=True", narrow=True)
+    refused_to_add(state, too_large, "items['action']", "does not have", narrow=True)
     state = add_from_torch(state, actions, narrow=True)
     assert state.storage.rows()["action"].tolist() == [1, 2, 0, 0]
 

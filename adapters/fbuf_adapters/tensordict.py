@@ -49,10 +49,14 @@ class TensorDictReplayBuffer:
 
     Args:
         capacity: As for `fbuf.init`.
+        num_envs: As for `fbuf.init`: then TensorDicts are `[num_envs]`, for one step, or
+            `[num_envs, T]`, as collectors give them.
+        autoreset: As for `fbuf.init`.
         sampler: As for `fbuf.init`. A window or `fbuf.Sequence` finds where episodes end in
             `("next", "terminated")` and `("next", "truncated")`; if there is neither, in
             `("next", "done")`.
-        view: What each drawn row is turned into. Of what a view returns, its fields become keys.
+        view: What each drawn row is turned into. Of what a view returns, its fields become keys;
+            with other views than `fbuf.Item()` floats of 64 bits are refused.
         batch_size: For `sample()` without one, and for iteration.
         priority_key: Where priorities are found, by `extend` and `update_tensordict_priority`.
         transform: A TorchRL transform, or a function of a TensorDict. It is called with every
@@ -85,6 +89,8 @@ class TensorDictReplayBuffer:
         self,
         capacity: int,
         *,
+        num_envs: int | None = None,
+        autoreset: Any = "same_step",
         sampler: Any = fbuf.Uniform(),
         view: Any = fbuf.Item(),
         batch_size: int | None = None,
@@ -98,6 +104,8 @@ class TensorDictReplayBuffer:
     ) -> None:
         self.buffer = ReplayBuffer(
             capacity,
+            num_envs=num_envs,
+            autoreset=autoreset,
             sampler=sampler,
             view=view,
             batch_size=batch_size,
@@ -111,6 +119,9 @@ class TensorDictReplayBuffer:
         self.alpha: float | None = None
         self.beta: float | None = None
         self._capacity = capacity
+        self._num_envs = num_envs
+        self._plain_items = isinstance(view, fbuf.Item)
+        self._in_order = isinstance(sampler, fbuf.Shuffled)
         self._batch_size = batch_size
         self._device = torch.device(device)
         self._priority_key = priority_key
@@ -138,18 +149,23 @@ class TensorDictReplayBuffer:
         Raises:
             InteropError: As `extend`.
         """
+        if self._num_envs is not None:
+            raise InteropError(
+                f"{_NAME}.add: one item is a step of one environment, and this buffer is for "
+                f"{self._num_envs}; give extend() a step of all of them, [{self._num_envs}]"
+            )
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch of items.
 
         Args:
-            data: A TensorDict whose first batch dimension counts the items, `B`. If it has the
-                priority key, that is the items' priorities, `[B]` or `[B, 1]`, and stored like all
-                else; without it they get the sampler's default.
+            data: A TensorDict whose first batch dimension counts the items, `B`; with environments
+                see `num_envs`. If it has the priority key, that is the items' priorities, `[B]` or
+                `[B, 1]`, and stored like all else; without it they get the sampler's default.
 
         Returns:
-            int64 `[B]`: the slots they are in.
+            int64 `[B]`, or `[num_envs, T]`: the slots they are in.
 
         Raises:
             InteropError: If `data` is no TensorDict, has no batch dimension, or a leaf of it cannot
@@ -165,20 +181,24 @@ class TensorDictReplayBuffer:
                 f"{_NAME}.extend: data must have a batch dimension that counts the items; add() "
                 "takes one item"
             )
-        count = data.batch_size[0]
+        if self._num_envs is not None and data.batch_dims == 1:
+            data = data.unsqueeze(1)
+        lead = data.batch_size[: 1 if self._num_envs is None else 2]
+        count = lead.numel()
         if count == 0:
-            return torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(lead, dtype=torch.int64)
         leaves = self._leaves(data)
         priority = None
         if self._prioritized and (found := data.get(self._priority_key, None)) is not None:
-            priority = found.detach().reshape(count, -1).amax(1).float()
+            priority = found.detach().reshape(*lead, -1).amax(-1).float()
         with self.buffer.lock:
             alpha = None if priority is None else self.alpha
-            self.buffer.extend(
-                _nested(_words(leaves)), priority=priority, alpha=alpha, **_ends(data)
-            )
+            items = _nested(_words(leaves) if self._plain_items else leaves)
+            self.buffer.extend(items, priority=priority, alpha=alpha, **_ends(data, lead))
             self._dtypes = self._dtypes or {key: leaf.dtype for key, leaf in leaves.items()}
-            slots = (self._cursor + torch.arange(count)) % self._capacity
+            # One step of all environments lies side by side.
+            places = torch.arange(count).reshape(lead[::-1]).movedim(0, -1)
+            slots = (self._cursor + places) % self._capacity
             self._cursor = (self._cursor + count) % self._capacity
             self._write_count += count
         return slots
@@ -392,19 +412,21 @@ class TensorDictReplayBuffer:
     def _assemble(self, sample: Any) -> TensorDictBase:
         """A batch as TorchRL has it."""
         assert self._dtypes is not None
-        batch = _as_tensordict(sample.data, sample.mask.shape[0], self._device)
-        for key, dtype in self._dtypes.items():
-            leaf = batch.get(key, None)
-            if leaf is not None and leaf.dtype != dtype:
-                wide = dtype in _WIDE
-                batch.set(key, leaf.view(dtype).squeeze(-1) if wide else leaf.to(dtype))
+        data = _restored(_plain(sample.data), self._dtypes)
+        batch: Any = TensorDict(data, batch_size=sample.mask.shape, device=self._device)
+        ids, weight = sample.ids, sample.weight
+        if self._in_order and not bool(sample.mask.all()):  # the end of an epoch is a short batch
+            batch, weight = batch[sample.mask], weight[sample.mask]
+            ids = dataclasses.replace(
+                ids, slot=ids.slot[sample.mask], generation=ids.generation[sample.mask]
+            )
         for transform in self._transforms:
             batch = transform(batch)
-        batch.set("index", sample.ids.slot.long())
-        batch.set("index_generation", sample.ids.generation.long())
+        batch.set("index", ids.slot.long())
+        batch.set("index_generation", ids.generation.long())
         if self._prioritized:
             for key in _OURS[2:]:
-                batch.set(key, sample.weight)
+                batch.set(key, weight)
         return batch
 
 
@@ -427,28 +449,36 @@ def _nested(leaves: dict[tuple[str, ...], torch.Tensor]) -> dict[str, Any]:
     return tree
 
 
-def _ends(data: TensorDictBase) -> dict[str, Any]:
+def _ends(data: TensorDictBase, lead: torch.Size) -> dict[str, Any]:
     """What is told of where episodes end, as far as it is one flag a row."""
-    count = data.batch_size[0]
     keys = {"terminated": ("next", "terminated"), "truncated": ("next", "truncated")}
     found = {name: data.get(key, None) for name, key in keys.items()}
     if all(flag is None for flag in found.values()):
         found = {"terminated": data.get(("next", "done"), None)}
     return {
-        name: flag.reshape(count)
+        name: flag.reshape(lead)
         for name, flag in found.items()
-        if flag is not None and flag.numel() == count
+        if flag is not None and flag.numel() == lead.numel()
     }
 
 
-def _as_tensordict(tree: Any, size: int, device: torch.device) -> TensorDict:
-    """What a view returned: dicts as they are, and its dataclasses by their fields."""
+def _plain(node: Any) -> Any:
+    """What a view returned as dicts in dicts: of its dataclasses, the fields that are there."""
+    if dataclasses.is_dataclass(node):
+        node = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    if isinstance(node, dict):
+        parts = cast("dict[str, Any]", node).items()
+        return {key: _plain(value) for key, value in parts if value is not None}
+    return node
 
-    def plain(node: Any) -> Any:
-        if dataclasses.is_dataclass(node):
-            return {f.name: plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
-        if isinstance(node, dict):
-            return {key: plain(value) for key, value in cast("dict[str, Any]", node).items()}
-        return node
 
-    return TensorDict(plain(tree), batch_size=[size], device=device)
+def _restored(node: Any, dtypes: dict[tuple[str, ...], torch.dtype], path: Any = ()) -> Any:
+    """The leaves of an item in the dtypes they were given in, wherever a view has put the item."""
+    if isinstance(node, dict):
+        parts = cast("dict[str, Any]", node).items()
+        return {key: _restored(value, dtypes, (*path, key)) for key, value in parts}
+    for start in range(len(path)):
+        dtype = dtypes.get(path[start:])
+        if dtype is not None and dtype != node.dtype:
+            return node.view(dtype).squeeze(-1) if dtype in _WIDE else node.to(dtype)
+    return node

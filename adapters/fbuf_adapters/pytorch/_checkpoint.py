@@ -17,14 +17,23 @@ from fbuf_adapters.pytorch._to_torch import to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
 VERSION = 1
-_PARTS = ("version", "made_with", "item", "state", "key", "drawn", "written", "ahead")
+_PARTS = (
+    *("version", "made_with", "item", "state", "key", "drawn", "written", "ahead", "batch_size"),
+)
 
 _CPU = torch.device("cpu")
 
 # What batches are made of: only tensors, which torch.load cannot know.
 torch.serialization.add_safe_globals(
     [
-        *(fbuf.Sample, fbuf.Ids, fbuf.ItemAndNext, fbuf.NStepTransition, fbuf.SequenceSteps),
+        *(
+            fbuf.Sample,
+            fbuf.Ids,
+            fbuf.MixedSample,
+            fbuf.ItemAndNext,
+            fbuf.NStepTransition,
+            fbuf.SequenceSteps,
+        ),
         *(fbuf.HindsightStep, fbuf.ReturnToGoStep),
     ]
 )
@@ -40,6 +49,7 @@ class Run:
     drawn: int
     written: bool
     ahead: list[Any]
+    batch_size: int | None
 
 
 def save(run: Run) -> dict[str, Any]:
@@ -53,11 +63,17 @@ def save(run: Run) -> dict[str, Any]:
         "key": to_torch(run.key, copy=True).cpu(),
         "drawn": run.drawn,
         "written": run.written,
+        "batch_size": run.batch_size,
         "ahead": map_tensors(run.ahead, lambda tensor: tensor.cpu().clone(), moved_to=_CPU),
     }
 
 
-def load(where: str, saved: dict[str, Any], init: Callable[[Any], fbuf.State[Any]]) -> Run:
+def load(
+    where: str,
+    saved: dict[str, Any],
+    init: Callable[[Any], fbuf.State[Any]],
+    batch_size: int | None,
+) -> Run:
     """Put it together again, or raise `ValueError` before anything has changed."""
     missing = {"version", "made_with", "item", "state", "key", "drawn", "written", "ahead"} - set(
         saved
@@ -75,6 +91,11 @@ def load(where: str, saved: dict[str, Any], init: Callable[[Any], fbuf.State[Any
         raise ValueError(
             f"{where} state_dict is of a buffer made with {saved['made_with']}, and this one with "
             f"{_made_with(wanted)}; make it with the same arguments"
+        )
+    if saved["ahead"] and saved["batch_size"] != batch_size:
+        raise ValueError(
+            f"{where} state_dict has batches of {saved['batch_size']} that were drawn ahead, and "
+            f"this buffer's are of {batch_size}; make it with the same batch_size"
         )
     leaves: list[jax.Array] = []
     for path, spec in jax.tree.leaves_with_path(wanted):
@@ -94,6 +115,7 @@ def load(where: str, saved: dict[str, Any], init: Callable[[Any], fbuf.State[Any
         drawn=int(saved["drawn"]),
         written=bool(saved["written"]),
         ahead=map_tensors(saved["ahead"], torch.clone),
+        batch_size=batch_size,
     )
 
 

@@ -66,8 +66,8 @@ def fit(tensor: torch.Tensor, narrow: bool) -> torch.Tensor:
         fits = torch.equal(small.to(tensor.dtype), tensor)
     if not fits:
         raise InteropError(
-            f"holds a value that {narrower} does not, so that narrow=True cannot cast it; scale or "
-            "clamp it, or turn JAX's 64-bit types on (jax.config.update('jax_enable_x64', True))"
+            f"holds a value that {narrower} does not have: scale or clamp it, or turn JAX's 64-bit "
+            "types on (jax.config.update('jax_enable_x64', True))"
         )
     return small
 

@@ -53,7 +53,7 @@ class ReplayBuffer:
         int64: Give all 32-bit integers of a batch, its ids too, back as int64, which torch wants
             for many kinds of index: at the cost of a copy of these.
         transform: Called with every batch, a `fbuf.Sample` of tensors; what it returns is given
-            out in its place.
+            out in its place. It must not call the buffer.
         pin_memory: Give out pinned memory, for copies to a GPU that do not wait: every tensor of
             what is given out, after `transform`. For `device="cpu"`, on a machine with a GPU.
         to: Where to move every tensor of a batch, in the end; for a learner on another device than
@@ -465,8 +465,17 @@ class ReplayBuffer:
             assert self._learned is not None
             ahead = [batch.result().take() for batch in self._ahead]
             key = jax.random.key_data(self._key)
-            run = _checkpoint.Run(state, self._learned, key, self._drawn, self._written, ahead)
-            return _checkpoint.save(run)
+            return _checkpoint.save(
+                _checkpoint.Run(
+                    state=state,
+                    learned=self._learned,
+                    key=key,
+                    drawn=self._drawn,
+                    written=self._written,
+                    ahead=ahead,
+                    batch_size=self._batch_size,
+                )
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken. Nothing of what is given is kept.
@@ -483,7 +492,8 @@ class ReplayBuffer:
         """
         with self._lock:
             self._check_open("load_state_dict")
-            run = _checkpoint.load(_where("load_state_dict"), state_dict, self._init)
+            where = _where("load_state_dict")
+            run = _checkpoint.load(where, state_dict, self._init, self._batch_size)
             self._drop_ahead()
             self._learned = run.learned
             self._state = jax.device_put(run.state, self._jax_device)

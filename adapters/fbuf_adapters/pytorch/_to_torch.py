@@ -14,9 +14,12 @@ import fbuf
 from fbuf_adapters.pytorch import _dtypes, _lifetime
 from fbuf_adapters.pytorch._error import InteropError, convert, untraced
 
-_NUMPY_EXPORTS: frozenset[Any] = frozenset()
-if np.lib.NumpyVersion(np.__version__) >= "2.1.0":  # before, it had no read-only exports
-    _NUMPY_EXPORTS = frozenset(dtype for dtype in _dtypes.JAX_DTYPES if dtype.isbuiltin == 1)
+_NUMPY_EXPORTS = frozenset(
+    dtype
+    for dtype in _dtypes.JAX_DTYPES
+    # before, it had no exports of what is read-only
+    if dtype.isbuiltin == 1 and np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+)
 """Dtypes that NumPy has by itself, and can export."""
 
 
@@ -70,7 +73,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 def _holds_state(kind: type) -> bool:
     """Whether a type is fbuf's own, and not one of those that `fbuf.sample` hands out."""
     package, _, module = kind.__module__.partition(".")
-    handed_out = kind in (fbuf.Sample, fbuf.Ids) or module.startswith("views.")
+    handed_out = kind in (fbuf.Sample, fbuf.MixedSample, fbuf.Ids) or module.startswith("views.")
     return issubclass(kind, fbuf.State) or (package == "fbuf" and not handed_out)
 
 
