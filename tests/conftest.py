@@ -15,6 +15,9 @@ import pytest
 
 import fbuf
 
+DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
+"""Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+
 hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
@@ -40,6 +43,17 @@ def _forget_compiled_programs():
     """Each holds some memory maps, of which a process can have 65,530."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _place(request):
+    """On a machine with a GPU: most tests are of the CPU, some of where FBUF_TEST_DEVICE says."""
+    if jax.default_backend() == "cpu":
+        yield
+        return
+    there = DEVICE == "cuda" and request.node.get_closest_marker("any_device")
+    with jax.default_device(jax.devices("gpu" if there else "cpu")[0]):
+        yield
 
 
 WRITES = ("add", "update_priority", "remove", "clear")

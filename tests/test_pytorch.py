@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import DEVICE
 
 import fbuf
 
@@ -58,15 +59,15 @@ def array_of(shape, name):
     return jnp.asarray(bits_in(shape, name).view(jnp.dtype(name)).reshape(shape))
 
 
-def tensor_of(shape, name):
+def tensor_of(shape, name, device="cpu"):
     pattern = torch.from_numpy(bits_in(shape, name))
-    return pattern.view(getattr(torch, name)).reshape(shape).clone()
+    return pattern.view(getattr(torch, name)).reshape(shape).to(device).clone()
 
 
 def bits(x):
     """The bytes of an array or tensor, without going through DLPack."""
     if isinstance(x, torch.Tensor):
-        return x.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return np.asarray(x).reshape(-1).view(np.uint8)
 
 
@@ -108,6 +109,7 @@ def refused_to_add(state, items, *words, **options):
 # What crosses.
 
 
+@pytest.mark.any_device
 @shapes
 @pytest.mark.parametrize("name", NARROW)
 def test_every_dtype_crosses_to_torch(name, shape):
@@ -120,10 +122,11 @@ def test_every_dtype_crosses_to_torch(name, shape):
         assert not same_memory(array, copied)
 
 
+@pytest.mark.any_device
 @shapes
 @pytest.mark.parametrize("name", NARROW)
 def test_every_dtype_crosses_from_torch(name, shape):
-    tensor = tensor_of(shape, name)
+    tensor = tensor_of(shape, name, DEVICE)
     shared, copied = from_torch(tensor, copy=False), from_torch(tensor)
     assert_same(shared, tensor)
     assert_same(copied, tensor)
@@ -165,6 +168,7 @@ def test_trees_keep_their_type():
     assert_same(back["pair"].right[0], out["pair"].right[0])
 
 
+@pytest.mark.any_device
 @both
 def test_a_sample_crosses_whole(copy):
     state = fbuf.init({"x": jnp.zeros(3)}, 8, sampler=fbuf.Prioritized())
@@ -777,9 +781,10 @@ OPTIONS = {
 }
 
 
+@pytest.mark.any_device
 def test_add_from_torch_is_add():
-    items = {name: tensor_of((5, 3), name) for name in NARROW}
-    given = {"items": items, **OPTIONS}
+    items = {name: tensor_of((5, 3), name, DEVICE) for name in NARROW}
+    given = {"items": items, **{name: x.to(DEVICE) for name, x in OPTIONS.items()}}
     empty = {name: jnp.zeros(3, name) for name in NARROW}
     ours = add_from_torch(fbuf.init(empty, 7, sampler=fbuf.Prioritized()), **given)
     theirs = fbuf.add(

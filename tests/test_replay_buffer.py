@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
-import os
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import DEVICE
 
 import fbuf
 
@@ -23,8 +23,7 @@ torch = pytest.importorskip("torch")
 
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _replay_buffer  # noqa: E402
 
-DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
-"""Set it to cuda to run everything there."""
+pytestmark = pytest.mark.any_device
 
 EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
 

@@ -165,7 +165,7 @@ class TensorDictReplayBuffer:
                 `[B, 1]`, and stored like all else; without it they get the sampler's default.
 
         Returns:
-            int64 `[B]`, or `[num_envs, T]`: the slots they are in.
+            int64 of those dimensions: the slots they are in.
 
         Raises:
             InteropError: If `data` is no TensorDict, has no batch dimension, or a leaf of it cannot
@@ -181,12 +181,13 @@ class TensorDictReplayBuffer:
                 f"{_NAME}.extend: data must have a batch dimension that counts the items; add() "
                 "takes one item"
             )
+        given = data.batch_size
         if self._num_envs is not None and data.batch_dims == 1:
             data = data.unsqueeze(1)
         lead = data.batch_size[: 1 if self._num_envs is None else 2]
         count = lead.numel()
         if count == 0:
-            return torch.zeros(lead, dtype=torch.int64)
+            return torch.zeros(given[: len(lead)], dtype=torch.int64)
         leaves = self._leaves(data)
         priority = None
         if self._prioritized and (found := data.get(self._priority_key, None)) is not None:
@@ -201,7 +202,7 @@ class TensorDictReplayBuffer:
             slots = (self._cursor + places) % self._capacity
             self._cursor = (self._cursor + count) % self._capacity
             self._write_count += count
-        return slots
+        return slots.reshape(given[: len(lead)])
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by their slots.

@@ -1,0 +1,488 @@
+"""fbuf, flashbax and TorchRL with their rows on one device: times of `gpu_checks.py`.
+
+All libraries are in one process and take turns, and each figure is the median of its rounds.
+
+- "Step inside jit": add 16 rows, draw a batch and, if prioritised, give it new priorities, in one
+  `lax.scan` whose carry, the buffer, is donated. The batch is used as in `compare.py`.
+- "Batch handed to PyTorch": of fbuf one `fbuf.sample` and `to_torch`, of TorchRL one `sample`, each
+  waited for with `torch.cuda.synchronize`.
+- "Row gather": uniform draws in a scan that carries the batch, so that each is written out as a
+  whole. The share is of the rate at which a large copy moves bytes, measured in the same process;
+  both read and write every byte once. Small batches are bound by the launches of kernels.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timing
+from compare import Box, cell, in_scan
+from timing import Record, render
+
+NAMES = FBUF, FLASHBAX, TORCHRL = "fbuf", "flashbax", "torchrl"
+STEP, HANDED, GATHER = "step inside jit", "batch handed to PyTorch", "row gather"
+LARGE = "state"
+"""The item of which there are as many rows as a large learner of many tasks keeps."""
+THINGS = {
+    "row": "rows of 97 bytes",
+    "frame": "84x84x4 uint8 frames",
+    LARGE: "rows of 24 + 6 + 1 float32",
+}
+CHUNKS = {"row": 10**5, "frame": 10**4, LARGE: 10**6}
+"""Rows written at a time to fill a buffer; the capacity is a multiple of it."""
+MOST_FRAMES = 10**6
+JAX_SHARE = 0.64
+"""What JAX takes of the memory beforehand; PyTorch has the rest."""
+SEVERAL = 16
+"""How many keys are used in turn."""
+STEPS_BEFORE = 400
+"""The most steps in a scan: fewer with large batches."""
+
+
+def items() -> dict[str, Any]:
+    """What a row is, by name."""
+    import jax
+    import jax.numpy as jnp
+    import peers
+
+    large = {"observation": (24,), "action": (6,), "reward": ()}
+    large = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in large.items()}
+    return {"row": peers.ROW, "frame": peers.FRAME, LARGE: large}
+
+
+# --- the libraries -------------------------------------------------------------------------------
+
+
+def classes(device: str, notes: list[str]) -> dict[str, Any]:
+    """The peers of `compare.py`, with TorchRL's rows on the device."""
+    import peers
+
+    class TorchRL(peers.TorchRL):
+        """TorchRL with its storage on the device, and its tree too if that is built."""
+
+        def __init__(self, item: Any, capacity: int, batch: int, prioritized: bool) -> None:
+            from torchrl.data import LazyTensorStorage, ReplayBuffer, replay_buffers
+
+            super().__init__(item, capacity, batch, prioritized)
+            if prioritized and device == "cuda":
+                sampler = replay_buffers.PrioritizedSampler
+                try:
+                    self.sampler = sampler(capacity, peers.ALPHA, peers.BETA, device="cuda")
+                except RuntimeError as error:
+                    notes.append(f"torchrl: its tree is on the host: {error}")
+                    self.sampler = sampler(capacity, peers.ALPHA, peers.BETA, device="cpu")
+            self.make = lambda: ReplayBuffer(
+                storage=LazyTensorStorage(capacity, device=device), sampler=self.sampler
+            )
+
+        def array(self, array: Any) -> Any:
+            return super().array(array).to(device)
+
+        def prepare(self, state: Any) -> None:
+            if device == "cpu":  # threads of the host
+                super().prepare(state)
+
+        def wait(self, *trees: Any) -> None:
+            if device == "cuda":
+                self.torch.cuda.synchronize()
+
+    return {FBUF: peers.Fbuf, FLASHBAX: peers.Flashbax, TORCHRL: TorchRL}
+
+
+def store_bytes(name: str, item: Any, capacity: int, prioritized: bool) -> int:
+    """What a library's buffer takes at the least, on the device."""
+    import peers
+
+    import fbuf
+
+    if name == FBUF:
+        sampler = fbuf.Prioritized() if prioritized else fbuf.Uniform()
+        return fbuf.nbytes(item, capacity, sampler=sampler)
+    rows = capacity * peers.row_bytes(item)
+    tree = 4 * 2 ** (math.ceil(math.log2(capacity)) + 1)
+    return rows + (2 * tree if prioritized else 0)  # flashbax copies its tree at every step
+
+
+def pools(device: str) -> dict[str, float]:
+    """Bytes of the device that JAX and PyTorch may fill, found before JAX takes its own."""
+    import torch
+
+    if device == "cpu":
+        return {"jax": math.inf, "torch": math.inf, "free": math.inf}
+    free, total = torch.cuda.mem_get_info()
+    jax_pool = JAX_SHARE * total
+    return {"jax": 0.9 * jax_pool, "torch": 0.9 * (free - jax_pool), "free": free}
+
+
+def plan(task: dict[str, Any], room: dict[str, float], notes: list[str]) -> int:
+    """How many rows: as many as asked for, or as fit."""
+    import peers
+
+    item, wanted, chunk = items()[task["item"]], task["n"], chunk_of(task)
+    if task["item"] == "frame":
+        # Stores of all libraries in half of the memory: the batches are large, too.
+        fit = room["free"] / 2 / (len(NAMES) * peers.row_bytes(item))
+    else:
+        largest = store_bytes(FBUF, item, wanted, prioritized=True)
+        fit = wanted * min(1.0, room["jax"] / largest)
+    capacity = int(min(wanted, fit)) // chunk * chunk
+    if capacity < wanted:
+        space = f"{'half of ' if task['item'] == 'frame' else ''}{room['free'] / 1e9:.0f} GB"
+        notes.append(
+            f"{THINGS[task['item']]}: {capacity:,} instead of {wanted:,}, to fit in {space}"
+        )
+    return capacity
+
+
+def chunk_of(task: dict[str, Any]) -> int:
+    return min(CHUNKS[task["item"]], max(task["n"] // 10, 1))
+
+
+# --- one process that measures -------------------------------------------------------------------
+
+
+class Stopwatch:
+    """The time and the records of a process, written out as they come."""
+
+    def __init__(self, task: dict[str, Any], out: pathlib.Path) -> None:
+        self.end = time.monotonic() + task["seconds"]
+        self.out = out
+        self.records: list[Record] = []
+        self.notes: list[str] = []
+
+    def save(self) -> None:
+        """Write what there is."""
+        notes = list(dict.fromkeys(self.notes))
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps({"records": self.records, "notes": notes}))
+        os.replace(part, self.out)  # never half a file, whenever the process is ended
+
+    def over(self, what: str) -> bool:
+        """Whether time is up for this; it is noted."""
+        up = time.monotonic() > self.end
+        if up:
+            self.notes.append(f"{what}: left, time was up")
+            self.save()
+        return up
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second that a large copy reads and writes, by the faster of the libraries."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    size = 2 * 10**9 if device == "cuda" else 64 * 10**6
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    array = jnp.ones(size, jnp.uint8)
+
+    def by_torch() -> int:
+        for _ in range(10):
+            target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return 10
+
+    def by_jax() -> int:
+        for _ in range(10):
+            last = jnp.copy(array)
+        jax.block_until_ready(last)
+        return 10
+
+    taken = timing.alternate({"torch": by_torch, "jax": by_jax}, 3, 3.0)
+    return 2 * size / min(min(rounds) for rounds in taken.values()) * 1e6
+
+
+def gather(peer: Any, box: Box, steps: int) -> timing.Run:
+    """Draws alone, each of which writes its batch into the carry of a scan."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(5), steps)
+    shapes = jax.eval_shape(lambda: peer.data(peer.sample(box.state, keys[0])[1]))
+    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def step(carry: Any, key: Any) -> Any:
+        state, drawn = peer.sample(carry[0], key)
+        return state, peer.data(drawn)
+
+    program, _ = timing.scanned(step, (box.state, batch), keys)
+
+    def run() -> int:
+        nonlocal batch
+        box.state, batch = jax.block_until_ready(program((box.state, batch), keys))
+        return steps
+
+    return run
+
+
+def handed(peer: Any, box: Box, device: str, seconds: float) -> timing.Run:
+    """Batches that a learner in PyTorch could use, one after the other."""
+    import jax
+    import torch
+    from fbuf_adapters.pytorch import to_torch
+
+    keys = list(jax.random.split(jax.random.key(6), SEVERAL))
+
+    def step(i: int) -> None:
+        box.state, drawn = peer.sample(box.state, keys[i % SEVERAL])
+        batch = to_torch(drawn) if peer.traceable else drawn
+        if device == "cuda":
+            torch.cuda.synchronize()
+        del batch
+
+    return timing.repeated(step, seconds)
+
+
+def fill(task: dict[str, Any], prioritized: bool, able: dict[str, Any], watch: Stopwatch) -> Any:
+    """Full buffers of the libraries that can have one."""
+    import jax
+    import peers
+
+    item, room = items()[task["item"]], task["room"]
+    boxes: dict[str, Box] = {}
+    for name, cls in able.items():
+        label = f"{name}, {THINGS[task['item']]}, {'prioritised' if prioritized else 'uniform'}"
+        if name not in task["peers"][prioritized]:
+            watch.notes.append(f"{label}, N = {task['n']:,}: left, see tasks in gpu_speed.py")
+            continue
+        pool = "torch" if name == TORCHRL else "jax"
+        needed = store_bytes(name, item, task["n"], prioritized)
+        if needed > room[pool]:
+            watch.notes.append(
+                f"{label}: left, {needed / 1e9:.0f} GB do not fit beside the others in what "
+                f"remains of its library's pool, {room[pool] / 1e9:.0f} GB"
+            )
+            continue
+        if watch.over(label):
+            continue
+        try:
+            peer = cls(item, task["n"], task["batches"][0], prioritized)
+            boxes[name] = Box(peers.filled(peer, chunk_of(task)))
+            room = {**room, pool: room[pool] - needed}
+        except (peers.Unable, ImportError) as reason:
+            watch.notes.append(f"{label}: left, {reason}")
+        except Exception as error:  # out of memory, mostly; the others are measured all the same
+            watch.notes.append(f"{label}: FAILED, {brief(error)}")
+    if FBUF in boxes:
+        jax.block_until_ready(boxes[FBUF].state)
+    return boxes
+
+
+def brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def rows_right(task: dict[str, Any], state: Any, batch: int) -> bool:
+    """Whether rows drawn from anywhere are those that were written there."""
+    import jax
+    import jax.numpy as jnp
+    import peers
+
+    import fbuf
+
+    chunk = chunk_of(task)
+    written = peers.random_rows(items()[task["item"]], chunk, seed=0)
+    drawn = fbuf.sample(state, jax.random.key(7), batch)
+    same = jax.tree.map(
+        lambda found, rows: bool((found == jnp.asarray(rows)[drawn.ids.slot % chunk]).all()),
+        drawn.data,
+        written,
+    )
+    return all(jax.tree.leaves(same))
+
+
+def measure(task: dict[str, Any], out: pathlib.Path) -> None:
+    """Time all libraries, one kind of buffer after the other."""
+    watch = Stopwatch(task, out)
+    able = classes(task["device"], watch.notes)
+    room = pools(task["device"])
+    task = task | {"n": plan(task, room, watch.notes), "room": room}
+    rate = copy_rate(task["device"])
+    release(task["device"])
+    watch.records.append({"what": "copy", "item": task["item"], "bytes_per_second": rate})
+    for prioritized in (False, True):
+        if not watch.over(f"{THINGS[task['item']]}, prioritised: {prioritized}"):
+            measure_kind(task, prioritized, able, rate, watch)
+        release(task["device"])
+    watch.save()
+
+
+def release(device: str) -> None:
+    """Give back the memory of one kind of buffer before the next is made."""
+    import torch
+
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure_kind(
+    task: dict[str, Any], prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
+) -> None:
+    """The same for one kind of buffer, which is gone when this returns."""
+    item, device = items()[task["item"]], task["device"]
+    start = time.monotonic()
+    boxes = fill(task, prioritized, able, watch)
+    label = f"{THINGS[task['item']]}, {'prioritised' if prioritized else 'uniform'}"
+    if FBUF in boxes:
+        right = rows_right(task, boxes[FBUF].state, task["batches"][-1])
+        watch.records.append(
+            {"what": "rows", "item": task["item"], "n": task["n"], "prioritized": prioritized,
+             "drawn": task["batches"][-1], "right": right}
+        )  # fmt: skip
+    filled = time.monotonic()
+
+    jobs: dict[tuple[str, int, str], Callable[[], timing.Run]] = {}
+    for batch in task["batches"]:
+        steps = max(4, min(STEPS_BEFORE, 10**6 // batch) // (8 if task["item"] == "frame" else 1))
+        steps = min(steps, 20) if task["quick"] else steps
+        for name, box in boxes.items():
+            peer = able[name](item, task["n"], batch, prioritized)
+            if peer.traceable:
+                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: in_scan(p, b, "step", s)[0]
+                if not prioritized:
+                    jobs[GATHER, batch, name] = lambda p=peer, b=box, s=steps: gather(p, b, s)
+            if name != FLASHBAX:
+                peer.prepare(box.state)
+                jobs[HANDED, batch, name] = lambda p=peer, b=box: handed(p, b, device, 0.05)
+
+    programs = compiled(jobs, label, watch)
+    watch.records.append(
+        {"what": "preparing", "item": task["item"], "n": task["n"], "prioritized": prioritized,
+         "fill_s": filled - start, "compile_s": time.monotonic() - filled}
+    )  # fmt: skip
+    for what, batch in dict.fromkeys((what, batch) for what, batch, _ in jobs):
+        if watch.over(f"{label}, {what}, batch {batch:,}"):
+            return
+        runs = {n: run for (w, b, n), run in programs.items() if (w, b) == (what, batch)}
+        for name in list(runs):
+            try:
+                runs[name]()
+            except Exception as error:  # its buffer may be gone with it
+                watch.notes.append(f"{name}, {label}, {what}, batch {batch:,}: {brief(error)}")
+                runs.pop(name)
+                programs = {key: run for key, run in programs.items() if key[2] != name}
+        rounds, seconds = (2, 0.1) if task["quick"] else (5, 0.4)
+        for name, taken in timing.alternate(runs, rounds, seconds).items():
+            us = timing.median(taken)
+            record = {
+                "item": task["item"], "n": task["n"], "prioritized": prioritized, "batch": batch,
+                "what": what, "peer": name, "us": us, "rounds": taken,
+            }  # fmt: skip
+            if what == GATHER:
+                moved = 2 * batch * row_bytes(item)
+                record |= {"bytes": moved, "share": moved / (us * 1e-6) / rate}
+            watch.records.append(record)
+        watch.save()
+
+
+def row_bytes(item: Any) -> int:
+    import peers
+
+    return peers.row_bytes(item)
+
+
+def compiled(
+    jobs: dict[Any, Callable[[], timing.Run]], label: str, watch: Stopwatch
+) -> dict[Any, timing.Run]:
+    """Build all programs; those in scans side by side, for compiling takes longer than running."""
+
+    def build(job: Callable[[], timing.Run]) -> Any:
+        try:
+            return job()
+        except Exception as error:  # the others are measured all the same
+            return brief(error)
+
+    in_scans = [key for key in jobs if key[0] != HANDED]
+    threads = min(8, os.cpu_count() or 1)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        built = dict(zip(in_scans, pool.map(build, [jobs[key] for key in in_scans]), strict=True))
+    built |= {key: build(job) for key, job in jobs.items() if key[0] == HANDED}
+    for (what, batch, name), run in built.items():
+        if isinstance(run, str):
+            watch.notes.append(f"{name}, {label}, {what}, batch {batch:,}: FAILED, {run}")
+    return {key: run for key, run in built.items() if not isinstance(run, str)}
+
+
+# --- the tables ----------------------------------------------------------------------------------
+
+
+def tasks(device: str, quick: bool) -> list[dict[str, Any]]:
+    """What the processes have to do, the most telling first."""
+    everybody = {False: NAMES, True: NAMES}
+    # Of that size, TorchRL's tree takes minutes to fill on the host; flashbax's, of which there are
+    # two at times, does not fit beside the others.
+    mostly = {False: NAMES, True: (FBUF,)}
+    sizes = [
+        ("row", 10**6, everybody),
+        ("frame", MOST_FRAMES, everybody),
+        (LARGE, 345 * 10**6, mostly),
+        ("row", 10**7, everybody),
+    ]
+    if quick or device == "cpu":
+        sizes = [("row", 20_000, everybody), ("frame", 500, everybody), (LARGE, 50_000, mostly)]
+    batches = (256,) if quick or device == "cpu" else (256, 4096, 65_536)
+    return [
+        {
+            "item": item, "n": n, "peers": [which[False], which[True]], "batches": batches,
+            "device": device, "quick": quick,
+        }
+        for item, n, which in sizes
+    ]  # fmt: skip
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The figures, as lines of Markdown."""
+    found: dict[Any, dict[str, Record]] = {}
+    for r in records:
+        if "us" in r:
+            key = (r["what"], r["item"], r["prioritized"], r["n"], r["batch"])
+            found.setdefault(key, {})[r["peer"]] = r
+
+    def start(item: str, prioritized: bool, n: int, batch: int) -> list[str]:
+        kind = "prioritised" if prioritized else "uniform"
+        return [THINGS[item], kind, f"{n:,}", f"{batch:,}"]
+
+    lines: list[str] = []
+    head = ["rows", "buffer", "N", "batch"]
+    for what, names in ((STEP, (FBUF, FLASHBAX)), (HANDED, (FBUF, TORCHRL))):
+        body = []
+        for (which, *key), by_peer in found.items():
+            if which == what:
+                times = [by_peer[n]["us"] if n in by_peer else None for n in names]
+                cells = [cell(t, times[0], lambda t: f"{t:,.1f}") for t in times]
+                body.append([*start(*key), *cells])
+        title = f"{what[0].upper()}{what[1:]}: microseconds (and times fbuf's)"
+        lines += ["", f"### {title}", "", *(render([*head, *names], body) if body else ["none"])]
+    body = []
+    for (which, *key), by_peer in found.items():
+        if which == GATHER:
+            cells = [
+                f"{by_peer[n]['us']:,.1f} ({by_peer[n]['share']:.0%})" if n in by_peer else "-"
+                for n in (FBUF, FLASHBAX)
+            ]
+            size = f"{next(iter(by_peer.values()))['bytes'] / 2e6:,.2f}"
+            body.append([*start(*key), size, *cells])
+    lines += ["", "### Row gather: microseconds (and share of the rate of a copy)", ""]
+    lines += render([*head, "MB", FBUF, FLASHBAX], body) if body else ["none"]
+    lines.append("")
+    for r in records:
+        if r["what"] == "copy":
+            rate = f"{r['bytes_per_second'] / 1e9:,.1f} GB/s"
+            lines.append(f"- a large copy, beside {THINGS[r['item']]}: {rate} read and written")
+        if r["what"] == "rows":
+            kind = "prioritised" if r["prioritized"] else "uniform"
+            verdict = "all as written" if r["right"] else "WRONG ROWS"
+            things = f"{THINGS[r['item']]}, {kind}, N = {r['n']:,}"
+            lines.append(f"- {things}: {r['drawn']:,} rows drawn, {verdict}")
+    return lines
