@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import pathlib
@@ -14,7 +15,11 @@ import fbuf
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 
 try:
-    from tensordict import TensorDict, TensorDictBase
+    from tensordict import (
+        TensorDict,
+        TensorDictBase,
+        is_leaf_nontensor,  # pyright: ignore[reportPrivateUsage]
+    )
 except ModuleNotFoundError as error:
     raise ImportError(
         "fbuf_adapters.tensordict needs TensorDict: pip install 'fbuf[tensordict]'"
@@ -68,7 +73,8 @@ class TensorDictReplayBuffer:
         prefetch: See there.
 
     Attributes:
-        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
+        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows. What is written to it
+            directly, or to its state, is not counted in the slots that `extend` returns.
         alpha: Used for the priorities that are given from now on; None is the sampler's.
         beta: Used for the weights of what is drawn from now on; None is the sampler's.
 
@@ -128,6 +134,8 @@ class TensorDictReplayBuffer:
         self._prioritized = isinstance(sampler, (fbuf.Prioritized, fbuf.Mixture))
         self._dtypes: dict[tuple[str, ...], torch.dtype] | None = None
         """Of all leaves, as they were given."""
+        self._item_dims = torch.Size()
+        """Batch dimensions that are within an item."""
         self._cursor = 0
         self._write_count = 0
         self._iterator: Iterator[TensorDictBase] | None = None
@@ -154,6 +162,7 @@ class TensorDictReplayBuffer:
                 f"{_NAME}.add: one item is a step of one environment, and this buffer is for "
                 f"{self._num_envs}; give extend() a step of all of them, [{self._num_envs}]"
             )
+        _check_tensordict("add", data)
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: Any) -> torch.Tensor:
@@ -172,10 +181,11 @@ class TensorDictReplayBuffer:
                 be stored: it requires grad, is no tensor, is not as it was in the first call.
             RuntimeError: If the buffer is closed.
         """
-        if not isinstance(data, TensorDictBase):
-            raise InteropError(f"{_NAME}.extend: data must be a TensorDict, got {type(data)}")
+        _check_tensordict("extend", data)
         for transform in reversed(self._transforms):
             data = transform.inv(data) if hasattr(transform, "inv") else data
+            if data is None:  # it keeps them back
+                return torch.zeros(0, dtype=torch.int64)
         if not data.batch_dims:
             raise InteropError(
                 f"{_NAME}.extend: data must have a batch dimension that counts the items; add() "
@@ -197,6 +207,7 @@ class TensorDictReplayBuffer:
             items = _nested(_words(leaves) if self._plain_items else leaves)
             self.buffer.extend(items, priority=priority, alpha=alpha, **_ends(data, lead))
             self._dtypes = self._dtypes or {key: leaf.dtype for key, leaf in leaves.items()}
+            self._item_dims = data.batch_size[len(lead) :]
             # One step of all environments lies side by side.
             places = torch.arange(count).reshape(lead[::-1]).movedim(0, -1)
             slots = (self._cursor + places) % self._capacity
@@ -219,10 +230,11 @@ class TensorDictReplayBuffer:
             ValueError: If the sampler keeps no priorities.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
-        slots = torch.as_tensor(index, dtype=torch.int32).reshape(-1).cpu()
+        slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
+        slots = torch.where(slots < self._capacity, slots, -1).int()
         with self.buffer.lock:
             ids = fbuf.ids_at(self.buffer.state, slots.numpy())
-            self._update(ids, torch.as_tensor(priority).detach().float(), len(slots))
+            self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give drawn rows new priorities, found under the priority key.
@@ -251,14 +263,18 @@ class TensorDictReplayBuffer:
                     )
                 )
         priority, slots, generations = found.values()
-        rows = slots.reshape(-1)
-        ids = fbuf.Ids(rows, generations.reshape(-1))
-        self._update(ids, priority.detach().float().reshape(len(rows), -1).amax(1), len(rows))
+        count = slots.shape[0] if slots.ndim else 1
+        slots, generations = (x.reshape(count, -1)[:, 0] for x in (slots, generations))
+        ids: Any = fbuf.Ids(slots, generations)
+        self._update(ids, priority.detach().float().reshape(count, -1).amax(1), count)
 
     def empty(self) -> None:
         """Forget all rows."""
-        self.buffer.empty()
-        self._sync()
+        with self.buffer.lock:
+            self.buffer.empty()
+            self._write_count = 0
+            if self._dtypes is not None:
+                self._sync()
 
     # Reading.
 
@@ -346,9 +362,11 @@ class TensorDictReplayBuffer:
             return {
                 "buffer": buffer,
                 "dtypes": dict(self._dtypes or {}),
+                "item_dims": list(self._item_dims),
                 "write_count": self._write_count,
                 "transforms": [
-                    t.state_dict() if hasattr(t, "state_dict") else None for t in self._transforms
+                    copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
+                    for t in self._transforms
                 ],
             }
 
@@ -371,6 +389,7 @@ class TensorDictReplayBuffer:
                 if state is not None:
                     transform.load_state_dict(state)
             self._dtypes = dict(state_dict["dtypes"]) or None
+            self._item_dims = torch.Size(state_dict["item_dims"])
             self._sync()
             self._write_count = state_dict["write_count"]
 
@@ -397,10 +416,21 @@ class TensorDictReplayBuffer:
     def _leaves(self, data: TensorDictBase) -> dict[tuple[str, ...], torch.Tensor]:
         """What is to be stored, by key, in a form that JAX has."""
         leaves: dict[tuple[str, ...], torch.Tensor] = {}
-        for key, leaf in data.contiguous().items(include_nested=True, leaves_only=True):
+        for key, leaf in data.contiguous().items(True, True, is_leaf=is_leaf_nontensor):
             path = key if isinstance(key, tuple) else (key,)
-            if path[0] not in _OURS:
-                leaves[path] = leaf
+            if path[0] in _OURS:
+                continue
+            known = (self._dtypes or {}).get(path)
+            wrong = None
+            if not isinstance(leaf, torch.Tensor):
+                wrong = "is no tensor; leave it out"
+            elif leaf.requires_grad:
+                wrong = "requires grad, which JAX would not track; hand over .detach()"
+            elif known not in (None, leaf.dtype):
+                wrong = f"is {leaf.dtype}, and was {known} before; cast it with .to"
+            if wrong is not None:
+                raise InteropError(f"{_NAME}.extend: data[{key!r}] {wrong}")
+            leaves[path] = leaf
         return leaves
 
     def _update(self, ids: Any, priority: torch.Tensor, count: int) -> None:
@@ -413,22 +443,30 @@ class TensorDictReplayBuffer:
     def _assemble(self, sample: Any) -> TensorDictBase:
         """A batch as TorchRL has it."""
         assert self._dtypes is not None
-        data = _restored(_plain(sample.data), self._dtypes)
-        batch: Any = TensorDict(data, batch_size=sample.mask.shape, device=self._device)
-        ids, weight = sample.ids, sample.weight
+        data, dims = _plain(sample.data), self._item_dims
+        if self._plain_items:
+            data = _restored(data, self._dtypes)
+        elif "item" in data:  # of a view that returns more than that
+            data["item"], dims = _restored(data["item"], self._dtypes), torch.Size()
+        size = torch.Size([*sample.mask.shape, *dims])
+        batch: Any = TensorDict(data, batch_size=size, device=self._device)
+        told = [sample.ids.slot.long(), sample.ids.generation.long(), sample.weight]
         if self._in_order and not bool(sample.mask.all()):  # the end of an epoch is a short batch
-            batch, weight = batch[sample.mask], weight[sample.mask]
-            ids = dataclasses.replace(
-                ids, slot=ids.slot[sample.mask], generation=ids.generation[sample.mask]
-            )
+            batch, told = batch[sample.mask], [x[sample.mask] for x in told]
         for transform in self._transforms:
             batch = transform(batch)
-        batch.set("index", ids.slot.long())
-        batch.set("index_generation", ids.generation.long())
+        told = [x.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for x in told]
+        batch.set("index", told[0])
+        batch.set("index_generation", told[1])
         if self._prioritized:
             for key in _OURS[2:]:
-                batch.set(key, weight)
+                batch.set(key, told[2])
         return batch
+
+
+def _check_tensordict(function: str, data: Any) -> None:
+    if not isinstance(data, TensorDictBase):
+        raise InteropError(f"{_NAME}.{function}: data must be a TensorDict, got {type(data)}")
 
 
 def _words(leaves: dict[tuple[str, ...], torch.Tensor]) -> dict[tuple[str, ...], torch.Tensor]:
@@ -474,12 +512,11 @@ def _plain(node: Any) -> Any:
 
 
 def _restored(node: Any, dtypes: dict[tuple[str, ...], torch.dtype], path: Any = ()) -> Any:
-    """The leaves of an item in the dtypes they were given in, wherever a view has put the item."""
+    """The leaves of an item in the dtypes they were given in."""
     if isinstance(node, dict):
         parts = cast("dict[str, Any]", node).items()
         return {key: _restored(value, dtypes, (*path, key)) for key, value in parts}
-    for start in range(len(path)):
-        dtype = dtypes.get(path[start:])
-        if dtype is not None and dtype != node.dtype:
-            return node.view(dtype).squeeze(-1) if dtype in _WIDE else node.to(dtype)
-    return node
+    dtype = dtypes.get(path, node.dtype)  # a view may have been told to leave others out
+    if dtype == node.dtype:
+        return node
+    return node.view(dtype).squeeze(-1) if dtype in _WIDE else node.to(dtype)

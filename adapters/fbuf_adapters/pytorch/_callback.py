@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -68,11 +69,12 @@ def callback(
         (2,)
     """
     for path, spec in jax.tree.leaves_with_path(result):
-        if not hasattr(spec, "dtype") or spec.dtype not in _dtypes.JAX_DTYPES:
+        known = hasattr(spec, "dtype") and spec.dtype in _dtypes.JAX_DTYPES
+        if not known or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
             raise InteropError(
                 f"fbuf_adapters.pytorch.callback: result{jax.tree_util.keystr(path)} "
                 f"({describe(spec)}) must be an array or a jax.ShapeDtypeStruct, of a dtype that "
-                "PyTorch has"
+                "both libraries have; JAX has those of 64 bits only with jax_enable_x64"
             )
     specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result)
 
@@ -82,6 +84,8 @@ def callback(
             kept = [weakref.ref(x.untyped_storage()) for x in jax.tree.leaves(tensors)]
             _fill(out, fn(*tensors))
             del tensors
+        if any(storage() is not None for storage in kept):
+            gc.collect()  # it may be in a cycle, and not be kept at all
         if any(storage() is not None for storage in kept):
             raise InteropError(
                 "fbuf_adapters.pytorch.callback: the function has kept one of its arguments, or a "
