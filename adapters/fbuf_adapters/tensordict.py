@@ -73,8 +73,7 @@ class TensorDictReplayBuffer:
         prefetch: See there.
 
     Attributes:
-        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows. What is written to it
-            directly, or to its state, is not counted in the slots that `extend` returns.
+        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
         alpha: Used for the priorities that are given from now on; None is the sampler's.
         beta: Used for the weights of what is drawn from now on; None is the sampler's.
 
@@ -137,7 +136,10 @@ class TensorDictReplayBuffer:
         self._item_dims = torch.Size()
         """Batch dimensions that are within an item."""
         self._cursor = 0
+        self._seen: Any = None
+        """The state that the cursor is of: another one may have been written to elsewhere."""
         self._write_count = 0
+        self._ready = False
         self._iterator: Iterator[TensorDictBase] | None = None
         self._transforms: list[Any] = []
         if transform is not None:
@@ -205,6 +207,7 @@ class TensorDictReplayBuffer:
         with self.buffer.lock:
             alpha = None if priority is None else self.alpha
             items = _nested(_words(leaves) if self._plain_items else leaves)
+            self._sync()
             self.buffer.extend(items, priority=priority, alpha=alpha, **_ends(data, lead))
             self._dtypes = self._dtypes or {key: leaf.dtype for key, leaf in leaves.items()}
             self._item_dims = data.batch_size[len(lead) :]
@@ -212,6 +215,7 @@ class TensorDictReplayBuffer:
             places = torch.arange(count).reshape(lead[::-1]).movedim(0, -1)
             slots = (self._cursor + places) % self._capacity
             self._cursor = (self._cursor + count) % self._capacity
+            self._seen = self.buffer.state
             self._write_count += count
         return slots.reshape(given[: len(lead)])
 
@@ -231,7 +235,7 @@ class TensorDictReplayBuffer:
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
         slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
-        slots = torch.where(slots < self._capacity, slots, -1).int()
+        slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
         with self.buffer.lock:
             ids = fbuf.ids_at(self.buffer.state, slots.numpy())
             self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
@@ -272,9 +276,7 @@ class TensorDictReplayBuffer:
         """Forget all rows."""
         with self.buffer.lock:
             self.buffer.empty()
-            self._write_count = 0
-            if self._dtypes is not None:
-                self._sync()
+            self._write_count, self._ready = 0, False
 
     # Reading.
 
@@ -293,8 +295,9 @@ class TensorDictReplayBuffer:
 
         Raises:
             ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`.
-            RuntimeError: See there.
+            RuntimeError: See there; or if there is nothing to draw yet.
         """
+        self._check_ready()
         batch: Any = self.buffer.sample(batch_size, beta=self.beta if self._prioritized else None)
         if not return_info:
             return batch
@@ -302,6 +305,7 @@ class TensorDictReplayBuffer:
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Batches without end; with `fbuf.Shuffled` those of one epoch."""
+        self._check_ready()
         return cast("Iterator[TensorDictBase]", iter(self.buffer))
 
     def next(self) -> TensorDictBase | None:
@@ -390,8 +394,7 @@ class TensorDictReplayBuffer:
                     transform.load_state_dict(state)
             self._dtypes = dict(state_dict["dtypes"]) or None
             self._item_dims = torch.Size(state_dict["item_dims"])
-            self._sync()
-            self._write_count = state_dict["write_count"]
+            self._write_count, self._ready = state_dict["write_count"], False
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save it in a folder, which is made if need be; whole, or not at all."""
@@ -434,11 +437,26 @@ class TensorDictReplayBuffer:
         return leaves
 
     def _update(self, ids: Any, priority: torch.Tensor, count: int) -> None:
-        self.buffer.update_priority(ids, priority.expand(count), alpha=self.alpha)
+        with self.buffer.lock:
+            known = self._dtypes is not None and self.buffer.state is self._seen
+            self.buffer.update_priority(ids, priority.expand(count), alpha=self.alpha)
+            if known:
+                self._seen = self.buffer.state
 
     def _sync(self) -> None:
-        """Read where the next row goes: it is not counted on the way that was taken."""
-        self._cursor = int(self.buffer.state.ring.head[0])
+        """Read where the next row goes, if it was not written here what was written last."""
+        if self._dtypes is not None and self.buffer.state is not self._seen:
+            self._cursor = int(self.buffer.state.ring.head[0])
+
+    def _check_ready(self) -> None:
+        """Raise as long as there is nothing to draw, which later there always is."""
+        if not self._ready:
+            self._ready = self.buffer.can_sample()
+        if not self._ready:
+            raise RuntimeError(
+                f"{_NAME}.sample: there is nothing to draw yet: the buffer is empty, or has no "
+                "episode as long as the sampler's window; ask can_sample() first"
+            )
 
     def _assemble(self, sample: Any) -> TensorDictBase:
         """A batch as TorchRL has it."""
