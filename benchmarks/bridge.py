@@ -1,7 +1,7 @@
 """What it costs to cross between JAX and PyTorch, on CPU, in microseconds a call.
 
-    python benchmarks/bridge.py            about 2 minutes
-    python benchmarks/bridge.py --quick    in 20 seconds
+    python benchmarks/bridge.py            about 5 minutes
+    python benchmarks/bridge.py --quick    in a minute
 
 It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
 writes `results/bridge.json` and `bridge.md`.
@@ -19,7 +19,9 @@ uniform buffer of 100,000 rows.
 - "buffer": `extend` and `sample` of TorchRL's `ReplayBuffer` with `LazyTensorStorage`, of ours, and
   of `TensorDictReplayBuffer`, which has to build TensorDicts.
 
-Everything runs in one process, turn by turn; medians of the rounds, and over processes.
+Everything runs in one process, turn by turn; medians of the rounds, and over processes. In the last
+column JAX was told to run programs in the thread that waits for them
+(`jax_cpu_enable_async_dispatch` off); by default each call goes to another one and back.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ OUT, IN, CALLBACK, BUFFER = "out", "in", "callback", "buffer"
 FROM_DLPACK, TO_TORCH = "torch.from_dlpack on each", "to_torch"
 JITTED, NUMPY = "jitted fbuf.add, JAX arrays", "jitted fbuf.add, NumPy arrays"
 ADD, EXTEND = "add_from_torch", "ReplayBuffer.extend"
+
+MODES = DEFAULT, INLINE = "by default", "in the thread that waits"
 
 Step = Callable[[int], None]
 
@@ -169,19 +173,22 @@ def buffers() -> dict[str, Step]:
     }
 
 
-def measure(quick: bool) -> list[Record]:
+def measure(quick: bool, mode: str) -> list[Record]:
     """Time all of it, in this process."""
+    import jax
     import torch
 
+    jax.config.update("jax_cpu_enable_async_dispatch", mode == DEFAULT)
     torch.set_num_threads(1)
-    rounds, seconds = (5, 0.05) if quick else (15, 0.2)
+    rounds, seconds = (5, 0.05) if quick else (11, 0.1)
     records: list[Record] = []
     for part, make in (
         (OUT, out_of_jax), (IN, into_a_buffer), (CALLBACK, inside_jit), (BUFFER, buffers),
     ):  # fmt: skip
         programs = {name: timing.repeated(step, seconds) for name, step in make().items()}
         for name, taken in timing.alternate(programs, rounds, 60.0).items():
-            records.append({"part": part, "what": name, "us": timing.median(taken)})
+            us = timing.median(taken)
+            records.append({"part": part, "what": name, "mode": mode, "us": us})
     return records
 
 
@@ -208,28 +215,35 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        options.out.write_text(
-            json.dumps({"records": measure(json.loads(options.worker)["quick"])})
-        )
+        task = json.loads(options.worker)
+        options.out.write_text(json.dumps({"records": measure(task["quick"], task["mode"])}))
         return
     records: list[Record] = []
-    for _ in range(1 if options.quick else 5):
-        records += timing.in_own_process(__file__, {"quick": options.quick})["records"]
-        print(".", end="", file=sys.stderr, flush=True)
-    records = timing.merged(records, ("part", "what"), "us")
-    found = {(r["part"], r["what"]): float(r["us"]) for r in records}
+    for _ in range(1 if options.quick else 3):
+        for mode in MODES:
+            task = {"quick": options.quick, "mode": mode}
+            records += timing.in_own_process(__file__, task)["records"]
+            print(".", end="", file=sys.stderr, flush=True)
+    records = timing.merged(records, ("part", "what", "mode"), "us")
+    by_mode = {
+        mode: {(r["part"], r["what"]): float(r["us"]) for r in records if r["mode"] == mode}
+        for mode in MODES
+    }
     about = timing.about(*PACKAGES)
-    table = [[r["part"], r["what"], f"{r['us']:,.1f}"] for r in records]
+    table = [
+        [part, what, *(f"{by_mode[mode][part, what]:,.1f}" for mode in MODES)]
+        for part, what in by_mode[DEFAULT]
+    ]
     text = [
         "# Crossing between JAX and PyTorch",
         "",
         ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
         "",
-        *render(["part", "what", "us a call"], table),
+        *render(["part", "what", *(f"us a call, {mode}" for mode in MODES)], table),
         "",
         "## Bars",
         "",
-        *bars(found),
+        *(f"{line} ({mode})" for mode in MODES for line in bars(by_mode[mode])),
         "",
         "## How it was measured",
         "",

@@ -222,6 +222,12 @@ def test_with_64_bit_types_on_nothing_is_narrowed():
         batch = buffer.sample(8)
         assert batch.data["i"].dtype == torch.int64
         assert torch.equal(batch.data["i"].double() + 0.25, batch.data["f"])
+        ranked = ReplayBuffer(4, device=DEVICE, sampler=EXACT, int64=True)
+        ranked.extend({"i": large})
+        ids = ranked.sample(8).ids
+        assert ids.slot.dtype == torch.int64
+        ranked.update_priority(ids, torch.full((8,), 3.0, device=DEVICE))
+        assert ranked.stats()["priority_total"] == 6.0
 
 
 # Refusals.
@@ -268,6 +274,28 @@ def test_shapes_and_dtypes_are_told_by_fbuf():
     with pytest.raises(InteropError, match=r"extend: item.* has no axis for the items.*call add"):
         ReplayBuffer(4, device=DEVICE).extend(torch.tensor(1.0))
     assert len(buffer) == 5
+
+
+def test_a_first_add_that_fails_leaves_no_trace():
+    buffer = ReplayBuffer(8, device=DEVICE, next_of="obs")
+    with pytest.raises(ValueError, match="next_of names 'obs'"):
+        buffer.add({"x": torch.ones(2, device=DEVICE)})
+    with pytest.raises(ValueError, match="terminated must be of shape"):
+        more = torch.ones(4, 3, device=DEVICE)
+        buffer.extend({"obs": more}, next_observation=more, terminated=True)
+    new = torch.ones(4, 5, device=DEVICE)
+    buffer.extend({"obs": new}, next_observation=new)
+    assert len(buffer) == 4
+
+
+@pytest.mark.parametrize("flags", [{}, {"terminated": False}], ids=str)
+def test_a_python_bool_is_a_flag_and_no_leaf(flags):
+    buffer = ReplayBuffer(8, device=DEVICE)
+    for _ in range(2):
+        buffer.add({"done": torch.tensor(True, device=DEVICE)}, **flags)
+        with pytest.raises(InteropError, match=r"item\['done'\] \(bool\) is no tensor"):
+            buffer.add({"done": True}, **flags)
+    assert len(buffer) == 2
 
 
 def test_other_arguments_are_refused_by_name_too():
@@ -573,6 +601,7 @@ CONTAINERS = {
     "none": None,
     "dict": lambda batch: {"a": [batch.data["obs"]], "b": (batch.ids, batch.weight), "n": 3},
     "dataclass": lambda batch: Mine(batch.data["obs"], "x", Mine(batch.ids, "y")),
+    "ordered": lambda batch: collections.OrderedDict({1: batch.weight, "a": [batch.ids]}),
     "namedtuple": lambda batch: Pair(batch.data["obs"] * 2, SimpleNamespace),
 }
 
@@ -600,7 +629,10 @@ def test_every_tensor_is_pinned_whatever_holds_it(name, prefetch, can_pin, monke
     buffer.extend({key: leaf.cpu() for key, leaf in rows(0, 5).items()})
     for _ in range(3):
         found = tensors_in(buffer.sample())
-        assert len(found) == {"none": 9, "dict": 4, "dataclass": 3, "namedtuple": 1}[name]
+        assert (
+            len(found)
+            == {"none": 9, "dict": 4, "dataclass": 3, "ordered": 3, "namedtuple": 1}[name]
+        )
         assert all(tensor.is_pinned() for tensor in found)
     buffer.close()
 
@@ -801,6 +833,10 @@ def test_what_cannot_be_loaded():
         (state_dict | {"version": 99}, "version 99"),
         (buffer_of(16).state_dict(), "made with.*'capacity': 16.*same arguments"),
         (buffer_of(sampler=EXACT).state_dict(), "made with.*Prioritized"),
+        (
+            state_dict | {"state": {name: x.double() for name, x in state_dict["state"].items()}},
+            "found torch.float64",
+        ),
         (state_dict | {"state": dict(list(state_dict["state"].items())[1:])}, "found nothing"),
     ):
         with pytest.raises(ValueError, match=message):

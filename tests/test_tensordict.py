@@ -34,7 +34,9 @@ from torchrl.objectives import DQNLoss  # noqa: E402
 
 CAPACITY = 10
 BATCH = 16
-"""The one batch size, so that little has to be compiled."""
+"""The batch size, always the same so that little has to be compiled."""
+MANY = 64
+"""That of tests that look for each of a few rows."""
 RAW = fbuf.Prioritized(alpha=1.0, beta=1.0, eps=0.0)
 """What it stores are the priorities that it is given."""
 
@@ -212,6 +214,22 @@ def test_batches_are_those_of_torchrl(size):
             assert torch.equal(bits(got[key]), bits(leaf[slots])), key
         assert not got.is_locked
         got.zero_()  # it is nobody else's
+    again = ours()
+    again.load_state_dict(mine.state_dict())
+    assert_same(again.sample(), mine.sample())
+
+
+def test_priorities_of_items_that_have_dimensions_of_their_own():
+    rb = ours(sampler=RAW)
+    rb.extend(TensorDict({"x": torch.arange(24.0).reshape(8, 3)}, batch_size=[8, 3]))
+    batch = rb.sample()
+    assert batch.batch_size == batch["index"].shape == batch["priority_weight"].shape == (BATCH, 3)
+    assert torch.equal(batch["x"], 3 * batch["index"] + torch.arange(3))
+    batch["td_error"] = (batch["x"] - 5).abs()
+    rb.update_tensordict_priority(batch)
+    drawn = set(batch["index"].flatten().tolist())
+    wanted = [max(5 - 3 * slot, 3 * slot - 3) if slot in drawn else 1 for slot in range(8)]
+    assert priorities(rb)[:8] == wanted
 
 
 def test_slots_are_those_of_torchrl():
@@ -284,14 +302,15 @@ def test_rows_may_be_added_in_jax_meanwhile():
 
 def windowed(**options):
     """Two steps of an episode each."""
-    return ours(sampler=fbuf.Uniform(window=2), view=fbuf.Sequence(2), **options)
+    view = fbuf.Sequence(2)
+    return ours(sampler=fbuf.Uniform(window=2), view=view, **{"batch_size": MANY, **options})
 
 
 def test_what_a_view_makes_of_rows_has_their_dtypes():
     rb, data = windowed(), rows(8)
     rb.extend(data)
     batch = rb.sample()
-    assert batch.batch_size == (BATCH,)
+    assert batch.batch_size == (MANY,)
     assert {*batch.keys()} == {"item", "there", "learn", "first", "index", "index_generation"}
     assert bool(batch["there"].all())
     steps = batch["index"].unsqueeze(-1) + torch.arange(2)
@@ -314,6 +333,14 @@ def test_what_a_view_makes_anew_has_its_own_dtype():
     assert torch.equal(batch["next"], (batch["index"] + 1).clamp(max=7))
 
 
+def test_stacked_frames_have_their_dtype():
+    rb = filled(fbuf.Uniform(), view=fbuf.FrameStack(2, "number"))
+    batch = rb.sample()
+    slots = batch["index"].unsqueeze(-1)
+    assert batch["number"].dtype == torch.int64
+    assert torch.equal(batch["number"], torch.cat([(slots - 1).clamp(min=0), slots], 1))
+
+
 def test_views_do_not_read_floats_of_64_bits():
     wide = rows(8, d=torch.ones(8, dtype=torch.float64))
     refused(InteropError, r"\['d'\].*64 bits", windowed().extend, wide)
@@ -328,12 +355,8 @@ def test_environments_that_step_together():
     assert rb.extend(rows(2, 6)).tolist() == [6, 7]
     assert stored(rb, "number")[:8] == [0, 3, 1, 4, 2, 5, 6, 7]
     assert rb.extend(rows(6, 8).reshape(2, 3)).tolist() == [[8, 0, 2], [9, 1, 3]]
-    numbers = stored(rb, "number")
-    assert numbers == [9, 12, 10, 13, 2, 5, 6, 7, 8, 11]
+    assert stored(rb, "number") == [9, 12, 10, 13, 2, 5, 6, 7, 8, 11]
     assert (len(rb), rb.write_count) == (10, 14)
-    batch = rb.sample()
-    assert batch.batch_size == (BATCH,)
-    assert batch["number"].tolist() == [numbers[slot] for slot in batch["index"]]
     refused(InteropError, "extend", rb.add, rows(1)[0])
 
 
@@ -513,14 +536,6 @@ def test_weights_are_there_under_both_names():
     assert len(set(batch["_weight"].tolist())) == 4
 
 
-def test_weights_can_be_those_of_torchrl():
-    sampler = fbuf.Prioritized(alpha=1.0, beta=0.5, eps=0.0, normalize="buffer")
-    rb = weighted(sampler)
-    batch = rb.sample()
-    wanted = (GIVEN[batch["index"]] / GIVEN.min()) ** -0.5  # its formula
-    torch.testing.assert_close(batch["priority_weight"], wanted)
-
-
 def test_beta_can_be_set():
     rb = weighted()
     assert rb.beta is None
@@ -554,14 +569,17 @@ def test_alpha_can_be_set():
 
 
 def test_a_mixture_has_weights_and_priorities():
-    rb = weighted(fbuf.Mixture(priorities=RAW))
+    rb = filled(fbuf.Mixture(priorities=RAW))
     batch = rb.sample()
-    share = 0.5 / 8 + 0.5 * GIVEN[batch["index"]] / GIVEN.sum()
-    torch.testing.assert_close(batch["_weight"], weights(share, 1.0))
+    assert batch["_weight"].tolist() == [1] * BATCH
     batch["td_error"] = torch.full((BATCH,), 3.0)
     rb.update_tensordict_priority(batch)
     drawn = set(batch["index"].tolist())
-    assert priorities(rb)[:8] == [3 if slot in drawn else GIVEN[slot] for slot in range(8)]
+    given = torch.tensor([3.0 if slot in drawn else 1.0 for slot in range(8)])
+    assert priorities(rb)[:8] == given.tolist()
+    batch = rb.sample()
+    share = 0.5 / 8 + 0.5 * given[batch["index"]] / given.sum()
+    torch.testing.assert_close(batch["_weight"], weights(share, 1.0))
 
 
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), RAW], ids=["uniform", "prioritised"])
@@ -740,10 +758,8 @@ def test_an_inverse_may_keep_rows_back():
         assert mine.extend(data).flatten().tolist() == wanted.flatten().tolist()
         assert len(mine) == len(peer)
         start += count
-    batch, known = mine.sample(), peer[:]
-    for key, leaf in leaves(known).items():
-        if key != ("index",):
-            assert torch.equal(batch[key], leaf[batch["index"]]), key
+    for key, leaf in leaves(peer[:].exclude("index")).items():
+        assert stored(mine, *key)[: len(mine)] == leaf.tolist(), key
 
 
 # Iteration.
@@ -807,14 +823,14 @@ def test_a_batch_has_no_rows_that_were_not_drawn():
     rb.extend(rows(1))
     assert_nothing_is_drawn(rb)
     rb.extend(rows(1, 1))
-    assert rb.sample()["index"].tolist() == [0] * BATCH
+    assert rb.sample()["index"].tolist() == [0] * MANY
 
 
 def test_there_may_be_nothing_to_draw_any_more():
     rb = windowed()
     data = episodes(("terminated",))
     rb.extend(data)
-    assert len(rb.sample()) == BATCH
+    assert len(rb.sample()) == MANY
     data["next", "terminated"] = torch.ones(9, 1, dtype=torch.bool)
     for _ in range(2):
         rb.extend(data)  # episodes of one step
@@ -842,7 +858,7 @@ def episodes(told, lacking=(), column=True):
 
 
 def assert_whole(rb):
-    batch = rb.sample(64)  # of six
+    batch = rb.sample()
     steps, episode = batch["item", "t"], batch["item", "episode"]
     assert torch.equal(steps[:, 1], steps[:, 0] + 1)
     assert torch.equal(episode[:, 1], episode[:, 0])
@@ -853,12 +869,6 @@ def assert_whole(rb):
 def test_two_steps_are_of_one_episode(told):
     rb = windowed()
     rb.extend(episodes(told))
-    assert_whole(rb)
-
-
-def test_two_steps_are_of_one_episode_if_only_done_is_told():
-    rb = windowed()
-    rb.extend(episodes(("done",), lacking=("terminated", "truncated")))
     assert_whole(rb)
 
 
@@ -874,6 +884,12 @@ def test_flags_of_any_shape_are_found():
         rb = ours()
         rb.extend(episodes(("terminated", "truncated"), column=column))
         assert flags_of(rb) == [0, 0, 1, 0, 2, 0, 0, 0, 0, 0]
+
+
+def test_done_is_enough():
+    rb = ours()
+    rb.extend(episodes(("done",), lacking=("terminated", "truncated")))
+    assert flags_of(rb) == [0, 0, 1, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_done_does_not_matter_where_the_others_are_told():

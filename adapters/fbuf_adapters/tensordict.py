@@ -31,6 +31,11 @@ _NAME = "fbuf_adapters.tensordict.TensorDictReplayBuffer"
 _OURS = ("index", "index_generation", "_weight", "priority_weight")
 """What a batch has beside what was stored."""
 
+_NOTHING = (
+    f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or has no episode as long as "
+    "the sampler's window; ask can_sample() first"
+)
+
 _WIDE = (torch.float64, torch.complex128)
 """Dtypes that JAX would cut, and their bits are kept instead."""
 
@@ -126,7 +131,8 @@ class TensorDictReplayBuffer:
         self._capacity = capacity
         self._num_envs = num_envs
         self._plain_items = isinstance(view, fbuf.Item)
-        self._in_order = isinstance(sampler, fbuf.Shuffled)
+        self._in_part = isinstance(sampler, fbuf.Shuffled) or sampler.follows_episodes
+        """Whether there may be rows, and fewer to draw than are asked for."""
         self._batch_size = batch_size
         self._device = torch.device(device)
         self._priority_key = priority_key
@@ -154,7 +160,7 @@ class TensorDictReplayBuffer:
             data: The item.
 
         Returns:
-            The slot it is in.
+            The slot it is in; -1 if a transform keeps it back.
 
         Raises:
             InteropError: As `extend`.
@@ -165,7 +171,8 @@ class TensorDictReplayBuffer:
                 f"{self._num_envs}; give extend() a step of all of them, [{self._num_envs}]"
             )
         _check_tensordict("add", data)
-        return int(self.extend(data.unsqueeze(0))[0])
+        slots = self.extend(data.unsqueeze(0))
+        return int(slots[0]) if len(slots) else -1
 
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch of items.
@@ -367,6 +374,8 @@ class TensorDictReplayBuffer:
                 "buffer": buffer,
                 "dtypes": dict(self._dtypes or {}),
                 "item_dims": list(self._item_dims),
+                "alpha": self.alpha,
+                "beta": self.beta,
                 "write_count": self._write_count,
                 "transforms": [
                     copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
@@ -394,17 +403,22 @@ class TensorDictReplayBuffer:
                     transform.load_state_dict(state)
             self._dtypes = dict(state_dict["dtypes"]) or None
             self._item_dims = torch.Size(state_dict["item_dims"])
+            self.alpha, self.beta = state_dict["alpha"], state_dict["beta"]
             self._write_count, self._ready = state_dict["write_count"], False
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save it in a folder, which is made if need be; whole, or not at all."""
         folder = pathlib.Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "buffer.part", "wb") as file:
-            torch.save(self.state_dict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(folder / "buffer.part", folder / "buffer.pt")
+        part = folder / "buffer.part"
+        try:
+            with open(part, "wb") as file:
+                torch.save(self.state_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, folder / "buffer.pt")
+        finally:
+            part.unlink(missing_ok=True)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where `dumps` was called."""
@@ -449,28 +463,28 @@ class TensorDictReplayBuffer:
             self._cursor = int(self.buffer.state.ring.head[0])
 
     def _check_ready(self) -> None:
-        """Raise as long as there is nothing to draw, which later there always is."""
+        """Raise as long as there is nothing to draw: without a window, later there always is."""
         if not self._ready:
             self._ready = self.buffer.can_sample()
         if not self._ready:
-            raise RuntimeError(
-                f"{_NAME}.sample: there is nothing to draw yet: the buffer is empty, or has no "
-                "episode as long as the sampler's window; ask can_sample() first"
-            )
+            raise RuntimeError(_NOTHING)
 
     def _assemble(self, sample: Any) -> TensorDictBase:
         """A batch as TorchRL has it."""
         assert self._dtypes is not None
         data, dims = _plain(sample.data), self._item_dims
-        if self._plain_items:
-            data = _restored(data, self._dtypes)
-        elif "item" in data:  # of a view that returns more than that
+        if dataclasses.is_dataclass(sample.data):  # of a view that returns more than the item
             data["item"], dims = _restored(data["item"], self._dtypes), torch.Size()
+        else:
+            data = _restored(data, self._dtypes)
+            dims = dims if self._plain_items else torch.Size()
         size = torch.Size([*sample.mask.shape, *dims])
         batch: Any = TensorDict(data, batch_size=size, device=self._device)
         told = [sample.ids.slot.long(), sample.ids.generation.long(), sample.weight]
-        if self._in_order and not bool(sample.mask.all()):  # the end of an epoch is a short batch
+        if self._in_part and not bool(sample.mask.all()):  # a short batch, as in TorchRL
             batch, told = batch[sample.mask], [x[sample.mask] for x in told]
+            if not len(batch):
+                raise RuntimeError(_NOTHING)
         for transform in self._transforms:
             batch = transform(batch)
         told = [x.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for x in told]

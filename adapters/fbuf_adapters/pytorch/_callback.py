@@ -53,9 +53,9 @@ def callback(
         A function of arrays, or trees of them, for use inside and outside of `jit`.
 
     Raises:
-        InteropError: If `result` has a dtype that PyTorch lacks. When it runs, as the cause of a
-            `jax.errors.JaxRuntimeError`, if `fn` keeps an argument, or returns something else than
-            it was said to.
+        InteropError: If `result` has a dtype that one of them lacks. When it runs, in the text of a
+            `jax.errors.JaxRuntimeError` or `ValueError`, if `fn` keeps an argument, or returns
+            something else than it was said to.
 
     Cost: about 10 microseconds and 5 for each array, beside what `fn` does.
 

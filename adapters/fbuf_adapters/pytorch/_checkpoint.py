@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
 from fbuf_adapters.pytorch._item import Learned, example, learn
 from fbuf_adapters.pytorch._to_torch import to_torch
@@ -100,11 +102,15 @@ def load(
     leaves: list[jax.Array] = []
     for path, spec in jax.tree.leaves_with_path(wanted):
         tensor = saved["state"].get(_name(path))
-        if tensor is None or tuple(tensor.shape) != spec.shape:
-            found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+        if (
+            tensor is None
+            or tuple(tensor.shape) != spec.shape
+            or tensor.dtype != _dtypes.to_torch(spec.dtype)
+        ):
+            found = "nothing" if tensor is None else describe(tensor)
             raise ValueError(
-                f"{where} state_dict['state'] must have {_name(path)!r} of shape {spec.shape}, "
-                f"found {found}"
+                f"{where} state_dict['state'] must have {_name(path)!r}, {spec.dtype} of shape "
+                f"{spec.shape}, found {found}"
             )
         # JAX's own memory: what is taken over from torch cannot be written in place
         leaves.append(jnp.copy(from_torch(tensor)))

@@ -15,6 +15,8 @@ import fbuf
 from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
 
+_FLAGS = ("terminated", "truncated", "mask")
+
 
 def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
     """What a compiled function on these devices reads a leaf from: where it is, if possible."""
@@ -98,10 +100,15 @@ def change(
     written to. For these there is one compiled program, called straight away.
     """
     leaves, structure = jax.tree.flatten(given)
+    # Flags may be Python's; what is such a leaf of an item is seen to by `feed_all`.
+    flags = sum(type(given.get(name)) is bool for name in _FLAGS)
     fed: list[Any] = []
     for leaf in leaves:
-        plain = isinstance(leaf, torch.Tensor)
-        ready = _quickly_as_numpy(leaf, narrow) if plain else leaf if type(leaf) is bool else None
+        ready = None
+        if isinstance(leaf, torch.Tensor):
+            ready = _quickly_as_numpy(leaf, narrow)
+        elif type(leaf) is bool and flags:
+            ready, flags = leaf, flags - 1
         if ready is None:
             break
         fed.append(ready)

@@ -46,7 +46,9 @@ class Handover:
             batch = map_tensors(batch, _pinned)
         if self.to is not None:
             device = self.to
-            batch = map_tensors(batch, lambda x: x.to(device, non_blocking=True), moved_to=device)
+            # to the CPU nothing would wait for the copy
+            freely = device.type != "cpu"
+            batch = map_tensors(batch, lambda x: x.to(device, non_blocking=freely), moved_to=device)
         return batch
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _checkpoint, _feed, _handover, _tensors
+from fbuf_adapters.pytorch import _checkpoint, _dtypes, _feed, _handover, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert
 from fbuf_adapters.pytorch._item import Learned, learn
+from fbuf_adapters.pytorch._tree import map_tensors
 
 _NAME = "ReplayBuffer"
 
@@ -499,7 +500,8 @@ class ReplayBuffer:
             self._state = jax.device_put(run.state, self._jax_device)
             self._key = jax.device_put(jax.random.wrap_key_data(run.key), self._jax_device)
             self._drawn, self._written = run.drawn, run.written
-            for batch in run.ahead:
+            for saved in run.ahead:
+                batch = map_tensors(saved, lambda x: x.to(self._device), moved_to=self._device)
                 made: concurrent.futures.Future[_handover.Ahead] = concurrent.futures.Future()
                 made.set_result(self._make_ahead(self._handover.place, batch))
                 self._ahead.append(made)
@@ -553,30 +555,35 @@ class ReplayBuffer:
         _tensors.check_torch(where)
         with self._lock:
             self._check_open(function)
-            if self._learned is None:
+            learned, state = self._learned, self._state
+            if learned is None:  # and it stays so, should this fail
                 rows = convert(where, {name: items}, self._feed_row)[name]
-                self._learned = learn(_where(function), rows, axes + self._leading, items)
-                self._state = self._make(self._learned)
-            state = self._made(function)
+                learned = learn(_where(function), rows, axes + self._leading, items)
+                state = self._make(learned)
+            else:
+                state = self._made(function)
             given = {"items": items, "next_observation": next_observation, **options}
             try:
                 self._state = _feed.change(
                     state, fbuf.add, given, feed_all, narrow=True, time_major=time_major
                 )
             except (ValueError, TypeError):
-                self._learned.check_tree(_where(function), name, items)
+                learned.check_tree(_where(function), name, items)
                 raise
-            self._written = True
+            self._learned, self._written = learned, True
 
     def _change(self, function: str, verb: Callable[..., Any], given: dict[str, Any]) -> None:
         """Call a function of a state, and take what it returns for the state."""
+        where = f"{_NAME}.{function}"
 
         def feed_all() -> dict[str, Any]:
-            return convert(f"{_NAME}.{function}", given, self._feed)
+            return convert(where, given, self._feed)
 
-        _tensors.check_torch(f"{_NAME}.{function}")
+        _tensors.check_torch(where)
         with self._lock:
             state = self._made(function)
+            if isinstance(given.get("ids"), fbuf.Ids):
+                given["ids"] = convert(where, {"ids": given["ids"]}, _short)["ids"]
             self._state = _feed.change(state, verb, given, feed_all, narrow=True)
 
     def _feed_row(self, leaf: Any) -> Any:
@@ -654,6 +661,13 @@ def _draw(
     if step is None:  # else the key is that of the whole run
         key = jax.random.fold_in(jax.random.fold_in(key, number[0]), number[1])
     return fbuf.sample(state, key, batch_size, view=view, beta=beta, step=step)
+
+
+def _short(leaf: Any) -> Any:
+    """Ids are of 32 bits, whatever the batch made of them, and also where JAX has 64."""
+    if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.int64 and _dtypes.x64():
+        return leaf.clamp(-1, 2**31 - 1).int()
+    return leaf
 
 
 def _where(function: str) -> str:

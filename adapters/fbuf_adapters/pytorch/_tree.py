@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 def map_tensors(tree: Any, change: Change, moved_to: torch.device | None = None) -> Any:
     """Change all tensors of a tree, and leave everything else as it is.
 
-    It goes through JAX's pytrees, plain dataclasses, and TensorDicts. What a container says of its
-    device is not asked, and said anew only if its tensors have moved.
+    It goes through JAX's pytrees, dicts of any kind, plain dataclasses, and TensorDicts. What a
+    container says of its device is not asked, and said anew only if its tensors have moved. Of
+    objects of other kinds it knows nothing.
     """
     device = {} if moved_to is None else {"device": moved_to}
 
@@ -25,12 +27,16 @@ def map_tensors(tree: Any, change: Change, moved_to: torch.device | None = None)
             return change(leaf)
         if _is_tensordict(leaf):
             return leaf.apply(visit, **device)
+        if isinstance(leaf, MutableMapping):  # dict and its kind, whatever their keys
+            changed = copy.copy(leaf)
+            changed.update({key: map_tensors(leaf[key], change, moved_to) for key in leaf})
+            return changed
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             values = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf) if f.init}
             return dataclasses.replace(leaf, **map_tensors(values, change, moved_to))
         return leaf
 
-    return jax.tree.map(visit, tree)
+    return jax.tree.map(visit, tree, is_leaf=lambda node: isinstance(node, MutableMapping))
 
 
 def _is_tensordict(leaf: Any) -> bool:
