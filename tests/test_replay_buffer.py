@@ -280,8 +280,8 @@ def test_a_first_add_that_fails_leaves_no_trace():
     buffer = ReplayBuffer(8, device=DEVICE, next_of="obs")
     with pytest.raises(ValueError, match="next_of names 'obs'"):
         buffer.add({"x": torch.ones(2, device=DEVICE)})
+    more = torch.ones(4, 3, device=DEVICE)
     with pytest.raises(ValueError, match="terminated must be of shape"):
-        more = torch.ones(4, 3, device=DEVICE)
         buffer.extend({"obs": more}, next_observation=more, terminated=True)
     new = torch.ones(4, 5, device=DEVICE)
     buffer.extend({"obs": new}, next_observation=new)
@@ -604,6 +604,10 @@ CONTAINERS = {
     "ordered": lambda batch: collections.OrderedDict({1: batch.weight, "a": [batch.ids]}),
     "namedtuple": lambda batch: Pair(batch.data["obs"] * 2, SimpleNamespace),
 }
+
+
+TENSORS = {"none": 9, "dict": 4, "dataclass": 3, "ordered": 3, "namedtuple": 1}
+"""How many there are in each."""
 
 
 def tensors_in(tree: Any) -> list[Any]:
