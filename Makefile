@@ -29,6 +29,8 @@ docs: $(READY)  ## Build the site into site/.
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
 	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)
 	$(PEERS)/bin/python benchmarks/slices.py $(ARGS)
+	$(PEERS)/bin/python benchmarks/bridge.py $(ARGS)
+	$(PEERS)/bin/python benchmarks/torchrl_dqn.py $(ARGS)
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python benchmarks/gpu_build.py $(ARGS)
