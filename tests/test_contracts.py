@@ -172,8 +172,15 @@ def in_place(step, sampler, options=None, seeds=0):
     assert analysis.temp_size_in_bytes < 200_000 * max(seeds, 1)
 
 
-@pytest.mark.parametrize("seeds", [0, 8])
-@pytest.mark.parametrize("case", CASES)
+PLACES = [
+    pytest.param(case, seeds, marks=pytest.mark.sweep if seeds and number % 3 else ())
+    for number, case in enumerate(CASES)
+    for seeds in (0, 8)
+]
+"""Alone, and under vmap, where each takes long to compile, so that most are for `make sweep`."""
+
+
+@pytest.mark.parametrize(("case", "seeds"), PLACES)
 def test_every_byte_is_in_place(case, seeds):
     step, sampler, options = case if len(case) == 3 else (*case, None)
     in_place(step, sampler, options, seeds)
