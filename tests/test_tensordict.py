@@ -931,7 +931,7 @@ def test_a_new_buffer_is_empty():
     assert len(rb) == len(peer) == 0
     assert rb.write_count == peer.write_count == 0
     assert rb.can_sample() is False
-    refused(RuntimeError, "nothing to draw yet", rb.sample)
+    refused(RuntimeError, "there is nothing to draw", rb.sample)
     peer.empty()
     rb.empty()
     assert rb.extend(rows(8)).tolist() == list(range(8))
