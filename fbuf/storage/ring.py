@@ -66,7 +66,7 @@ class Ring:
 
     Invariants: of each head, offsets `[0, stored)` hold rows written since the last clear. With one
     head an offset is a slot; with one a lane it is the step in the lane. The flags of a slot that
-    holds no row are 0.
+    holds no row mean nothing.
 
     Attributes:
         cursor: int32 `[3, heads]`; `head`, `lap` and `stored`. One array, for every array of a
@@ -250,7 +250,9 @@ class Ring:
         # The barrier has it read once. Read again where it is used, the flags would have to be
         # copied for that before they are written.
         replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
-        removed = self.removed - jnp.sum(replaced & REMOVED > 0, dtype=jnp.int32)
+        # Of the rows from before the last clear none is counted as removed any more.
+        gone = (replaced & REMOVED > 0) & self.holds(slots)
+        removed = self.removed - jnp.sum(gone, dtype=jnp.int32)
         slots = tie(slots, replaced, before)
         now_open, in_episode = self.open, None
         if now_open is not None:
@@ -314,12 +316,11 @@ class Ring:
         )
 
     def cleared(self) -> Ring:
-        """The ring without its rows. The lap moves on, so ids from before stay stale."""
+        """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
         return dataclasses.replace(
             self,
             cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0]),
             removed=self.removed & 0,
-            flags=self.flags & 0,
             open=None if self.open is None else jax.tree.map(jnp.zeros_like, self.open),
         )
 

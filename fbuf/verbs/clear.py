@@ -28,7 +28,7 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     Raises:
         RuntimeError: If `state` has been consumed.
 
-    Cost: the rows are left as they are; a byte a row is zeroed, and the sampler's index with it.
+    Cost: the rows are left as they are; the sampler's index is zeroed, 0.13 to 4.7 bytes a row.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
