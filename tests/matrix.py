@@ -135,7 +135,7 @@ def install(row: Row, python: str, wheel: pathlib.Path, upgrade: bool) -> str:
     if not at.exists():
         subprocess.run([python, "-m", "venv", str(HOME / name)], check=True)
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
-    pip = [str(at), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [str(at), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     newest = ["--upgrade", "--upgrade-strategy", "eager"] if upgrade else []
     subprocess.run([*pip, *newest, str(wheel), *group, *row.packages], check=True)
     # The version number is the same as that of the last run, the code is not.
