@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 
-import jaxlib
+import jaxlib.version
 
 _LEFT_OUT = {
     # https://github.com/jax-ml/jax/issues/39103 and the next one
@@ -24,7 +24,8 @@ def warn_if_left_out() -> None:
 
     It asks jaxlib, which holds the compiler, and which JAX has loaded anyway.
     """
-    consequence = _LEFT_OUT.get(jaxlib.__version__)
+    installed = jaxlib.version.__version__
+    consequence = _LEFT_OUT.get(installed)
     if consequence is None:
         return
     # The plugin for the GPU has to be of the same version, so pip has to replace it too.
@@ -32,7 +33,7 @@ def warn_if_left_out() -> None:
     jax = f"jax[{cuda[0]}]" if cuda else "jax"
     bounds = ",".join(f"!={version}" for version in _LEFT_OUT)
     warnings.warn(
-        f"fbuf: jaxlib {jaxlib.__version__} {consequence}; install another version: "
+        f"fbuf: jaxlib {installed} {consequence}; install another version: "
         f'pip install "{jax}{bounds}"',
         RuntimeWarning,
         stacklevel=3,  # the line that imports fbuf

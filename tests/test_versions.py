@@ -11,7 +11,7 @@ import sys
 import tomllib
 import warnings
 
-import jaxlib
+import jaxlib.version
 import pytest
 
 from fbuf import _versions
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).parent.parent
     ],
 )
 def test_a_version_left_out_gives_one_sentence(monkeypatch, version, consequence):
-    monkeypatch.setattr(jaxlib, "__version__", version)
+    monkeypatch.setattr(jaxlib.version, "__version__", version)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.warns(RuntimeWarning) as caught:
         _versions.warn_if_left_out()
@@ -38,7 +38,7 @@ def test_a_version_left_out_gives_one_sentence(monkeypatch, version, consequence
 
 
 def test_with_a_gpu_the_plugin_is_to_be_replaced_too(monkeypatch):
-    monkeypatch.setattr(jaxlib, "__version__", "0.11.0")
+    monkeypatch.setattr(jaxlib.version, "__version__", "0.11.0")
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name if name == "jax_cuda13_plugin" else None
     )
@@ -48,7 +48,7 @@ def test_with_a_gpu_the_plugin_is_to_be_replaced_too(monkeypatch):
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.10.1", "0.11.2", "0.12.0.1", "0.10.20"])
 def test_other_versions_are_silent(monkeypatch, version):
-    monkeypatch.setattr(jaxlib, "__version__", version)
+    monkeypatch.setattr(jaxlib.version, "__version__", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _versions.warn_if_left_out()
@@ -57,9 +57,9 @@ def test_other_versions_are_silent(monkeypatch, version):
 def test_importing_fbuf_warns_at_the_line_that_imports_it(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, warnings, jaxlib\n"
+        "import sys, warnings, jax, jaxlib.version\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "jaxlib.__version__ = '0.10.2'\n"
+        "jaxlib.version.__version__ = '0.10.2'\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    import fbuf\n"
