@@ -52,8 +52,16 @@ ROWS = (
     Row("3.13", "the newest"),
 )
 QUICK_ROWS = (ROWS[0], ROWS[-1])
-# Rows of all kinds, trees, windows, the door, and saving: what a version of JAX can break.
-QUICK_TESTS = ("test_storage.py", "test_sum_tree.py", "test_versions.py", "test_ids_at.py")
+CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
+# Every example of the core, printed to the digit; rows of all kinds; memory; saving.
+QUICK_CORE = (
+    "fbuf",
+    "tests/test_versions.py",
+    "tests/test_checkpoint_libraries.py",
+    "tests/test_storage.py",
+    "tests/test_contracts.py::test_eager_calls_write_into_the_memory_they_are_given",
+    "tests/test_contracts.py::test_one_trace_serves_all_calls",
+)
 
 
 def main() -> int:
@@ -64,17 +72,13 @@ def main() -> int:
     rows = QUICK_ROWS if quick else ROWS
     pythons = {row.python: find_python(row.python) for row in rows}
     tree, wheel = build()
-    tests = core_tests(tree)
-    if quick:
-        tests = [test for test in tests if pathlib.Path(test).name in QUICK_TESTS]
+    tests = QUICK_CORE if quick else CORE
     lines = []
     passed = True
     for row in rows:
         python = install(row, pythons[row.python], wheel, upgrade=not quick)
         found = versions(python)
-        print(
-            f"== Python {row.python}, {', '.join(f'{k} {v}' for k, v in found.items())}", flush=True
-        )
+        print(f"Python {row.python}:", *(f"{name} {v}" for name, v in found.items()), flush=True)
         ok, counts = run(python, tree, tests)
         passed &= ok
         lines.append([row.python, *found.values(), row.why, *map(str, counts)])
@@ -121,13 +125,6 @@ def build() -> tuple[pathlib.Path, pathlib.Path]:
     return tree, wheel
 
 
-def core_tests(tree: pathlib.Path) -> list[str]:
-    """The tests that can run without PyTorch: those that import none of it."""
-    torch = re.compile(r"^\s*(import|from) (torch|tensordict|fbuf_adapters)\b", re.MULTILINE)
-    files = sorted((tree / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(tree)) for file in files if not torch.search(file.read_text())]
-
-
 def install(row: Row, python: str, wheel: pathlib.Path, upgrade: bool) -> str:
     """The interpreter of the row's environment, with fbuf in it."""
     name = row.python + "-" + re.sub(r"[^a-z0-9]+", "-", row.why.lower())
@@ -151,7 +148,9 @@ def versions(python: str) -> dict[str, str]:
     return dict(zip(SHOWN, done.stdout.split(), strict=True))
 
 
-def run(python: str, tree: pathlib.Path, tests: list[str]) -> tuple[bool, tuple[int, int, int]]:
+def run(
+    python: str, tree: pathlib.Path, tests: tuple[str, ...]
+) -> tuple[bool, tuple[int, int, int]]:
     """Whether pytest was content, and how many tests passed, failed and were skipped."""
     report = tree / "report.xml"
     report.unlink(missing_ok=True)
