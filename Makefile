@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test sweep lint docs bench gpu-build clean
+.PHONY: demo test sweep matrix lint docs bench gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -16,6 +16,9 @@ test: $(READY)  ## Run the test suite, in two processes.
 
 sweep: $(READY)  ## Run what make test leaves out: many more cases of what it has some of.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m sweep $(ARGS)
+
+matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/versions.md.
+	$(BIN)/python tests/matrix.py $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .
@@ -36,7 +39,7 @@ gpu-build: $(READY)  ## Report what the GPU build of each function is made of; n
 	$(BIN)/python benchmarks/gpu_build.py $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
-	rm -rf $(VENV) $(PEERS) site outputs
+	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs
 
 # Installed anew only when the pins change.
 $(READY): requirements.lock pyproject.toml

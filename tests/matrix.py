@@ -1,0 +1,187 @@
+"""Run the tests of the core on several versions of Python and JAX.
+
+What is tested is what a user gets: the source distribution is built and unpacked, a wheel is built
+from that, and installed into one virtual environment a row. PyTorch is not installed.
+
+    python tests/matrix.py          every row; writes the table in docs/versions.md
+    python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
+
+A row needs its Python. It is looked up as the variable PYTHON312 (say), then as `python3.12`, then
+with `pyenv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).parent.parent
+HOME = ROOT / ".venv-matrix"
+TABLE = ROOT / "docs" / "versions.md"
+SHOWN = ("jax", "chex", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One environment: a Python, and what is installed beside fbuf and what its tests need."""
+
+    python: str
+    why: str
+    packages: tuple[str, ...] = ()
+
+
+ROWS = (
+    Row(
+        "3.11",
+        "the oldest of everything that fbuf's bounds allow",
+        ("jax==0.8.0", "chex==0.1.91", "numpy==2.0.*"),
+    ),
+    Row("3.11", "what fbuf is developed with", ("jax==0.10.1",)),
+    Row("3.12", "beside flax, optax, orbax and gymnax", ("optax", "gymnax")),
+    Row("3.12", "the newest"),
+    Row("3.13", "the newest"),
+)
+QUICK_ROWS = (ROWS[0], ROWS[-1])
+CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
+# Every example of the core, printed to the digit; rows of all kinds; memory; saving.
+QUICK_CORE = (
+    "fbuf",
+    "tests/test_versions.py",
+    "tests/test_checkpoint_libraries.py",
+    "tests/test_storage.py",
+    "tests/test_contracts.py::test_eager_calls_write_into_the_memory_they_are_given",
+    "tests/test_contracts.py::test_one_trace_serves_all_calls",
+)
+
+
+def main() -> int:
+    """Run it; the exit status is 0 if every test of every row has passed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="the oldest and the newest, in short")
+    quick = parser.parse_args().quick
+    rows = QUICK_ROWS if quick else ROWS
+    pythons = {row.python: find_python(row.python) for row in rows}
+    tree, wheel = build()
+    tests = QUICK_CORE if quick else CORE
+    lines = []
+    passed = True
+    for row in rows:
+        python = install(row, pythons[row.python], wheel, upgrade=not quick)
+        found = versions(python)
+        print(f"Python {row.python}:", *(f"{name} {v}" for name, v in found.items()), flush=True)
+        ok, counts = run(python, tree, tests)
+        passed &= ok
+        lines.append([row.python, *found.values(), row.why, *map(str, counts)])
+    if not quick:
+        write_table(lines)
+    return 0 if passed else 1
+
+
+def find_python(version: str) -> str:
+    """The interpreter of a version, by its variable or its name."""
+    given = os.environ.get("PYTHON" + version.replace(".", ""))
+    names = [given] if given else [f"python{version}"]
+    if not given and shutil.which("pyenv"):
+        asked = subprocess.run(["pyenv", "prefix", version], capture_output=True, text=True)
+        if asked.returncode == 0:
+            names.append(f"{asked.stdout.strip()}/bin/python")
+    for name in names:
+        if not shutil.which(name):
+            continue
+        # A name on the path may be a shim that starts nothing.
+        program = "import sys; print('%d.%d' % sys.version_info[:2])"
+        asked = subprocess.run([name, "-c", program], capture_output=True, text=True)
+        if asked.returncode == 0 and asked.stdout.strip() == version:
+            return name
+    variable = "PYTHON" + version.replace(".", "")
+    raise SystemExit(
+        f"Python {version} was not found: install it, or say where it is: "
+        f"{variable}=/path/to/python{version}"
+    )
+
+
+def build() -> tuple[pathlib.Path, pathlib.Path]:
+    """The source distribution, unpacked, and a wheel that was built from it."""
+    made = HOME / "build"
+    shutil.rmtree(made, ignore_errors=True)
+    hatch = [sys.executable, "-m", "hatchling", "build", "-d", str(made)]
+    subprocess.run([*hatch, "-t", "sdist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (sdist,) = made.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(made, filter="data")
+    tree = made / sdist.name.removesuffix(".tar.gz")
+    subprocess.run([*hatch, "-t", "wheel"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = made.glob("*.whl")
+    return tree, wheel
+
+
+def install(row: Row, python: str, wheel: pathlib.Path, upgrade: bool) -> str:
+    """The interpreter of the row's environment, with fbuf in it."""
+    name = row.python + "-" + re.sub(r"[^a-z0-9]+", "-", row.why.lower())
+    at = HOME / name / "bin" / "python"
+    if not at.exists():
+        subprocess.run([python, "-m", "venv", str(HOME / name)], check=True)
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
+    pip = [str(at), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    newest = ["--upgrade", "--upgrade-strategy", "eager"] if upgrade else []
+    subprocess.run([*pip, *newest, str(wheel), *group, *row.packages], check=True)
+    # The version number is the same as that of the last run, the code is not.
+    subprocess.run([*pip, "--no-deps", "--force-reinstall", str(wheel)], check=True)
+    subprocess.run([str(at), "-m", "pip", "--disable-pip-version-check", "check"], check=True)
+    return str(at)
+
+
+def versions(python: str) -> dict[str, str]:
+    """What is installed, of what the table shows."""
+    program = f"from importlib.metadata import version as v; print(*map(v, {SHOWN}))"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    return dict(zip(SHOWN, done.stdout.split(), strict=True))
+
+
+def run(
+    python: str, tree: pathlib.Path, tests: tuple[str, ...]
+) -> tuple[bool, tuple[int, int, int]]:
+    """Whether pytest was content, and how many tests passed, failed and were skipped."""
+    report = tree / "report.xml"
+    report.unlink(missing_ok=True)
+    # From elsewhere, so that this is the wheel.
+    subprocess.run([python, "-c", "import fbuf, fbuf_adapters"], cwd=HOME, check=True)
+    pytest = [python, "-m", "pytest", "--quiet", "-n", "2", "--dist", "worksteal"]
+    options = ["-m", "not sweep", f"--junit-xml={report}"]
+    done = subprocess.run([*pytest, *options, *tests], cwd=tree)
+    suites = list(ElementTree.parse(report).getroot())
+    total, failures, errors, skipped = (
+        sum(int(suite.get(name, 0)) for suite in suites)
+        for name in ("tests", "failures", "errors", "skipped")
+    )
+    failed = failures + errors
+    return done.returncode == 0, (total - failed - skipped, failed, skipped)
+
+
+def write_table(lines: list[list[str]]) -> None:
+    """Put the table between its two marks in the page."""
+    head = ["Python", *SHOWN, "why", "passed", "failed", "skipped"]
+    rule = ["---"] * (len(head) - 3) + ["---:"] * 3
+    table = "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "fbuf" / "__init__.py").read_text())
+    assert version
+    today = datetime.date.today().isoformat()
+    text = f"<!-- written by make matrix -->\n\nfbuf {version[1]}, {today}, on CPU:\n\n{table}\n\n"
+    page = TABLE.read_text()
+    before, _, rest = page.partition("<!-- written by make matrix -->")
+    after = rest.partition("<!-- to here -->")[2]
+    TABLE.write_text(f"{before}{text}<!-- to here -->{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
