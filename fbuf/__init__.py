@@ -4,6 +4,7 @@ The state of a buffer is one immutable pytree; `add`, `sample` and `update_prior
 functions of it that compile into the training step.
 """
 
+from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -95,3 +96,5 @@ __all__ = [
     "update_priority",
     "write",
 ]
+
+_warn_if_left_out()

@@ -54,10 +54,11 @@ def integer(
     return int(value)
 
 
-def boolean(function: str, argument: str, value: Any) -> None:
+def boolean(function: str, argument: str, value: Any) -> bool:
     """True or False, and static."""
     if not isinstance(value, bool):
         raise TypeError(f"fbuf.{function}: {argument} must be True or False, got {value!r}")
+    return value
 
 
 def choice(function: str, argument: str, value: Any, allowed: Iterable[str]) -> None:
@@ -76,11 +77,7 @@ def number(function: str, argument: str, value: Any, largest: float = math.inf) 
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"fbuf.{function}: {argument} must be a Python number, got {value!r}")
     if not (value <= largest and is_float32(value)):
-        to = "" if largest == math.inf else f", and at most {largest}"
-        raise ValueError(
-            f"fbuf.{function}: {argument} must be 0, or a positive number that float32 can "
-            f"hold{to}, got {value!r}"
-        )
+        raise ValueError(f"fbuf.{function}: {argument} must be {_range(largest)}, got {value!r}")
 
 
 def names(function: str, argument: str, value: Any) -> None:
@@ -122,10 +119,8 @@ def scalar(
     if not isinstance(value, jax.core.Tracer) and not (
         is_float32(value) and float(value) <= largest
     ):
-        to = "" if largest == math.inf else f" and at most {largest}"
         raise ValueError(
-            f"fbuf.{function}: {argument} must be finite in float32 and at least 0{to}, got "
-            f"{float(value)}"
+            f"fbuf.{function}: {argument} must be {_range(largest)}, got {float(value)}"
         )
     return value if isinstance(value, jax.Array) else float(value)
 
@@ -145,6 +140,10 @@ def count(function: str, argument: str, value: Any) -> jax.Array | None:
             f"fbuf.{function}: {argument} must be from 0 to 2**31 - 1, got {int(value)}"
         )
     return jnp.asarray(value, jnp.int32)
+
+
+def _range(largest: float) -> str:
+    return "at least 0, and finite in float32" if largest == math.inf else f"from 0 to {largest}"
 
 
 def is_float32(value: Any) -> bool:

@@ -94,7 +94,6 @@ def rows(
                 "shapes are never broadcast"
             )
         check.array(function, argument + path, leaf)
-        _refuse_too_large(f"{name}", leaf, spec.dtype)
         if not _keeps(leaf, spec.dtype):
             raise TypeError(
                 f"{name} must be {spec.dtype}, as the buffer stores it, got "
@@ -161,6 +160,22 @@ def _allowed(feature: tuple[int, ...], num_envs: int | None, time_major: bool) -
 def _axes(axes: tuple[int | str, ...]) -> str:
     names = ", ".join(str(axis) for axis in axes)
     return f"({names},)" if len(axes) == 1 else f"({names})"
+
+
+def python_ints(function: str, argument: str, item: Any, items: Any) -> None:
+    """Refuse Python ints that a field cannot hold: JAX would cut them."""
+    if jax.tree.structure(item) != jax.tree.structure(items):
+        return  # which is refused elsewhere
+    specs = jax.tree.leaves(item)
+    for (path, leaf), spec in zip(jax.tree.leaves_with_path(items), specs, strict=True):
+        if type(leaf) is not int or not jnp.issubdtype(spec.dtype, jnp.integer):
+            continue
+        limits = jnp.iinfo(spec.dtype)
+        if not limits.min <= leaf <= limits.max:
+            raise ValueError(
+                f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is {leaf}, which "
+                f"{spec.dtype} cannot hold; make the buffer with an item of a wider dtype"
+            )
 
 
 def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
@@ -254,17 +269,6 @@ def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
         raise ValueError(f"fbuf.{function}: ids names no rows at all; leave the call out")
     slot, generation = jnp.asarray(value.slot), jnp.asarray(value.generation)
     return Ids(slot.reshape(-1), generation.reshape(-1)), shape
-
-
-def _refuse_too_large(name: str, leaf: Any, dtype: Any) -> None:
-    """A Python int that the field cannot hold: JAX would cut it, or fail with no name."""
-    if type(leaf) is int and jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        if not limits.min <= leaf <= limits.max:
-            raise ValueError(
-                f"{name} is {leaf}, which {dtype} cannot hold; make the buffer with an item of a "
-                "wider dtype"
-            )
 
 
 def _keeps(leaf: Any, dtype: Any) -> bool:

@@ -33,7 +33,10 @@ Check = Callable[[str, str, Any], Any]
 
 
 def verb(
-    *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
+    *,
+    static: tuple[str, ...] = (),
+    checks: Mapping[str, Check] | None = None,
+    host_check: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a verb of a function whose first argument is a state, or a tuple of states.
 
@@ -42,21 +45,27 @@ def verb(
     Args:
         static: The arguments that are part of the program.
         checks: How some arguments are checked before anything else is done with them.
+        host_check: What is called with the state and the arguments if values of the host are among
+            them, for what only these show: inside `jit` a Python number has no value any more.
     """
-    return lambda plain: _wrapped(plain, static, checks or {}, of_state=True)
+    return lambda plain: _wrapped(plain, static, checks or {}, host_check, of_state=True)
 
 
 def function(
     *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As `verb`, for a function that takes no state."""
-    return lambda plain: _wrapped(plain, static, checks or {}, of_state=False)
+    return lambda plain: _wrapped(plain, static, checks or {}, None, of_state=False)
 
 
 def _wrapped(
-    plain: Callable[P, R], static: tuple[str, ...], checks: Mapping[str, Check], of_state: bool
+    plain: Callable[P, R],
+    static: tuple[str, ...],
+    checks: Mapping[str, Check],
+    host_check: Callable[[Any, dict[str, Any]], None] | None,
+    of_state: bool,
 ) -> Callable[P, R]:
-    entry = _Entry(plain, static, checks, of_state)
+    entry = _Entry(plain, static, checks, host_check, of_state)
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,6 +82,7 @@ class _Entry:
         plain: Callable[..., Any],
         static: tuple[str, ...],
         checks: Mapping[str, Check],
+        host_check: Callable[[Any, dict[str, Any]], None] | None,
         of_state: bool,
     ) -> None:
         self._plain = plain
@@ -88,6 +98,7 @@ class _Entry:
         self._state = self._names[0] if of_state else None
         self._static = frozenset(static)
         self._checks = checks
+        self._host_check = host_check
         self._changes = "donate" in parameters
         self._keep = jax.jit(plain, static_argnames=static)
         self._consume = jax.jit(plain, static_argnames=static, donate_argnums=0)
@@ -107,6 +118,8 @@ class _Entry:
         kinds = set(map(_kind, map(type, jax.tree.leaves(given))))
         if "host" in kinds:
             given = {name: _owned(self._name, name, value) for name, value in given.items()}
+            if self._host_check is not None:
+                self._host_check(*before, given)
         kinds |= set(map(_kind, map(type, jax.tree.leaves(states))))
         if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)

@@ -20,7 +20,19 @@ from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
 
 
-@verb(static=("time_major",), checks={"alpha": check.scalar, "time_major": check.boolean})
+def _numbers_fit(state: State[Any], given: dict[str, Any]) -> None:
+    """Refuse Python numbers that the buffer cannot store."""
+    batches.python_ints("add", "items", state.storage.item, given["items"])
+    if state.next_obs is not None and "next_observation" in given:
+        item = state.next_obs.rows.item
+        batches.python_ints("add", "next_observation", item, given["next_observation"])
+
+
+@verb(
+    static=("time_major",),
+    checks={"alpha": check.scalar, "time_major": check.boolean},
+    host_check=_numbers_fit,
+)
 def add(
     state: State[Item],
     items: Item,

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.door import batches
+from fbuf.door import batches, flax
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.state import State
@@ -76,6 +76,7 @@ def init(
         >>> int(fbuf.size(state))
         0
     """
+    flax.register(State)
     capacity = check.integer("init", "capacity", capacity, check.LARGEST_CAPACITY)
     specs = batches.item_specs("init", item)
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
