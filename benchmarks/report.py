@@ -62,8 +62,7 @@ def run(report: Report) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: does it run?")
     add_results(parser)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
+    add_worker(parser)
     options = parser.parse_args()
     if options.worker:
         harness.work(report.measure, json.loads(options.worker), options.out)
@@ -80,8 +79,7 @@ def run(report: Report) -> None:
     sections = report.tables(records)
     if report.bars and not options.quick:
         sections += ["", "## Bars", "", *(report.bars(records) or ["none: not measured"])]
-    missing = [f"- {note}" for note in found.notes] or ["nothing"]
-    sections += ["", "## What is missing, and why", "", *missing]
+    sections += missing(found.notes)
     picture = None
     if report.plot:
         options.results.mkdir(parents=True, exist_ok=True)
@@ -97,6 +95,18 @@ def run(report: Report) -> None:
 def add_results(parser: argparse.ArgumentParser) -> None:
     """The option that says where to write."""
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
+
+
+def add_worker(parser: argparse.ArgumentParser) -> None:
+    """The options by which a script is started for one task."""
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
+
+
+def missing(notes: Sequence[str]) -> list[str]:
+    """The section that says what was not measured."""
+    lines = [f"- {note}" for note in notes] or ["nothing"]
+    return ["", "## What is missing, and why", "", *lines]
 
 
 def name_of(module: str) -> str:
