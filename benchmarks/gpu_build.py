@@ -532,7 +532,13 @@ def main() -> None:
     records = [dataclasses.asdict(row) for row in rows]
     title = "The GPU build"
     report.write(
-        "benchmarks.gpu_build", title, options.results, about, records, table(rows), __doc__
+        "benchmarks.gpu_build",
+        title,
+        report.results_of(options),
+        about,
+        records,
+        table(rows),
+        __doc__,
     )
     missed = [f"{r.sampler}.{r.function}: {m}" for r in rows for m in r.missed]
     if missed:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import harness, report
+from benchmarks import compare, harness, report
 from benchmarks.compare import Box
 from benchmarks.harness import Measured, Record, Task
 
@@ -343,9 +343,9 @@ def measure_kind(
         for name, box in boxes.items():
             peer = able[name](item, task["n"], batch, prioritized)
             if peer.traceable:
-                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: in_scan(p, b, IN_SCAN, s)[
-                    0
-                ]
+                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: compare.in_scan(
+                    p, b, compare.STEP, s
+                )[0]
                 if not prioritized:
                     jobs[GATHER, batch, name] = lambda p=peer, b=box, s=steps: gather(p, b, s)
             if name != FLASHBAX:

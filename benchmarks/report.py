@@ -1,7 +1,8 @@
 """The one report of all benchmarks: what they print, and the files they write.
 
 A script makes a `Report` of its parts and calls `run`. Its files are `NAME.json` (every figure),
-`NAME.md` (the tables) and, if it draws one, `NAME.png`, all in `benchmarks/results/`.
+`NAME.md` (the tables) and, if it draws one, `NAME.png`, all in `benchmarks/results/`, or of a quick
+run in `outputs/benchmarks/`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from benchmarks import harness
 from benchmarks.harness import ROOT, Measured, Record, Task
 
 RESULTS = ROOT / "benchmarks" / "results"
+QUICK_RESULTS = ROOT / "outputs" / "benchmarks"
+"""Where quick runs write: their figures say nothing, and git leaves them out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,21 +83,26 @@ def run(report: Report) -> None:
     if report.bars and not options.quick:
         sections += ["", "## Bars", "", *(report.bars(records) or ["none: not measured"])]
     sections += missing(found.notes)
-    picture = None
+    folder, picture = results_of(options), None
     if report.plot:
-        options.results.mkdir(parents=True, exist_ok=True)
-        picture = options.results / f"{name_of(report.module)}.png"
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = folder / f"{name_of(report.module)}.png"
         report.plot(records, picture)
-    write(
-        report.module, report.title, options.results, about, records, sections, report.how, picture
-    )
+    write(report.module, report.title, folder, about, records, sections, report.how, picture)
     if found.notes and not records:
         sys.exit(f"{report.module}: nothing was measured")
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """The option that says where to write."""
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
+    """The option that says where the results are."""
+    parser.add_argument("--results", type=pathlib.Path, help="the folder of the results")
+
+
+def results_of(options: argparse.Namespace) -> pathlib.Path:
+    """Where the results are."""
+    if options.results:
+        return options.results
+    return QUICK_RESULTS if getattr(options, "quick", False) else RESULTS
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:

@@ -328,7 +328,7 @@ def main() -> None:
     report.write(
         "benchmarks.versus",
         f"This tree beside {options.commit}",
-        options.results,
+        report.results_of(options),
         about,
         records,
         sections,
