@@ -17,6 +17,7 @@ import json
 import pathlib
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,11 @@ REPORTS = (
     "row_access",
     "tree_shapes",
     "order",
+    "learn_every_k",
 )
 """The order of the page."""
-PICTURE = "compare.png"
+PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
+"""The README's picture, also where the README is shown by a package index."""
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 INTRODUCTION = """\
 # Benchmarks
@@ -116,7 +119,7 @@ def summary(results: pathlib.Path) -> list[str]:
         if values[0] is not None:
             ours = values[0]
             rows.append([text, *(report.beside(value, ours) for value in values)])
-    return report.table(["microseconds (times fbuf's)", *peers], rows)
+    return report.table(["", *peers], rows)
 
 
 def readme_part(results: pathlib.Path) -> str:
@@ -125,16 +128,18 @@ def readme_part(results: pathlib.Path) -> str:
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about
     )
+    text = (
+        f"Microseconds, and in brackets how many times fbuf's. A buffer has a million rows of 97 "
+        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN} (windows: of 5 million rows "
+        "of a byte). A dash: the library has no such thing, or cannot be inside a JAX program. "
+        f"Written by `make bench` on {about['date']}, {about['processor']}, {versions}."
+    )
     lines = [
+        *textwrap.wrap(text, 100),
+        "",
         *summary(results),
         "",
-        f"A million rows of 97 bytes, 16 added and {compare.MAIN} drawn in a step (windows: of 5 "
-        f"million rows of a byte). {about['processor']}, {versions}, {about['date']}, by `make "
-        "bench`. A dash: the library has no such thing, or cannot be inside a JAX program.",
-        "",
-        f"![Time of a step over the capacity, fbuf and flashbax](docs/benchmarks/{PICTURE})",
-        "",
-        "All figures, and how they were taken: [docs/benchmarks.md](docs/benchmarks.md).",
+        f"![Time of a step over the capacity, fbuf and flashbax]({PICTURE})",
     ]
     return "\n".join(lines)
 

@@ -112,9 +112,10 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
 
 
 def missing(notes: Sequence[str]) -> list[str]:
-    """The section that says what was not measured."""
-    lines = [f"- {note}" for note in notes] or ["nothing"]
-    return ["", "## What is missing, and why", "", *lines]
+    """The section of the notes, if there are any."""
+    if not notes:
+        return []
+    return ["", "## What to know, and what is missing", "", *(f"- {note}" for note in notes)]
 
 
 def name_of(module: str) -> str:
@@ -139,11 +140,18 @@ def write(
         lines += [f"![{title}]({picture.name})", ""]
     lines += sections
     lines += ["", "## How it was measured", "", *how.split("\n\n", 3)[3].strip().splitlines()]
+    save(name_of(module), folder, {"command": command, **about}, records, lines)
+
+
+def save(
+    name: str, folder: pathlib.Path, about: dict[str, str], records: list[Record], lines: list[str]
+) -> None:
+    """Print lines of Markdown, and write them and the figures that they are made of."""
     print("\n".join(lines))
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"command": command, "about": about, "records": records}
-    (folder / f"{name_of(module)}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / f"{name_of(module)}.md").write_text("\n".join(lines) + "\n")
+    found = {"about": about, "records": records}
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def listed(about: dict[str, str]) -> str:
