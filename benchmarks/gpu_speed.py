@@ -429,9 +429,9 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def tasks(quick: bool) -> list[Task]:
+def tasks(quick: bool, device: str | None = None) -> list[Task]:
     """What the processes have to do, the most telling first."""
-    device = device_of_both()
+    device = device or device_of_both()
     everybody = {False: NAMES, True: NAMES}
     # Of that size, TorchRL's tree takes minutes to fill on the host; flashbax's, of which there are
     # two at times, does not fit beside the others.
