@@ -1,6 +1,6 @@
 """fbuf beside flashbax, brax, cpprb and TorchRL: time and memory, in one run.
 
-    python -m benchmarks.compare            about 9 minutes on 2 cores, and 8 GB of memory
+    python -m benchmarks.compare            about 10 minutes on 2 cores, and 8 GB of memory
     python -m benchmarks.compare --quick    about 2 minutes, less of everything
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
@@ -283,10 +283,13 @@ def now_resident() -> int:
 MAIN = 256
 """The batch size of which everything is measured; of the others the step in scan is."""
 STEPS_ONLY = [[MAIN, [STEP]]]
-ALL = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE]], [32, [STEP]], [4096, [STEP]]]
+PARTS = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE]]]
+ALL = [*PARTS, [32, [STEP]], [4096, [STEP]]]
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LARGE = SIZES[2]
 """The size of the README's table."""
+WORK = dict(zip(SIZES, (PARTS, STEPS_ONLY, ALL, PARTS), strict=True))
+"""What is measured at each size."""
 
 
 def tasks(quick: bool) -> list[Task]:
@@ -305,19 +308,18 @@ def tasks(quick: bool) -> list[Task]:
 
     no_brax = [name for name in NAMES if name != BRAX]
     for repeat in range(1 if quick else 3):
-        for n in SIZES[::2] if quick else SIZES:
+        for n, work in WORK.items():
+            if n != LARGE and (repeat == 2 or quick and n != SIZES[0]):
+                continue
             # brax moves its whole store at every add, which once shows.
             able = no_brax if repeat or n > LARGE else NAMES
-            some = n == SIZES[1] or quick
-            task("time", "row", n, STEPS_ONLY if some else ALL, able, both)
+            task("time", "row", n, STEPS_ONLY if quick else work, able, both)
         if repeat < 2:
             one = [[MAIN, [STEP, NO_WEIGHTS]]]
             task("time", "row", LARGE, one, (FBUF, FLASHBAX), both, cores=1)
-            task("time", "frame", 2_000 if quick else 20_000, [[32, [STEP]]], no_brax, [True])
-    for which in both if not quick else [True]:
-        for name in NAMES if not quick else (FBUF,):
-            if not (which and name == BRAX):
-                task(MEMORY, "row", LARGE, [], (name,), [which])
+    task("time", "frame", 2_000 if quick else 20_000, [[32, [STEP]]], no_brax, [True])
+    for name in (FBUF,) if quick else NAMES:
+        task(MEMORY, "row", LARGE, [], (name,), [name != BRAX])
     return found
 
 
