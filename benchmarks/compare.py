@@ -309,7 +309,7 @@ def tasks(quick: bool) -> list[Task]:
     no_brax = [name for name in NAMES if name != BRAX]
     for repeat in range(1 if quick else 3):
         for n, work in WORK.items():
-            if n != LARGE and (repeat == 2 or quick and n != SIZES[0]):
+            if n != LARGE and (repeat == 2 or (quick and n != SIZES[0])):
                 continue
             # brax moves its whole store at every add, which once shows.
             able = no_brax if repeat or n > LARGE else NAMES

@@ -379,16 +379,11 @@ class TorchRL(Peer):
             except Exception as error:
                 raise Unable(
                     f"torchrl: no PrioritizedSampler with torch {torch.__version__}: {error} "
-                    f"{why_no_extension()}"
+                    f"({why_no_extension()})"
                 ) from error
         else:
             self.sampler = replay_buffers.RandomSampler()
-            if extension_is_built():
-                self.notes.append(
-                    "torchrl: its C++ extension, which holds the trees, was built from the "
-                    f"library's source: that of the wheel does not load with torch "
-                    f"{torch.__version__}"
-                )
+            self.notes += built_extension()
         self.torch, self.tensordict = torch, tensordict
         self.make = lambda: ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=self.sampler)
 
@@ -446,21 +441,26 @@ class TorchRL(Peer):
 
 
 def why_no_extension() -> str:
-    """What keeps TorchRL's C++ extension from loading."""
+    """What keeps TorchRL's C++ extension from loading, or nothing."""
     try:
         importlib.import_module("torchrl._torchrl")
     except ImportError as error:
-        return f"({str(error).rsplit('/', 1)[-1][:90]}...)"
+        where, *what = str(error).splitlines()[0].split(": ")
+        return ": ".join([where.rsplit("/", 1)[-1], *what[:1]])  # then comes a mangled name
     return ""
 
 
-def extension_is_built() -> bool:
-    """Whether TorchRL's C++ extension is another file than the one that came with the wheel."""
+def built_extension() -> list[str]:
+    """A note, if TorchRL's C++ extension is another file than the one that came in the wheel."""
     for file in importlib.metadata.files("torchrl") or ():
         if file.name.startswith("_torchrl") and file.hash:
             found = hashlib.new(file.hash.mode, file.read_binary()).digest()
-            return base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value
-    return False
+            if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+                return [
+                    "torchrl: its C++ extension, which holds the trees, was built from its source: "
+                    "the one in the wheel does not load with this torch"
+                ]
+    return []
 
 
 PEERS: tuple[type[Peer], ...] = (Fbuf, Flashbax, Brax, Cpprb, TorchRL)

@@ -259,26 +259,18 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
     }
 
 
-def extension_error() -> str:
-    """Why TorchRL's C++ extension cannot be loaded, if so."""
-    try:
-        import torchrl._torchrl  # noqa: F401
-    except ImportError as error:
-        where, *what = str(error).splitlines()[0].split(": ")
-        return ": ".join([pathlib.Path(where).name, *what[:1]])  # then comes a mangled name
-    return ""
-
-
 def measure(task: Task) -> Measured:
     """One training."""
-    make_buffer = BUFFERS[task["buffer"]]
+    from benchmarks import peers
+
+    name, seed = task["buffer"], task["seed"]
     try:
-        make_buffer(task["seed"])
+        BUFFERS[name](seed)
     except RuntimeError as error:
-        why = ": ".join(filter(None, [str(error).splitlines()[0], extension_error()]))
-        return Measured(notes=[f"{task['buffer']}: {why}"])
-    found = train(make_buffer, seed=task["seed"], iterations=task["iterations"])
-    return Measured([{"buffer": task["buffer"], "seed": task["seed"], **found}])
+        return Measured(notes=[f"{name}: {str(error).splitlines()[0]} {peers.why_no_extension()}"])
+    found = train(BUFFERS[name], seed=seed, iterations=task["iterations"])
+    notes = peers.built_extension() if name.startswith("torchrl, prio") else []
+    return Measured([{"buffer": name, "seed": seed, **found}], notes)
 
 
 # --- the report ----------------------------------------------------------------------------------
