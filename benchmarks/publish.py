@@ -103,12 +103,12 @@ def summary(results: pathlib.Path) -> list[str]:
         )
 
     def agent(peer: str) -> float | None:
-        return agents(peer=peer, n=compare.LARGE, prioritized=True, way="outside")
+        return agents(peer=peer, n=compare.LARGE, prioritized=True, way="in cond")
 
     figures: dict[str, Callable[[str], float | None]] = {
         "prioritised step, inside `lax.scan`": step(True, compare.SCAN),
         "uniform step, inside `lax.scan`": step(False, compare.SCAN),
-        "a whole DQN iteration, prioritised, inside `lax.scan`": agent,
+        "an iteration of a whole prioritised DQN, learning inside `lax.cond`": agent,
         "prioritised step, called from Python": step(True, compare.PYTHON),
         "uniform step, called from Python": step(False, compare.PYTHON),
         "write 16 rows, draw 256 windows of 4, called from Python": windows,
