@@ -129,10 +129,10 @@ SAMPLERS: tuple[Any, ...] = (
 OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
 """The functions that are compiled for a sampler with a window; what is left out is the same."""
 VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
-    (fbuf.NStep(5, 0.99), WITH_NEXT),
-    (fbuf.Sequence(8, burn_in=2, bootstrap=1), ITEM),
+    (fbuf.NStep(5, gamma=0.99), WITH_NEXT),
+    (fbuf.Sequence(8, burn_in=2, bootstrap=1, boundary="pad"), ITEM),
     (fbuf.FrameStack(4), FRAME),
-    (fbuf.Transition(), FRAME),
+    (fbuf.Transition("observation"), FRAME),
     (fbuf.Hindsight(reached), GOALS),
     (fbuf.ReturnToGo(0.99), WITH_NEXT),
 )

@@ -9,11 +9,11 @@ Every variant is compiled inside `lax.scan` with the store in the donated carry,
 made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
 read. "fbuf" is what fbuf does now.
 
-- One array, all rows at once or row by row: the evidence for the rule in `fbuf/_rows.py`. XLA hands
-  a gather from a large array to its thread pool, whatever the gather's size, and that costs more
-  than a few small rows do; a loop over the rows stays in the thread it is in.
+- One array, all rows at once or row by row: the evidence for the rule in `fbuf/xla/rows.py`. XLA
+  hands a gather from a large array to its thread pool, whatever the gather's size, and that costs
+  more than a few small rows do; a loop over the rows stays in the thread it is in.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
-  words: the evidence for the limits in `fbuf/_storage.py`, the most bytes of a packed field.
+  words: the evidence for the limits in `fbuf/storage/store.py`, the most bytes of a packed field.
   Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
   packs fields up to these limits, and leaves wider ones alone.
 
@@ -32,7 +32,8 @@ from jax import lax
 
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
-from fbuf import _rows, _storage
+from fbuf.storage import store
+from fbuf.xla.rows import read_rows, write_rows
 
 BATCHES = {32: 1000, 256: 500, 2048: 100}
 """Batch sizes, and how many steps a scan has."""
@@ -115,15 +116,15 @@ def write_loop(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     return lax.fori_loop(0, len(slots), body, leaf)
 
 
-READS = {"all at once": read_gather, "row by row": read_loop, "fbuf": _rows.read}
-WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": _rows.write}
+READS = {"all at once": read_gather, "row by row": read_loop, "fbuf": read_rows}
+WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": write_rows}
 
 # --- an item --------------------------------------------------------------------------------------
 
 LAYOUTS = {
     "an array a field": (0, 0),
     "packed": (STORE, STORE),
-    "fbuf": (_storage.NARROW, _storage._NARROW_SMALL),
+    "fbuf": (store.NARROW, store._NARROW_SMALL),
 }
 """The most bytes of a field that is packed, and of one whose numbers are smaller than a word."""
 
@@ -164,14 +165,14 @@ def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, harness.Ru
     found = {}
     if kind == "one array":
         for way, function in (READS if what == "read" else WRITES).items():
-            store = jnp.ones((count, *row.shape), row.dtype)
-            found[way] = program(what, function, store, count, row, batch)
+            array = jnp.ones((count, *row.shape), row.dtype)
+            found[way] = program(what, function, array, count, row, batch)
     else:
-        function = _storage.read if what == "read" else _storage.write
+        function = store.Storage.read if what == "read" else store.Storage.write
         for way, limits in LAYOUTS.items():
             # Looked at when a store is made, and when it is traced.
-            _storage.NARROW, _storage._NARROW_SMALL = limits
-            found[way] = program(what, function, _storage.empty(row, count), count, row, batch)
+            store.NARROW, store._NARROW_SMALL = limits
+            found[way] = program(what, function, store.empty(row, count), count, row, batch)
     return found
 
 
