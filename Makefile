@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test sweep lint docs bench ablations gpu-build clean
+.PHONY: demo test sweep lint docs bench gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -31,9 +31,10 @@ bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all fi
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
+.PHONY: ablations
 ablations: $(READY)  ## Measure one way to do a thing beside another.
-	for name in tree_shapes row_access; do \
-		$(BIN)/python -m benchmarks.ablations.$$name $(ARGS) || exit 1; \
+	for name in learn_every_k ablations.tree_shapes ablations.row_access; do \
+		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
