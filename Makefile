@@ -29,14 +29,19 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/python docs/pictures.py
 	$(BIN)/mkdocs build --strict
 
-bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
-	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/slices.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/bridge.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/torchrl_dqn.py $(ARGS)
+bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
+	for name in compare agents slices bridge torchrl_dqn publish; do \
+		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
+
+.PHONY: ablations
+ablations: $(READY)  ## Measure one way to do a thing beside another.
+	for name in learn_every_k ablations.tree_shapes ablations.row_access; do \
+		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
-	$(BIN)/python benchmarks/gpu_build.py $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_build $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs
