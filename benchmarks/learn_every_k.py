@@ -1,4 +1,4 @@
-"""Learning every k-th step, in five ways: what each costs.
+"""Learning every k-th step, in six ways: what each costs.
 
     python benchmarks/learn_every_k.py            some minutes on 2 cores
     python benchmarks/learn_every_k.py --quick    less of everything
@@ -110,6 +110,23 @@ def weights_zeroed(carry: Carry, key: jax.Array, k: int) -> Carry:
     return fbuf.update_priority(state, batch.ids, error, mask=due), params, number + 1
 
 
+def read_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
+    """Draw in the branch, too: the buffer goes in, and does not come out."""
+    state, params, number = carry
+    act_key, sample_key = jax.random.split(key)
+    state = fbuf.add(state, act(act_key))
+    due = number % k == 0
+
+    def draw(state: fbuf.State, params: Any) -> Any:
+        batch = fbuf.sample(state, sample_key, BATCH)
+        return *learn(params, batch), batch.ids
+
+    shapes = jax.eval_shape(draw, state, params)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1:])
+    params, error, ids = jax.lax.cond(due, draw, lambda _, p: (p, *nothing), state, params)
+    return fbuf.update_priority(state, ids, error, mask=due), params, number + 1
+
+
 def buffer_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
     """Everything in the branch, the buffer too: what not to do."""
     state, params, number = carry
@@ -127,19 +144,65 @@ def buffer_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
     return state, params, number + 1
 
 
+def add_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
+    """Adding in the branch: only its memory is looked at."""
+    state, params, number = carry
+    act_key, sample_key = jax.random.split(key)
+    rows = act(act_key)
+    state = jax.lax.cond(
+        number % k != 0, lambda state: fbuf.add(state, rows), lambda state: state, state
+    )
+    batch = fbuf.sample(state, sample_key, BATCH)
+    params, error = learn(params, batch)
+    return fbuf.update_priority(state, batch.ids, error), params, number + 1
+
+
 WAYS: dict[str, Callable[[Carry, jax.Array, int], Carry]] = {
     "two loops: add k times, then learn": two_loops,
     "gradient in `cond`, buffer outside": gradient_in_cond,
     "no branch: learn, and throw away": weights_zeroed,
-    "buffer in `cond`": buffer_in_cond,
+    "drawing and gradient in `cond`, writing outside": read_in_cond,
+    "all of it in `cond`, the buffer too": buffer_in_cond,
     "learn at every step, for comparison": every_step,
 }
 
 
+MEMORY = {
+    "gradient in `cond`, buffer outside": gradient_in_cond,
+    "drawing and gradient in `cond`, writing outside": read_in_cond,
+    "all of it in `cond`, the buffer too": buffer_in_cond,
+    "adding in `cond`": add_in_cond,
+}
+"""The ways whose memory is looked at."""
+
+
+def temporary(step: Callable[[Carry, jax.Array, int], Carry], capacity: int) -> list[int]:
+    """Temporary bytes of the compiled program: of one buffer, and of two under `vmap`.
+
+    Under `vmap` each buffer has a step counter of its own, and so a condition of its own.
+    """
+    keys = jax.random.split(jax.random.key(1), 16)
+
+    def start() -> Carry:
+        state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
+        return state, network(jax.random.key(2)), jnp.int32(0)
+
+    one = jax.eval_shape(start)
+    two = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), one)
+    found = []
+    for carry, body in (
+        (one, lambda c, key: step(c, key, 4)),
+        (two, lambda c, key: jax.vmap(lambda c: step(c, key, 4))(c)),
+    ):
+        _, memory = timing.scanned(body, carry, keys)
+        found.append(memory.temp_size_in_bytes)
+    return found
+
+
 def program(
     step: Callable[[Carry, jax.Array, int], Carry], capacity: int, k: int, steps: int
-) -> tuple[timing.Run, int]:
-    """A run of so many steps, and the temporary bytes of the compiled program."""
+) -> timing.Run:
+    """A run of so many steps."""
     state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
     rows = {
         "observation": jax.random.uniform(jax.random.key(0), (capacity, OBSERVATION)),
@@ -149,14 +212,14 @@ def program(
     calls = steps // k if step is two_loops else steps
     keys = jax.random.split(jax.random.key(1), calls)
     carry: Carry = (state, network(jax.random.key(2)), jnp.int32(0))
-    compiled, memory = timing.scanned(lambda c, key: step(c, key, k), carry, keys)
+    compiled, _ = timing.scanned(lambda c, key: step(c, key, k), carry, keys)
 
     def run() -> int:
         nonlocal carry
         carry = jax.block_until_ready(compiled(carry, keys))
         return steps
 
-    return run, memory.temp_size_in_bytes
+    return run
 
 
 def main() -> None:
@@ -166,22 +229,20 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=timing.RESULTS)
     options = parser.parse_args()
     sizes = (10_000, 1_000_000)
-    every = (4,) if options.quick else (4, 32)
-    rounds, steps = (3, 64) if options.quick else (9, 256)
+    every = (4, 32)
+    rounds, steps = (5, 128) if options.quick else (9, 256)
 
     records: list[timing.Record] = []
     for capacity in sizes:
         for k in every:
-            # Two copies of a buffer a program is enough for a machine of any size.
             made = {name: program(step, capacity, k, steps) for name, step in WAYS.items()}
-            taken = timing.alternate({name: run for name, (run, _) in made.items()}, rounds, 60)
+            taken = timing.alternate(made, rounds, 60)
             records += [
                 {
                     "way": name,
                     "capacity": capacity,
                     "k": k,
                     "us": timing.median(times),
-                    "temporary_bytes": made[name][1],
                     "rounds": times,
                 }
                 for name, times in taken.items()
@@ -199,14 +260,8 @@ def main() -> None:
         for name in WAYS
     ]
     memory = [
-        [
-            name,
-            *(
-                f"{found[name, capacity, every[0]]['temporary_bytes'] / 2**20:,.1f}"
-                for capacity in sizes
-            ),
-        ]
-        for name in WAYS
+        [name, *(f"{size / 2**20:,.1f}" for size in temporary(step, sizes[-1]))]
+        for name, step in MEMORY.items()
     ]
     about = timing.about("fbuf", "jax", "jaxlib")
     table = [
@@ -214,9 +269,9 @@ def main() -> None:
         "",
         *timing.render(head, lines),
         "",
-        f"Temporary memory of the compiled program in MiB, for k = {every[0]}:",
+        f"Temporary memory of the compiled program in MiB, for {sizes[-1]:,} rows:",
         "",
-        *timing.render(["", *(f"{capacity:,} rows" for capacity in sizes)], memory),
+        *timing.render(["", "one buffer", "two, each with a condition of its own"], memory),
     ]
     report = ["# Learning every k-th step", "", (__doc__ or "").strip(), "", *table, ""]
     report.append(", ".join(f"{name} {value}" for name, value in about.items()))

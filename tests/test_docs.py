@@ -13,7 +13,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "adapters" / "README.md"]
-BLOCK = re.compile(r"(?:<!-- needs: ([\w, ]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:<!-- needs: ([\w, ]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
 ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
 """Pages whose blocks, if any, show output or are no programs."""
