@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fbuf
-from fbuf.samplers import _bits
+from fbuf.samplers import random_bits
 from fbuf.trees import sum_tree
 
 OUT = pathlib.Path(__file__).parent / "img"
@@ -24,6 +24,7 @@ def ring() -> None:
     state = fbuf.init(np.int32(0), 12)
     state = fbuf.add(state, np.arange(15, dtype=np.int32))
     head, lap = int(state.ring.head[0]), int(state.ring.lap[0])
+    rows = fbuf.read(state, fbuf.ids_at(state, np.arange(12, dtype=np.int32))).data
     fig, ax = plt.subplots(figsize=(8, 1.9))
     for slot in range(12):
         new = slot < head
@@ -32,7 +33,7 @@ def ring() -> None:
         ax.text(
             slot + 0.47,
             0.58,
-            f"row {int(state.storage.rows()[slot])}",
+            f"row {int(rows[slot])}",
             ha="center",
             color=colour,
             fontsize=8,
@@ -94,7 +95,7 @@ def reach() -> None:
         tree = sum_tree.write(
             tree, np.arange(4096, dtype=np.int32), np.ones(4096, np.float32), stored
         )
-        uniforms = _bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
+        uniforms = random_bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
         levels.append(np.unique(sum_tree.draw(tree, uniforms)[0]).size / 4096)
     fig, ax = plt.subplots(figsize=(6, 2.6))
     ax.plot(capacities, single, "o-", color=ORANGE, label="one float32 a draw")
