@@ -4,36 +4,41 @@ The state of a buffer is one immutable pytree; `add`, `sample` and `update_prior
 functions of it that compile into the training step.
 """
 
-from fbuf._add import add as add
-from fbuf._end_episode import end_episode as end_episode
-from fbuf._fault import Fault as Fault
-from fbuf._fault import raise_on_fault as raise_on_fault
-from fbuf._ids_at import ids_at as ids_at
-from fbuf._init import init as init
-from fbuf._init import nbytes as nbytes
-from fbuf._inspect import can_sample as can_sample
-from fbuf._inspect import size as size
-from fbuf._inspect import stats as stats
-from fbuf._ring import Ids as Ids
-from fbuf._sample import sample as sample
-from fbuf._sample_mixed import MixedSample as MixedSample
-from fbuf._sample_mixed import sample_mixed as sample_mixed
-from fbuf._sequence_priority import sequence_priority as sequence_priority
-from fbuf._state import Sample as Sample
-from fbuf._state import State as State
-from fbuf._update import clear as clear
-from fbuf._update import remove as remove
-from fbuf._update import update_priority as update_priority
-from fbuf._write import write as write
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
 from fbuf.samplers import Uniform as Uniform
+from fbuf.state import Batch as Batch
+from fbuf.state import Sample as Sample
+from fbuf.state import State as State
+from fbuf.storage.faults import Fault as Fault
+from fbuf.storage.ids import Ids as Ids
+from fbuf.verbs.add import add as add
+from fbuf.verbs.after import after as after
+from fbuf.verbs.can_sample import can_sample as can_sample
+from fbuf.verbs.clear import clear as clear
+from fbuf.verbs.end_episode import end_episode as end_episode
+from fbuf.verbs.ids_at import ids_at as ids_at
+from fbuf.verbs.init import init as init
+from fbuf.verbs.nbytes import nbytes as nbytes
+from fbuf.verbs.newest_ids import newest_ids as newest_ids
+from fbuf.verbs.probability import probability as probability
+from fbuf.verbs.raise_on_fault import raise_on_fault as raise_on_fault
+from fbuf.verbs.read import read as read
+from fbuf.verbs.remove import remove as remove
+from fbuf.verbs.rows import rows as rows
+from fbuf.verbs.sample import sample as sample
+from fbuf.verbs.sample_mixed import MixedSample as MixedSample
+from fbuf.verbs.sample_mixed import sample_mixed as sample_mixed
+from fbuf.verbs.sequence_priority import sequence_priority as sequence_priority
+from fbuf.verbs.size import size as size
+from fbuf.verbs.stats import stats as stats
+from fbuf.verbs.update_priority import update_priority as update_priority
+from fbuf.verbs.write import write as write
 from fbuf.views import FrameStack as FrameStack
 from fbuf.views import Hindsight as Hindsight
 from fbuf.views import HindsightStep as HindsightStep
 from fbuf.views import Item as Item
-from fbuf.views import ItemAndNext as ItemAndNext
 from fbuf.views import NStep as NStep
 from fbuf.views import NStepTransition as NStepTransition
 from fbuf.views import ReturnToGo as ReturnToGo
@@ -41,17 +46,18 @@ from fbuf.views import ReturnToGoStep as ReturnToGoStep
 from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
+from fbuf.views import TransitionStep as TransitionStep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "Batch",
     "Fault",
     "FrameStack",
     "Hindsight",
     "HindsightStep",
     "Ids",
     "Item",
-    "ItemAndNext",
     "MixedSample",
     "Mixture",
     "NStep",
@@ -65,16 +71,22 @@ __all__ = [
     "Shuffled",
     "State",
     "Transition",
+    "TransitionStep",
     "Uniform",
     "add",
+    "after",
     "can_sample",
     "clear",
     "end_episode",
     "ids_at",
     "init",
     "nbytes",
+    "newest_ids",
+    "probability",
     "raise_on_fault",
+    "read",
     "remove",
+    "rows",
     "sample",
     "sample_mixed",
     "sequence_priority",

@@ -1,8 +1,8 @@
 """Samplers: which rows may be drawn, and with what probability. One file a sampler."""
 
-from fbuf.samplers._protocol import Draw as Draw
-from fbuf.samplers._protocol import Sampler as Sampler
 from fbuf.samplers.mixture import Mixture as Mixture
 from fbuf.samplers.prioritized import Prioritized as Prioritized
+from fbuf.samplers.protocol import Draw as Draw
+from fbuf.samplers.protocol import Sampler as Sampler
 from fbuf.samplers.shuffled import Shuffled as Shuffled
 from fbuf.samplers.uniform import Uniform as Uniform

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
+from typing import ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
-from fbuf._ring import Ring, Span
-from fbuf.samplers import _bits, _start_index, _starts
-from fbuf.samplers._protocol import Draw
-from fbuf.samplers._start_index import StartIndex
-from fbuf.samplers._starts import Window
+from fbuf.checks import values as check
+from fbuf.samplers import random_bits, start_index, starts
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex
-from fbuf.trees import mark_tree
+from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.starts import Window
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +29,7 @@ class MixedIndex:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Mixture(Sampler):
     """For each draw choose by chance how it is drawn: uniformly, by priority, or from the newest.
 
     The probability of a row is the sum of what each of the three gives it, so importance weights
@@ -43,8 +43,8 @@ class Mixture:
         recent: The share of draws from the newest `recent_rows` rows, each alike. Needs
             environments that step together.
         recent_rows: How many these are, those of all environments together.
-        priorities: How the draws by priority are made, and what `window`, `stride` and `starts` are
-            for all of them. Of its options `normalize` and `draws` do not matter here.
+        priorities: How the draws by priority are made, and what `window`, `stride` and `first_only`
+            are for all of them. Of its options `normalize` and `draws` do not matter here.
 
     Cost: as `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.7 bytes a row.
 
@@ -67,32 +67,23 @@ class Mixture:
     """
 
     uniform: float = 0.5
+    _: dataclasses.KW_ONLY
     prioritized: float = 0.5
     recent: float = 0.0
     recent_rows: int = 1000
     priorities: Prioritized = dataclasses.field(default_factory=Prioritized)
+    window: int = dataclasses.field(default=1, init=False, repr=False)
+
+    keeps_priorities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("uniform", "prioritized", "recent"):
-            share: Any = getattr(self, name)
-            if isinstance(share, bool) or not isinstance(share, int | float):
-                raise TypeError(f"fbuf.Mixture: {name} must be a Python number, got {share!r}")
-            if not (math.isfinite(share) and share >= 0):
-                raise ValueError(f"fbuf.Mixture: {name} must be at least 0, got {share}")
+            check.number("Mixture", name, getattr(self, name))
         if self.uniform + self.prioritized + self.recent == 0:
             raise ValueError("fbuf.Mixture: all shares are 0; give at least one of them")
-        _check.positive_int("Mixture", "recent_rows", self.recent_rows, 2**31 - 1)
-        given: Any = self.priorities
-        if not isinstance(given, Prioritized):
-            raise TypeError(
-                f"fbuf.Mixture: priorities must be a fbuf.Prioritized, got {given!r}; a class has "
-                "to be called"
-            )
-
-    @property
-    def window(self) -> int:
-        """How many steps must follow from a row, see `fbuf.Uniform`."""
-        return self.priorities.window
+        check.integer("Mixture", "recent_rows", self.recent_rows)
+        check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
+        object.__setattr__(self, "window", self.priorities.window)
 
     @property
     def follows_episodes(self) -> bool:
@@ -102,7 +93,7 @@ class Mixture:
     @property
     def _window(self) -> Window:
         given = self.priorities
-        return Window(given.window, given.stride, given.starts == "first")
+        return Window(given.window, given.stride, given.first_only)
 
     def init(self, ring: Ring) -> MixedIndex:
         """No start, and no priority."""
@@ -112,7 +103,7 @@ class Mixture:
                 "step together; leave recent out, or make the buffer with lockstep=True"
             )
         priorities = self.priorities.init(ring)
-        return MixedIndex(_start_index.empty(ring, self._window), priorities)
+        return MixedIndex(start_index.empty(ring, self._window), priorities)
 
     def add(
         self,
@@ -120,12 +111,12 @@ class Mixture:
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
         """Count the starts there are now, and store the priorities."""
-        starts, _ = _start_index.add(index.starts, ring, span, self._window)
+        found, _ = start_index.add(index.starts, ring, span, self._window)
         priorities, faults = self.priorities.add(index.priorities, ring, span, priority, alpha)
-        return MixedIndex(starts, priorities), faults
+        return MixedIndex(found, priorities), faults
 
     def update_priority(
         self,
@@ -133,7 +124,7 @@ class Mixture:
         ring: Ring,
         slots: jax.Array,
         priority: jax.Array,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
         """Store the priorities that can be right."""
         given = index.priorities
@@ -142,17 +133,12 @@ class Mixture:
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""
-        starts, _ = _start_index.remove(index.starts, ring, slots, self._window)
-        return MixedIndex(starts, self.priorities.remove(index.priorities, ring, slots))
-
-    def clear(self, index: MixedIndex, ring: Ring) -> MixedIndex:
-        """No start, and no priority."""
-        starts = _start_index.clear(index.starts, ring)
-        return MixedIndex(starts, self.priorities.clear(index.priorities, ring))
+        found, _ = start_index.remove(index.starts, ring, slots, self._window)
+        return MixedIndex(found, self.priorities.remove(index.priorities, ring, slots))
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
         """Whether one of those with a share has something to draw from."""
-        total = _start_index.total(index.starts, ring)
+        total = start_index.total(index.starts, ring)
         return self._shares(index, ring, total, self._newest(index, ring, total)[1]).any()
 
     def draw(
@@ -161,31 +147,30 @@ class Mixture:
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: jax.Array | float | None,
-        step: jax.Array | int | None,
+        beta: chex.Array | float | None,
+        step: jax.Array | None,
     ) -> Draw:
         """Draw in all three ways, and choose for each draw."""
-        _starts.no_step(step, "Mixture")
         which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)
-        total = _start_index.total(index.starts, ring)
+        total = start_index.total(index.starts, ring)
         oldest, count = self._newest(index, ring, total)
         shares = self._shares(index, ring, total, count)
         bounds = jnp.cumsum(shares)
-        point = _bits.uniforms(which_key, (batch_size,)) * bounds[2]
+        point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[:2], axis=1, dtype=jnp.int32)
         # Rounding must not choose what has no share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))
-        uniform = _bits.ranks(rank_key, batch_size, total)
-        recent = _around(oldest, _bits.ranks(recent_key, batch_size, count), total)
+        uniform = random_bits.ranks(rank_key, batch_size, total)
+        recent = _around(oldest, random_bits.ranks(recent_key, batch_size, count), total)
         ranks = jnp.where(which == 2, recent, uniform)
-        found = _start_index.select(index.starts, ring, ranks)
+        found = start_index.select(index.starts, ring, ranks)
         by_priority = self.priorities.draw(
             index.priorities, ring, priority_key, batch_size, None, None
         )
         slots = jnp.where(which == 1, by_priority.slots, found)
         mask = jnp.broadcast_to(bounds[2] > 0, (batch_size,))
         likely = self._probability(index, ring, slots, shares / bounds[2], total, count)
-        power = _starts.power(self.priorities.beta if beta is None else beta)
+        power = starts.power(self.priorities.beta if beta is None else beta)
         relative = jnp.where(mask, likely * total.astype(jnp.float32), 1)
         log_weight = -power * jnp.log(relative)
         weight = jnp.exp(log_weight - log_weight.max())
@@ -197,6 +182,17 @@ class Mixture:
             mask=mask,
         )
 
+    def probability(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """The sum of what each of the three ways gives."""
+        total = start_index.total(index.starts, ring)
+        count = self._newest(index, ring, total)[1]
+        shares = self._shares(index, ring, total, count)
+        whole = shares.sum()
+        likely = self._probability(
+            index, ring, slots, shares / jnp.where(whole > 0, whole, 1), total, count
+        )
+        return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
+
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
         """Those of the priorities."""
         return self.priorities.stats(index.priorities, ring)
@@ -206,9 +202,11 @@ class Mixture:
     ) -> jax.Array:
         """The shares of those that have something to draw from: float32 `[3]`."""
         by_priority = self.priorities.can_sample(index.priorities, ring)
-        there = jnp.stack([total > 0, by_priority, recent > 0])
-        given = jnp.array([self.uniform, self.prioritized, self.recent], jnp.float32)
-        return jnp.where(there, given, 0)
+        drawable = jnp.stack([total > 0, by_priority, recent > 0])
+        given = [self.uniform, self.prioritized, self.recent]
+        # Divided here, for in float32 the sum may be too large.
+        shares = jnp.array([share / sum(given) for share in given], jnp.float32)
+        return jnp.where(drawable, shares, 0)
 
     def _newest(
         self, index: MixedIndex, ring: Ring, total: jax.Array
@@ -219,9 +217,7 @@ class Mixture:
         stored, head = ring.stored[0], ring.head[0]
         rows = jnp.minimum(stored, self.recent_rows)
         begin = jnp.where(head >= rows, head - rows, head - rows + ring.capacity)
-        # Behind the newest row there may be marks from before the last clear, and in a ring that
-        # is not full all others lie before it.
-        edges = mark_tree.rank(index.starts.tree, jnp.stack([begin, head]))
+        edges = bit_tree.rank(index.starts.bits, jnp.stack([begin, head]))
         before, up_to = edges[0], edges[1]
         wraps = head < rows
         return before, jnp.where(wraps, total - before + up_to, up_to - before)
@@ -237,14 +233,14 @@ class Mixture:
     ) -> jax.Array:
         """How likely these starts are to be drawn, all ways taken together."""
         among_all = shares[0] / jnp.maximum(total, 1).astype(jnp.float32)
-        by_priority = shares[1] * self.priorities.probability(index.priorities, slots)
+        by_priority = shares[1] * self.priorities.probability(index.priorities, ring, slots)
         newest = shares[2] / jnp.maximum(recent, 1).astype(jnp.float32)
-        steps = _ring.newer(ring, slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
+        steps = ring.newer(slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
         return among_all + by_priority + jnp.where(steps < self.recent_rows, newest, 0)
 
 
 def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:
     """`first + further`, which is less than twice the total, modulo the total."""
-    there = first.astype(jnp.uint32) + further.astype(jnp.uint32)
+    ahead = first.astype(jnp.uint32) + further.astype(jnp.uint32)
     size = jnp.maximum(total, 1).astype(jnp.uint32)
-    return jnp.where(there >= size, there - size, there).astype(jnp.int32)
+    return jnp.where(ahead >= size, ahead - size, ahead).astype(jnp.int32)

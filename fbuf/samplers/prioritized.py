@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
+import chex
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 
-from fbuf import _check, _order, _ring
-from fbuf._fault import Fault, bits_where
-from fbuf._ring import Ring, Span
-from fbuf.samplers import _bits, _starts
-from fbuf.samplers._protocol import Draw
-from fbuf.samplers._starts import Window
+from fbuf.checks import values as check
+from fbuf.samplers import random_bits, starts
+from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.starts import Window
+from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
-from fbuf.trees._levels import last_of_each
 from fbuf.trees.sum_tree import Aggregate, SumTree
+from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
 
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 
@@ -28,16 +29,16 @@ _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 class PriorityIndex:
     """What `Prioritized` keeps: the tree of stored priorities, and the largest one ever stored.
 
-    `starts` counts the rows a window may start at; None where that is every row.
+    `num_starts` counts the rows a window may start at; None where that is every row.
     """
 
     tree: SumTree
     largest_ever: jax.Array
-    starts: jax.Array | None
+    num_starts: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Prioritized:
+class Prioritized(Sampler):
     """Draw rows in proportion to `(priority + eps) ** alpha`, with replacement.
 
     The power is applied once, when a priority is stored, and what is stored is float32. A priority
@@ -57,8 +58,8 @@ class Prioritized:
             one any row of the `"buffer"` would have (steadier, and smaller).
         window: How many steps of one episode must follow from a row, itself included, for it to
             be drawn, see `fbuf.Uniform`. Until then, and after, a row keeps its priority.
-        stride: Draw only every so-manieth step of a lane. Must divide the length of a lane.
-        starts: `"any"`, or `"first"`: only the first step of an episode.
+        stride: Draw every `stride`-th step of a lane. It must divide the length of a lane.
+        first_only: Draw only the first steps of episodes.
         draws: `"independent"`, or `"stratified"`: one draw from each of `batch_size` equal shares
             of the total, in random order (less variance, but not independent).
 
@@ -82,6 +83,7 @@ class Prioritized:
     """
 
     alpha: float = 0.6
+    _: dataclasses.KW_ONLY
     beta: float = 0.4
     eps: float = 1e-6
     new_priority: Literal["largest", "largest_ever"] = "largest"
@@ -89,7 +91,9 @@ class Prioritized:
     draws: Literal["independent", "stratified"] = "independent"
     window: int = 1
     stride: int = 1
-    starts: Literal["any", "first"] = "any"
+    first_only: bool = False
+
+    keeps_priorities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eps"):
@@ -100,24 +104,15 @@ class Prioritized:
                     "number here, and pass alpha= to add and update_priority, or beta= to sample, "
                     "where it is to follow a schedule"
                 )
-            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not number or not _check.is_float32(value):
-                raise ValueError(
-                    f"fbuf.Prioritized: {name} must be 0, or a positive number that float32 can "
-                    f"hold, got {value!r}"
-                )
+            check.number("Prioritized", name, value)
             object.__setattr__(self, name, float(value))
         for name, allowed in (
             ("new_priority", ("largest", "largest_ever")),
             ("normalize", ("batch", "buffer")),
             ("draws", ("independent", "stratified")),
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"fbuf.Prioritized: {name} must be one of {allowed}, "
-                    f"got {getattr(self, name)!r}"
-                )
-        _starts.check_options("Prioritized", self.window, self.stride, self.starts)
+            check.choice("Prioritized", name, getattr(self, name), allowed)
+        starts.check_options("Prioritized", self.window, self.stride, self.first_only)
 
     @property
     def follows_episodes(self) -> bool:
@@ -126,7 +121,7 @@ class Prioritized:
 
     @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.starts == "first")
+        return Window(self.window, self.stride, self.first_only)
 
     def init(self, ring: Ring) -> PriorityIndex:
         """No priority stored."""
@@ -135,11 +130,11 @@ class Prioritized:
             keeps.append(Aggregate.LARGEST)
         if self.normalize == "buffer":
             keeps.append(Aggregate.LARGEST_INVERSE)
-        _starts.check("Prioritized", ring, self._window)
-        # A row that is no start keeps its priority with a minus sign; a removed one is -0.
+        starts.check_lanes("Prioritized", ring, self._window)
+        # A row that is no start keeps its priority with a minus sign; where there is none it is -0.
         tree = sum_tree.empty(ring.capacity, tuple(keeps), dormant=not self._window.every_row)
-        starts = None if self._window.every_row else jnp.int32(0)
-        return PriorityIndex(tree, jnp.float32(0), starts)
+        num_starts = None if self._window.every_row else jnp.int32(0)
+        return PriorityIndex(tree, jnp.float32(0), num_starts)
 
     def add(
         self,
@@ -147,7 +142,7 @@ class Prioritized:
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; those that cannot be right get the default."""
         default = self._default(index)
@@ -160,20 +155,19 @@ class Prioritized:
             faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         new = jnp.where(span.drawable, new, 0)
         largest = self._largest_ever(index, new, span.drawable)
-        if index.starts is None:
-            tree = self._written(index.tree, ring, span, span.slots, new)
+        if index.num_starts is None:
+            tree = self._written(index.tree, ring, span, new, None)
             return PriorityIndex(tree, largest, None), faults
+        kept = span.slots < ring.capacity
         before = sum_tree.values(index.tree, jnp.minimum(span.slots, ring.capacity - 1))
-        evicted = span.was_stored & _awake(before)
+        evicted = kept & _is_start(before)
+        slots, is_start = starts.completed(ring, span, self._window)
+        woken = jnp.where(is_start, slots, ring.capacity)
         # What is overwritten has been read by then.
-        slots = _order.after(span.slots, _order.never(before))
-        tree = self._written(index.tree, ring, span, slots, -new)
-        starts, there = _starts.completed(ring, span, self._window)
-        awake = jnp.abs(sum_tree.values(tree, starts))
-        starts = jnp.where(there, starts, ring.capacity)
-        tree = sum_tree.write(tree, starts, awake, _ring.filled(ring))
-        change = jnp.sum(there, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
-        return PriorityIndex(tree, largest, index.starts + change), faults
+        span = dataclasses.replace(span, slots=tie(span.slots, before))
+        tree = self._written(index.tree, ring, span, -new, woken)
+        change = jnp.sum(is_start, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
+        return PriorityIndex(tree, largest, index.num_starts + change), faults
 
     def update_priority(
         self,
@@ -181,7 +175,7 @@ class Prioritized:
         ring: Ring,
         slots: jax.Array,
         priority: jax.Array,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities that can be right."""
         capacity = index.tree.capacity
@@ -192,35 +186,25 @@ class Prioritized:
         if not self._window.every_row:
             old = sum_tree.values(index.tree, jnp.minimum(slots, capacity - 1))
             signed = jnp.where(jnp.signbit(old), -new, new)
-        tree = sum_tree.write(index.tree, slots, signed, _ring.filled(ring))
+        tree = sum_tree.write(index.tree, slots, signed)
         faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
         largest = self._largest_ever(index, new, named & valid)
-        return PriorityIndex(tree, largest, index.starts), faults
+        return PriorityIndex(tree, largest, index.num_starts), faults
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""
-        new, total = jnp.zeros(slots.shape, jnp.float32), index.starts
+        new, total = jnp.zeros(slots.shape, jnp.float32), index.num_starts
         if total is not None:
-            starts = _starts.containing(ring, slots, self._window)
-            starts = jnp.where(_ring.holds(ring, starts), starts, ring.capacity)
-            old = sum_tree.values(index.tree, jnp.minimum(starts, ring.capacity - 1))
-            lost = last_of_each(starts) & (starts < ring.capacity) & _awake(old)
+            found = starts.containing(ring, slots, self._window)
+            old = sum_tree.values(index.tree, jnp.minimum(found, ring.capacity - 1))
+            lost = last_of_each(found) & (found < ring.capacity) & _is_start(old)
             total -= jnp.sum(lost, dtype=jnp.int32)
             # Of two values for a slot the last one counts: that of a removed row is 0.
-            slots, new = jnp.concatenate([starts, slots]), jnp.concatenate([-jnp.abs(old), -new])
+            slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
             # What is overwritten has been read by then.
-            slots = _order.after(slots, total < 0)
-        tree = sum_tree.write(index.tree, slots, new, _ring.filled(ring))
+            slots = tie(slots, total)
+        tree = sum_tree.write(index.tree, slots, new)
         return PriorityIndex(tree, index.largest_ever, total)
-
-    def clear(self, index: PriorityIndex, ring: Ring) -> PriorityIndex:
-        """Forget every priority, and the largest ever."""
-        if ring.heads == 1:
-            tree = sum_tree.cleared(index.tree)
-        else:  # what is behind a head lies among what is before another one
-            tree = jax.tree.map(jnp.zeros_like, index.tree)
-        starts = None if index.starts is None else index.starts & 0
-        return PriorityIndex(tree, jnp.minimum(index.largest_ever, 0), starts)
 
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Whether any stored priority is above 0."""
@@ -232,25 +216,24 @@ class Prioritized:
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: jax.Array | float | None,
-        step: jax.Array | int | None,
+        beta: chex.Array | float | None,
+        step: jax.Array | None,
     ) -> Draw:
         """Draw rows by priority, and weigh them by `probability ** -beta`."""
-        _starts.no_step(step, "Prioritized")
         tree = index.tree
         total = sum_tree.total(tree)
-        key = _order.key_after(key, total < 0)
+        key = tie(key, total)
         if self.draws == "independent":
             shape = (sum_tree.picks(tree), batch_size)
-            slots, value = sum_tree.draw(tree, _bits.uniforms(key, shape))
+            slots, value = sum_tree.draw(tree, random_bits.uniforms(key, shape))
         else:
             order_key, key = jax.random.split(key)
-            where, *uniforms = _bits.uniforms(key, (1 + sum_tree.picks(tree), batch_size))
+            where, *uniforms = random_bits.uniforms(key, (1 + sum_tree.picks(tree), batch_size))
             share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))
         mask = jnp.broadcast_to(total > 0, (batch_size,))
-        power = _starts.power(self.beta if beta is None else beta)
+        power = starts.power(self.beta if beta is None else beta)
         # The number of rows and the total cancel out: the weight is that of the value alone.
         log_weight = -power * jnp.log(jnp.where(mask, value, 1))
         if self.normalize == "batch":
@@ -267,22 +250,22 @@ class Prioritized:
             mask=mask,
         )
 
-    def probability(self, index: PriorityIndex, slots: jax.Array) -> jax.Array:
-        """How likely one draw is to be each of these slots: float32 `[B]`."""
+    def probability(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Its part of the total."""
         total = sum_tree.total(index.tree)
         value = jnp.maximum(sum_tree.values(index.tree, slots), 0)
         return jnp.where(total > 0, value / total, 0)
 
     def count(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """How many rows there are to be drawn, those of priority 0 included. int32 scalar."""
-        return _ring.count(ring) - ring.removed if index.starts is None else index.starts
+        return ring.count() - ring.removed if index.num_starts is None else index.num_starts
 
     def stats(self, index: PriorityIndex, ring: Ring) -> dict[str, jax.Array]:
         """The total of what is stored, and the largest."""
-        found = {} if index.starts is None else {"starts": index.starts}
+        found = {} if index.num_starts is None else {"num_starts": index.num_starts}
         return {
             "priority_total": sum_tree.total(index.tree),
-            "priority_of_new_rows": self._default(index),
+            "new_priority": self._default(index),
             **found,
         }
 
@@ -295,7 +278,7 @@ class Prioritized:
         return jnp.where(largest > 0, largest, 1)
 
     def _stored(
-        self, priority: jax.Array, alpha: jax.Array | float | None, capacity: int
+        self, priority: jax.Array, alpha: chex.Array | float | None, capacity: int
     ) -> tuple[jax.Array, jax.Array]:
         """What is stored for each priority, and whether it can be right."""
         base = priority + jnp.float32(self.eps)
@@ -309,13 +292,12 @@ class Prioritized:
         return stored, possible & (priority >= 0) & (stored <= most)
 
     def _written(
-        self, tree: SumTree, ring: Ring, span: Span, slots: jax.Array, new: jax.Array
+        self, tree: SumTree, ring: Ring, span: Span, new: jax.Array, woken: jax.Array | None
     ) -> SumTree:
-        """The tree with the values of the rows of an add, which went to these slots."""
+        """The tree with the values of the rows of an add, and the starts that it has woken."""
         if ring.heads == 1:
-            span = dataclasses.replace(span, slots=slots)
-            return sum_tree.write_span(tree, span, new, _ring.filled(ring))
-        return sum_tree.write(tree, slots, new, _ring.filled(ring))
+            return sum_tree.write_span(tree, span, new, woken)
+        return sum_tree.write(tree, span.slots, new, woken)
 
     def _largest_ever(self, index: PriorityIndex, new: jax.Array, written: jax.Array) -> jax.Array:
         if self.new_priority == "largest":
@@ -323,5 +305,6 @@ class Prioritized:
         return jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
 
 
-def _awake(value: jax.Array) -> jax.Array:
+def _is_start(value: jax.Array) -> jax.Array:
+    """Whether a stored row is a start: others keep their value with a minus sign."""
     return ~jnp.signbit(value)

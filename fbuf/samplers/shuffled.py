@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf import _ring
-from fbuf._ring import Ring, Span
-from fbuf.samplers import _permutation, _start_index, _starts
-from fbuf.samplers._protocol import Draw
-from fbuf.samplers._start_index import StartIndex
-from fbuf.samplers._starts import Window
-from fbuf.trees import mark_tree
+from fbuf.samplers import permutation, start_index, starts
+from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.starts import Window
+from fbuf.storage.ring import Ring, Span
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Sampler):
     """Draw every row once before any is drawn again, in random order; or every window.
 
     `fbuf.sample(state, key, batch_size, step=i)` gives the i-th batch. `n` rows make an epoch of
@@ -37,7 +36,7 @@ class Shuffled:
     Attributes:
         window: As for `fbuf.Uniform`.
         stride: As for `fbuf.Uniform`.
-        starts: As for `fbuf.Uniform`.
+        first_only: As for `fbuf.Uniform`.
 
     Cost: as `fbuf.Uniform`, and O(B) for the order. 0.134 bytes a row.
 
@@ -60,11 +59,14 @@ class Shuffled:
     """
 
     window: int = 1
+    _: dataclasses.KW_ONLY
     stride: int = 1
-    starts: Literal["any", "first"] = "any"
+    first_only: bool = False
+
+    in_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _starts.check_options("Shuffled", self.window, self.stride, self.starts)
+        starts.check_options("Shuffled", self.window, self.stride, self.first_only)
 
     @property
     def follows_episodes(self) -> bool:
@@ -73,12 +75,12 @@ class Shuffled:
 
     @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.starts == "first")
+        return Window(self.window, self.stride, self.first_only)
 
     def init(self, ring: Ring) -> StartIndex:
         """No start."""
-        _starts.check("Shuffled", ring, self._window)
-        return _start_index.empty(ring, self._window)
+        starts.check_lanes("Shuffled", ring, self._window)
+        return start_index.empty(ring, self._window)
 
     def add(
         self,
@@ -86,36 +88,19 @@ class Shuffled:
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[StartIndex, jax.Array]:
         """Count the starts there are now, and those that made way."""
-        if priority is not None or alpha is not None:
-            raise ValueError(_starts.no_priorities("add", "Shuffled"))
-        index, _ = _start_index.add(index, ring, span, self._window)
+        index, _ = start_index.add(index, ring, span, self._window)
         return index, jnp.zeros_like(span.slots, jnp.uint32)
 
-    def update_priority(
-        self,
-        index: StartIndex,
-        ring: Ring,
-        slots: jax.Array,
-        priority: jax.Array,
-        alpha: jax.Array | float | None,
-    ) -> tuple[StartIndex, jax.Array]:
-        """Refused: there is no priority to change."""
-        raise ValueError(_starts.no_priorities("update_priority", "Shuffled"))
-
     def remove(self, index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
-        """Count the starts of all windows with these rows no more."""
-        return _start_index.remove(index, ring, slots, self._window)[0]
-
-    def clear(self, index: StartIndex, ring: Ring) -> StartIndex:
-        """No start."""
-        return _start_index.clear(index, ring)
+        """Take out the starts of all windows with these rows."""
+        return start_index.remove(index, ring, slots, self._window)[0]
 
     def can_sample(self, index: StartIndex, ring: Ring) -> jax.Array:
         """Whether there is a start."""
-        return _start_index.total(index, ring) > 0
+        return start_index.total(index, ring) > 0
 
     def draw(
         self,
@@ -123,19 +108,15 @@ class Shuffled:
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: jax.Array | float | None,
-        step: jax.Array | int | None,
+        beta: chex.Array | float | None,
+        step: jax.Array | None,
     ) -> Draw:
         """Draw the starts whose turn it is. Weights are 1 whatever `beta` is."""
-        if step is None:
-            raise ValueError(
-                "fbuf.sample: the buffer's sampler is Shuffled, which has to know which batch it "
-                "is; give step=i, and count it from 0"
-            )
-        total = _start_index.total(index, ring)
+        assert step is not None
+        total = start_index.total(index, ring)
         count = jnp.maximum(total, 1)
         batches = (count - 1) // batch_size + 1
-        epoch, turn = jnp.asarray(step, jnp.int32) // batches, step % batches
+        epoch, turn = step // batches, step % batches
         left = count - turn * batch_size
         number = jnp.arange(batch_size, dtype=jnp.int32)
         mask = (number < left) & (total > 0)
@@ -152,19 +133,23 @@ class Shuffled:
         """The starts that an epoch has at these places: int32 `[B]` slots."""
         # Slots are permuted, for the rank of a start changes with any other one. Only where few
         # slots are starts would a walk from slot to slot take long: there it is ranks.
-        taken = _ring.filled(ring)
+        taken = ring.filled()
         sparse = total < taken // 8
-        given = jnp.where(sparse, ranks, _start_index.select(index, ring, ranks))
+        given = jnp.where(sparse, ranks, start_index.select(index, ring, ranks))
 
         def inside(found: jax.Array) -> jax.Array:
-            is_start = mark_tree.read(index.tree, found) & _ring.holds(ring, found)
-            return sparse | is_start | (total == 0)
+            return sparse | start_index.is_start(index, found) | (total == 0)
 
         count = jnp.maximum(jnp.where(sparse, total, taken), 1)
-        found = _permutation.permute(key, jnp.minimum(given, count - 1), count, inside)
-        ranked = _start_index.select(index, ring, jnp.where(sparse, found, 0))
+        found = permutation.permute(key, jnp.minimum(given, count - 1), count, inside)
+        ranked = start_index.select(index, ring, jnp.where(sparse, found, 0))
         return jnp.where(sparse, ranked, found)
+
+    def probability(self, index: StartIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """One of as many as there are starts: of all batches of an epoch taken together."""
+        total = jnp.maximum(start_index.total(index, ring), 1).astype(jnp.float32)
+        return jnp.where(start_index.is_start(index, slots), 1 / total, 0)
 
     def stats(self, index: StartIndex, ring: Ring) -> dict[str, jax.Array]:
         """With a window how many starts there are."""
-        return {} if index.total is None else {"starts": index.total}
+        return {} if index.total is None else {"num_starts": index.total}

@@ -5,28 +5,30 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf._ring import Ring, Span
-from fbuf.samplers import _runs, _start_index, _starts
-from fbuf.samplers._protocol import Draw
-from fbuf.samplers._runs import Runs
-from fbuf.samplers._start_index import StartIndex
-from fbuf.samplers._starts import Window
+from fbuf.checks import values as check
+from fbuf.samplers import segments, start_index, starts
+from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.segments import Segments
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.starts import Window
+from fbuf.storage.ring import Ring, Span
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UniformIndex:
-    """What `Uniform` keeps: the starts; and their runs, None unless episodes are drawn."""
+    """What `Uniform` keeps: the starts; and their segments, None unless episodes are drawn."""
 
     starts: StartIndex
-    runs: Runs | None
+    segments: Segments | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(Sampler):
     """Draw every row with the same probability, with replacement; or the start of every window.
 
     With a window only those rows are drawn from which so many steps of one episode are there: none
@@ -45,33 +47,32 @@ class Uniform:
             Where a removed row parts the starts of an episode, they count as two. Importance
             weights make up for the lengths of episodes if `beta` is given to `fbuf.sample`;
             without, they are 1.
-        stride: Draw only every so-manieth step of a lane. Must divide the length of a lane.
-        starts: `"any"`, or `"first"`: only the first step of an episode.
+        stride: Draw every `stride`-th step of a lane. It must divide the length of a lane.
+        first_only: Draw only the first steps of episodes.
 
     Cost: adding B rows O(B log N), drawing B rows O(B), or O(B log N) with a window, by episode,
     or while rows are removed. On a GPU the rank is always looked up, as a branch there waits for
-    the host. Removing B rows O(B window log N). Clearing is O(1), but by episode, or where
-    environments do not step together, the index is zeroed.
+    the host. Removing B rows O(B window log N).
 
     Raises:
         ValueError: If an argument is out of its range.
-        TypeError: If `window` or `stride` is no int.
+        TypeError: If `window` or `stride` is no int, or `first_only` no bool.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> fbuf.init(jnp.zeros(3), capacity=100, sampler=fbuf.Uniform(window=4)).sampler
-        Uniform(window=4, by='start', stride=1, starts='any')
+        Uniform(window=4, by='start', stride=1, first_only=False)
     """
 
     window: int = 1
+    _: dataclasses.KW_ONLY
     by: Literal["start", "episode"] = "start"
     stride: int = 1
-    starts: Literal["any", "first"] = "any"
+    first_only: bool = False
 
     def __post_init__(self) -> None:
-        _starts.check_options("Uniform", self.window, self.stride, self.starts)
-        if self.by not in ("start", "episode"):
-            raise ValueError(f"fbuf.Uniform: by must be 'start' or 'episode', got {self.by!r}")
+        starts.check_options("Uniform", self.window, self.stride, self.first_only)
+        check.choice("Uniform", "by", self.by, ("start", "episode"))
 
     @property
     def follows_episodes(self) -> bool:
@@ -80,13 +81,13 @@ class Uniform:
 
     @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.starts == "first", self.by == "episode")
+        return Window(self.window, self.stride, self.first_only, self.by == "episode")
 
     def init(self, ring: Ring) -> UniformIndex:
         """No start."""
-        _starts.check("Uniform", ring, self._window)
-        runs = _runs.empty(ring) if self.by == "episode" else None
-        return UniformIndex(_start_index.empty(ring, self._window), runs)
+        starts.check_lanes("Uniform", ring, self._window)
+        in_segments = segments.empty(ring) if self.by == "episode" else None
+        return UniformIndex(start_index.empty(ring, self._window), in_segments)
 
     def add(
         self,
@@ -94,46 +95,26 @@ class Uniform:
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
-        alpha: jax.Array | float | None,
+        alpha: chex.Array | float | None,
     ) -> tuple[UniformIndex, jax.Array]:
         """Count the starts there are now, and those that made way."""
-        if priority is not None or alpha is not None:
-            raise ValueError(_starts.no_priorities("add", "Uniform"))
-        starts, change = _start_index.add(index.starts, ring, span, self._window)
-        runs = index.runs
-        if runs is not None:
-            runs = _runs.add(runs, starts, ring, span, self._window, change)
-        return UniformIndex(starts, runs), jnp.zeros_like(span.slots, jnp.uint32)
-
-    def update_priority(
-        self,
-        index: UniformIndex,
-        ring: Ring,
-        slots: jax.Array,
-        priority: jax.Array,
-        alpha: jax.Array | float | None,
-    ) -> tuple[UniformIndex, jax.Array]:
-        """Refused: there is no priority to change."""
-        raise ValueError(_starts.no_priorities("update_priority", "Uniform"))
+        found, change = start_index.add(index.starts, ring, span, self._window)
+        in_segments = index.segments
+        if in_segments is not None:
+            in_segments, found = segments.add(in_segments, found, ring, span, self._window, change)
+        return UniformIndex(found, in_segments), jnp.zeros_like(span.slots, jnp.uint32)
 
     def remove(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> UniformIndex:
-        """Count the starts of all windows with these rows no more."""
-        starts, lost = _start_index.remove(index.starts, ring, slots, self._window)
-        runs = index.runs
-        if runs is not None:
-            runs, starts = _runs.remove(runs, starts, ring, lost, self._window)
-        return UniformIndex(starts, runs)
-
-    def clear(self, index: UniformIndex, ring: Ring) -> UniformIndex:
-        """No start."""
-        if index.runs is None:
-            return UniformIndex(_start_index.clear(index.starts, ring), None)
-        starts = _start_index.emptied(index.starts)
-        return UniformIndex(starts, _runs.clear(index.runs))
+        """Take out the starts of all windows with these rows."""
+        found, lost = start_index.remove(index.starts, ring, slots, self._window)
+        in_segments = index.segments
+        if in_segments is not None:
+            in_segments, found = segments.remove(in_segments, found, ring, lost, self._window)
+        return UniformIndex(found, in_segments)
 
     def can_sample(self, index: UniformIndex, ring: Ring) -> jax.Array:
         """Whether there is a start."""
-        return _start_index.total(index.starts, ring) > 0
+        return start_index.total(index.starts, ring) > 0
 
     def draw(
         self,
@@ -141,28 +122,41 @@ class Uniform:
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: jax.Array | float | None,
-        step: jax.Array | int | None,
+        beta: chex.Array | float | None,
+        step: jax.Array | None,
     ) -> Draw:
         """Draw starts. By start weights are 1 whatever `beta` is."""
-        _starts.no_step(step, "Uniform")
-        total = _start_index.total(index.starts, ring)
-        if index.runs is None:
-            slots, mask = _start_index.draw(index.starts, ring, key, batch_size)
+        total = start_index.total(index.starts, ring)
+        if index.segments is None:
+            slots, mask = start_index.draw(index.starts, ring, key, batch_size)
             likely = jnp.where(mask, 1 / jnp.where(mask, total, 1).astype(jnp.float32), 0)
             one = mask.astype(jnp.float32)
             return Draw(slots, likely, one, jnp.zeros_like(one), mask)
-        slots, length, mask = _runs.draw(
-            index.runs, index.starts, ring, key, batch_size, self._window
+        slots, length, mask = segments.draw(
+            index.segments, index.starts, ring, key, batch_size, self._window
         )
-        each = jnp.maximum(index.runs.count, 1).astype(jnp.float32) * length.astype(jnp.float32)
-        power = 0.0 if beta is None else _starts.power(beta)
+        each = _number_of_alike(index.segments, length)
+        power = 0.0 if beta is None else starts.power(beta)
         relative = jnp.where(mask, total, 1).astype(jnp.float32) / each
         log_weight = jnp.where(mask, -power * jnp.log(relative), 0)
         weight = jnp.where(mask, jnp.exp(log_weight - log_weight.max()), 0)
         return Draw(slots, jnp.where(mask, 1 / each, 0), weight, log_weight, mask)
 
+    def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """One of as many as there are; by episode, of as many as if all had the same length."""
+        drawn = start_index.is_start(index.starts, slots)
+        total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
+        if index.segments is not None:
+            length = segments.lengths(index.segments, ring, slots, self._window)
+            total = _number_of_alike(index.segments, length)
+        return jnp.where(drawn, 1 / total, 0)
+
     def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
         """With a window how many starts there are, and by episode how many episodes with one."""
-        found = {} if index.starts.total is None else {"starts": index.starts.total}
-        return found if index.runs is None else {**found, "episodes": index.runs.count}
+        found = {} if index.starts.total is None else {"num_starts": index.starts.total}
+        return found if index.segments is None else {**found, "num_episodes": index.segments.count}
+
+
+def _number_of_alike(found: Segments, length: jax.Array) -> jax.Array:
+    """The inverse of the probability of a start in a segment of this length: float32 `[B]`."""
+    return jnp.maximum(found.count, 1).astype(jnp.float32) * length.astype(jnp.float32)

@@ -41,10 +41,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf import _loop, _order
-from fbuf._ring import Span
-from fbuf.trees import _levels
-from fbuf.trees._levels import FANOUT, place, rows_for
+from fbuf.storage.ring import Span
+from fbuf.trees import levels
+from fbuf.trees.levels import FANOUT, row_and_child, rows_for
+from fbuf.xla.loop import blank, fetched, is_large, zero_after
+from fbuf.xla.tie import tie
 
 TOP = 512
 """How many nodes may stand side by side at the top."""
@@ -84,9 +85,9 @@ class SumTree:
 def empty(
     capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,), dormant: bool = False
 ) -> SumTree:
-    """A tree with every value 0."""
+    """A tree with every value 0; -0 if values may be dormant."""
     rows = rows_for(capacity + 1)
-    leaves = jnp.zeros((rows, FANOUT, 1), jnp.float32)
+    leaves = jnp.full((rows, FANOUT, 1), -0.0 if dormant else 0.0, jnp.float32)
     nodes: list[jax.Array] = []
     while not nodes or rows > TOP // FANOUT:
         rows = rows_for(rows)
@@ -106,10 +107,12 @@ def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
 
 def values(tree: SumTree, slots: jax.Array) -> jax.Array:
     """The values of slots, each of which must be in range: float32 `[B]`."""
-    return _levels.read_leaves(tree.leaves, slots)
+    return levels.read_leaves(tree.leaves, slots)
 
 
-def write(tree: SumTree, slots: jax.Array, new: jax.Array, stored: jax.Array) -> SumTree:
+def write(
+    tree: SumTree, slots: jax.Array, new: jax.Array, woken: jax.Array | None = None
+) -> SumTree:
     """Set the values of scattered slots, and every node above them.
 
     Args:
@@ -117,53 +120,49 @@ def write(tree: SumTree, slots: jax.Array, new: jax.Array, stored: jax.Array) ->
         slots: int32 `[B]` in `[0, capacity]`; those equal to the capacity are left out, and of
             duplicates the last one wins.
         new: float32 `[B]`; finite, and at least 0 unless values may be dormant.
-        stored: int32 scalar; slots `[0, stored)` have been written since the last `cleared`.
+        woken: int32 `[W]` in `[0, capacity]`; slots whose values then lose their minus sign, if
+            they have one. None is none.
     """
     slots = _after_last_write(tree, slots)
-    new = jnp.where(slots < tree.capacity, new, 0)
-    levels = [_levels.set_leaves(tree.leaves, slots, new)]
-    filled = stored
+    leaves = levels.set_leaves(tree.leaves, slots, jnp.where(slots < tree.capacity, new, 0))
+    touched = slots
+    if woken is not None:
+        leaves = _awakened(leaves, woken)
+        touched = jnp.concatenate([slots, woken])
+    made = [leaves]
     for depth, parent in enumerate(tree.nodes, start=1):
-        filled = _rows_of(filled)
-        level = _levels.refresh(parent, levels[-1], slots, depth, _reduction(tree), filled)
-        levels.append(level)
-    return dataclasses.replace(tree, leaves=levels[0], nodes=tuple(levels[1:]))
+        made.append(levels.refresh(parent, made[-1], touched, depth, _reduction(tree)))
+    return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
 
-def write_span(tree: SumTree, span: Span, new: jax.Array, stored: jax.Array) -> SumTree:
+def write_span(
+    tree: SumTree, span: Span, new: jax.Array, woken: jax.Array | None = None
+) -> SumTree:
     """Set the values of consecutive slots: as `write`, but each row above them once.
-
-    Behind the newest slot, what is left from before the last `cleared` is blanked.
 
     Args:
         tree: The tree.
         span: The slots, as the ring gave them out.
         new: `[B]`; the value of each of `span.slots`.
-        stored: int32 scalar; slots `[0, stored)` have been written, these ones included.
+        woken: As for `write`.
     """
-    first, last, most, filled = span.first, span.last, span.most, stored
-    behind = _levels.behind(last)
-    slots = jnp.concatenate([span.slots, jnp.where(behind < filled, tree.capacity, behind)])
-    slots = _after_last_write(tree, slots)
-    new = jnp.where(slots < tree.capacity, jnp.pad(new, (0, behind.shape[0])), 0)
-    level = tree.leaves.at[(*place(slots), 0)].set(new, mode="promise_in_bounds")
-    levels = [level]
+    slots = _after_last_write(tree, span.slots)
+    new = jnp.where(slots < tree.capacity, new, 0)
+    leaves = tree.leaves.at[(*row_and_child(slots), 0)].set(new, mode="promise_in_bounds")
+    if woken is not None:
+        leaves = _awakened(leaves, woken)
+    first, last, most = span.first, span.last, span.most
+    made = [leaves]
     for parent in tree.nodes:
-        count = level.shape[0]
-        first, last, filled = place(first)[0], place(last)[0], _rows_of(filled)
-        most = min(count, _levels.most_rows(most))
+        count = made[-1].shape[0]
+        first, last = row_and_child(first)[0], row_and_child(last)[0]
+        most = min(count, levels.most_rows(most))
         rows = (first + jnp.arange(most, dtype=jnp.int32)) % count
-        rows = jnp.concatenate([rows, _levels.behind(last)])
-        level = _levels.refresh(parent, level, rows, 0, _reduction(tree), filled)
-        levels.append(level)
-    return dataclasses.replace(tree, leaves=levels[0], nodes=tuple(levels[1:]))
-
-
-def cleared(tree: SumTree) -> SumTree:
-    """The tree with every value 0. O(1): below the top, `write_span` blanks what it enters."""
-    # The minimum is 0: zeros that XLA knows only after the old top, see `fbuf._order`.
-    top = jnp.minimum(tree.nodes[-1], 0)
-    return dataclasses.replace(tree, nodes=(*tree.nodes[:-1], top))
+        if woken is not None:
+            woken = jnp.minimum(row_and_child(woken)[0], count - 1)
+            rows = jnp.concatenate([rows, woken])
+        made.append(levels.refresh(parent, made[-1], rows, 0, _reduction(tree)))
+    return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
 
 def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -207,7 +206,7 @@ def draw_stratified(
     target = _filled_in(positions, grain, uniforms[0]) * whole
     found = first_above(sums, target)
     before = jnp.where(found > 0, sums[found - 1], 0)
-    value = tree.nodes[-1][(*place(found), 0)]
+    value = tree.nodes[-1][(*row_and_child(found), 0)]
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         found = jnp.minimum(found, level.shape[0] - 1)
         left = (target - before) / value
@@ -269,16 +268,16 @@ def _pick(
 
     def loop(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
         def body(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            child = choose(_levels.read_row(level, rows[i]), uniforms[i])
+            child = choose(levels.read_row(level, rows[i]), uniforms[i])
             # The value leaves the loop with the child: a gather of its own could be put off until
             # after the next write to the tree, and would have the tree copied for it.
-            value = _levels.read_cell(level, rows[i], child)
+            value = levels.read_cell(level, rows[i], child)
             return found[0].at[i].set(rows[i] * FANOUT + child), found[1].at[i].set(value)
 
-        if _loop.is_large(level.size, level.dtype):
-            rows = _loop.fetched(level, rows, rows)
-        zero = _loop.zero_after(rows)
-        found = _loop.blank(zero, rows.shape, rows.dtype)
+        if is_large(level.size, level.dtype):
+            rows = fetched(level, rows, rows)
+        zero = zero_after(rows)
+        found = blank(zero, rows.shape, rows.dtype)
         return lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))
 
     def gather(
@@ -293,7 +292,14 @@ def _pick(
 
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
     """The slots, once the top has been computed, and so every level below it been read."""
-    return _order.after(slots, tree.nodes[-1][0, 0, 0] < 0)
+    return tie(slots, tree.nodes[-1][0, 0, 0])
+
+
+def _awakened(leaves: jax.Array, slots: jax.Array) -> jax.Array:
+    """The leaves, of which some lose their minus sign. The spare leaf is 0, and stays so."""
+    value = levels.read_leaves(leaves, slots)
+    where = row_and_child(tie(slots, value))
+    return leaves.at[(*where, 0)].set(jnp.abs(value), mode="promise_in_bounds")
 
 
 def _sums_of(row: jax.Array, signed: bool) -> list[jax.Array]:
@@ -335,7 +341,7 @@ def _filled_in(position: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array
     return jnp.clip(jnp.where(filled >= 1, filled - 1, filled), 0, 1 - 2.0**-24)
 
 
-def _reduction(tree: SumTree) -> _levels.Reduce:
+def _reduction(tree: SumTree) -> levels.Reduce:
     return functools.partial(_reduce, keeps=tree.keeps, dormant=tree.dormant)
 
 
@@ -365,7 +371,3 @@ def _halved(row: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]
 
 def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(a > b, a, b)  # there is no NaN to look after, as jnp.maximum does
-
-
-def _rows_of(nodes: jax.Array) -> jax.Array:
-    return place(nodes + FANOUT - 1)[0]

@@ -1,16 +1,17 @@
 """Views: what a drawn row turns into. One file a view."""
 
-from fbuf.views._protocol import Reading as Reading
-from fbuf.views._protocol import View as View
 from fbuf.views.frame_stack import FrameStack as FrameStack
 from fbuf.views.hindsight import Hindsight as Hindsight
 from fbuf.views.hindsight import HindsightStep as HindsightStep
 from fbuf.views.item import Item as Item
 from fbuf.views.n_step import NStep as NStep
 from fbuf.views.n_step import NStepTransition as NStepTransition
+from fbuf.views.protocol import Reading as Reading
+from fbuf.views.protocol import View as View
+from fbuf.views.reader import Reader as Reader
 from fbuf.views.return_to_go import ReturnToGo as ReturnToGo
 from fbuf.views.return_to_go import ReturnToGoStep as ReturnToGoStep
 from fbuf.views.sequence import Sequence as Sequence
 from fbuf.views.sequence import SequenceSteps as SequenceSteps
-from fbuf.views.transition import ItemAndNext as ItemAndNext
 from fbuf.views.transition import Transition as Transition
+from fbuf.views.transition import TransitionStep as TransitionStep

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring, _rows, _storage
-from fbuf._ring import REMOVED, TERMINATED, TRUNCATED, Ring
-from fbuf._state import State
-from fbuf.views import _fields
-from fbuf.views._protocol import Reading
-from fbuf.views._steps import check_lane
+from fbuf.checks import values as check
+from fbuf.storage.ring import ENDS, REMOVED
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class FrameStack:
+class FrameStack(View):
     """Return each drawn row as it was added, with a field stacked with those of the rows before.
 
     The stack does not reach back beyond the first row of the episode, the oldest row, or a row that
@@ -41,7 +38,8 @@ class FrameStack:
         >>> state = fbuf.init({"obs": jnp.int32(0)}, capacity=8, sampler=fbuf.Uniform(window=2))
         >>> state = fbuf.add(state, {"obs": jnp.array([5, 6, 7], jnp.int32)})
         >>> state = fbuf.remove(state, fbuf.Ids(jnp.int32([0]), jnp.int32([0])))
-        >>> fbuf.sample(state, jax.random.key(0), 1, view=fbuf.FrameStack(3, "obs")).data["obs"]
+        >>> view = fbuf.FrameStack(3, field="obs")
+        >>> fbuf.sample(state, jax.random.key(0), 1, view=view).data["obs"]
         Array([[6, 6, 6]], dtype=int32)
 
     References:
@@ -49,39 +47,37 @@ class FrameStack:
     """
 
     k: int
+    _: dataclasses.KW_ONLY
     field: str = "observation"
-    fields: _fields.Fields = None
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _check.positive_int("FrameStack", "k", self.k, 2**16)
-        _fields.check("FrameStack", self.fields)
+        check.integer("FrameStack", "k", self.k, check.LONGEST)
+        check.name("FrameStack", "field", self.field)
+        check_fields("FrameStack", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Read the rows, and the field of those before."""
-        ring, storage = state.ring, state.storage
-        check_lane("FrameStack", "k is", self.k, ring)
+        reader.check_lane("k is", self.k)
         wanted = self.fields or (self.field,)
         if not any(f"{self.field}.".startswith(f"{name}.") for name in wanted):
             raise ValueError(
                 f"fbuf.FrameStack: fields leaves out {self.field!r}, which is to be stacked; put "
                 "it among them, or take fbuf.Item"
             )
-        reach, others = _reach(ring, slots, self.k)
-        back = jnp.minimum(jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32), reach[:, None])
-        earlier = _ring.later(ring, slots[:, None], -back)
-        frames = _fields.read("FrameStack", "field", storage, earlier, self.field)
+        back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)
+        back = jnp.minimum(back, _reach(reader, slots, self.k)[:, None])
+        frames = reader.field(reader.ring.later(slots[:, None], -back), self.field, "field")
         stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
-        numbers = jax.tree.leaves(_storage.find("FrameStack", "field", storage, self.field))
+        numbers = jax.tree.leaves(reader.numbers(self.field, "field"))
         instead = dict(zip(numbers, jax.tree.leaves(stacked), strict=True))
-        data = _fields.rows("FrameStack", storage, slots, self.fields, instead)
-        return Reading(data, _rows.read(ring.flags, slots), others)
+        return Reading(reader.rows(slots, self.fields, instead), reader.flags(slots))
 
 
-def _reach(ring: Ring, slots: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """How many rows before each one belong to its episode, at most `k - 1`, and their flags."""
+def _reach(reader: Reader, slots: jax.Array, k: int) -> jax.Array:
+    """How many rows before each one belong to its episode, at most `k - 1`: int32 `[B]`."""
     before = jnp.arange(1, k, dtype=jnp.int32)
-    older = _ring.older(ring, slots)[:, None]
-    earlier = _ring.later(ring, slots[:, None], -jnp.minimum(before, older))
-    flags = _rows.read(ring.flags, earlier.reshape(-1)).reshape(earlier.shape)
-    cut = (before > older) | (flags & (TERMINATED | TRUNCATED | REMOVED) > 0)
-    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1), flags
+    older = reader.ring.older(slots)[:, None]
+    flags = reader.flags(reader.ring.later(slots[:, None], -jnp.minimum(before, older)))
+    cut = (before > older) | (flags & (ENDS | REMOVED) > 0)
+    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
-from fbuf import _ring, _rows, _storage
-from fbuf._ring import Ring
-from fbuf._state import State
-from fbuf._storage import Storage
-from fbuf.samplers import _bits
-from fbuf.views import _episode, _fields, _reward
-from fbuf.views._protocol import Reading
+from fbuf.checks import values as check
+from fbuf.samplers import random_bits
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +24,8 @@ class HindsightStep:
         item: The row, leaves `[B, ...]`; where it is relabelled with another goal, and the reward
             for that one.
         relabelled: bool `[B]`; which rows are. The others are as they were added.
-        next: With `next_of` what the row's step led to, as by `fbuf.Transition`; None without.
+        next_observation: What the row's step led to, as by `fbuf.Transition`; None for a buffer
+            made without `next_of`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -42,11 +39,11 @@ class HindsightStep:
 
     item: Any
     relabelled: jax.Array
-    next: Any = None
+    next_observation: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Hindsight:
+class Hindsight(View):
     """Replace the goals of some of the drawn rows by what was achieved later in the episode.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
@@ -75,9 +72,8 @@ class Hindsight:
         achieved: The name of the field with what the row's own step achieved, that is, after it.
             Of the goal's tree, shapes and dtypes.
         reward: The name of the reward. It must be one real number.
-        next_of: For a buffer made with `next_of`, that name: to have what the row's step led to.
-            What is no part of the goal is right for any goal, so only the goal is relabelled: where
-            an observation holds a copy of it, take the one of the item.
+        next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: where an
+            observation holds a copy of it, take the one of the item.
         fields: As for `fbuf.Item`: which fields of the row to gather, the goal and the reward
             among them if they are wanted.
 
@@ -111,59 +107,54 @@ class Hindsight:
     """
 
     reward_fn: Callable[[Any, Any], Any]
+    _: dataclasses.KW_ONLY
     strategy: Literal["future", "final", "episode"] = "future"
     ratio: float = 0.8
     goal: str = "goal"
     achieved: str = "achieved_goal"
     reward: str = "reward"
     next_of: str | None = None
-    fields: _fields.Fields = None
+    fields: Fields = None
+
+    is_random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_reward_fn(self.reward_fn)
-        if self.strategy not in ("future", "final", "episode"):
-            raise ValueError(
-                "fbuf.Hindsight: strategy must be 'future', 'final' or 'episode', got "
-                f"{self.strategy!r}"
-            )
-        ratio: Any = self.ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-            raise TypeError(f"fbuf.Hindsight: ratio must be a Python number, got {ratio!r}")
-        if not (math.isfinite(ratio) and 0 <= ratio <= 1):
-            raise ValueError(f"fbuf.Hindsight: ratio must be from 0 to 1, got {ratio}")
-        _fields.check("Hindsight", self.fields)
+        check.choice("Hindsight", "strategy", self.strategy, ("future", "final", "episode"))
+        check.number("Hindsight", "ratio", self.ratio, 1)
+        check_fields("Hindsight", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Choose goals, and judge what was achieved by them."""
-        ring, storage = state.ring, state.storage
-        goal, achieved = self._goals(storage)
-        reward = _reward.leaf("Hindsight", storage, self.reward)
+        assert key is not None
+        goal, achieved = self._goals(reader)
+        reward = reader.number(self.reward, "reward")
         goals, tree = jax.tree.flatten(goal)
         reached = jax.tree.leaves(achieved)
 
         whether, which = jax.random.split(key)
-        relabelled = _bits.uniforms(whether, slots.shape) < self.ratio
-        own = _storage.read_leaves(storage, slots, [*goals, *reached, reward])
+        relabelled = random_bits.uniforms(whether, slots.shape) < self.ratio
+        own = reader.leaves(slots, [*goals, *reached, reward])
         old, mine, stored = own[: len(goals)], own[len(goals) : -1], own[-1]
-        new = _storage.read_leaves(storage, self._choose(ring, slots, which), reached)
-        judged = self._judge(tree, mine, new, storage.fields[reward].dtype)
+        new = reader.leaves(self._choose(reader, slots, which), reached)
+        judged = self._judge(tree, mine, new, reader.storage.fields[reward].dtype)
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(relabelled.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
         instead = dict(zip(goals, map(choose, new, old), strict=True))
         instead[reward] = choose(judged, stored)
-        item = _fields.rows("Hindsight", storage, slots, self.fields, instead)
-        flags, led_to, known = _rows.read(ring.flags, slots), None, None
-        if self.next_of is not None:
-            led_to, known = _fields.read_next("Hindsight", state, slots, flags, self.next_of)
-        return Reading(HindsightStep(item, relabelled, led_to), flags, known=known)
+        item = reader.rows(slots, self.fields, instead)
+        flags, next_observation, known = reader.flags(slots), None, None
+        if self.next_of is not None or reader.next_of is not None:
+            next_observation, known = reader.next_observation(slots, flags, self.next_of)
+        return Reading(HindsightStep(item, relabelled, next_observation), flags, known)
 
-    def _goals(self, storage: Storage[Any]) -> tuple[Any, Any]:
+    def _goals(self, reader: Reader) -> tuple[Any, Any]:
         """The fields `goal` and `achieved`, as trees of the numbers of their leaves."""
-        goal = _storage.find("Hindsight", "goal", storage, self.goal)
-        achieved = _storage.find("Hindsight", "achieved", storage, self.achieved)
-        wanted, given = _fields.specs(storage, goal), _fields.specs(storage, achieved)
+        goal = reader.numbers(self.goal, "goal")
+        achieved = reader.numbers(self.achieved, "achieved")
+        wanted, given = reader.specs(goal), reader.specs(achieved)
         if jax.tree.flatten(wanted) != jax.tree.flatten(given):
             raise ValueError(
                 f"fbuf.Hindsight: achieved is {self.achieved!r}, which must be like the goal "
@@ -172,15 +163,15 @@ class Hindsight:
             )
         return goal, achieved
 
-    def _choose(self, ring: Ring, slots: jax.Array, key: jax.Array) -> jax.Array:
+    def _choose(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
         """The slots that the new goals are from, int32 `[B]`."""
-        steps = _episode.remaining(ring, slots)
+        steps = reader.steps_to_end(slots)
         if self.strategy != "final":
-            before = 0
+            before: jax.Array | int = 0
             if self.strategy == "episode":
-                before = _episode.elapsed(ring, slots)
-            steps = _bits.ranks(key, slots.shape[0], before + steps + 1) - before
-        return _ring.later(ring, slots, steps)
+                before = reader.steps_since_start(slots)
+            steps = random_bits.ranks(key, slots.shape[0], before + steps + 1) - before
+        return reader.ring.later(slots, steps)
 
     def _judge(
         self, tree: Any, achieved: list[jax.Array], goal: list[jax.Array], dtype: Any

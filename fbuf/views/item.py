@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 
-from fbuf import _rows
-from fbuf._state import State
-from fbuf.views import _fields
-from fbuf.views._protocol import Reading
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
+class Item(View):
     """Return each drawn row as it was added: `data` has the item's tree, leaves `[B, ...]`.
 
     Attributes:
@@ -33,14 +30,11 @@ class Item:
         Array([7., 7.], dtype=float32)
     """
 
-    fields: _fields.Fields = None
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _fields.check("Item", self.fields)
+        check_fields("Item", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Gather the rows."""
-        return Reading(
-            data=_fields.rows("Item", state.storage, slots, self.fields),
-            flags=_rows.read(state.ring.flags, slots),
-        )
+        return Reading(data=reader.rows(slots, self.fields), flags=reader.flags(slots))

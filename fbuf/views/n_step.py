@@ -8,23 +8,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _storage
-from fbuf._ring import TERMINATED
-from fbuf._state import State
-from fbuf.views import _fields, _reward
-from fbuf.views._protocol import Reading
-from fbuf.views._steps import check_lane, following
+from fbuf.checks import values as check
+from fbuf.storage.ring import TERMINATED
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.steps import following
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStepTransition:
-    """What `fbuf.NStep` makes of a row. The target is `reward + discount * value(next)`.
+    """What `fbuf.NStep` makes of a row.
+
+    The target is `reward + discount * value(next_observation)`.
 
     Attributes:
         item: The row itself, as it was added; leaves `[B, ...]`.
         reward: float32 `[B]`; `r[0] + gamma * r[1] + ... + gamma**(k-1) * r[k-1]`.
-        next: What the last of the k rows led to; leaves `[B, ...]`.
+        next_observation: What the last of the k rows led to; leaves `[B, ...]`.
         discount: float32 `[B]`; `gamma**k`, or 0 if the last of them terminated the episode.
         steps: int32 `[B]`; k, how many steps there were: n, or fewer at the end of an episode or
             at the newest row.
@@ -41,13 +42,13 @@ class NStepTransition:
 
     item: Any
     reward: jax.Array
-    next: Any
+    next_observation: Any
     discount: jax.Array
     steps: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class NStep:
+class NStep(View):
     """Sum up rewards over the n steps from each drawn row, as far as its episode goes.
 
     The sum stops behind a row that is terminated or truncated, at the newest row, and before one
@@ -61,9 +62,9 @@ class NStep:
         reward: The name of the reward among the item's fields, `"a.b"` for a field in a field. It
             must be one number.
         next_observation: The name of the observation that a row's step led to. It is read from
-            the last row, and so is right at the end of an episode of either kind.
-        next_of: For a buffer made with `next_of`, that name: then what the last row led to is read
-            as by `fbuf.Transition`, and `next_observation` means nothing.
+            the last row, and so is right at the end of an episode of either kind. It means nothing
+            for a buffer made with `next_of`, which is read as by `fbuf.Transition`.
+        next_of: As for `fbuf.Transition`.
         fields: As for `fbuf.Item`: which fields of the row itself to gather.
 
     Cost: O(B n) reads.
@@ -79,7 +80,8 @@ class NStep:
         >>> rows = {"reward": jnp.ones(3), "next_observation": jnp.array([1.0, 2.0, 3.0])}
         >>> state = fbuf.add(state, rows, terminated=jnp.array([False, False, True]))
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.NStep(n=2, gamma=0.5))
-        >>> float(batch.data.reward[0]), float(batch.data.next[0]), float(batch.data.discount[0])
+        >>> made = batch.data
+        >>> float(made.reward[0]), float(made.next_observation[0]), float(made.discount[0])
         (1.5, 2.0, 0.25)
 
     References:
@@ -88,43 +90,41 @@ class NStep:
     """
 
     n: int
+    _: dataclasses.KW_ONLY
     gamma: float
     reward: str = "reward"
     next_observation: str = "next_observation"
     next_of: str | None = None
-    fields: _fields.Fields = None
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _check.positive_int("NStep", "n", self.n, 2**16)
-        _fields.check("NStep", self.fields)
-        _reward.check_gamma("NStep", self.gamma)
+        check.integer("NStep", "n", self.n, check.LONGEST)
+        check.number("NStep", "gamma", self.gamma, 1)
+        check_fields("NStep", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Sum up the rewards, and read what the last step led to."""
-        check_lane("NStep", "n is", self.n, state.ring)
-        steps = following(state.ring, slots, self.n)
-        leaf = _reward.leaf("NStep", state.storage, self.reward)
-        reward = _storage.read_leaves(state.storage, steps.slots, [leaf])[0]
+        reader.check_lane("n is", self.n)
+        steps = following(reader, slots, self.n)
+        reward = reader.leaves(steps.slots, [reader.number(self.reward, "reward")])[0]
         factor = self.gamma ** jnp.arange(steps.slots.shape[1], dtype=jnp.float32)
         # Where there is no step there may be no number either: 0 * nan would not be 0.
-        gained = jnp.where(steps.same, reward.astype(jnp.float32) * factor, 0)
-        count = jnp.maximum(jnp.sum(steps.same, axis=1, dtype=jnp.int32), 1)
+        gained = jnp.where(steps.same_episode, reward.astype(jnp.float32) * factor, 0)
+        count = jnp.maximum(jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32), 1)
         last = count[:, None] - 1
         last_slot = jnp.take_along_axis(steps.slots, last, axis=1)[:, 0]
         flags = jnp.take_along_axis(steps.flags, last, axis=1)[:, 0]
         known = None
-        if self.next_of is None:
-            led_to = _fields.read(
-                "NStep", "next_observation", state.storage, last_slot, self.next_observation
-            )
+        if self.next_of is None and reader.next_of is None:
+            next_observation = reader.field(last_slot, self.next_observation, "next_observation")
         else:
-            led_to, known = _fields.read_next("NStep", state, last_slot, flags, self.next_of)
+            next_observation, known = reader.next_observation(last_slot, flags, self.next_of)
         discount = jnp.where(flags & TERMINATED > 0, 0, self.gamma ** count.astype(jnp.float32))
         data = NStepTransition(
-            item=_fields.rows("NStep", state.storage, slots, self.fields),
+            item=reader.rows(slots, self.fields),
             reward=gained.sum(axis=1),
-            next=led_to,
+            next_observation=next_observation,
             discount=discount,
             steps=count,
         )
-        return Reading(data, flags, known=known)
+        return Reading(data, flags, known)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf import _ring, _rows, _storage
-from fbuf._ring import TERMINATED, TRUNCATED
-from fbuf._state import State
-from fbuf.views import _episode, _fields, _reward
-from fbuf.views._protocol import Reading
+from fbuf.checks import values as check
+from fbuf.storage.ring import ENDS
+from fbuf.views.episode import CHUNK
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +43,7 @@ class ReturnToGoStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReturnToGo:
+class ReturnToGo(View):
     """Sum up the rewards from each drawn row to the end of its episode.
 
     The sum stops behind a row that is terminated or truncated, at the newest row, and before one
@@ -67,7 +67,7 @@ class ReturnToGo:
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
-        >>> state = fbuf.init({"reward": 0.0}, capacity=8, sampler=fbuf.Uniform(starts="first"))
+        >>> state = fbuf.init({"reward": 0.0}, capacity=8, sampler=fbuf.Uniform(first_only=True))
         >>> ends = jnp.array([False, False, True])
         >>> state = fbuf.add(state, {"reward": jnp.array([1.0, 2.0, 4.0])}, truncated=ends)
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.ReturnToGo(gamma=0.5))
@@ -80,37 +80,38 @@ class ReturnToGo:
     """
 
     gamma: float
+    _: dataclasses.KW_ONLY
     reward: str = "reward"
-    fields: _fields.Fields = None
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _reward.check_gamma("ReturnToGo", self.gamma)
-        _fields.check("ReturnToGo", self.fields)
+        check.number("ReturnToGo", "gamma", self.gamma, 1)
+        check_fields("ReturnToGo", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Look for the end of the episode, and sum up the rewards on the way back."""
-        ring, storage = state.ring, state.storage
-        reward = _reward.leaf("ReturnToGo", storage, self.reward)
-        count = _episode.remaining(ring, slots)
-        number = jnp.arange(_episode.CHUNK, dtype=jnp.int32)
+        ring, storage = reader.ring, reader.storage
+        reward = reader.number(self.reward, "reward")
+        count = reader.steps_to_end(slots)
+        number = jnp.arange(CHUNK, dtype=jnp.int32)
         # From Python's floats: powers of a rounded gamma would be less exact.
         factor = jnp.asarray(float(self.gamma) ** np.arange(number.size), jnp.float32)
         beyond = jnp.float32(float(self.gamma) ** number.size)
 
         def add_chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, total = carry
-            at = _ring.later(ring, _ring.later(ring, slots, first)[:, None], number)
-            gained = _storage.read_leaves(storage, at, [reward])[0].astype(jnp.float32)
+            at = ring.later(ring.later(slots, first)[:, None], number)
+            gained = storage.read_leaves(at, [reward])[0].astype(jnp.float32)
             # Where there is no step there may be no number either: 0 * nan would not be 0.
             gained = jnp.where(first + number <= count[:, None], gained * factor, 0)
             return first - number.size, gained.sum(axis=1) + beyond * total
 
         begin = (count.max() // number.size * number.size, jnp.zeros(slots.shape, jnp.float32))
         _, total = lax.while_loop(lambda carry: carry[0] >= 0, add_chunk, begin)
-        flags = _rows.read(ring.flags, _ring.later(ring, slots, count))
+        flags = reader.flags(ring.later(slots, count))
         data = ReturnToGoStep(
-            item=_fields.rows("ReturnToGo", storage, slots, self.fields),
-            return_to_go=total,
-            complete=flags & (TERMINATED | TRUNCATED) > 0,
+            item=reader.rows(slots, self.fields),
+            return_to_go=reader.record(total),
+            complete=flags & ENDS > 0,
         )
         return Reading(data, flags)

@@ -8,12 +8,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fbuf import _check, _ring
-from fbuf._ring import DUMMY, TERMINATED, TRUNCATED, Ring
-from fbuf._state import State
-from fbuf.views import _fields
-from fbuf.views._protocol import Reading
-from fbuf.views._steps import check_lane, following
+from fbuf.checks import values as check
+from fbuf.storage.ring import DUMMY, ENDS, Ring
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.steps import following
 
 
 @jax.tree_util.register_dataclass
@@ -22,66 +21,73 @@ class SequenceSteps:
     """What `fbuf.Sequence` makes of a row. `T` is `burn_in + length + bootstrap`.
 
     Attributes:
-        item: The steps as they were added; leaves `[B, T, ...]`, zeros where nothing is there.
-        there: bool `[B, T]`; there is such a step.
-        learn: bool `[B, T]`; it is there, and one of the `length` steps to learn from.
-        first: bool `[B, T]`; it is known to be the first step of an episode.
+        item: The steps as they were added; leaves `[B, T, ...]`, zeros where `valid` is False.
+        valid: bool `[B, T]`; there is such a step.
+        loss_mask: bool `[B, T]`; it is valid, and one of the `length` steps to learn from.
+        is_first: bool `[B, T]`; it is known to be the first step of an episode.
         state: The field `state` of the first step alone, leaves `[B, ...]`; None if none is named.
+
+    With `time_major` all but `state` are `[T, B, ...]`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.add(fbuf.init(jnp.int32(0), capacity=8), jnp.array([7], jnp.int32))
-        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Sequence(length=3))
-        >>> batch.data.there
+        >>> view = fbuf.Sequence(length=3, boundary="pad")
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=view)
+        >>> batch.data.valid
         Array([[ True, False, False]], dtype=bool)
     """
 
     item: Any
-    there: jax.Array
-    learn: jax.Array
-    first: jax.Array
+    valid: jax.Array
+    loss_mask: jax.Array
+    is_first: jax.Array
     state: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequence:
+class Sequence(View):
     """Read the steps that follow each drawn row, itself included.
 
-    `Sample.terminated` and `.truncated` are `[B, T]`, False where nothing is there.
+    `Sample.terminated` and `.truncated` are `[B, T]`, False where there is no step.
 
     Attributes:
         length: How many steps to learn from, at least 1.
-        burn_in: How many before them only warm up a recurrent state.
-        bootstrap: How many behind them are only there for targets.
-        boundary: `"stop"`: every sequence must be whole, which takes a sampler with `window` of at
-            least `burn_in + length + bootstrap`. `"pad"`: behind the end of an episode, and behind
-            the newest row, nothing is there. `"cross"`: sequences run on into the next episode,
-            over the dummy between them, as far as the newest row or a row that was removed; reset
-            where `first` says.
+        burn_in: How many steps before them only warm up a recurrent state.
+        bootstrap: How many steps behind them are only there for targets.
+        boundary: What happens where an episode ends before the sequence does. `"stop"`: it never
+            does. The sampler must draw whole windows: its `window` is at least
+            `burn_in + length + bootstrap`. `"pad"`: behind the end, and behind the newest row,
+            steps are not valid. `"cross"`: the sequence runs on into the next episode, over the
+            dummy between them, as far as the newest row or a row that was removed; reset your
+            recurrent state where `is_first` says. Both are for samplers with a shorter window: over
+            whole windows no sequence would ever reach an end.
         state: The name of a field to read at the first step only, such as a stored recurrent state;
             among the items its steps are read all the same, unless `fields` leaves it out.
+        time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
         fields: As for `fbuf.Item`: which fields of the steps to gather.
 
-    The drawn row is the first step of all, so that of an episode's first `burn_in` steps none is
-    learned from, as in R2D2, unless with `"cross"` a sequence comes from the episode before. Where
-    nothing is left to learn from (`learn` is False throughout: near the newest row, with `"pad"`
-    and `"cross"`), leave the priority as it is: `mask=learn.any(axis=1)` for
-    `fbuf.update_priority`. A target needs the step after: of a step that did not terminate there is
-    one if `there` says so for the next, and this one was not truncated.
+    The drawn row is the first step of all. So of an episode's first `burn_in` steps none is learned
+    from, as in R2D2, unless with `"cross"` a sequence comes from the episode before. With `"pad"`
+    and `"cross"` a row near the newest one may leave nothing to learn from: `loss_mask` is then
+    False throughout. Leave its priority as it is, with `mask=loss_mask.any(axis=1)` for
+    `fbuf.update_priority`. A target needs the step after: for a step that did not terminate there
+    is one if `valid` holds for the next step, and this one was not truncated.
 
     Cost: O(B T) reads.
 
     Raises:
-        ValueError: If an argument is out of its range; when traced, if `boundary="stop"` and the
-            sampler's window is shorter, or the items have no such field.
+        ValueError: If an argument is out of its range; when traced, if the sampler's window does
+            not suit `boundary`, or the items have no such field.
+        TypeError: If an argument is of another type.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Uniform(window=3))
         >>> state = fbuf.add(state, jnp.array([7, 8, 9], jnp.int32))
-        >>> view = fbuf.Sequence(length=2, burn_in=1, boundary="stop")
+        >>> view = fbuf.Sequence(length=2, burn_in=1)
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=view)
-        >>> batch.data.item, batch.data.learn
+        >>> batch.data.item, batch.data.loss_mask
         (Array([[7, 8, 9]], dtype=int32), Array([[False,  True,  True]], dtype=bool))
 
     References:
@@ -90,57 +96,73 @@ class Sequence:
     """
 
     length: int
+    _: dataclasses.KW_ONLY
     burn_in: int = 0
     bootstrap: int = 0
-    boundary: Literal["stop", "pad", "cross"] = "pad"
+    boundary: Literal["stop", "pad", "cross"] = "stop"
     state: str | None = None
-    fields: _fields.Fields = None
+    time_major: bool = False
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _check.positive_int("Sequence", "length", self.length, 2**16)
-        _fields.check("Sequence", self.fields)
-        for name in ("burn_in", "bootstrap"):
-            if getattr(self, name) != 0:
-                _check.positive_int("Sequence", name, getattr(self, name), 2**16)
-        if self.boundary not in ("stop", "pad", "cross"):
-            raise ValueError(
-                f"fbuf.Sequence: boundary must be 'stop', 'pad' or 'cross', got {self.boundary!r}"
-            )
-
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
-        """Read the steps, and say which of them are there."""
-        ring, total = state.ring, self.burn_in + self.length + self.bootstrap
-        check_lane("Sequence", "burn_in + length + bootstrap are", total, ring)
-        if self.boundary == "stop" and getattr(state.sampler, "window", 1) < total:
-            raise ValueError(
-                f"fbuf.Sequence: boundary='stop' takes a sampler that draws only rows from which "
-                f"all {total} steps are there; make the buffer with window={total}, or take "
-                "boundary='pad'"
-            )
-        crosses = self.boundary == "cross"
-        steps = following(ring, slots, total, over_dummies=crosses, before=True)
-        assert steps.before is not None
-        there = steps.there if crosses else steps.same
-        number = jnp.arange(total, dtype=jnp.int32)
-        learn = there & (number >= self.burn_in) & (number < self.burn_in + self.length)
-        ends = steps.flags & (TERMINATED | TRUNCATED) > 0
-        begins = _begins(ring, slots, steps.before)
-        first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & there
-        anchor = None
+        check.integer("Sequence", "length", self.length, check.LONGEST)
+        check.integer("Sequence", "burn_in", self.burn_in, check.LONGEST, smallest=0)
+        check.integer("Sequence", "bootstrap", self.bootstrap, check.LONGEST, smallest=0)
+        check.choice("Sequence", "boundary", self.boundary, ("stop", "pad", "cross"))
+        check.boolean("Sequence", "time_major", self.time_major)
         if self.state is not None:
-            anchor = _fields.read("Sequence", "state", state.storage, slots, self.state)
+            check.name("Sequence", "state", self.state)
+        check_fields("Sequence", self.fields)
+
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
+        """Read the steps, and say which of them are valid."""
+        ring, total = reader.ring, self.burn_in + self.length + self.bootstrap
+        reader.check_lane("burn_in + length + bootstrap are", total)
+        self._check_window(reader.window, total)
+        crosses = self.boundary == "cross"
+        steps = following(reader, slots, total, over_dummies=crosses, before=True)
+        assert steps.before is not None
+        valid = steps.unbroken if crosses else steps.same_episode
+        number = jnp.arange(total, dtype=jnp.int32)
+        loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
+        ends = steps.flags & ENDS > 0
+        begins = _begins(ring, slots, steps.before)
+        is_first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & valid
         item = jax.tree.map(
             lambda leaf: jnp.where(
-                there.reshape(*there.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
+                valid.reshape(*valid.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
             ),
-            _fields.rows("Sequence", state.storage, steps.slots, self.fields),
+            reader.rows(steps.slots, self.fields),
         )
-        flags = jnp.where(there, steps.flags, 0)
-        return Reading(SequenceSteps(item, there, learn, first, anchor), flags, steps.before)
+        data = SequenceSteps(item, valid, loss_mask, is_first, None)
+        if self.time_major:
+            data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
+        if self.state is not None:
+            first = reader.field(slots, self.state, "state")
+            data = dataclasses.replace(data, state=first)
+        flags = jnp.where(valid, steps.flags, 0)
+        return Reading(data, flags, time_major=self.time_major)
+
+    def _check_window(self, window: int, total: int) -> None:
+        """Refuse a sampler whose windows do not suit the boundary."""
+        if self.boundary == "stop" and window < total:
+            raise ValueError(
+                f"fbuf.Sequence: boundary='stop' takes a sampler that draws only rows from which "
+                f"all {total} steps are there, but its window is {window}; make the buffer with "
+                f"window={total}, or take boundary='pad'"
+            )
+        if self.boundary != "stop" and window >= total > 1:
+            raise ValueError(
+                f"fbuf.Sequence: boundary={self.boundary!r} takes a sampler with a window shorter "
+                f"than the {total} steps, but its window is {window}: it draws only rows from "
+                "which all of them are there, so no sequence reaches past an end, and the steps of "
+                "shorter episodes are never drawn. Take boundary='stop', or make the buffer with "
+                "window=1"
+            )
 
 
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
     """Whether rows are known to be the first of an episode, by the flags before: bool `[B]`."""
-    after_end = before & (TERMINATED | TRUNCATED | DUMMY) > 0
+    after_end = before & (ENDS | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
-    return jnp.where(_ring.older(ring, slots) > 0, after_end, ~_ring.full(ring, slots))
+    return jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))

@@ -7,36 +7,35 @@ from typing import Any
 
 import jax
 
-from fbuf import _rows
-from fbuf._state import State
-from fbuf.views import _fields
-from fbuf.views._protocol import Reading
+from fbuf.views.protocol import Reading, View
+from fbuf.views.reader import Fields, Reader, check_fields
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ItemAndNext:
+class TransitionStep:
     """What `fbuf.Transition` makes of a row.
 
     Attributes:
         item: The row itself, as it was added; leaves `[B, ...]`.
-        next: What its step led to: a tree like the field `next_of`, leaves `[B, ...]`.
+        next_observation: What its step led to: a tree like the field `next_of`, leaves `[B, ...]`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"observation": jnp.int32(0)}, capacity=8, next_of="observation")
-        >>> rows, led_to = {"observation": jnp.int32([5])}, jnp.int32([6])
-        >>> state = fbuf.add(state, rows, next_observation=led_to)
-        >>> fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Transition()).data.next
+        >>> rows, following = {"observation": jnp.int32([5])}, jnp.int32([6])
+        >>> state = fbuf.add(state, rows, next_observation=following)
+        >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Transition())
+        >>> batch.data.next_observation
         Array([6], dtype=int32)
     """
 
     item: Any
-    next: Any
+    next_observation: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Transition:
+class Transition(View):
     """Return each drawn row and the observation its step led to.
 
     That is read from the following row; at the end of an episode of either kind, and at the newest
@@ -47,7 +46,8 @@ class Transition:
     episodes end than it has room for (`max_ends`), draws of the oldest of these rows come masked.
 
     Attributes:
-        next_of: The name of the observation: the one the buffer was made with.
+        next_of: The name of the observation, which must be the one the buffer was made with. None
+            is that one.
         fields: As for `fbuf.Item`: which fields of the row itself to gather.
 
     Cost: O(B) reads.
@@ -58,22 +58,23 @@ class Transition:
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> state = fbuf.init({"observation": jnp.int32(0)}, capacity=8, next_of="observation")
-        >>> rows, led_to = {"observation": jnp.int32([1, 2])}, jnp.int32([2, 3])
-        >>> state = fbuf.add(state, rows, next_observation=led_to)
+        >>> rows, following = {"observation": jnp.int32([1, 2])}, jnp.int32([2, 3])
+        >>> state = fbuf.add(state, rows, next_observation=following)
         >>> batch = fbuf.sample(state, jax.random.key(0), 4, view=fbuf.Transition())
-        >>> batch.data.item["observation"], batch.data.next
+        >>> batch.data.item["observation"], batch.data.next_observation
         (Array([2, 2, 1, 1], dtype=int32), Array([3, 3, 2, 2], dtype=int32))
     """
 
-    next_of: str = "observation"
-    fields: _fields.Fields = None
+    next_of: str | None = None
+    _: dataclasses.KW_ONLY
+    fields: Fields = None
 
     def __post_init__(self) -> None:
-        _fields.check("Transition", self.fields)
+        check_fields("Transition", self.fields)
 
-    def read(self, state: State[Any], slots: jax.Array, key: jax.Array) -> Reading:
-        """Read the rows, and what they led to."""
-        flags = _rows.read(state.ring.flags, slots)
-        led_to, known = _fields.read_next("Transition", state, slots, flags, self.next_of)
-        item = _fields.rows("Transition", state.storage, slots, self.fields)
-        return Reading(ItemAndNext(item, led_to), flags, known=known)
+    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
+        """Read the rows, and their next observations."""
+        flags = reader.flags(slots)
+        next_observation, known = reader.next_observation(slots, flags, self.next_of)
+        item = reader.rows(slots, self.fields)
+        return Reading(TransitionStep(item, next_observation), flags, known)

@@ -1,0 +1,234 @@
+"""Checks of single values: counts, numbers, choices, keys.
+
+Every message names the function and the argument, says what was expected and what came, and what
+to do about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+LARGEST_CAPACITY = 2**31 - 17
+"""Slots are counted in int32, in rows of 16, with one to spare."""
+
+LARGEST_INT = 2**31 - 1
+
+LONGEST = 2**16
+"""The most steps that a view reads for one draw."""
+
+
+def instance(function: str, argument: str, value: Any, kind: type, example: str) -> None:
+    """An object of a class, not the class itself."""
+    if isinstance(value, kind):
+        return
+    came = type(value).__name__
+    if isinstance(value, type):
+        came = f"the class {value.__name__}; call it: {value.__name__}(...)"
+    raise TypeError(
+        f"fbuf.{function}: {argument} must be a {kind.__name__}, such as {example}, got {came}"
+    )
+
+
+def integer(
+    function: str, argument: str, value: Any, largest: int = LARGEST_INT, smallest: int = 1
+) -> int:
+    """A static int in `[smallest, largest]`."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{function}: {argument} is traced, but shapes depend on it; give a Python int "
+            f"(jax.jit: list {argument} in static_argnames)"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"fbuf.{function}: {argument} must be an int, got {value!r}")
+    if not smallest <= value <= largest:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be from {smallest} to {largest}, got {value}"
+        )
+    return int(value)
+
+
+def boolean(function: str, argument: str, value: Any) -> None:
+    """True or False, and static."""
+    if not isinstance(value, bool):
+        raise TypeError(f"fbuf.{function}: {argument} must be True or False, got {value!r}")
+
+
+def choice(function: str, argument: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in (allowed := tuple(allowed)):
+        words = ", ".join(map(repr, allowed))
+        raise ValueError(f"fbuf.{function}: {argument} must be one of {words}, got {value!r}")
+
+
+def number(function: str, argument: str, value: Any, largest: float = math.inf) -> None:
+    """A Python number from 0 to `largest`, static; float32 must be able to hold it."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{function}: {argument} is traced, but part of the program; give a Python number"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"fbuf.{function}: {argument} must be a Python number, got {value!r}")
+    if not (value <= largest and is_float32(value)):
+        to = "" if largest == math.inf else f", and at most {largest}"
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be 0, or a positive number that float32 can "
+            f"hold{to}, got {value!r}"
+        )
+
+
+def names(function: str, argument: str, value: Any) -> None:
+    """None, or a tuple of names of fields."""
+    if value is None:
+        return
+    if not isinstance(value, tuple) or not value or not all(isinstance(n, str) for n in value):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be a tuple of names, such as ('observation',), got "
+            f"{value!r}; leave it out for the whole item"
+        )
+
+
+def name(function: str, argument: str, value: Any) -> None:
+    """The name of a field."""
+    if not isinstance(value, str):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be the name of a field, a str, got {value!r}"
+        )
+
+
+def scalar(
+    function: str, argument: str, value: Any, largest: float = math.inf
+) -> jax.Array | float | None:
+    """A number given at a call: None, a number from 0 to `largest`, or a traced scalar."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.ndarray | np.generic | jax.Array
+    ):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be a number or a scalar array, got {value!r}"
+        )
+    if jnp.shape(value) != () or not is_real(jnp.result_type(value)):
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be one real number, got "
+            f"{describe(value)}; it holds for the whole batch"
+        )
+    if not isinstance(value, jax.core.Tracer) and not (
+        is_float32(value) and float(value) <= largest
+    ):
+        to = "" if largest == math.inf else f" and at most {largest}"
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be finite in float32 and at least 0{to}, got "
+            f"{float(value)}"
+        )
+    return value if isinstance(value, jax.Array) else float(value)
+
+
+def count(function: str, argument: str, value: Any) -> jax.Array | None:
+    """A count given at a call: None, an int of at least 0, or an integer scalar; traced or not."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.ndarray | np.generic | jax.Array):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be an int or a scalar array, got {value!r}"
+        )
+    if jnp.shape(value) != () or not jnp.issubdtype(jnp.asarray(value).dtype, jnp.integer):
+        raise ValueError(f"fbuf.{function}: {argument} must be one integer, got {describe(value)}")
+    if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) < 2**31:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be from 0 to 2**31 - 1, got {int(value)}"
+        )
+    return jnp.asarray(value, jnp.int32)
+
+
+def is_float32(value: Any) -> bool:
+    """Whether a number is at least 0, and float32 can hold it: neither too large nor too small."""
+    number = float(value)
+    if number == 0:
+        return True
+    limits = np.finfo(np.float32)
+    return float(limits.tiny) <= number <= float(limits.max)
+
+
+def key(function: str, value: Any) -> None:
+    """A random key, of the new kind or the old one."""
+    if isinstance(value, jax.Array | np.ndarray):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
+            return
+        if value.dtype == np.uint32 and value.ndim == 1:
+            return
+        raise ValueError(
+            f"fbuf.{function}: key must be one random key, got {value.dtype} of shape "
+            f"{value.shape}; split it, or map over the keys with jax.vmap"
+        )
+    raise TypeError(
+        f"fbuf.{function}: key must be a random key, such as jax.random.key(0), got {value!r}"
+    )
+
+
+def no_list(function: str, argument: str, value: Any) -> None:
+    """No Python list or tuple, of which JAX would make many arrays."""
+    if isinstance(value, list | tuple):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be an array, got a {type(value).__name__}; make it "
+            "one with jnp.array"
+        )
+
+
+_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
+
+
+def array(function: str, argument: str, value: Any) -> None:
+    """Something that JAX takes, and takes as it is: no tensor, no object, nothing it would cut."""
+    name = f"fbuf.{function}: {argument}"
+    if type(value).__module__.partition(".")[0] == "torch":
+        raise TypeError(
+            f"{name} is a torch tensor; use fbuf_adapters.pytorch (add_from_torch, from_torch)"
+        )
+    if not isinstance(value, _NUMBERS):
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost; give value.data")
+    if isinstance(value, int):
+        if not jax.config.jax_enable_x64 and not -(2**31) <= value < 2**32:  # pyright: ignore
+            raise ValueError(f"{name} is {value}, which no 32-bit integer can hold")
+        return
+    if not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        return
+    dtype = value.dtype
+    if isinstance(dtype, np.dtype) and (dtype.kind in "OSUVMm" and not _is_extended(dtype)):
+        raise TypeError(f"{name} is of dtype {dtype}, which JAX has no arrays of; give numbers")
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        raise TypeError(
+            f"{name} is {dtype}, in the byte order of another machine; give "
+            "value.astype(value.dtype.newbyteorder('='))"
+        )
+    if dtype.itemsize >= 8:
+        kept = jax.dtypes.canonicalize_dtype(dtype)
+        if kept != dtype:
+            raise TypeError(
+                f"{name} is {dtype}, which JAX would silently make {kept}, as 64-bit types are "
+                f"off; cast it with .astype({str(kept)!r}), or turn them on "
+                "(jax.config.update('jax_enable_x64', True))"
+            )
+
+
+def _is_extended(dtype: Any) -> bool:
+    """Whether NumPy knows a dtype only as bytes, but JAX as numbers: bfloat16 and its like."""
+    return jnp.issubdtype(dtype, jnp.number)
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether numbers of a dtype are real."""
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def describe(value: Any) -> str:
+    """A dtype and a shape, for messages."""
+    return f"{jnp.result_type(value)} of shape {jnp.shape(value)}"

@@ -1,0 +1,275 @@
+"""The parsing of batches: rows, flags, priorities and ids, brought to one leading axis `[B]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.storage.ids import Ids
+
+
+def item_specs(function: str, item: Any) -> Any:
+    """The shape and dtype of each leaf of one item, as the buffer will store it."""
+    if not jax.tree.leaves(item):
+        raise ValueError(f"fbuf.{function}: item holds no array; give one unbatched item")
+
+    def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        name = "item" + jax.tree_util.keystr(path)
+        check.array(function, name, leaf)
+        dtype = jax.dtypes.result_type(leaf)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"fbuf.{function}: {name} is a PRNG key; store jax.random.key_data(key), and wrap "
+                "what is sampled with jax.random.wrap_key_data"
+            )
+        return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+
+    return jax.tree_util.tree_map_with_path(spec, item)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lead:
+    """The axes of a batch before those of the item, as they were given.
+
+    Attributes:
+        shape: `()` for one item, `(B,)` for a batch; with environments `(num_envs,)` for one step,
+            `(num_envs, T)` or `(T, num_envs)`.
+        envs_first: The environments come before the steps.
+    """
+
+    shape: tuple[int, ...]
+    envs_first: bool
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.shape)
+
+    def flat(self, array: jax.Array) -> jax.Array:
+        """Rows step by step, and in a step environment by environment: `[B, ...]`."""
+        feature = array.shape[len(self.shape) :]
+        if self.envs_first:
+            array = jnp.swapaxes(array, 0, 1)
+        return array.reshape(self.size, *feature)
+
+
+def rows(
+    function: str,
+    item: Any,
+    items: Any,
+    num_envs: int | None,
+    time_major: bool,
+    argument: str = "items",
+) -> tuple[Any, Lead]:
+    """Rows, each like `item`, brought to a batch `[B, ...]`, and how they were given."""
+    _same_tree(function, argument, item, items)
+    if time_major and num_envs is None:
+        raise ValueError(
+            f"fbuf.{function}: time_major is for buffers made with num_envs; leave it out"
+        )
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(item)]
+    stored, given = jax.tree.leaves(item), jax.tree.leaves(items)
+    shape = jnp.shape(given[0])
+    lead = shape[: max(len(shape) - stored[0].ndim, 0)]
+    if num_envs is None:
+        fits = len(lead) <= 1
+    else:
+        fits = (1 <= len(lead) <= 2) and lead[-1 if time_major else 0] == num_envs
+    for number, (path, leaf, spec) in enumerate(zip(paths, given, stored, strict=True)):
+        name, shape = f"fbuf.{function}: {argument}{path}", jnp.shape(leaf)
+        if not fits or shape != (*lead, *spec.shape):
+            hint = _turned(shape, spec.shape, num_envs, time_major)
+            if number and fits:
+                here = f"they begin with {_axes(lead)}" if num_envs else "one item"
+                here = f"B is {lead[0]}" if lead and num_envs is None else here
+                first = f"{argument}{paths[0]} is of shape {jnp.shape(given[0])}"
+                hint = f" (here {here}, as {first})"
+            raise ValueError(
+                f"{name} must be {_allowed(spec.shape, num_envs, time_major)}{hint}, got {shape}; "
+                "shapes are never broadcast"
+            )
+        check.array(function, argument + path, leaf)
+        _refuse_too_large(f"{name}", leaf, spec.dtype)
+        if not _keeps(leaf, spec.dtype):
+            raise TypeError(
+                f"{name} must be {spec.dtype}, as the buffer stores it, got "
+                f"{jnp.result_type(leaf)}; cast it with .astype({str(spec.dtype)!r}), or make the "
+                "buffer with an item of this dtype"
+            )
+    if 0 in lead:
+        raise ValueError(f"fbuf.{function}: {argument} is an empty batch; leave the call out")
+    batch = Lead(lead, envs_first=len(lead) == 2 and not time_major)
+    # No gradient flows into a buffer.
+    arrays = [
+        jax.lax.stop_gradient(batch.flat(jnp.asarray(leaf, spec.dtype)))
+        for leaf, spec in zip(given, stored, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(item), arrays), batch
+
+
+def _same_tree(function: str, argument: str, item: Any, items: Any) -> None:
+    """Refuse another tree than the item's, by the name of the first leaf that differs."""
+    expected, came = jax.tree.structure(item), jax.tree.structure(items)
+    if expected == came:
+        return
+    wanted, given = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+        for tree in (item, items)
+    )
+    missing = [path for path in wanted if path not in given]
+    extra = [path for path in given if path not in wanted]
+    differs = "its containers are of other types"
+    if missing or extra:
+        lacks = f"{argument}{missing[0]} is missing" if missing else ""
+        more = f"{argument}{extra[0]} is no field of it" if extra else ""
+        differs = " and ".join(filter(None, (lacks, more)))
+    raise ValueError(
+        f"fbuf.{function}: {argument} must have the tree of the item the buffer was made for: "
+        f"{differs}; expected {expected}, got {came}"
+    )
+
+
+def _turned(
+    shape: tuple[int, ...], feature: tuple[int, ...], num_envs: int | None, time_major: bool
+) -> str:
+    """What to do about steps and environments that come in the other order."""
+    lead = shape[: max(len(shape) - len(feature), 0)]
+    if num_envs is None or len(lead) != 2 or shape[2:] != feature:
+        return ""
+    if time_major and lead[0] == num_envs:
+        return " (the environments come first: leave time_major out)"
+    if not time_major and lead[1] == num_envs:
+        return " (the steps come first: give time_major=True)"
+    return ""
+
+
+def _allowed(feature: tuple[int, ...], num_envs: int | None, time_major: bool) -> str:
+    if num_envs is None:
+        return f"{feature} for one item, or {_axes(('B', *feature))} for a batch"
+    rollout = ("T", num_envs) if time_major else (num_envs, "T")
+    return (
+        f"{_axes((num_envs, *feature))} for one step of all environments, or "
+        f"{_axes((*rollout, *feature))} for T of them"
+    )
+
+
+def _axes(axes: tuple[int | str, ...]) -> str:
+    names = ", ".join(str(axis) for axis in axes)
+    return f"({names},)" if len(axes) == 1 else f"({names})"
+
+
+def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
+    """A bool for each row, shaped like the axes of the items before their own: `[B]`."""
+    check.no_list(function, argument, value)
+    if jnp.shape(value) != lead.shape:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be of shape {lead.shape}, one for each row, got "
+            f"{check.describe(value)}"
+        )
+    return lead.flat(_bool(function, argument, value))
+
+
+def mask(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
+    """A bool for each entry of a batch of this shape, or one for all: `[B]`."""
+    if value is None:
+        return jnp.ones(math.prod(shape), bool)
+    check.no_list(function, "mask", value)
+    if jnp.shape(value) not in ((), shape):
+        raise ValueError(
+            f"fbuf.{function}: mask must be bool of shape {shape}, like {like}, or one bool for "
+            f"all, got {check.describe(value)}"
+        )
+    return jnp.broadcast_to(_bool(function, "mask", value), shape).reshape(-1)
+
+
+def _bool(function: str, argument: str, value: Any) -> jax.Array:
+    if jnp.result_type(value) != jnp.bool_:
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be bool, got {check.describe(value)}; cast it with "
+            ".astype(bool)"
+        )
+    return jnp.asarray(value)
+
+
+def field_values(
+    function: str, name: str, leaf: Any, lead: tuple[int, ...], feature: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    """Values of a field, one for each id: `[B, *feature]`."""
+    if jnp.shape(leaf) != (*lead, *feature):
+        raise ValueError(
+            f"fbuf.{function}: {name} must be of shape {(*lead, *feature)}, that of ids and then "
+            f"of the field, got {jnp.shape(leaf)}; shapes are never broadcast"
+        )
+    check.array(function, name, leaf)
+    if jnp.result_type(leaf) != dtype:
+        raise TypeError(
+            f"fbuf.{function}: {name} must be {dtype}, as the buffer stores it, got "
+            f"{jnp.result_type(leaf)}; cast it with .astype({str(dtype)!r})"
+        )
+    return jax.lax.stop_gradient(jnp.asarray(leaf).reshape(-1, *feature))
+
+
+def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
+    """Priorities, one for each row, as float32, in the shape they came."""
+    check.no_list(function, "priority", value)
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"fbuf.{function}: priority must be of shape {shape}, like {like}, got "
+            f"{check.describe(value)}"
+        )
+    if not check.is_real(jnp.result_type(value)):
+        raise TypeError(f"fbuf.{function}: priority must be real, got {check.describe(value)}")
+    return jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))
+
+
+def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
+    """Ids of rows, flat, and the shape they came in."""
+    if not isinstance(value, Ids):
+        raise TypeError(
+            f"fbuf.{function}: ids must be fbuf.Ids, such as sample.ids, got "
+            f"{type(value).__name__}; a slot alone does not tell a row from its successors, "
+            "fbuf.ids_at names the rows that are in slots now"
+        )
+    for name in ("slot", "generation"):
+        part = getattr(value, name)
+        check.no_list(function, f"ids.{name}", part)
+        check.array(function, f"ids.{name}", part)
+        if jnp.result_type(part) != jnp.int32:
+            raise TypeError(
+                f"fbuf.{function}: ids.{name} must be int32, got {check.describe(part)}; pass the "
+                "ids on as fbuf.sample returned them"
+            )
+    shape = jnp.shape(value.slot)
+    if shape != jnp.shape(value.generation):
+        raise ValueError(
+            f"fbuf.{function}: ids.slot and ids.generation must be of one shape, got {shape} and "
+            f"{jnp.shape(value.generation)}"
+        )
+    if 0 in shape:
+        raise ValueError(f"fbuf.{function}: ids names no rows at all; leave the call out")
+    slot, generation = jnp.asarray(value.slot), jnp.asarray(value.generation)
+    return Ids(slot.reshape(-1), generation.reshape(-1)), shape
+
+
+def _refuse_too_large(name: str, leaf: Any, dtype: Any) -> None:
+    """A Python int that the field cannot hold: JAX would cut it, or fail with no name."""
+    if type(leaf) is int and jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        if not limits.min <= leaf <= limits.max:
+            raise ValueError(
+                f"{name} is {leaf}, which {dtype} cannot hold; make the buffer with an item of a "
+                "wider dtype"
+            )
+
+
+def _keeps(leaf: Any, dtype: Any) -> bool:
+    """Whether a leaf is of this dtype, or a Python scalar that becomes it without loss of kind."""
+    if jnp.result_type(leaf) == dtype:
+        return True
+    weak = getattr(leaf, "weak_type", isinstance(leaf, bool | int | float | complex))
+    return bool(weak) and jax.dtypes.result_type(leaf, jax.ShapeDtypeStruct((), dtype)) == dtype

@@ -1,0 +1,199 @@
+"""The one way in: what every call goes through, eager or traced.
+
+A verb is written once, as the plain function that is traced. `verb` makes of it what users call:
+
+1. Arguments are checked that must be known before anything is traced, such as a batch size.
+2. Values of the host become the buffer's own. NumPy arrays are copied: JAX may read them after the
+   call has returned, when their owner has filled them anew. What is no array, or would be cut to 32
+   bits, is refused by the name of its argument.
+3. Inside a trace the function runs as it is. Eagerly it runs compiled, and if it changes the state
+   it writes into the memory of the state that it is given, unless `donate=False`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks import values as check
+from fbuf.state import State
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Check = Callable[[str, str, Any], Any]
+"""What is called with the verb, the name of an argument and its value, and returns the value."""
+
+
+def verb(
+    *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a verb of a function whose first argument is a state, or a tuple of states.
+
+    A verb with an argument `donate` changes the state. The function itself ignores it.
+
+    Args:
+        static: The arguments that are part of the program.
+        checks: How some arguments are checked before anything else is done with them.
+    """
+    return lambda plain: _wrapped(plain, static, checks or {}, of_state=True)
+
+
+def function(
+    *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As `verb`, for a function that takes no state."""
+    return lambda plain: _wrapped(plain, static, checks or {}, of_state=False)
+
+
+def _wrapped(
+    plain: Callable[P, R], static: tuple[str, ...], checks: Mapping[str, Check], of_state: bool
+) -> Callable[P, R]:
+    entry = _Entry(plain, static, checks, of_state)
+
+    @functools.wraps(plain)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return entry(args, kwargs)
+
+    return call
+
+
+class _Entry:
+    """The way into one verb."""
+
+    def __init__(
+        self,
+        plain: Callable[..., Any],
+        static: tuple[str, ...],
+        checks: Mapping[str, Check],
+        of_state: bool,
+    ) -> None:
+        self._plain = plain
+        self._name = plain.__name__.lstrip("_")
+        self._signature = inspect.signature(plain)
+        parameters = self._signature.parameters
+        self._names = tuple(parameters)
+        self._allowed = frozenset(parameters)
+        empty = inspect.Parameter.empty
+        self._required = frozenset(n for n, p in parameters.items() if p.default is empty)
+        by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self._positional = sum(p.kind is by_place for p in parameters.values())
+        self._state = self._names[0] if of_state else None
+        self._static = frozenset(static)
+        self._checks = checks
+        self._changes = "donate" in parameters
+        self._keep = jax.jit(plain, static_argnames=static)
+        self._consume = jax.jit(plain, static_argnames=static, donate_argnums=0)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = self._bound(args, kwargs)
+        before = () if self._state is None else (given.pop(self._state),)
+        states = before[0] if before and isinstance(before[0], tuple) else before
+        for state in states:
+            require_state(self._name, state)
+        donate = given.pop("donate", self._changes)
+        check.boolean(self._name, "donate", donate)
+        for argument, checked in self._checks.items():
+            if argument in given:
+                given[argument] = checked(self._name, argument, given[argument])
+        fixed = {name: given.pop(name) for name in self._static if name in given}
+        kinds = set(map(_kind, map(type, jax.tree.leaves(given))))
+        if "host" in kinds:
+            given = {name: _owned(self._name, name, value) for name, value in given.items()}
+        kinds |= set(map(_kind, map(type, jax.tree.leaves(states))))
+        if "tracer" in kinds:
+            return self._plain(*before, **given, **fixed)
+        for state in states:
+            if is_deleted(state.fault):  # one array stands for all: each costs time in every call
+                refuse_consumed(self._name, state)
+        if not donate:
+            return self._keep(*before, **given, **fixed)
+        _refuse_own_arrays(self._name, before, given)
+        return self._consume(*before, **given, **fixed)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name. As `inspect.Signature.bind`, in a tenth of the time."""
+        given = dict(zip(self._names, args, strict=False))
+        both = given.keys() & kwargs.keys()
+        given.update(kwargs)
+        fits = len(args) <= self._positional and not both
+        if not (fits and given.keys() <= self._allowed and self._required <= given.keys()):
+            try:
+                self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"fbuf.{self._name}: {error}") from None
+        return given
+
+
+@functools.cache
+def _kind(kind: type) -> str:
+    if issubclass(kind, jax.core.Tracer):
+        return "tracer"
+    return "array" if issubclass(kind, jax.Array) else "host"
+
+
+def _owned(function: str, argument: str, value: Any) -> Any:
+    """An argument whose NumPy arrays are nobody else's, and of which JAX cuts nothing."""
+
+    def own(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        check.array(function, argument + jax.tree_util.keystr(path), leaf)
+        return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree_util.tree_map_with_path(own, value)
+
+
+def require_state(function: str, state: Any) -> None:
+    """A state."""
+    if not isinstance(state, State):
+        raise TypeError(
+            f"fbuf.{function}: state must be a fbuf.State, got {type(state).__name__}; "
+            "make one with fbuf.init"
+        )
+
+
+def one_buffer(function: str, state: State[Any]) -> None:
+    """A state, and not a batch of states."""
+    if jnp.ndim(state.fault) != 0:
+        raise ValueError(
+            f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.fault)};"
+            f" call it through jax.vmap(fbuf.{function}, ...)"
+        )
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether an array's memory is gone; of what is no array of JAX's it never is."""
+    return isinstance(array, jax.Array) and array.is_deleted()
+
+
+def refuse_consumed(function: str, state: State[Any]) -> None:
+    """Raise if an earlier call has taken the state's memory."""
+    if any(map(is_deleted, jax.tree.leaves(state))):
+        raise RuntimeError(
+            f"fbuf.{function}: this state has been consumed: an earlier call wrote its result "
+            "into the state's memory. Go on with the state which that call returned "
+            "(state = fbuf.add(state, ...)), or keep the old one by calling it with donate=False"
+        )
+
+
+def _refuse_own_arrays(function: str, state: Any, given: dict[str, Any]) -> None:
+    """Refuse arrays of the state as arguments of a call that consumes it."""
+    own = set(map(id, jax.tree.leaves(state)))
+    if own.isdisjoint(map(id, jax.tree.leaves(given))):
+        return
+    for argument, value in given.items():
+        for path, leaf in jax.tree.leaves_with_path(value):
+            if id(leaf) in own:
+                raise ValueError(
+                    f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is an array of the "
+                    "state itself, which this call consumes; give a copy (jnp.copy), or keep the "
+                    "state with donate=False"
+                )

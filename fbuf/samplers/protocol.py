@@ -1,0 +1,124 @@
+"""What a sampler is: the one interface between the verbs of `fbuf` and the files of this folder.
+
+A sampler is a frozen, hashable dataclass, static under jit. What it keeps of the rows is its
+index, a pytree in `State.index` that only the sampler looks into. To add one, write a file with a
+subclass of `Sampler`; nothing else changes. `docs/extending.md` shows it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import chex
+import jax
+
+from fbuf.storage.ring import Ring, Span
+
+Index = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What a sampler drew. `B` is the batch size.
+
+    Attributes:
+        slots: int32 `[B]`, each in range even where `mask` is False.
+        probability: float32 `[B]`; of drawing that slot in one draw.
+        weight: float32 `[B]`; importance weights, at most 1.
+        log_weight: float32 `[B]`; their logarithms before they were divided by the largest: 0 for
+            a slot as likely as under uniform sampling. Never NaN.
+        mask: bool `[B]`; False where there was nothing to draw.
+    """
+
+    slots: jax.Array
+    probability: jax.Array
+    weight: jax.Array
+    log_weight: jax.Array
+    mask: jax.Array
+
+
+class Sampler(abc.ABC):
+    """Which rows may be drawn, and how likely each is.
+
+    Every method gets the index, and the ring, which says which rows are there. Slots equal to
+    `ring.capacity` stand for no row, and are to be left out.
+
+    Attributes:
+        window: How many steps of one episode must follow from a row, itself included, for it to be
+            drawn.
+        keeps_priorities: Whether `add` may be given priorities, and `update_priority` be called.
+        in_order: Whether batches are numbered: `fbuf.sample` then must be given `step`.
+    """
+
+    window: int = 1
+    keeps_priorities: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
+
+    @property
+    def follows_episodes(self) -> bool:
+        """Whether the ring has to know where in its episode each row is (`Span.in_episode`)."""
+        return self.window > 1
+
+    @abc.abstractmethod
+    def init(self, ring: Ring) -> Index:
+        """The index of an empty buffer. Raises `ValueError` if it cannot be one of this shape."""
+
+    @abc.abstractmethod
+    def add(
+        self,
+        index: Index,
+        ring: Ring,
+        span: Span,
+        priority: jax.Array | None,
+        alpha: chex.Array | float | None,
+    ) -> tuple[Index, jax.Array]:
+        """Take note of rows just written, and return the fault bits of each, uint32 `[B]`.
+
+        `ring` is the ring with the rows in it. `priority` is float32 `[B]`, or None.
+        """
+
+    def update_priority(
+        self,
+        index: Index,
+        ring: Ring,
+        slots: jax.Array,
+        priority: jax.Array,
+        alpha: chex.Array | float | None,
+    ) -> tuple[Index, jax.Array]:
+        """Change the priority of stored rows, and return the fault bits of each, uint32 `[B]`.
+
+        A slot may come more than once: the last priority counts. Only called where
+        `keeps_priorities`.
+        """
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Never draw these rows again, which are marked as removed already. No slot comes twice."""
+
+    @abc.abstractmethod
+    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
+        """Whether there is a row to draw. bool scalar."""
+
+    @abc.abstractmethod
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: jax.Array | None,
+    ) -> Draw:
+        """Draw rows: with replacement, or where `in_order` the batch of number `step`."""
+
+    @abc.abstractmethod
+    def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
+        """How likely one draw is to be each of these stored rows: float32 like `slots`, `[B]`."""
+
+    def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
+        """Figures for logging. Scalars."""
+        return {}

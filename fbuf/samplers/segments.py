@@ -1,0 +1,219 @@
+"""Segments of starts: to draw an episode first, and then a start in it.
+
+The starts of an episode follow each other in its lane: a segment. Where one is missing, as a row
+of its window was removed, there are two. The first and the last start of every segment have a bit
+each, in two trees over the rows lane by lane, each lane from its first slot to its last. So the
+r-th segment is that of the r-th first start; its last one is the next in the same lane, around the
+seam if need be. A segment grows at its end, shrinks at its beginning and is split by removing rows;
+each is a few bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers import random_bits
+from fbuf.samplers.start_index import Change, StartIndex
+from fbuf.samplers.starts import Window
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
+from fbuf.trees.bit_tree import BitTree
+from fbuf.xla.loop import zero_after
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """The first and the last start of every segment, lane by lane, and how many there are."""
+
+    firsts: BitTree
+    lasts: BitTree
+    count: jax.Array
+
+
+def empty(ring: Ring) -> Segments:
+    """No segment."""
+    return Segments(bit_tree.empty(ring.capacity), bit_tree.empty(ring.capacity), jnp.int32(0))
+
+
+def add(
+    segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window, change: Change
+) -> tuple[Segments, StartIndex]:
+    """Take note of what an add has changed; `starts` is the index from afterwards.
+
+    Returns:
+        The segments, and the starts, whose total is known only once they have been looked at here.
+    """
+    length, stride, room = window.length, window.stride, ring.lane_length
+    in_episode = span.in_episode
+    assert in_episode is not None
+    written = _lane_by_lane(ring, jnp.minimum(span.slots, ring.capacity - 1))
+    kept = span.slots < ring.capacity
+    first_gone = (bit_tree.read(segments.firsts, written) & kept).astype(jnp.int32)
+    last_gone = (bit_tree.read(segments.lasts, written) & kept).astype(jnp.int32)
+    new = change.is_start.astype(jnp.int32)
+    previous = ring.later(change.slots, -stride)
+    joined = jnp.zeros_like(new)
+    if not window.first_only:
+        # The start before it belongs to the same episode, and was neither removed nor overwritten.
+        same = in_episode.position >= length + stride
+        stays = in_episode.newer + length - 1 + stride < room
+        joined = jnp.where(same & stays & bit_tree.read(starts.bits, previous), new, 0)
+    beheaded, behead = _beheaded(segments, starts, ring, span, window)
+    new_firsts = (
+        jnp.concatenate([written, _lane_by_lane(ring, change.slots), beheaded]),
+        jnp.concatenate([-first_gone, new - joined, behead]),
+    )
+    new_lasts = (
+        jnp.concatenate(
+            [written, _lane_by_lane(ring, change.slots), _lane_by_lane(ring, previous)]
+        ),
+        jnp.concatenate([-last_gone, new, -joined]),
+    )
+    count = segments.count + _sum(new_firsts[1])
+    made = Segments(
+        firsts=bit_tree.change(segments.firsts, *new_firsts),
+        lasts=bit_tree.change(segments.lasts, *new_lasts),
+        count=count,
+    )
+    assert starts.total is not None
+    return made, dataclasses.replace(starts, total=tie(starts.total, count))
+
+
+def _beheaded(
+    segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window
+) -> tuple[jax.Array, jax.Array]:
+    """The oldest start of each lane, and 1 if only now it begins its segment: `[lanes]`."""
+    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
+    added = span.count // (ring.lanes // ring.heads)
+    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+    oldest = ring.later(newest, 1 - rows)
+    skipped = -(oldest // ring.lanes) % window.stride
+    candidate = ring.later(oldest, skipped)
+    # A start that was completed by this add has been looked after already.
+    complete = rows - 1 - skipped - (window.length - 1) >= added
+    where = _lane_by_lane(ring, candidate)
+    is_start = bit_tree.read(starts.bits, candidate)
+    mend = complete & is_start & ~bit_tree.read(segments.firsts, where)
+    return where, mend.astype(jnp.int32)
+
+
+def remove(
+    segments: Segments, starts: StartIndex, ring: Ring, lost: jax.Array, window: Window
+) -> tuple[Segments, StartIndex]:
+    """Take out starts that are none any more; `starts` is the index from afterwards.
+
+    Returns:
+        The segments, and the starts, whose total is known only once they have been looked at here.
+    """
+    inside, is_one = jnp.minimum(lost, ring.capacity - 1), lost < ring.capacity
+    where = _lane_by_lane(ring, inside)
+    first = bit_tree.read(segments.firsts, where) & is_one
+    last = bit_tree.read(segments.lasts, where) & is_one
+    following = ring.later(inside, window.stride)
+    previous = ring.later(inside, -window.stride)
+    # What was in the middle of a segment leaves two.
+    begins = (is_one & ~last & bit_tree.read(starts.bits, following)).astype(jnp.int32)
+    ends = (is_one & ~first & bit_tree.read(starts.bits, previous)).astype(jnp.int32)
+    firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
+    lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
+    follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
+    looked_at = _sum(begins) + _sum(ends)
+    assert starts.total is not None
+    return (
+        Segments(
+            firsts=bit_tree.change(segments.firsts, jnp.concatenate([where, follows]), firsts),
+            lasts=bit_tree.change(segments.lasts, jnp.concatenate([where, precedes]), lasts),
+            count=segments.count + _sum(firsts),
+        ),
+        dataclasses.replace(starts, total=tie(starts.total, looked_at)),
+    )
+
+
+def draw(
+    segments: Segments,
+    starts: StartIndex,
+    ring: Ring,
+    key: jax.Array,
+    batch_size: int,
+    window: Window,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draw a segment, each alike, and a start in it, each alike.
+
+    Returns:
+        int32 `[B]` slots, how many starts their segments have, and whether there is a segment.
+    """
+    room = ring.lane_length
+    key = tie(key, segments.count)
+    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
+    segment = random_bits.below(bits[0], segments.count)
+    first = bit_tree.select(segments.firsts, segment)
+    lane = first // room
+    # Of a lane's segments one may go around its seam: its last start is the first last one there,
+    # and comes before the first starts of all.
+    begin, end = _bounds(segments, ring, lane)
+    number = segment + _around_seam(segments, starts, ring, lane)
+    last = bit_tree.select(segments.lasts, jnp.where(number < end, number, begin))
+    length = (last - first) % room // window.stride + 1
+    chosen = random_bits.below(bits[1], length) * window.stride
+    slots = ring.later(first % room * ring.lanes + lane, chosen)
+    return slots, length, segment < segments.count
+
+
+def lengths(segments: Segments, ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
+    """How many starts the segments of these starts have: int32 `[B]`."""
+    room = ring.lane_length
+    where = _lane_by_lane(ring, slots)
+    begin = where // room * room
+    edges = jnp.concatenate([begin, begin + room])
+    first_begin, first_end = bit_tree.rank(segments.firsts, edges).reshape(2, -1)
+    last_begin, last_end = bit_tree.rank(segments.lasts, edges).reshape(2, -1)
+    # The newest first start up to this one, and the next last one from it on; around the seam the
+    # newest of the lane, and its oldest.
+    before = bit_tree.rank(segments.firsts, where + 1)
+    first = bit_tree.select(segments.firsts, jnp.where(before > first_begin, before, first_end) - 1)
+    from_here = bit_tree.rank(segments.lasts, where)
+    last = bit_tree.select(segments.lasts, jnp.where(from_here < last_end, from_here, last_begin))
+    return (last - first) % room // window.stride + 1
+
+
+def _around_seam(segments: Segments, starts: StartIndex, ring: Ring, lane: jax.Array) -> jax.Array:
+    """1 for lanes in which a segment goes around the seam, 0 for others: int32 `[B]`."""
+
+    def goes_around(lane: jax.Array) -> jax.Array:
+        # A lane's first slot is that of the same number.
+        begins = bit_tree.read(segments.firsts, lane * ring.lane_length)
+        return (bit_tree.read(starts.bits, lane) & ~begins).astype(jnp.int32)
+
+    if ring.lanes < lane.shape[0]:
+        # Not before a lane is known, for it would be ready from the first: see `fbuf.xla.loop`.
+        every = jnp.arange(ring.lanes, dtype=jnp.int32) + zero_after(lane)
+        return goes_around(every)[lane]
+    return goes_around(lane)
+
+
+def _bounds(segments: Segments, ring: Ring, lane: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How many segments there are before each lane, and up to its end: `[B]` each."""
+    if ring.lanes == 1:
+        return jnp.zeros_like(lane), jnp.broadcast_to(segments.count, lane.shape)
+    if ring.lanes < lane.shape[0]:
+        edges = jnp.arange(ring.lanes + 1, dtype=jnp.int32) * ring.lane_length
+        before = bit_tree.rank(segments.lasts, edges)
+        return before[lane], before[lane + 1]
+    edges = jnp.concatenate([lane, lane + 1]) * ring.lane_length
+    begin, end = bit_tree.rank(segments.lasts, edges).reshape(2, -1)
+    return begin, end
+
+
+def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
+    """Where slots lie when the lanes come one after the other."""
+    step = slots // ring.lanes
+    return (slots - step * ring.lanes) * ring.lane_length + step
+
+
+def _sum(counts: jax.Array) -> jax.Array:
+    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

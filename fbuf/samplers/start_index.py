@@ -1,0 +1,145 @@
+"""The starts there are: an index kept as rows are written and removed, to draw one by its rank."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.samplers import random_bits, starts
+from fbuf.samplers.starts import Window
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
+from fbuf.trees.bit_tree import BitTree
+from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StartIndex:
+    """Which slots are starts, a bit each, and how many there are.
+
+    `total` is None where every row is a start, for then the ring knows.
+    """
+
+    bits: BitTree
+    total: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What an add has changed about the starts; all `[B]`, one for each row written.
+
+    Attributes:
+        evicted: bool; a start was overwritten by the row.
+        slots: int32; the start of the window that ends with the row, in range.
+        is_start: bool; that is a start from now on.
+    """
+
+    evicted: jax.Array
+    slots: jax.Array
+    is_start: jax.Array
+
+
+def empty(ring: Ring, window: Window) -> StartIndex:
+    """No start."""
+    return StartIndex(bit_tree.empty(ring.capacity), None if window.every_row else jnp.int32(0))
+
+
+def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
+    """Take note of the starts there are now, and of those that made way."""
+    written = jnp.minimum(span.slots, ring.capacity - 1)
+    evicted = bit_tree.read(index.bits, written) & (span.slots < ring.capacity)
+    gone = evicted.astype(jnp.int32)
+    if index.total is None:
+        bits = bit_tree.change(index.bits, written, span.drawable.astype(jnp.int32) - gone)
+        return StartIndex(bits, None), Change(evicted, written, span.drawable)
+    slots, is_start = starts.completed(ring, span, window)
+    # The total is known once all that was asked of the bits before this has been read.
+    written = tie(written, index.total)
+    new = is_start.astype(jnp.int32)
+    bits = bit_tree.change(
+        index.bits, jnp.concatenate([written, slots]), jnp.concatenate([-gone, new])
+    )
+    total = index.total + _sum(new) - _sum(gone)
+    return StartIndex(bits, total), Change(evicted, slots, is_start)
+
+
+def remove(
+    index: StartIndex, ring: Ring, slots: jax.Array, window: Window
+) -> tuple[StartIndex, jax.Array]:
+    """Take out the starts of all windows with these rows.
+
+    Returns:
+        The index, and the starts that are none any more, none twice, `capacity` for none.
+    """
+    found = slots
+    if window.length > 1:
+        found = starts.containing(ring, slots, window)
+        found = jnp.where(last_of_each(found), found, ring.capacity)
+    inside = jnp.minimum(found, ring.capacity - 1)
+    lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
+    change = -lost.astype(jnp.int32)
+    bits = bit_tree.change(index.bits, inside, change)
+    total = None if index.total is None else index.total + _sum(change)
+    return StartIndex(bits, total), jnp.where(lost, found, ring.capacity)
+
+
+def total(index: StartIndex, ring: Ring) -> jax.Array:
+    """How many starts there are. int32 scalar."""
+    return ring.count() - ring.removed if index.total is None else index.total
+
+
+def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
+    """Whether windows start at slots, each in range: bool `[B]`."""
+    return bit_tree.read(index.bits, slots)
+
+
+def draw(
+    index: StartIndex, ring: Ring, key: jax.Array, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draw starts, each alike.
+
+    A slot is drawn first, and if that is no start, one by its rank: either way each is as likely as
+    any other. Most slots are starts as a rule, and so most draws end with the first look, at a
+    single word; down the tree it is one a level. Where all slots are starts, the rank is the slot.
+
+    Returns:
+        int32 `[B]` slots, in range even where there is no start, and whether there is one.
+    """
+    count = total(index, ring)
+    if _all_at_first(index, ring):
+        ranks = random_bits.ranks(key, batch_size, count)
+        return select(index, ring, ranks), ranks < count
+    bits = jax.random.bits(tie(key, count), (2, 2, batch_size), jnp.uint32)
+    ranks = random_bits.below(bits[1], count)
+    slots = random_bits.below(bits[0], ring.filled())
+    return bit_tree.select_unless(index.bits, slots, ranks), ranks < count
+
+
+def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
+    """The starts of given ranks: int32 `[B]` slots, in range even where there is none."""
+    if not _all_at_first(index, ring):
+        return bit_tree.select(index.bits, ranks)
+
+    def unless_all(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
+        return lax.cond(removed == 0, lambda: ranks, lambda: bit_tree.select(bits, ranks))
+
+    def always(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
+        return bit_tree.select(bits, ranks)
+
+    # On a GPU a branch waits for the host, which takes longer than to look a rank up.
+    return lax.platform_dependent(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
+
+
+def _all_at_first(index: StartIndex, ring: Ring) -> bool:
+    """Whether all slots there are are starts, unless rows have been removed."""
+    return index.total is None and ring.heads == 1
+
+
+def _sum(counts: jax.Array) -> jax.Array:
+    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

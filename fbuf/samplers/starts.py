@@ -1,0 +1,100 @@
+"""Which rows a window may start at, known at every moment without looking at more than was written.
+
+A window is `length` rows of one lane, one after the other. A row is a start if its whole window is
+there, inside one episode, without a removed row or a dummy. It becomes one when the last row of its
+window is written, and is none any more once it is overwritten, or a row of its window is removed.
+So what a write changes is as long as the write; no later window contains the overwritten row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.storage.ring import Ring, Span
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What makes a row a start.
+
+    Attributes:
+        length: Rows of a window, at least 1.
+        stride: Only every `stride`-th step of a lane is a start.
+        first_only: Only the first row of an episode is one.
+        by_episode: It matters which starts are in one episode.
+    """
+
+    length: int
+    stride: int
+    first_only: bool
+    by_episode: bool = False
+
+    @property
+    def every_row(self) -> bool:
+        """Whether every row that is there is a start."""
+        return self.length == 1 and self.stride == 1 and not self.first_only and not self.by_episode
+
+
+def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Array]:
+    """The starts whose windows the rows of an add have completed.
+
+    Returns:
+        For each row the slot of its window's start, int32 `[B]` in range, and whether it is one.
+    """
+    in_episode = span.in_episode
+    assert in_episode is not None
+    earlier = window.length - 1
+    slots = ring.later(jnp.minimum(span.slots, ring.capacity - 1), -earlier)
+    # In a chunk longer than a lane the start can be overwritten before its window is complete.
+    is_start = span.drawable & (in_episode.newer + earlier < ring.lane_length)
+    is_start &= in_episode.intact >= window.length
+    if window.first_only:
+        is_start &= in_episode.position == window.length
+    if window.stride > 1:
+        is_start &= (slots // ring.lanes) % window.stride == 0
+    return slots, is_start
+
+
+def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
+    """The starts of all windows that contain these rows, and `capacity` for no row: `[B * L]`."""
+    earlier = jnp.arange(window.length, dtype=jnp.int32)[None]
+    starts = ring.later(jnp.minimum(slots, ring.capacity - 1)[:, None], -earlier)
+    return jnp.where(slots[:, None] < ring.capacity, starts, ring.capacity).reshape(-1)
+
+
+def check_options(sampler: str, window: object, stride: object, first_only: object) -> None:
+    """Refuse what says no window."""
+    check.integer(sampler, "window", window)
+    check.integer(sampler, "stride", stride)
+    check.boolean(sampler, "first_only", first_only)
+
+
+def check_lanes(sampler: str, ring: Ring, window: Window) -> None:
+    """Refuse windows that no lane could ever hold."""
+    lane, lanes = ring.lane_length, ring.lanes
+    here = f"{lane} rows (capacity {ring.capacity} for {lanes} environments)"
+    if window.length > lane:
+        raise ValueError(
+            f"fbuf.init: {sampler}(window={window.length}) is longer than a lane, which has "
+            f"{here}; make the capacity larger or the window shorter"
+        )
+    if lane % window.stride:
+        longer = (lane // window.stride + 1) * window.stride * lanes
+        shorter = lane // window.stride * window.stride * lanes
+        either = f"{shorter} or {longer}" if shorter else f"{longer}"
+        raise ValueError(
+            f"fbuf.init: {sampler}(stride={window.stride}) must divide the length of a lane, "
+            f"{here}, or steps would lie closer together where the ring closes; take a capacity "
+            f"of {either}"
+        )
+
+
+def power(beta: chex.Array | float) -> jax.Array:
+    """An exponent of importance weights; 0 for one that cannot be right."""
+    beta = jnp.asarray(beta, jnp.float32)
+    return jnp.where(beta < jnp.inf, jnp.maximum(beta, 0), 0)

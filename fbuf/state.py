@@ -1,0 +1,132 @@
+"""The state of a buffer, and what is read of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Generic
+
+import jax
+import jax.core
+import numpy as np
+
+from fbuf.samplers.protocol import Sampler
+from fbuf.storage.ids import Ids
+from fbuf.storage.next_obs import NextObs
+from fbuf.storage.ring import Ring
+from fbuf.storage.store import Item, Storage
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class State(Generic[Item]):
+    """A replay buffer: one immutable pytree, made by `fbuf.init`.
+
+    Carry it through `jit`, `scan`, `vmap` and `shard_map` like any other pytree, and save it like
+    one. Its fields are for reading; change them through the functions of `fbuf` only, since they
+    keep the fields consistent with each other.
+
+    Attributes:
+        storage: The rows, packed; `fbuf.rows` shows them.
+        ring: Where the next row goes, and each row's flags.
+        next_obs: The next observations that no following row has; None unless the buffer was made
+            with `next_of`.
+        index: What the sampler keeps to draw in less than O(capacity); its own pytree.
+        fault: uint32 bits of `fbuf.Fault`, sticky.
+        sampler: Which rows may be drawn and how likely; static.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init({"obs": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
+        >>> state, state.capacity
+        (State(Uniform, 0 of 100 rows), 100)
+    """
+
+    storage: Storage[Item]
+    ring: Ring
+    next_obs: NextObs | None
+    index: Any
+    fault: jax.Array
+    sampler: Sampler = dataclasses.field(metadata={"static": True})
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the buffer holds at most."""
+        return self.ring.capacity
+
+    def __repr__(self) -> str:
+        """One line: the sampler, rows of capacity, environments."""
+        return f"State({', '.join(_described(self))})"
+
+
+def _described(state: State[Any]) -> list[str]:
+    cursor: Any = state.ring.cursor
+    if not isinstance(cursor, jax.Array | np.ndarray):
+        return [type(state.sampler).__name__]  # of something else than arrays: a tree of specs
+    traced = isinstance(cursor, jax.core.Tracer)
+    if not traced and isinstance(cursor, jax.Array) and cursor.is_deleted():
+        return ["consumed"]
+    rows = "?"
+    if not traced and cursor.ndim == 2:
+        rows = str(int(np.asarray(cursor)[2].sum()) - int(state.ring.removed))
+    words = [type(state.sampler).__name__, f"{rows} of {state.capacity} rows"]
+    if state.ring.num_envs is not None:
+        words.append(f"{state.ring.num_envs} environments")
+    if cursor.ndim > 2:
+        words.append(f"a batch of {cursor.shape[:-2]} buffers")
+    return words
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch(Generic[Item]):
+    """Rows that were read, by `fbuf.read` or `fbuf.rows`. `B` is how many.
+
+    Attributes:
+        data: What the view made of the rows; with `fbuf.Item()` the item's own tree, each leaf
+            `[B, ...]`.
+        ids: Which rows these are; hand them to `update_priority`, `write` and `remove`.
+        mask: `[B]` bool; False where there is no row, or the view could not make of it what it is
+            for, as its next observation is lost (see `fbuf.Transition`). The data means nothing
+            there.
+        terminated: `[B]` bool; the episode ended by itself at this row.
+        truncated: `[B]` bool; the episode was cut off after this row.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> batch = fbuf.read(state, fbuf.newest_ids(state, 2))
+        >>> batch.data, batch.mask
+        (Array([1., 2.], dtype=float32), Array([ True,  True], dtype=bool))
+    """
+
+    data: Item
+    ids: Ids
+    mask: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sample(Batch[Item]):
+    """A batch drawn by `fbuf.sample`. `B` is the batch size; shapes never depend on values.
+
+    Attributes:
+        data: As in `fbuf.Batch`.
+        ids: As in `fbuf.Batch`.
+        mask: As in `fbuf.Batch`; also False where there was nothing to draw.
+        terminated: As in `fbuf.Batch`.
+        truncated: As in `fbuf.Batch`.
+        probability: `[B]` float32; how likely one draw was to be this row.
+        weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> sample = fbuf.sample(state, jax.random.key(0), 2)
+        >>> sample.data.shape, sample.weight
+        ((2,), Array([1., 1.], dtype=float32))
+    """
+
+    probability: jax.Array
+    weight: jax.Array

@@ -1,0 +1,1 @@
+"""Storage: where rows lie, and which of them are there."""

@@ -1,0 +1,125 @@
+"""Episodes: where in its episode each row of a lane is.
+
+A lane is the rows of one environment, in the order of time. What has to be known of its past to
+place the next row is kept here, a few numbers a lane; all else is in the flags of the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Autoreset = Literal["same_step", "next_step", "disabled"]
+"""What an environment does when an episode has ended, in Gymnasium's words.
+
+`"same_step"`: the step that ends an episode also resets, and the next row is the first of a new
+episode. `"disabled"`: you reset; for a buffer the same. `"next_step"`: the step after the end
+ignores its action and resets: its row is a dummy, part of no episode.
+"""
+
+_MANY = 2**30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """The episode each lane is in.
+
+    Attributes:
+        position: int32 `[lanes]`; how many rows the episode has so far; stops counting at 2**30.
+        intact: int32 `[lanes]`; how many it has since the newest of its rows that was removed.
+        resets: bool `[lanes]`; the next row is a dummy.
+    """
+
+    position: jax.Array
+    intact: jax.Array
+    resets: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class InEpisode:
+    """Where the rows of a chunk are in their episodes; all `[steps, lanes]`.
+
+    Attributes:
+        position: int32; the number of the row in its episode, from 1; of a dummy 0.
+        intact: int32; how many rows up to this one follow each other without a removed one.
+        dummy: bool; the row is the dummy step of a reset.
+        newer: int32; how many rows of the chunk come after it in its lane.
+    """
+
+    position: jax.Array
+    intact: jax.Array
+    dummy: jax.Array
+    newer: jax.Array
+
+
+def none_open(lanes: int) -> Open:
+    """No row yet: the next one is the first of an episode."""
+    return Open(jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, bool))
+
+
+def follow(
+    before: Open, ends: jax.Array, count: jax.Array | None, autoreset: Autoreset
+) -> tuple[Open, InEpisode]:
+    """Place a chunk of rows.
+
+    Args:
+        before: What was open before the chunk.
+        ends: bool `[steps, lanes]`; the rows said to end an episode. A dummy ends nothing.
+        count: int32 `[lanes]`; how many steps each lane has, for the chunk may have room for more.
+            None is all of them.
+        autoreset: See `Autoreset`.
+
+    Returns:
+        What is open after the chunk, and where each of its rows is.
+    """
+    steps = ends.shape[0]
+    number = jnp.arange(steps, dtype=jnp.int32)[:, None]
+    dummy, resets = jnp.zeros_like(ends), before.resets
+    if autoreset == "next_step":
+        # In a row of ends every second one is a dummy's, which counts for nothing: whether a row
+        # is a dummy depends on how many ends lie side by side before it.
+        run = number - 1 - _newest_before(~ends, jnp.where(before.resets, -2, -1))
+        dummy = run % 2 == 1
+        ends = ends & ~dummy
+        resets = _last(ends, count, before.resets)
+    # A row's episode begins behind the newest end before it, or behind a dummy, itself included.
+    begin = _newest_before(ends, -_MANY)
+    if autoreset == "next_step":
+        begin = jnp.maximum(begin, _newest(dummy, -_MANY))
+    at_start = begin < 0  # the episode was open before the chunk
+    position = jnp.where(at_start, before.position + number + 1, number - begin)
+    intact = jnp.where(at_start, before.intact + number + 1, number - begin)
+    after = Open(
+        position=_last(jnp.where(ends, 0, jnp.minimum(position, _MANY)), count, before.position),
+        intact=_last(jnp.where(ends, 0, jnp.minimum(intact, _MANY)), count, before.intact),
+        resets=resets,
+    )
+    newer = jnp.broadcast_to((steps if count is None else count) - 1 - number, ends.shape)
+    return after, InEpisode(position, intact, dummy, newer)
+
+
+def _last(steps: jax.Array, count: jax.Array | None, before: jax.Array) -> jax.Array:
+    """The last of the first `count` steps, or what was before if there is none: `[lanes]`."""
+    if count is None:
+        return steps[-1]
+    last = jnp.take_along_axis(steps, jnp.maximum(count - 1, 0)[None], axis=0)[0]
+    return jnp.where(count > 0, last, before)
+
+
+def _newest(marked: jax.Array, otherwise: jax.Array | int) -> jax.Array:
+    """For each step the newest marked one up to it: `[steps, lanes]`."""
+    number = jnp.arange(marked.shape[0], dtype=jnp.int32)[:, None]
+    found = jnp.where(marked, number, otherwise)
+    return found if marked.shape[0] == 1 else lax.cummax(found, axis=0)
+
+
+def _newest_before(marked: jax.Array, otherwise: jax.Array | int) -> jax.Array:
+    """For each step the newest marked one before it: `[steps, lanes]`."""
+    first = jnp.broadcast_to(jnp.asarray(otherwise, jnp.int32), marked.shape[1:])[None]
+    return jnp.concatenate([first, _newest(marked, otherwise)[:-1]])

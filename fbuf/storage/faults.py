@@ -1,0 +1,75 @@
+"""Faults: what went wrong inside a compiled step, kept as sticky bits in the state.
+
+Raising from inside a donated call would lose the buffer, so a bad value is skipped, a bit is set,
+and the host asks when it wants to.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+import jax.custom_batching
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+class Fault(enum.IntFlag):
+    """The bits of `State.fault`. Once set, a bit stays until `fbuf.clear`.
+
+    Examples:
+        >>> import fbuf
+        >>> fbuf.Fault(3)
+        <Fault.BAD_PRIORITY|ID_OUT_OF_RANGE: 3>
+    """
+
+    BAD_PRIORITY = 1
+    """A priority was NaN, infinite, negative, or too large for the sum tree to add up."""
+    ID_OUT_OF_RANGE = 2
+    """An id named a slot the buffer does not have."""
+    STALE_ID = 4
+    """An id named a row that has been overwritten or removed since it was drawn."""
+    LOST_NEXT = 8
+    """More episodes ended than `max_ends` keeps the last observation of."""
+
+
+MEANING = {
+    Fault.BAD_PRIORITY: (
+        "a priority was NaN, infinite, negative or too large; those entries were skipped "
+        "(an added row got the default priority). Look at the TD errors that were passed"
+    ),
+    Fault.ID_OUT_OF_RANGE: (
+        "an id named a slot outside the buffer; those entries were skipped. Pass the ids that "
+        "fbuf.sample returned for this buffer, unchanged"
+    ),
+    Fault.STALE_ID: (
+        "an id named a row that has since been overwritten or removed; those entries were "
+        "skipped. Expected when learning lags behind acting"
+    ),
+    Fault.LOST_NEXT: (
+        "more episodes ended than the buffer keeps the last observation of; draws of those rows "
+        "by a view that needs it are masked. Make the buffer with a larger max_ends"
+    ),
+}
+
+
+def bits_where(condition: jax.Array, fault: Fault) -> jax.Array:
+    """The bit for each entry of `condition` that holds. uint32, shaped like it."""
+    return jnp.where(condition, jnp.uint32(fault), jnp.uint32(0))
+
+
+@jax.custom_batching.custom_vmap
+def collected(fault: jax.Array, bits: jax.Array) -> jax.Array:
+    """The sticky bits, and all those of `[B]` entries. uint32 scalar."""
+    if bits.shape[0] == 1:
+        return fault | bits[0]  # a reduction over one entry XLA leaves out, and its start with it
+    # Starting from the sticky bits it is one kernel; vmap does not take such a start.
+    return lax.reduce(bits, fault, lax.bitwise_or, (0,))
+
+
+@collected.def_vmap
+def _(size: int, batched: list[bool], fault: jax.Array, bits: jax.Array) -> tuple[jax.Array, bool]:
+    faults = fault if batched[0] else jnp.broadcast_to(fault, (size,))
+    rows = bits if batched[1] else jnp.broadcast_to(bits, (size, *bits.shape))
+    return faults | lax.reduce(rows, np.uint32(0), lax.bitwise_or, (1,)), True

@@ -1,0 +1,30 @@
+"""Ids: the names of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+NO_SLOT = -1
+"""The slot of an id that names no row, as in the masked part of a sample."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """Names of rows: the slot, and the generation that tells a row from its successors there.
+
+    Attributes:
+        slot: int32 in `[0, capacity)`, or -1 for "no row".
+        generation: int32; which lap of the ring wrote the row. Only equality means anything.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.ones(1))
+        >>> fbuf.sample(state, jax.random.key(0), 2).ids
+        Ids(slot=Array([0, 0], dtype=int32), generation=Array([0, 0], dtype=int32))
+    """
+
+    slot: jax.Array
+    generation: jax.Array

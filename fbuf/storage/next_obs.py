@@ -1,0 +1,166 @@
+"""Next observations: read from the following row, and kept aside where that has another.
+
+The observation a step led to is the one the following step began with, and lies in the following
+row: to store it a second time would double the memory. In two places that row does not have it: at
+the end of an episode, where it belongs to the next one, and at the newest row. Those are kept in a
+store of their own, a row for each lane and a ring for the ends of episodes; where each lane has a
+head of its own, it has a ring of its own, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.storage import store
+from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
+from fbuf.storage.store import Storage
+from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NextObs:
+    """The next observations of the newest rows and of the last rows of episodes.
+
+    Attributes:
+        rows: `lanes + ends` rows of the field; first that of each lane's newest row, unless that
+            ended an episode, then those of ends.
+        owner: int32 `[lanes + ends]`; the slot of the row an end belongs to, -1 for none.
+        kept_at: int32 `[capacity]`; where in `rows` that of a row lies which ended an episode, -1
+            for nowhere. That it lies there still, the owner tells.
+        cursor: int32 `[heads]`; where in the ring of a head the next end goes.
+        field: The name of the field; static.
+    """
+
+    rows: Storage[Any]
+    owner: jax.Array
+    kept_at: jax.Array
+    cursor: jax.Array
+    field: str = dataclasses.field(metadata={"static": True})
+
+    def add(
+        self, ring: Ring, span: Span, flags: jax.Array, next_observation: Any
+    ) -> tuple[NextObs, jax.Array]:
+        """Keep the next observations of an add, where no following row will have them.
+
+        Args:
+            ring: The ring with the rows in it.
+            span: Their slots.
+            flags: uint8 `[B]`; their flags, as they were given.
+            next_observation: Leaves `[B, ...]`.
+
+        Returns:
+            What is kept, and the fault bits of each row.
+        """
+        inside = jnp.minimum(span.slots, ring.capacity - 1)
+        ends = span.drawable & (flags & ENDS > 0)
+        newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
+        return self._keep(ring, span.slots, ends, newest, next_observation)
+
+    def end(self, ring: Ring, slots: jax.Array) -> tuple[NextObs, jax.Array]:
+        """Keep those of the newest row of each lane, now that it is the end of an episode.
+
+        Args:
+            ring: The ring.
+            slots: int32 `[lanes]`; the slots of these rows, `capacity` for lanes that do not end.
+
+        Returns:
+            What is kept, and the fault bits of each lane.
+        """
+        # Of the slots, so that inside `shard_map` it is of their type, see `fbuf.xla.varying`.
+        given = self.rows.read(jnp.arange(ring.lanes, dtype=jnp.int32) + (slots & 0))
+        ends = slots < ring.capacity
+        return self._keep(ring, slots, ends, jnp.zeros_like(ends), given)
+
+    def cleared(self) -> NextObs:
+        """Nothing kept. O(ends)."""
+        return dataclasses.replace(self, owner=jnp.minimum(self.owner, -1), cursor=self.cursor & 0)
+
+    def read(
+        self, storage: Storage[Any], ring: Ring, slots: jax.Array, flags: jax.Array
+    ) -> tuple[Any, jax.Array]:
+        """The next observations of rows.
+
+        Args:
+            storage: The rows.
+            ring: The ring.
+            slots: int32 `[B]`; the slots of the rows.
+            flags: uint8 `[B]`; their flags.
+
+        Returns:
+            The field, leaves `[B, ...]`, and bool `[B]`: whether it is known.
+        """
+        ended = flags & ENDS > 0
+        newest = ring.newer(slots) == 0
+        kept_at = read_rows(self.kept_at, slots)
+        inside = jnp.maximum(kept_at, 0)
+        known = ~ended | ((kept_at >= 0) & (read_rows(self.owner, inside) == slots))
+        aside = ended | newest
+        kept = self.rows.read(jnp.where(ended, inside, slots % ring.lanes))
+        leaves, tree = jax.tree.flatten(storage.find("sample", "next_of", self.field))
+        following = storage.read_leaves(ring.later(slots, 1), leaves)
+
+        def either(kept: jax.Array, following: jax.Array) -> jax.Array:
+            return jnp.where(aside.reshape(-1, *(1,) * (kept.ndim - 1)), kept, following)
+
+        return jax.tree.map(either, kept, jax.tree.unflatten(tree, following)), known
+
+    def _keep(
+        self,
+        ring: Ring,
+        slots: jax.Array,
+        ends: jax.Array,
+        newest: jax.Array,
+        next_observation: Any,
+    ) -> tuple[NextObs, jax.Array]:
+        """Keep those of rows at `[B]` slots that end an episode, or are the newest of a lane."""
+        lanes, heads = ring.lanes, ring.heads
+        nowhere = self.owner.shape[0]
+        room = (nowhere - lanes) // heads
+        running = jnp.cumsum(ends.reshape(-1, heads), axis=0, dtype=jnp.uint32)
+        rank, count = running - 1, running[-1]
+        kept = ends & (count - rank <= room).reshape(-1)
+        cursor = self.cursor.astype(jnp.uint32)
+        first = lanes + room * jnp.arange(heads, dtype=jnp.int32)
+        where = first + ((cursor + rank) % jnp.uint32(room)).astype(jnp.int32)
+        where = jnp.where(kept, where.reshape(-1), nowhere)
+        before = read_rows(self.owner, jnp.minimum(where, nowhere - 1))
+        owner = write_rows(self.owner, tie(where, before), slots)
+        kept_at = write_rows(self.kept_at, slots, jnp.where(kept, where, -1))
+        # Someone else's, whose row is still there and looks for it here.
+        looks = kept_at.at[jnp.maximum(before, 0)].get(mode="promise_in_bounds") == where
+        there = ring.holds(before)
+        there &= read_rows(ring.flags, jnp.maximum(before, 0)) & REMOVED == 0
+        robbed = kept & (before >= 0) & (before != slots) & looks & there
+        own = jnp.where(newest, slots % lanes, where)
+        return (
+            dataclasses.replace(
+                self,
+                rows=self.rows.write(own, next_observation),
+                owner=owner,
+                kept_at=kept_at,
+                cursor=((cursor + count) % jnp.uint32(room)).astype(jnp.int32),
+            ),
+            bits_where(robbed | (ends & ~kept), Fault.LOST_NEXT),
+        )
+
+
+def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
+    """Nothing kept, with room for so many ends, or a few more: as many for each head."""
+    ends = -(-ends // ring.heads) * ring.heads
+    leaves, tree = jax.tree.flatten(storage.find("init", "next_of", field))
+    specs = [storage.fields[leaf] for leaf in leaves]
+    item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    return NextObs(
+        rows=store.empty(jax.tree.unflatten(tree, item), ring.lanes + ends),
+        owner=jnp.full(ring.lanes + ends, -1, jnp.int32),
+        kept_at=jnp.zeros(ring.capacity, jnp.int32),
+        cursor=jnp.zeros(ring.heads, jnp.int32),
+        field=field,
+    )

@@ -1,0 +1,374 @@
+"""The ring: which slot a row gets, which generation it is, and which rows are there.
+
+With several environments, one step of all of them is written at once, side by side: the row that
+follows another one in its lane is `lanes` slots further on. So lanes change nothing about the ring,
+and to add a step is to write one stretch of memory. Where environments do not step together, each
+lane has a head of its own, which counts the lane's slots alone; all else is the same.
+
+Rows are written in order and the oldest is overwritten first, so a row is named by its slot and
+its generation, and the generation needs no array: it is the lap during which the slot was last
+written. Laps are counted modulo 2**32 (int32 arithmetic wraps), and only ever compared for
+equality, so they cannot overflow in a run of any length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.storage import episodes
+from fbuf.storage.episodes import Autoreset, InEpisode, Open
+from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.tie import tie
+
+# The bits of a row's flags.
+TERMINATED = 1
+TRUNCATED = 2
+REMOVED = 4
+DUMMY = 8
+"""The row of a step that only reset its environment; it is marked as removed, too."""
+
+ENDS = TERMINATED | TRUNCATED
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The slots that one add has written: with one head consecutive, around the end if need be.
+
+    Attributes:
+        slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
+        first: int32 scalar; the first slot written; with one head.
+        last: int32 scalar; the last slot written; with one head.
+        drawable: bool `[B]`; the row was kept, and is not the dummy of a reset.
+        in_episode: Where the rows are in their episodes, `[B]`; None if nobody asks for it.
+        count: int32 `[heads]`; how many rows there were, those not kept included.
+        most: How many slots there are at most; static.
+    """
+
+    slots: jax.Array
+    first: jax.Array
+    last: jax.Array
+    drawable: jax.Array
+    in_episode: InEpisode | None
+    count: jax.Array
+    most: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Where rows live.
+
+    Invariants: of each head, offsets `[0, stored)` hold rows written since the last clear. With one
+    head an offset is a slot; with one a lane it is the step in the lane. The flags of a slot that
+    holds no row mean nothing.
+
+    Attributes:
+        cursor: int32 `[3, heads]`; `head`, `lap` and `stored`. One array, for every array of a
+            state costs time whenever a function is called from Python.
+        removed: int32 scalar; how many stored rows have been removed.
+        flags: uint8 `[capacity]`; the bits of each row, see above.
+        open: The episode each lane is in; None if nobody asks for it.
+        num_envs: How many environments there are, None if they are not told apart; static.
+        lockstep: Whether they always step together, so that one head does for all; static.
+        autoreset: What environments do at an end, see `fbuf.storage.episodes`; static.
+    """
+
+    cursor: jax.Array
+    removed: jax.Array
+    flags: jax.Array
+    open: Open | None
+    num_envs: int | None = dataclasses.field(metadata={"static": True})
+    lockstep: bool = dataclasses.field(metadata={"static": True})
+    autoreset: Autoreset = dataclasses.field(metadata={"static": True})
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there is room for; also right for a batched ring."""
+        return self.flags.shape[-1]
+
+    @property
+    def lanes(self) -> int:
+        """How many rows a step has."""
+        return self.num_envs or 1
+
+    @property
+    def lane_length(self) -> int:
+        """How many rows of one environment there is room for."""
+        return self.capacity // self.lanes
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return 1 if self.lockstep else self.lanes
+
+    @property
+    def head_capacity(self) -> int:
+        """How many rows a head has room for."""
+        return self.capacity // self.heads
+
+    @property
+    def head(self) -> jax.Array:
+        """The offset the next row goes to. int32 `[heads]`."""
+        return self.cursor[0]
+
+    @property
+    def lap(self) -> jax.Array:
+        """How often the head has passed the end, modulo 2**32. int32 `[heads]`."""
+        return self.cursor[1]
+
+    @property
+    def stored(self) -> jax.Array:
+        """How many offsets hold a row, removed ones included. int32 `[heads]`."""
+        return self.cursor[2]
+
+    # What is stored.
+
+    def count(self) -> jax.Array:
+        """How many rows are stored, removed ones included. int32 scalar."""
+        return jnp.sum(self.stored, dtype=jnp.int32)
+
+    def filled(self) -> jax.Array:
+        """How many of the first slots may hold rows; none behind them does. int32 scalar."""
+        return self.stored[0] if self.heads == 1 else jnp.int32(self.capacity)
+
+    def holds(self, slots: jax.Array) -> jax.Array:
+        """Whether slots, of which `capacity` is none, hold a row: bool like `slots`."""
+        offset, cursor = self._under_head(slots)
+        return (offset < cursor[2]) & (slots < self.capacity)
+
+    def full(self, slots: jax.Array) -> jax.Array:
+        """Whether the lanes of slots have no room left: bool, to be broadcast to `slots`."""
+        return self._under_head(slots)[1][2] == self.head_capacity
+
+    # Steps of a lane.
+
+    def later(self, slots: jax.Array, steps: jax.Array | int) -> jax.Array:
+        """The slots so many steps later in the lane, around the end; less than a lane."""
+        size = jnp.uint32(self.capacity)
+        by = jnp.asarray(steps, jnp.int32) % self.lane_length * self.lanes
+        return ((slots.astype(jnp.uint32) + by.astype(jnp.uint32)) % size).astype(jnp.int32)
+
+    def newer(self, slots: jax.Array) -> jax.Array:
+        """How many rows of its lane are newer than each of these stored rows. int32."""
+        offset, cursor = self._under_head(slots)
+        size = jnp.uint32(self.head_capacity)
+        behind = (cursor[0].astype(jnp.uint32) + size - 1 - offset.astype(jnp.uint32)) % size
+        return (behind // jnp.uint32(self.lanes // self.heads)).astype(jnp.int32)
+
+    def older(self, slots: jax.Array) -> jax.Array:
+        """How many rows of its lane are older than each of these stored rows. int32."""
+        stored = self._under_head(slots)[1][2]
+        return stored // (self.lanes // self.heads) - 1 - self.newer(slots)
+
+    def newest(self) -> jax.Array:
+        """The slot of each lane's newest row, and `capacity` if it has none: int32 `[lanes]`."""
+        lane = jnp.arange(self.lanes, dtype=jnp.int32)
+        # With one head a step is `lanes` slots, so that the head is at the first of them.
+        offset = (self.head + self.head_capacity - self.lanes // self.heads) % self.head_capacity
+        slots = offset * self.heads + lane
+        return jnp.where(self.stored > 0, slots, self.capacity)
+
+    # Names of rows.
+
+    def generation_of(self, slots: jax.Array) -> jax.Array:
+        """The lap that wrote each slot last: this one before the head, the last one behind it."""
+        offset, cursor = self._under_head(slots)
+        return cursor[1] - (offset >= cursor[0]).astype(jnp.int32)
+
+    def name(self, slots: jax.Array, mask: jax.Array) -> Ids:
+        """The ids of rows, and "no row" where `mask` is False."""
+        return Ids(
+            slot=jnp.where(mask, slots, NO_SLOT),
+            generation=jnp.where(mask, self.generation_of(slots), 0),
+        )
+
+    def name_live(self, slots: jax.Array) -> Ids:
+        """The ids of the rows in any int32 slots; "no row" where none is, or a removed one."""
+        inside = (slots >= 0) & (slots < self.capacity)
+        slots = jnp.where(inside, slots, 0)
+        live, _, _ = self.find(self.name(slots, inside))
+        return self.name(slots, live)
+
+    def find(self, ids: Ids) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Look rows up by id.
+
+        Returns:
+            Three bool arrays shaped like the ids: the row is still there; the slot does not exist;
+            the row has been overwritten or removed. All are False for "no row".
+        """
+        slot = ids.slot
+        inside = (slot >= 0) & (slot < self.capacity)
+        slot = jnp.where(inside, slot, 0)
+        same = self.holds(slot) & (ids.generation == self.generation_of(slot))
+        flags = read_rows(self.flags, slot.reshape(-1)).reshape(slot.shape)
+        live = inside & same & (flags & REMOVED == 0)
+        return live, ~inside & (ids.slot != NO_SLOT), inside & ~live
+
+    # Changes.
+
+    def append(
+        self, flags: jax.Array, mask: jax.Array | None, before: jax.Array
+    ) -> tuple[Ring, Span]:
+        """Make room for a batch of rows and write their flags.
+
+        Args:
+            flags: uint8 `[B]`; the flags of the new rows, step by step, and in a step lane by lane.
+            mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
+                For a ring with a head a lane.
+            before: What must have been read before anything is written, see `fbuf.xla.tie`.
+
+        Returns:
+            The ring, and the slots its rows went to. Of more rows than there is room for, the last
+            ones are kept.
+        """
+        capacity, batch, heads = self.capacity, flags.shape[0], self.heads
+        if mask is None:
+            each = batch // heads
+            count = jnp.full(heads, each, jnp.uint32)
+            rank = jnp.broadcast_to(jnp.arange(each, dtype=jnp.uint32)[:, None], (each, heads))
+            kept = rank >= max(each - self.head_capacity, 0)
+        else:
+            chosen = mask.reshape(-1, heads)
+            running = jnp.cumsum(chosen, axis=0, dtype=jnp.uint32)
+            count, rank = running[-1], running - 1
+            kept = chosen & (count - rank <= self.head_capacity)
+        size = jnp.uint32(self.head_capacity)
+        head = self.head.astype(jnp.uint32)
+        # Unsigned, for head + batch may pass 2**31; exact, for both are below it.
+        slots = (head + rank) % size * heads + jnp.arange(heads, dtype=jnp.uint32)
+        slots = jnp.where(kept, slots, capacity).astype(jnp.int32).reshape(-1)
+        dropped = jnp.maximum(count, size) - size
+        end = head + count
+        inside = slots < capacity
+        old = read_rows(self.flags, jnp.minimum(slots, capacity - 1))
+        # The barrier has it read once. Read again where it is used, the flags would have to be
+        # copied for that before they are written.
+        replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
+        # Of the rows from before the last clear none is counted as removed any more.
+        gone = (replaced & REMOVED > 0) & self.holds(slots)
+        removed = self.removed - jnp.sum(gone, dtype=jnp.int32)
+        slots = tie(slots, replaced, before)
+        now_open, in_episode = self.open, None
+        if now_open is not None:
+            now_open, in_episode = self._follow(now_open, flags, mask, rank, count)
+            flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
+            removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
+            inside &= ~in_episode.dummy
+        lap = self.lap.astype(jnp.uint32) + end // size
+        stored = jnp.minimum(self.stored.astype(jnp.uint32) + count, size)
+        written = dataclasses.replace(
+            self,
+            cursor=jnp.stack([end % size, lap, stored]).astype(jnp.int32),
+            removed=removed,
+            flags=write_rows(self.flags, slots, flags),
+            open=now_open,
+        )
+        return written, Span(
+            slots=slots,
+            first=((head + dropped) % size).astype(jnp.int32)[0],
+            last=((end + size - 1) % size).astype(jnp.int32)[0],
+            drawable=inside,
+            in_episode=in_episode,
+            count=count.astype(jnp.int32),
+            most=min(batch, capacity),
+        )
+
+    def end(self, lanes: jax.Array) -> tuple[Ring, jax.Array]:
+        """Truncate the open episode of some lanes, bool `[lanes]`.
+
+        Returns:
+            The ring, and the slots of the rows that now are the last of an episode, `capacity` for
+            lanes that had no open episode.
+        """
+        slots = self.newest()
+        # Read once, as in `append`.
+        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        flags = lax.optimization_barrier(old)
+        is_open = (flags & (ENDS | DUMMY) == 0) & lanes
+        slots = jnp.where(is_open, slots, self.capacity)
+        now_open = self.open
+        if now_open is not None:
+            now_open = jax.tree.map(
+                lambda leaf: jnp.where(lanes, jnp.zeros_like(leaf), leaf), now_open
+            )
+        written = write_rows(self.flags, slots, flags | jnp.uint8(TRUNCATED))
+        return dataclasses.replace(self, flags=written, open=now_open), slots
+
+    def remove(self, slots: jax.Array) -> Ring:
+        """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        now_open = self.open
+        if now_open is not None:
+            lane = jnp.where(slots < self.capacity, slots % self.lanes, self.lanes)
+            intact = now_open.intact.at[lane].min(self.newer(slots), mode="drop")
+            now_open = dataclasses.replace(now_open, intact=intact)
+        return dataclasses.replace(
+            self,
+            removed=self.removed + jnp.sum(slots < self.capacity, dtype=jnp.int32),
+            flags=write_rows(self.flags, slots, old | jnp.uint8(REMOVED)),
+            open=now_open,
+        )
+
+    def cleared(self) -> Ring:
+        """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
+        return dataclasses.replace(
+            self,
+            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0]),
+            removed=self.removed & 0,
+            open=None if self.open is None else jax.tree.map(jnp.zeros_like, self.open),
+        )
+
+    def _follow(
+        self,
+        before: Open,
+        flags: jax.Array,
+        mask: jax.Array | None,
+        rank: jax.Array,
+        count: jax.Array,
+    ) -> tuple[Open, InEpisode]:
+        """Where new rows are in their episodes; a mask leaves `count` of them, by their `rank`."""
+        ends = (flags & ENDS > 0).reshape(-1, self.lanes)
+        # Never: but flags that were left out are constants, and XLA would follow them while
+        # compiling.
+        ends |= before.position < 0
+        if mask is None:
+            after, found = episodes.follow(before, ends, None, self.autoreset)
+            return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
+        rank = rank.astype(jnp.int32)
+        chosen, lane = mask.reshape(rank.shape), jnp.arange(self.lanes, dtype=jnp.int32)
+        where = jnp.where(chosen, rank, ends.shape[0])
+        ends = jnp.zeros_like(ends).at[where, lane].set(ends, mode="drop")
+        after, found = episodes.follow(before, ends, count.astype(jnp.int32), self.autoreset)
+        given = jnp.maximum(rank, 0)
+        return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)
+
+    def _under_head(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The offset of slots under their heads, and these: head, lap, stored `[3, ...]`."""
+        if self.heads == 1:
+            return slots, self.cursor[:, 0]
+        offset = slots // self.heads
+        of_lane = slots - offset * self.heads
+        return offset, self.cursor.at[:, of_lane].get(mode="promise_in_bounds")
+
+
+def empty(
+    capacity: int, num_envs: int | None, lockstep: bool, autoreset: Autoreset, follow: bool
+) -> Ring:
+    """A ring without rows; `follow` to know where in its episode each row is."""
+    follow |= autoreset == "next_step"
+    heads = 1 if lockstep else num_envs or 1
+    return Ring(
+        cursor=jnp.zeros((3, heads), jnp.int32),
+        removed=jnp.int32(0),
+        flags=jnp.zeros(capacity, jnp.uint8),
+        open=episodes.none_open(num_envs or 1) if follow else None,
+        num_envs=num_envs,
+        lockstep=lockstep,
+        autoreset=autoreset,
+    )

@@ -1,0 +1,353 @@
+"""A tree over bits, one a slot: the r-th set bit, and how many come before a slot.
+
+The bits lie at the bottom, 32 slots to a word. Every row of `FANOUT` words has one node above it
+that counts how many of its 512 bits are set, those nodes lie in rows of `FANOUT` again, and so on,
+until a single row is left: 0.134 bytes a slot, a thirtieth of an int32. That row is never full, so
+that there is a node past the last one of every level.
+
+Bits and counts are integers, exact at any size. So to set a bit adds it to its word and 1 to every
+node above it, to clear it takes them away, and one scatter does it for all levels. One rank
+suffices for the whole way down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.trees.levels import FANOUT, rows_for
+from fbuf.xla.loop import blank, fetched, is_large, zero_after
+from fbuf.xla.rows import read_rows
+
+_BITS = 32
+_SHIFT = FANOUT.bit_length() - 1
+_WORD_SHIFT = _BITS.bit_length() - 1
+
+
+class Level(NamedTuple):
+    """Where in the array a level begins, and how many nodes it has; whole rows of them."""
+
+    start: int
+    size: int
+
+
+Row = list[jax.Array]
+"""The `FANOUT` nodes of a row; all of one shape: that of a batch, or of a scalar."""
+
+Numbers = tuple[jax.Array, ...]
+"""What is carried from level to level; int32, of the shape of a batch, or of a scalar."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BitTree:
+    """The bits and the counts of all levels in one array, so that one scatter writes them.
+
+    Attributes:
+        nodes: int32; the words of bits, then the levels of counts from the bottom up, each
+            padded to whole rows.
+        capacity: How many slots there are; static.
+    """
+
+    nodes: jax.Array
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+
+def empty(capacity: int) -> BitTree:
+    """A tree with no bit set."""
+    top = _levels(capacity)[-1]
+    return BitTree(jnp.zeros(top.start + top.size, jnp.int32), capacity)
+
+
+def read(tree: BitTree, slots: jax.Array) -> jax.Array:
+    """Whether the bits of slots are set, each in range: bool `[B]`."""
+    words = read_rows(tree.nodes, slots >> _WORD_SHIFT)
+    # The barrier has them read once, as in `Ring.append`.
+    return lax.optimization_barrier(_bit(words, slots) == 1)
+
+
+def change(tree: BitTree, slots: jax.Array, by: jax.Array) -> BitTree:
+    """Set and clear bits.
+
+    Args:
+        tree: The tree.
+        slots: int32 `[B]`, each in range.
+        by: int32 `[B]`; 1 sets a bit that is not set, -1 clears one that is, 0 leaves it. A slot
+            may come more than once if the sum for it does the same.
+    """
+    where, what = [slots >> _WORD_SHIFT], [by << (slots & (_BITS - 1))]
+    for number, level in enumerate(_levels(tree.capacity)[1:], start=1):
+        where.append((slots >> (_WORD_SHIFT + number * _SHIFT)) + level.start)
+        what.append(by)
+    nodes = tree.nodes.at[jnp.concatenate(where)].add(
+        jnp.concatenate(what), mode="promise_in_bounds"
+    )
+    return dataclasses.replace(tree, nodes=nodes)
+
+
+def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
+    """Find the slots whose set bits have given ranks, counted from slot 0 upwards.
+
+    Args:
+        tree: The tree.
+        ranks: int32 `[B]`, from 0 upwards; for a rank that no bit has the result is in range, and
+            meaningless.
+
+    Returns:
+        int32 `[B]` slots. O(B log N).
+    """
+    return _select(tree, ranks, ranks.shape[0])
+
+
+def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    """Slots where their bits are set, and elsewhere the slots of given ranks.
+
+    Args:
+        tree: The tree.
+        slots: int32 `[B]`, each in range.
+        ranks: int32 `[B]`, as for `select`.
+
+    Returns:
+        int32 `[B]` slots. O(B log N); on CPU, outside of `vmap`, only slots whose bits are not set
+        take the way down.
+    """
+    return lax.platform_dependent(tree, slots, ranks, cpu=_select_few, default=_select_all)
+
+
+def _select_all(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    return jnp.where(read(tree, slots), slots, select(tree, ranks))
+
+
+@jax.custom_batching.custom_vmap
+def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
+    """As `_select_all`, but a rank is looked up only where a bit is not set."""
+
+    def look(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        count, where, wanted = carry
+        at = slots[i] >> _WORD_SHIFT
+        word = lax.dynamic_index_in_dim(tree.nodes, at, keepdims=False)
+        # Each is put down as wanted, and the next one in its place if it is not.
+        return (
+            count + 1 - _bit(word, slots[i]),
+            where.at[count].set(i),
+            wanted.at[count].set(ranks[i]),
+        )
+
+    if is_large(_levels(tree.capacity)[0].size, tree.nodes.dtype):
+        slots = fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
+    zero = zero_after(slots)
+    # The lists begin as arrays that are there already: what has not been put down is not read.
+    carry = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, ranks))
+    count, where, wanted = carry
+    found = _select(tree, wanted, count)
+
+    def put(i: jax.Array, slots: jax.Array) -> jax.Array:
+        return slots.at[where[i]].set(found[i])
+
+    return lax.fori_loop(zero_after(found), count, put, slots)
+
+
+@_select_few.def_vmap
+def _(
+    size: int, batched: list[Any], tree: BitTree, slots: jax.Array, ranks: jax.Array
+) -> tuple[jax.Array, bool]:
+    # A loop that ends for each by itself, and writes where each says, is no kernel any more.
+    axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+    return jax.vmap(_select_all, in_axes=tuple(axes), axis_size=size)(tree, slots, ranks), True
+
+
+def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Array:
+    """As `select`; on CPU what is found for ranks behind the first `count` means nothing."""
+
+    def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
+        return found
+
+    def into_counts(row: Row, number: jax.Array, found: jax.Array, rank: jax.Array) -> Numbers:
+        child, before, _ = _enter(row, row, rank)
+        return number * FANOUT + child, rank - before
+
+    def into_words(row: Row, number: jax.Array, found: jax.Array, rank: jax.Array) -> Numbers:
+        child, before, word = _enter([_ones(word) for word in row], row, rank)
+        slot = (number * FANOUT + child) * _BITS + _select_bit(word, rank - before)
+        return (jnp.minimum(slot, tree.capacity - 1),)
+
+    # The top is row 0. XLA must not know: it would take the row out of the loop, number by number.
+    found = jnp.minimum(ranks, 0)
+    words, *counts = _levels(tree.capacity)
+    carry = _each_level(tree.nodes, counts[::-1], row_of, into_counts, (found, ranks), count)
+    return _each_level(tree.nodes, [words], row_of, into_words, carry, count)[0]
+
+
+def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
+    """How many set bits come before slots, each from 0 to the capacity: int32 `[B]`."""
+    slots = jnp.minimum(slots, tree.capacity)
+
+    def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
+        return node >> _SHIFT
+
+    def if_there(before: jax.Array, number: jax.Array, node: jax.Array) -> jax.Array:
+        # What lies past the last row of a level is counted by the level above.
+        return jnp.where(number == node >> _SHIFT, before, 0)
+
+    def among_words(row: Row, number: jax.Array, node: jax.Array, below: jax.Array) -> Numbers:
+        child = node & (FANOUT - 1)
+        masks = [
+            jnp.where(at < child, -1, jnp.where(at == child, below, 0)) for at in range(FANOUT)
+        ]
+        before = _sum([_ones(word & mask) for word, mask in zip(row, masks, strict=True)])
+        return node >> _SHIFT, if_there(before, number, node)
+
+    def among_counts(row: Row, number: jax.Array, node: jax.Array, total: jax.Array) -> Numbers:
+        child = node & (FANOUT - 1)
+        before = _sum([jnp.where(at < child, count, 0) for at, count in enumerate(row)])
+        return node >> _SHIFT, total + if_there(before, number, node)
+
+    words, *counts = _levels(tree.capacity)
+    below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot
+    carry = (slots >> _WORD_SHIFT, below)
+    carry = _each_level(tree.nodes, [words], row_of, among_words, carry, slots.shape[0])
+    return _each_level(tree.nodes, counts, row_of, among_counts, carry, slots.shape[0])[1]
+
+
+def _each_level(
+    nodes: jax.Array,
+    levels: Sequence[Level],
+    row_of: Callable[..., jax.Array],
+    step: Callable[..., Numbers],
+    carry: Numbers,
+    count: jax.Array | int,
+) -> Numbers:
+    """Go through levels, one after the other, and through a batch on each.
+
+    Args:
+        nodes: The nodes of the tree.
+        levels: The levels to go through.
+        row_of: Which row of a level an entry of the batch needs, of the numbers carried for it. For
+            what lies past the last row of a level that row is read.
+        step: What is carried on, of the nodes of that row, its number, and the numbers carried so
+            far. Where there are several levels, as many numbers as before.
+        carry: int32 `[B]` each.
+        count: On CPU only so many entries of the batch are gone through.
+    """
+
+    def loops(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+        # Each large level by itself, and the small ones next to each other together.
+        key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1  # noqa: E731
+        for _, group in itertools.groupby(levels, key):
+            carry = _loop_over(nodes, list(group), row_of, step, carry, count)
+        return carry
+
+    def gather(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+        for level in levels:
+            number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
+            at = (level.start + number * FANOUT)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
+            row = nodes.at[at].get(mode="promise_in_bounds")
+            carry = step([row[:, child] for child in range(FANOUT)], number, *carry)
+        return carry
+
+    return lax.platform_dependent(nodes, *carry, cpu=loops, default=gather)
+
+
+def _loop_over(
+    nodes: jax.Array,
+    levels: Sequence[Level],
+    row_of: Callable[..., jax.Array],
+    step: Callable[..., Numbers],
+    carry: Numbers,
+    count: jax.Array | int,
+) -> Numbers:
+    """As `_each_level` does it on CPU, for a single level or some small ones.
+
+    Of the loop over a batch XLA makes one kernel as long as it looks at one level alone, and does
+    not write over the numbers that it reads.
+    """
+
+    def over_batch(
+        start: jax.Array | int, size: jax.Array | int, carry: Numbers, zero: jax.Array
+    ) -> Numbers:
+        def one(i: jax.Array) -> Numbers:
+            mine = [numbers[i] for numbers in carry]
+            number = jnp.minimum(row_of(*mine), size // FANOUT - 1)
+            at = (start + number * FANOUT,)
+            row = lax.dynamic_slice(nodes, at, (FANOUT,), allow_negative_indices=False)
+            return step([row[child] for child in range(FANOUT)], number, *mine)
+
+        def body(i: jax.Array, made: Numbers) -> Numbers:
+            return tuple(old.at[i].set(new) for old, new in zip(made, one(i), strict=True))
+
+        made = [blank(zero, carry[0].shape, x.dtype) for x in jax.eval_shape(one, zero)]
+        return lax.fori_loop(zero, count, body, tuple(made))
+
+    if len(levels) == 1:
+        (level,) = levels
+        if _is_large(level):
+            rows = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
+            at = level.start + rows * FANOUT
+            carry = (fetched(nodes, at, carry[0]), *carry[1:])
+        return over_batch(level.start, level.size, carry, zero_after(carry[0]))
+    starts = jnp.array([level.start for level in levels], jnp.int32)
+    sizes = jnp.array([level.size for level in levels], jnp.int32)
+
+    def over_level(number: jax.Array, carry: Numbers) -> Numbers:
+        return over_batch(starts[number], sizes[number], carry, jnp.int32(0))
+
+    return lax.fori_loop(zero_after(carry[0]), len(levels), over_level, carry)
+
+
+def _is_large(level: Level) -> bool:
+    return is_large(level.size, jnp.dtype(jnp.int32))
+
+
+def _levels(capacity: int) -> list[Level]:
+    """The levels from the bottom up: the words, and the counts above them, in whole rows."""
+    nodes = -(-capacity // _BITS)
+    levels = [Level(0, rows_for(nodes) * FANOUT)]
+    while nodes >= FANOUT:
+        nodes = rows_for(nodes)
+        below = levels[-1]
+        levels.append(Level(below.start + below.size, rows_for(nodes + 1) * FANOUT))
+    return levels
+
+
+def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The child that holds a rank, the count of those before it, and the child itself."""
+    child, before, passed_count = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(rank)
+    entered = row[0]
+    for count, following in zip(counts[:-1], row[1:], strict=True):
+        passed_count += count
+        passed = passed_count <= rank
+        child += passed.astype(jnp.int32)
+        before = jnp.where(passed, passed_count, before)
+        entered = jnp.where(passed, following, entered)
+    return child, before, entered
+
+
+def _select_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """Which bit of a word is the set one of this rank, by halves; 31 if it has fewer."""
+    bit = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        low = _ones(lax.shift_right_logical(word, bit) & ((1 << width) - 1))
+        beyond = low <= rank
+        rank = rank - jnp.where(beyond, low, 0)
+        bit = bit + jnp.where(beyond, width, 0)
+    return bit
+
+
+def _ones(word: jax.Array) -> jax.Array:
+    return lax.population_count(word)
+
+
+def _sum(counts: Row) -> jax.Array:
+    return functools.reduce(operator.add, counts)
+
+
+def _bit(word: jax.Array, slot: jax.Array) -> jax.Array:
+    return lax.shift_right_logical(word, slot & (_BITS - 1)) & 1

@@ -1,0 +1,55 @@
+"""Saying that a batch is read before the buffer changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import Batch, State
+from fbuf.storage.store import Item
+from fbuf.xla.tie import tie
+
+
+@verb()
+def after(state: State[Item], batch: Any) -> State[Item]:
+    """The same buffer, whose next changes come after a batch has been read.
+
+    Call it in a compiled step that samples first and then adds, or ends episodes, without an update
+    of priorities between:
+
+        batch = fbuf.sample(state, key, 256)
+        state = fbuf.add(fbuf.after(state, batch), rows)
+
+    Without it nothing tells XLA that the rows are read before they are overwritten, and it may copy
+    the whole storage at every step. Outside of `jit` it changes nothing.
+
+    Args:
+        state: The buffer; never consumed.
+        batch: What was read of it: from `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or
+            arrays that were computed from all of it.
+
+    Returns:
+        The state, with the same numbers.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(1), of a batch O(B).
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> @jax.jit
+        ... def step(state, key):
+        ...     batch = fbuf.sample(state, key, 2)
+        ...     state = fbuf.after(state, batch)
+        ...     return fbuf.add(state, jnp.ones(1)), batch.data.sum()
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> state, total = step(state, jax.random.key(0))
+        >>> int(fbuf.size(state))
+        4
+    """
+    one_buffer("after", state)
+    # The ids of a batch are known once all of it has been read.
+    reads = batch.ids.slot if isinstance(batch, Batch) else batch
+    return dataclasses.replace(state, fault=tie(state.fault, reads))

@@ -1,0 +1,42 @@
+"""Whether there is anything to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax
+
+from fbuf.checks import values as check
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import State
+
+
+@verb(checks={"min_size": check.count})
+def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
+    """Whether there is any row to draw: one that is stored, and of a priority above 0.
+
+    With a window it takes a row from which so many steps are there.
+
+    Args:
+        state: The buffer; never consumed.
+        min_size: How many rows there must be besides, to warm up; an int of at least 0 that may be
+            traced. As with `fbuf.size`, removed rows do not count.
+
+    Returns:
+        bool scalar.
+
+    Raises:
+        ValueError: If `min_size` is negative.
+        TypeError: If `min_size` is no int.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> bool(fbuf.can_sample(state)), bool(fbuf.can_sample(state, 4))
+        (True, False)
+    """
+    one_buffer("can_sample", state)
+    enough = state.ring.count() - state.ring.removed >= min_size
+    return enough & state.sampler.can_sample(state.index, state.ring)

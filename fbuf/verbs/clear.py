@@ -1,0 +1,53 @@
+"""Emptying a buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage import ring as rings
+from fbuf.storage.store import Item
+from fbuf.xla.varying import varying
+
+
+@verb()
+def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
+    """Take all rows out, and forget all faults; ids from before are stale from then on.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The empty buffer.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: the rows are left as they are; the sampler's index is zeroed, 0.13 to 4.7 bytes a row.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(4.0))
+        >>> int(fbuf.size(fbuf.clear(state)))
+        0
+    """
+    one_buffer("clear", state)
+    ring = state.ring
+    new = rings.empty(
+        ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, ring.open is not None
+    )
+    # Both together: the new index takes the memory of the old one, which jit else would leave out.
+    _, index = lax.optimization_barrier((state.index, varying(state.sampler.init(new))))
+    return dataclasses.replace(
+        state,
+        ring=ring.cleared(),
+        next_obs=None if state.next_obs is None else state.next_obs.cleared(),
+        index=index,
+        # Used, and so consumed like the rest: an argument that jit leaves out is not.
+        fault=state.fault & jnp.uint32(0),
+    )

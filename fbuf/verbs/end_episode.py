@@ -1,0 +1,65 @@
+"""Closing the episodes that are open."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+
+from fbuf.door import batches
+from fbuf.door.entry import one_buffer, verb
+from fbuf.door.order import warn_if_sampled
+from fbuf.state import State
+from fbuf.storage.faults import collected
+from fbuf.storage.store import Item
+from fbuf.xla.tie import tie
+
+
+@verb()
+def end_episode(
+    state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> State[Item]:
+    """Close the open episodes, as when a collector starts anew and its environments are reset.
+
+    The newest row of an environment becomes truncated, and what is added next begins an episode.
+    An environment whose newest row has ended an episode already, or that has no row, stays as it
+    is; with `autoreset="next_step"` its next row is not taken for the dummy of a reset any more.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        mask: bool `[num_envs]`, or one bool for all; whose episodes. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer. With `next_of` the last observation of these episodes is what their newest rows
+        were said to have led to.
+
+    Raises:
+        ValueError: When traced, if `mask` is of another shape.
+        TypeError: When traced, if `mask` is not bool.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        LOST_NEXT: As for `fbuf.add`.
+
+    Cost: O(num_envs).
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> state = fbuf.add(fbuf.end_episode(state), jnp.arange(1.0))
+        >>> state.ring.flags.tolist()
+        [0, 0, 2, 0]
+    """
+    one_buffer("end_episode", state)
+    warn_if_sampled("end_episode", state)
+    ring = state.ring
+    shape = () if ring.num_envs is None else (ring.num_envs,)
+    lanes = batches.mask("end_episode", mask, shape, "the environments")
+    # The fault is known once all that was asked of the buffer before this has been read.
+    ring, slots = ring.end(tie(lanes, state.fault))
+    next_obs, fault = state.next_obs, state.fault
+    if next_obs is not None:
+        next_obs, lost = next_obs.end(ring, slots)
+        fault = collected(fault, lost)
+    return dataclasses.replace(state, ring=ring, next_obs=next_obs, fault=fault)

@@ -1,0 +1,40 @@
+"""Knowing the size of a buffer beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf.checks import values as check
+from fbuf.door import batches
+from fbuf.verbs.init import init
+
+
+def nbytes(item: Any, capacity: int, **options: Any) -> int:
+    """How many bytes `fbuf.init` would take with these arguments; allocates nothing.
+
+    Args:
+        item: As for `fbuf.init`.
+        capacity: As for `fbuf.init`.
+        options: Whatever else `fbuf.init` takes, by its name.
+
+    Returns:
+        The size of the whole state in bytes.
+
+    Raises:
+        ValueError: As `fbuf.init`.
+        TypeError: As `fbuf.init`.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> frame = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+        >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"
+        '26.3 GiB'
+        >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
+        28230836
+    """
+    specs = batches.item_specs("nbytes", item)
+    capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
+    state = jax.eval_shape(lambda: init(specs, capacity, **options))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -1,0 +1,48 @@
+"""Naming the newest rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.ids import NO_SLOT, Ids
+
+
+@verb(static=("count",), checks={"count": check.integer})
+def newest_ids(state: State[Any], count: int) -> Ids:
+    """Name the newest rows, in the order they were added.
+
+    Args:
+        state: The buffer; never consumed.
+        count: How many, a static int from 1 to the capacity; of each environment, if there are
+            several.
+
+    Returns:
+        Their ids, the oldest of them first: `[count]`, or `[num_envs, count]`. Where there are
+        fewer rows, the first ids name no row (slot -1); so do those of rows that were removed.
+
+    Raises:
+        ValueError: When traced, if `count` is more than there is room for.
+        TypeError: When traced, if `count` is no int.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(count) for each environment.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
+        >>> fbuf.newest_ids(state, 3).slot
+        Array([3, 0, 1], dtype=int32)
+    """
+    one_buffer("newest_ids", state)
+    ring = state.ring
+    check.integer("newest_ids", "count", count, ring.lane_length)
+    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
+    slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
+    return ring.name_live(slots if ring.num_envs is not None else slots[0])

@@ -1,0 +1,46 @@
+"""Reporting faults on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.core
+import numpy as np
+
+from fbuf.door.entry import refuse_consumed, require_state
+from fbuf.state import State
+from fbuf.storage.faults import MEANING, Fault
+
+
+def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
+    """Report on the host what was skipped inside compiled code, if anything was.
+
+    Call it now and then from the host loop (it waits for the state to be computed). The buffer
+    stays usable whatever it reports: bad entries were skipped, all others applied.
+
+    Args:
+        state: The buffer, or a `vmap`ped batch of buffers.
+        ignore: Faults not to raise for. By default stale ids: a learner that lags behind its
+            actors meets them by design, and they were safely ignored. `Fault(0)` ignores none.
+
+    Raises:
+        RuntimeError: If any other fault bit is set; the message says what happened and what to do.
+            Also if `state` has been consumed.
+        TypeError: If called inside `jit`, where values cannot be read.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.zeros(3), capacity=8)
+        >>> fbuf.raise_on_fault(state)
+    """
+    require_state("raise_on_fault", state)
+    if isinstance(state.fault, jax.core.Tracer):
+        raise TypeError(
+            "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
+            "call it on the host, on the state that the compiled function returned"
+        )
+    refuse_consumed("raise_on_fault", state)
+    bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    if bits:
+        reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits)
+        raise RuntimeError(f"fbuf: the buffer skipped bad values ({bits!r}): {reasons}")

@@ -1,0 +1,108 @@
+"""Drawing a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.door import order
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import Sample, State
+from fbuf.verbs.read import gathered, is_view
+from fbuf.views.item import Item
+from fbuf.views.protocol import View
+
+
+def is_key(function: str, argument: str, value: Any) -> Any:
+    """A random key, not consumed by a check."""
+    check.key(function, value)
+    return value
+
+
+CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
+
+
+@verb(static=("batch_size", "view"), checks=CHECKS | {"step": check.count})
+def sample(
+    state: State[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View = Item(),
+    beta: chex.Array | float | None = None,
+    step: chex.Array | int | None = None,
+) -> Sample[Any]:
+    """Draw a batch; the state does not change.
+
+    The same state and key give the same batch, under `jit` or not and on any number of devices.
+
+    Args:
+        state: The buffer; never consumed.
+        key: A key of `jax.random`; consumed, so do not use it again.
+        batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
+        view: What each drawn row is turned into; static.
+        beta: At least 0, may be traced; used for the importance weights instead of the sampler's.
+        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced.
+
+    Returns:
+        The batch. From a buffer with nothing to draw (see `fbuf.can_sample`) it comes back with
+        `mask` all False, weights 0 and ids that name no row, so that it is safe to learn from
+        weighted by `weight`, and to hand its ids to `update_priority`.
+
+    Raises:
+        ValueError: When traced, if `batch_size` or `beta` is out of range.
+        TypeError: When traced, if `batch_size` is not a Python int.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: uniform O(B), prioritised O(B log N), and the gather of B rows.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=100)
+        >>> state = fbuf.add(state, {"x": jnp.ones((10, 2))})
+        >>> batch = fbuf.sample(state, jax.random.key(0), 32)
+        >>> batch.data["x"].shape, bool(batch.mask.all())
+        ((32, 2), True)
+
+    References:
+        Lin, Self-Improving Reactive Agents, Machine Learning 8, 1992 (uniform);
+        Schaul et al., arXiv:1511.05952 (prioritised).
+    """
+    one_buffer("sample", state)
+    if state.sampler.in_order and step is None:
+        raise ValueError(
+            f"fbuf.sample: the buffer's sampler is {type(state.sampler).__name__}, which has to "
+            "know which batch it is; give step=i, and count it from 0"
+        )
+    if not state.sampler.in_order and step is not None:
+        raise ValueError(
+            f"fbuf.sample: the buffer's sampler is {type(state.sampler).__name__}, which draws "
+            "with replacement; leave step out, or make the buffer with sampler=fbuf.Shuffled()"
+        )
+    return drawn(state, key, beta, step, batch_size, view)[0]
+
+
+def drawn(
+    state: State[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
+) -> tuple[Sample[Any], jax.Array]:
+    """A batch, and the logarithms of its weights before they were divided by the largest."""
+    order.sampled(state)
+    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
+    view_key = jax.random.fold_in(key, 1) if view.is_random else None
+    batch = gathered(state, draw.slots, draw.mask, view, view_key)
+    return (
+        Sample(
+            data=batch.data,
+            ids=batch.ids,
+            mask=batch.mask,
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            probability=draw.probability,
+            weight=jnp.where(batch.mask, draw.weight, 0),
+        ),
+        draw.log_weight,
+    )

@@ -1,0 +1,182 @@
+"""Drawing one batch from several buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Generic
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.door.entry import one_buffer, require_state, verb
+from fbuf.state import Sample, State
+from fbuf.storage.ids import Ids
+from fbuf.storage.store import Item
+from fbuf.verbs.sample import CHECKS, drawn
+from fbuf.views.item import Item as ItemView
+from fbuf.views.protocol import View
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MixedSample(Generic[Item]):
+    """A batch drawn by `fbuf.sample_mixed`, that of one buffer after that of the other.
+
+    Attributes:
+        sample: As from `fbuf.sample`, its leaves `[batch_size, ...]`. `probability` is that within
+            the buffer, `weight` is normalised over the whole batch.
+        source: int32 `[batch_size]`; the number of the buffer each draw is from.
+        counts: How many draws are from each buffer; static.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> both = [fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.full(4, n)) for n in (5, 6)]
+        >>> mixed = fbuf.sample_mixed([(both[0], 0.25), (both[1], 0.75)], jax.random.key(0), 4)
+        >>> mixed.sample.data, mixed.source, mixed.ids(1).slot.shape
+        (Array([5, 6, 6, 6], dtype=int32), Array([0, 1, 1, 1], dtype=int32), (3,))
+    """
+
+    sample: Sample[Item]
+    source: jax.Array
+    counts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def ids(self, source: int) -> Ids:
+        """The ids of one buffer's draws, to hand to its `fbuf.update_priority`."""
+        return jax.tree.map(lambda leaf: self.of(source, leaf), self.sample.ids)
+
+    def of(self, source: int, values: jax.Array) -> jax.Array:
+        """One buffer's part of `[batch_size, ...]` values, such as TD errors."""
+        begin = sum(self.counts[:source])
+        return values[begin : begin + self.counts[source]]
+
+
+def sample_mixed(
+    sources: Sequence[tuple[State[Any], float]],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View = ItemView(),
+    beta: chex.Array | float | None = None,
+) -> MixedSample[Any]:
+    """Draw one batch from several buffers, such as offline and online data; none changes.
+
+    Args:
+        sources: Buffers of the same item, and the share of each, a Python number above 0. Shares
+            are divided by their sum. The number of draws from each is exactly `share * batch_size`
+            where that is whole; what is left over goes to those that miss most by rounding down.
+        key: A key of `jax.random`; consumed.
+        batch_size: How many draws in all, a static int; at least one for each buffer.
+        view: What each drawn row is turned into; static.
+        beta: As for `fbuf.sample`, for all buffers.
+
+    Returns:
+        The batch. A weight makes up for how a buffer's sampler prefers some of its rows to others,
+        not for the shares, which are meant: it is `(N * probability) ** -beta` with the buffer's
+        own `N` and `probability`, divided by the largest in the whole batch. So the draws of a
+        uniform buffer all have one weight, and those of a prioritised one lie around it.
+        The part of a buffer that has nothing to draw is masked, its weights are 0.
+
+    Raises:
+        ValueError: When traced, if there are no sources, a share is not above 0, the items differ,
+            a buffer draws by `fbuf.Shuffled`, or would get no draw.
+        TypeError: When traced, if a source is no pair of a state and a Python number.
+        RuntimeError: If a state has been consumed.
+
+    Cost: that of `fbuf.sample` for each.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> offline = fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.int32([1, 1]))
+        >>> online = fbuf.init(jnp.int32(0), 4, sampler=fbuf.Prioritized())
+        >>> mixed = fbuf.sample_mixed([(offline, 1), (online, 1)], jax.random.key(0), 4)
+        >>> mixed.sample.mask
+        Array([ True,  True, False, False], dtype=bool)
+
+    References:
+        Ball et al., Efficient Online Reinforcement Learning with Offline Data, ICML 2023.
+    """
+    check.integer("sample_mixed", "batch_size", batch_size)
+    states, shares = _taken_apart(sources)
+    counts = _counts(shares, batch_size)
+    return _sample_mixed(tuple(states), key, beta=beta, counts=counts, view=view)
+
+
+def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
+    """The states and the shares, which must be right."""
+    if not isinstance(sources, list | tuple) or not sources:
+        raise ValueError(
+            f"fbuf.sample_mixed: sources must be a list of (state, share), got {sources!r}"
+        )
+    states: list[State[Any]] = []
+    shares: list[float] = []
+    for source in sources:
+        if not isinstance(source, tuple) or len(source) != 2 or isinstance(source, State):
+            raise TypeError("fbuf.sample_mixed: each of sources must be a pair (state, share)")
+        state, share = source
+        require_state("sample_mixed", state)
+        one_buffer("sample_mixed", state)
+        if isinstance(share, bool) or not isinstance(share, int | float):
+            raise TypeError(
+                f"fbuf.sample_mixed: a share must be a Python number, as shapes depend on it, got "
+                f"{share!r}"
+            )
+        if not (math.isfinite(share) and share > 0):
+            raise ValueError(f"fbuf.sample_mixed: a share must be above 0, got {share}")
+        if state.sampler.in_order:
+            raise ValueError(
+                f"fbuf.sample_mixed: a source draws by {type(state.sampler).__name__}, whose "
+                "batches are numbered; draw from it with fbuf.sample(..., step=i)"
+            )
+        if states and not _alike(state, states[0]):
+            raise ValueError(
+                "fbuf.sample_mixed: all buffers must hold the same items, got "
+                f"{states[0].storage.item} and {state.storage.item}"
+            )
+        states.append(state)
+        shares.append(float(share))
+    return states, shares
+
+
+def _alike(one: State[Any], other: State[Any]) -> bool:
+    """Whether two buffers hold the same items."""
+    a, b = one.storage, other.storage
+    return a.fields == b.fields and a.tree == b.tree
+
+
+def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
+    """How many draws each gets: rounded down, and what is left to those that miss most."""
+    exact = [share / sum(shares) * batch_size for share in shares]
+    counts = [math.floor(count + 1e-9) for count in exact]
+    by_need = sorted(range(len(shares)), key=lambda at: counts[at] - exact[at])
+    for at in by_need[: batch_size - sum(counts)]:
+        counts[at] += 1
+    if 0 in counts:
+        raise ValueError(
+            f"fbuf.sample_mixed: of {batch_size} draws, source {counts.index(0)} with its share of "
+            f"{shares[counts.index(0)]} would get none; raise its share or the batch size"
+        )
+    return tuple(counts)
+
+
+@verb(static=("counts", "view"), checks={n: CHECKS[n] for n in ("key", "view", "beta")})
+def _sample_mixed(
+    states: tuple[State[Any], ...], key: Any, *, beta: Any, counts: tuple[int, ...], view: View
+) -> MixedSample[Any]:
+    parts = [
+        drawn(state, jax.random.fold_in(key, number), beta, None, count, view)
+        for number, (state, count) in enumerate(zip(states, counts, strict=True))
+    ]
+    together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part for part, _ in parts])
+    log_weight = jnp.concatenate([log_weight for _, log_weight in parts])
+    log_weight = jnp.where(together.mask, log_weight, -jnp.inf)
+    largest = jnp.where(together.mask.any(), log_weight.max(), 0)
+    source = [jnp.full(count, number, jnp.int32) for number, count in enumerate(counts)]
+    return MixedSample(
+        sample=dataclasses.replace(together, weight=jnp.exp(log_weight - largest)),
+        source=jnp.concatenate(source),
+        counts=counts,
+    )

@@ -1,0 +1,44 @@
+"""Figures for a log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import State
+
+
+@verb()
+def stats(state: State[Any]) -> dict[str, jax.Array]:
+    """Figures for a log: scalars, cheap, and without effect on the buffer.
+
+    Args:
+        state: The buffer; never consumed.
+
+    Returns:
+        `size`, `capacity`, `removed` (rows taken out and not yet overwritten, dummies included),
+        `fault` (bits of `fbuf.Fault`), and what the sampler adds: with a window `num_starts`, how
+        many rows it may start at; by episode `num_episodes`, those with a start; for `Prioritized`
+        `priority_total`, the sum of all stored priorities, and `new_priority`, the one that a new
+        row would get.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))
+        >>> {name: int(figure) for name, figure in fbuf.stats(state).items()}
+        {'capacity': 2, 'fault': 0, 'removed': 0, 'size': 2}
+    """
+    one_buffer("stats", state)
+    return {
+        "size": state.ring.count() - state.ring.removed,
+        "capacity": jnp.int32(state.capacity),
+        "removed": state.ring.removed,
+        "fault": state.fault,
+        **state.sampler.stats(state.index, state.ring),
+    }

@@ -1,0 +1,75 @@
+"""Changing priorities."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+
+from fbuf.checks import values as check
+from fbuf.door import batches
+from fbuf.door.entry import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.faults import collected
+from fbuf.storage.ids import Ids
+from fbuf.storage.store import Item
+from fbuf.verbs.add import no_priorities
+from fbuf.verbs.named import named
+
+
+@verb(checks={"alpha": check.scalar})
+def update_priority(
+    state: State[Item],
+    ids: Ids,
+    priority: chex.Array,
+    *,
+    mask: chex.Array | bool | None = None,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]:
+    """Give sampled rows new priorities, as learned from their TD errors.
+
+    What is stored is `(priority + eps) ** alpha`.
+
+    Args:
+        state: The buffer. Called eagerly it is consumed, see `donate`.
+        ids: `sample.ids`, of any shape. Rows may repeat: the last priority given then counts.
+            Entries that name no row (from the masked part of a sample) are passed over.
+        priority: Real, shaped like `ids`; finite and at least 0: the magnitude of the error.
+        mask: bool, shaped like `ids`, or one bool for all; entries to apply. None is all.
+        alpha: At least 0, may be traced; used instead of the sampler's.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer with the new priorities.
+
+    Raises:
+        ValueError: When traced, if a shape does not fit, or the sampler keeps no priorities.
+        TypeError: When traced, if `ids` are not `fbuf.Ids`, or a dtype does not fit.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        BAD_PRIORITY: A priority is NaN, infinite, negative or too large to be summed.
+        ID_OUT_OF_RANGE: A slot is outside the buffer.
+        STALE_ID: A row has been overwritten or removed since it was drawn.
+        In each case that entry is skipped, and all others are applied.
+
+    Cost: O(B log N) time, O(B) memory.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.zeros(()), capacity=4, sampler=fbuf.Prioritized())
+        >>> state = fbuf.add(state, jnp.arange(4.0))
+        >>> batch = fbuf.sample(state, jax.random.key(0), 2)
+        >>> state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data - 1.0))
+
+    References:
+        Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
+    """
+    one_buffer("update_priority", state)
+    if not state.sampler.keeps_priorities:
+        raise ValueError(no_priorities("update_priority", state))
+    slots, faults, shape = named("update_priority", state, ids, mask)
+    given = batches.priorities("update_priority", priority, shape, "ids").reshape(-1)
+    index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)
+    return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))

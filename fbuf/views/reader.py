@@ -1,0 +1,172 @@
+"""The reader: what a view reads a buffer through.
+
+It keeps what it has read. Whoever changes the buffer afterwards must wait for that, or XLA copies
+the storage (`fbuf.xla.tie`); a view need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.state import State
+from fbuf.storage.ring import Ring
+from fbuf.storage.store import Storage
+from fbuf.views import episode
+from fbuf.xla.rows import read_rows
+
+Fields = tuple[str, ...] | None
+"""The names of the fields to read; None is the whole item."""
+
+
+class Reader:
+    """Reads rows of a buffer at slots, and keeps what it has read.
+
+    Slots are int32 of any shape, each in range. Names of fields have dots between their parts:
+    `"a.b"` is `b` of the field `a`. Errors begin with the name of the view.
+
+    Attributes:
+        ring: Which slots hold rows, and which follow which: `ring.later(slots, steps)`,
+            `ring.newer(slots)`, `ring.older(slots)`.
+        window: From each drawn row at least so many steps of its episode are there.
+        reads: What has been read.
+    """
+
+    def __init__(self, view: str, state: State[Any]) -> None:
+        """Read for a view of this name."""
+        self.view = view
+        self.ring: Ring = state.ring
+        self.window: int = state.sampler.window
+        self.reads: list[jax.Array] = []
+        self._state = state
+
+    @property
+    def storage(self) -> Storage[Any]:
+        """The rows themselves. What is read from here, in a loop say, `record` afterwards."""
+        return self._state.storage
+
+    def record(self, read: jax.Array) -> jax.Array:
+        """Keep what was read in another way: by a loop of the view's own."""
+        self.reads.append(read)
+        return read
+
+    def flags(self, slots: jax.Array) -> jax.Array:
+        """The flags of rows, see `fbuf.storage.ring`: uint8, shaped like the slots."""
+        found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
+        return self.record(found)
+
+    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> list[jax.Array]:
+        """Leaves of the rows by their numbers: `[*slots.shape, *shape]` each."""
+        found = self.storage.read_leaves(slots, numbers)
+        self.reads.extend(found)
+        return found
+
+    def field(self, slots: jax.Array, name: str, argument: str) -> Any:
+        """A field of the rows: its tree, leaves `[*slots.shape, *shape]`.
+
+        `argument` is what the view calls the name, for the message if there is no such field.
+        """
+        numbers, tree = jax.tree.flatten(self.numbers(name, argument))
+        return jax.tree.unflatten(tree, self.leaves(slots, numbers))
+
+    def rows(
+        self,
+        slots: jax.Array,
+        fields: Fields = None,
+        instead: Mapping[int, jax.Array] | None = None,
+    ) -> Any:
+        """The rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields of them.
+
+        Args:
+            slots: Where.
+            fields: None for the item's own tree; names for a dict of these fields.
+            instead: Leaves by number that are not read, but taken from here.
+        """
+        wanted: Any
+        if fields is None:
+            wanted = jax.tree.unflatten(self.storage.tree, list(range(len(self.storage.fields))))
+        else:
+            wanted = {name: self.numbers(name, "fields") for name in fields}
+        numbers, tree = jax.tree.flatten(wanted)
+        found = dict(instead or {})
+        missing = [number for number in numbers if number not in found]
+        found.update(zip(missing, self.leaves(slots, missing), strict=True))
+        return jax.tree.unflatten(tree, [found[number] for number in numbers])
+
+    def numbers(self, name: str, argument: str) -> Any:
+        """A field, as its tree with the numbers of its leaves."""
+        return self.storage.find(self.view, argument, name)
+
+    def number(self, name: str, argument: str) -> int:
+        """The leaf of a field that must be one real number, such as the reward."""
+        number: Any = self.numbers(name, argument)
+        if isinstance(number, int):
+            field = self.storage.fields[number]
+            if field.shape == () and not jnp.issubdtype(field.dtype, jnp.complexfloating):
+                return number
+        raise ValueError(
+            f"fbuf.{self.view}: {argument} is {name!r}, which must be one real number in each "
+            f"item, got {self.specs(number)}; name the field that is"
+        )
+
+    def specs(self, numbers: Any) -> Any:
+        """What the leaves of a tree of numbers are: the same tree, of `jax.ShapeDtypeStruct`."""
+
+        def spec(number: int) -> jax.ShapeDtypeStruct:
+            field = self.storage.fields[number]
+            return jax.ShapeDtypeStruct(field.shape, field.dtype)
+
+        return jax.tree.map(spec, numbers)
+
+    @property
+    def next_of(self) -> str | None:
+        """The field whose next value the buffer keeps, None if it keeps none."""
+        return None if self._state.next_obs is None else self._state.next_obs.field
+
+    def next_observation(
+        self, slots: jax.Array, flags: jax.Array, next_of: str | None
+    ) -> tuple[Any, jax.Array]:
+        """The next observations of rows `[B]` with these flags, and whether they are known.
+
+        `next_of` is what the view was told; None is whatever the buffer was made with.
+        """
+        kept = self._state.next_obs
+        if kept is None or next_of not in (None, kept.field):
+            made = "without it" if kept is None else f"with next_of={kept.field!r}"
+            wanted = next_of or "observation"
+            raise ValueError(
+                f"fbuf.{self.view}: next_of is {next_of!r}, but the buffer was made {made}; make "
+                f"it with fbuf.init(..., next_of={wanted!r}), and give next_observation to fbuf.add"
+            )
+        found, known = kept.read(self.storage, self.ring, slots, flags)
+        self.reads.extend([*jax.tree.leaves(found), known])
+        return found, known
+
+    def steps_to_end(self, slots: jax.Array) -> jax.Array:
+        """How many rows after each of `[B]` rows belong to its episode, as far as they are there.
+
+        Counted to an end of either kind or the newest row, but not beyond a removed row or a
+        dummy. int32 `[B]`; O(B longest) reads of a byte.
+        """
+        return self.record(episode.remaining(self.ring, slots))
+
+    def steps_since_start(self, slots: jax.Array) -> jax.Array:
+        """How many rows before each of `[B]` rows belong to its episode: as `steps_to_end`."""
+        return self.record(episode.elapsed(self.ring, slots))
+
+    def check_lane(self, what: str, steps: int) -> None:
+        """Refuse more steps than any lane has room for."""
+        if steps > self.ring.lane_length:
+            raise ValueError(
+                f"fbuf.{self.view}: {what} {steps} steps, more than a lane of this buffer has room "
+                f"for, {self.ring.lane_length}; take fewer, or make the buffer larger"
+            )
+
+
+def check_fields(view: str, fields: Any) -> None:
+    """Refuse what are no names of fields."""
+    check.names(view, "fields", fields)

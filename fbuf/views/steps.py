@@ -1,0 +1,70 @@
+"""The rows that follow a row in its lane."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.storage.ring import DUMMY, ENDS, REMOVED
+from fbuf.views.reader import Reader
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A row and those after it; all `[B, steps]`.
+
+    Attributes:
+        slots: int32, each in range.
+        flags: uint8; the flags of the rows.
+        unbroken: bool; the row has been written, is not removed, and none before it was.
+        same_episode: bool; besides, it belongs to the same episode as the first.
+        before: uint8 `[B]`; the flags in the slot before the first; None if nobody asked for them.
+    """
+
+    slots: jax.Array
+    flags: jax.Array
+    unbroken: jax.Array
+    same_episode: jax.Array
+    before: jax.Array | None
+
+
+def following(
+    reader: Reader, slots: jax.Array, steps: int, over_dummies: bool = False, before: bool = False
+) -> Steps:
+    """The rows at `[B]` slots and the `steps - 1` after each, as far as they are there.
+
+    With `over_dummies` the dummies of resets are passed over; without they are removed rows. With
+    `before` the flags before the first are read in one go with the others.
+    """
+    ring = reader.ring
+    # A dummy follows an end, so that at most every second row is one.
+    skips = over_dummies and ring.autoreset == "next_step"
+    number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)
+    newer = ring.newer(slots)[:, None]
+    all_slots = ring.later(slots[:, None], jnp.minimum(number, newer))
+    flags = reader.flags(all_slots)
+    flags_before = None
+    if before:
+        flags_before, number = flags[:, 0], number[1:]
+        all_slots, flags = all_slots[:, 1:], flags[:, 1:]
+    stored = jnp.broadcast_to(number <= newer, flags.shape)
+    if skips:
+        real = jnp.cumsum(~(stored & (flags & DUMMY > 0)), axis=1, dtype=jnp.int32)
+        wanted = jnp.arange(steps, dtype=jnp.int32)[:, None]
+        where = jnp.sum(real[:, None] <= wanted, axis=2, dtype=jnp.int32)
+        all_slots, flags, stored = (
+            jnp.take_along_axis(leaf, where, axis=1) for leaf in (all_slots, flags, stored)
+        )
+    unbroken = _all_so_far((flags & REMOVED == 0) & stored)
+    goes_on = flags & ENDS == 0
+    went_on = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
+    return Steps(all_slots, flags, unbroken, unbroken & _all_so_far(went_on), flags_before)
+
+
+def _all_so_far(holds: jax.Array) -> jax.Array:
+    """Whether something holds for each step and all before it, `[B, steps]`."""
+    number = jnp.arange(holds.shape[1], dtype=jnp.int32)
+    first_not = jnp.min(jnp.where(holds, holds.shape[1], number), axis=1)
+    return number < first_not[:, None]

@@ -1,0 +1,25 @@
+"""Duplicates in a batch: of several entries for one slot the last one counts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_SORTED = 1024
+"""From more entries than these on, sorting is cheaper than comparing each pair."""
+
+
+def last_of_each(values: jax.Array) -> jax.Array:
+    """True for exactly one entry of each distinct value: its last. bool `[B]`.
+
+    O(B**2) in two kernels for small B; a stable sort for large B.
+    """
+    batch = values.shape[0]
+    position = jnp.arange(batch, dtype=jnp.int32)
+    if batch <= _SORTED:
+        later = (values[:, None] == values[None, :]) & (position[:, None] < position[None, :])
+        return ~later.any(axis=1)
+    ordered, order = lax.sort((values, position), num_keys=1, is_stable=True)
+    last = jnp.concatenate([ordered[1:] != ordered[:-1], jnp.ones(1, bool)])
+    return jnp.zeros(batch, bool).at[order].set(last, unique_indices=True)

@@ -1,0 +1,56 @@
+"""Order: how a read is made to come before a write.
+
+XLA writes an array in place only if it can see that every read of the old content comes first. It
+sees that where what is written depends on what was read. Elsewhere it copies the whole array, to
+be safe. `tie` makes a value depend on reads, through a condition that never holds, which XLA does
+not know. `docs/design.md` says where it is used; `benchmarks/ablations/order.py` measures it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def tie(value: jax.Array, *reads: Any) -> jax.Array:
+    """`value`, known only once all reads have been made.
+
+    Tie the slots that you write to, before you write:
+
+        old = index[slots]
+        slots = tie(slots, old)
+        index = index.at[slots].set(new)
+
+    Args:
+        value: An array, or a random key.
+        reads: What was read: arrays, or trees of them, of any shape and dtype.
+
+    Returns:
+        The same value.
+    """
+    arrays = [array for array in jax.tree.leaves(reads) if array.size]
+    if not arrays:
+        return value
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = tie(jax.random.key_data(value), *arrays)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    never = functools.reduce(operator.or_, [_never(array, value.shape[:1]) for array in arrays])
+    never = never.reshape(*never.shape, *(1,) * (value.ndim - never.ndim))
+    return jnp.where(never, jnp.zeros_like(value), value)
+
+
+def _never(read: jax.Array, rows: tuple[int, ...]) -> jax.Array:
+    """False, known only once an array has been read: for each of its rows, or for all of it."""
+    if jnp.issubdtype(read.dtype, jnp.complexfloating):
+        read = read.real
+    if read.ndim and read.shape[:1] == rows:
+        # A row for a row: on a GPU one number for all would be one more kernel.
+        number = read.reshape(read.shape[0], -1)[:, 0]
+    else:
+        number = read[(0,) * read.ndim]
+    number = number.astype(jnp.float32)
+    return (number < 1) & (number > 2)
