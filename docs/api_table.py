@@ -101,9 +101,9 @@ def api() -> str:
     lines = [
         "# Every public name",
         "",
-        "The call, and what it is for. Give arguments after the `*` by name. For results, the names",
-        "of their values. `help(fbuf.add)` says the rest: shapes, errors, costs, an example; so does",
-        "the [reference](reference.md) of the site.",
+        "The call, and what it is for. Give arguments after the `*` by name. For results, the",
+        "names of their values. `help(fbuf.add)` says the rest: shapes, errors, costs, an example;",
+        "so does the [reference](reference.md) of the site.",
         "",
         "State comes first everywhere, then key, then data. `B` is the size of a batch, `N` the",
         "capacity.",

@@ -2,10 +2,10 @@
 
     python examples/bit_flip.py --help
 
-There are n bits, and a goal of n bits. Each step flips one bit and costs 1, until all bits are as in
-the goal. After n steps the episode is cut off. With 15 bits a random agent reaches one goal in two
-thousand, so nearly all rewards are the same and teach nothing. But every episode gets somewhere:
-`fbuf.Hindsight` turns places that an episode passed into goals of the steps before.
+There are n bits, and a goal of n bits. Each step flips one bit and costs 1, until all bits are as
+in the goal. After n steps the episode is cut off. With 15 bits a random agent reaches one goal in
+two thousand, so nearly all rewards are the same and teach nothing. But every episode gets
+somewhere: `fbuf.Hindsight` turns places that an episode passed into goals of the steps before.
 
 The script trains the same double DQN twice. Only the view differs. Each training is one `lax.scan`
 under one `jax.jit`, with the environments and the buffer in its carry.

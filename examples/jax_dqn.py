@@ -2,9 +2,9 @@
 
     python examples/jax_dqn.py --help
 
-All of training is one `lax.scan` under one `jax.jit`, `vmap`ped over seeds. The buffer is part of the
-carry, so every write is in place. There is no branch: while the buffer is empty, the weights of a
-batch are 0, and the update of priorities is masked.
+All of training is one `lax.scan` under one `jax.jit`, `vmap`ped over seeds. The buffer is part of
+the carry, so every write is in place. There is no branch: while the buffer is empty, the weights of
+a batch are 0, and the update of priorities is masked.
 
 Needs gymnax>=1.0 (and six, which gymnax does not declare), optax and matplotlib.
 """

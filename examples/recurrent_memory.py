@@ -3,8 +3,8 @@
     python examples/recurrent_memory.py --help
 
 bsuite's memory chain shows a bit in the first two steps of an episode, and asks for it in the last
-of 21 steps. The right answer is worth 1, the wrong one -1. No other step tells the two bits apart: an
-agent without memory gets half of the answers right, whatever its policy. The bar is 95 %.
+of 21 steps. The right answer is worth 1, the wrong one -1. No other step tells the two bits apart:
+an agent without memory gets half of the answers right, whatever its policy. The bar is 95 %.
 
 The agent is a small R2D2: double Q-learning with a GRU, whose state is stored with every step. A
 sequence runs on from one episode into the next; the state is reset where `is_first` is True. It

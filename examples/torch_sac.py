@@ -15,8 +15,9 @@ round of the loop, and what goes where:
 
 Observations and batches are not copied on their way from JAX. Actions are copied on their way back.
 
-A pendulum never falls for good: each episode is cut off after 200 steps. So the value after the last
-step counts, too. It is that of the last observation of the episode, not of the first one of the next.
+A pendulum never falls for good: each episode is cut off after 200 steps. So the value after the
+last step counts, too. It is that of the last observation of the episode, not of the first one of
+the next.
 
 A new policy gets about -1300 in an episode, a good one about -150. Most of the time goes into the
 learner.

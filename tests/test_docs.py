@@ -7,9 +7,12 @@ import pathlib
 import re
 import sys
 import types
+from typing import Any
 
 import jax
 import pytest
+
+import fbuf
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "adapters" / "README.md"]
@@ -18,7 +21,8 @@ BLOCK = re.compile(
 )
 ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
 ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
-"""Pages whose blocks, if any, show output or are no programs."""
+"""Pages whose blocks, if any, are no programs."""
+LONG = ("pytorch.md", "trajectories.md")
 
 
 def blocks(page: pathlib.Path) -> list[tuple[int, tuple[str, ...], str]]:
@@ -34,14 +38,20 @@ def blocks(page: pathlib.Path) -> list[tuple[int, tuple[str, ...], str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=str(page.relative_to(ROOT)))
+def programs() -> list[Any]:
+    """The pages that have blocks to run; those that take long are for the sweep."""
+    return [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.sweep] if page.name in LONG else [],
+        )
         for page in PAGES
         if page.name not in ALONE and blocks(page)
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize("page", programs())
 def test_blocks_run_in_order(page, monkeypatch, capsys):
     if page.name == "pytorch.md":
         pytest.importorskip("torch")
@@ -61,6 +71,18 @@ def test_blocks_run_in_order(page, monkeypatch, capsys):
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", dispatch)
     assert ran
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+def test_every_name_of_fbuf_in_a_page_is_there(page):
+    text = page.read_text()
+    for _, _, code in blocks(page):
+        compile(code, str(page), "exec")
+    named = set(re.findall(r"(?<![\w./])fbuf\.([A-Za-z]\w*)", text))
+    files = {"py", "md", "git"}
+    missing = {name for name in named - files if not hasattr(fbuf, name)}
+    missing -= {name for name in missing if importlib.util.find_spec(f"fbuf.{name}")}
+    assert not missing, f"{page.name} names {sorted(missing)}, which fbuf has not"
 
 
 def anchors(page: pathlib.Path) -> set[str]:
