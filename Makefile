@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test sweep lint docs bench gpu-build clean
+.PHONY: demo test sweep lint docs bench ablations gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -26,14 +26,18 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/python docs/pictures.py
 	$(BIN)/mkdocs build --strict
 
-bench: $(PEERS)/.installed  ## Measure fbuf beside its peers; writes benchmarks/results/.
-	$(PEERS)/bin/python benchmarks/compare.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/slices.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/bridge.py $(ARGS)
-	$(PEERS)/bin/python benchmarks/torchrl_dqn.py $(ARGS)
+bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
+	for name in compare agents slices bridge torchrl_dqn publish; do \
+		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
+
+ablations: $(READY)  ## Measure one way to do a thing beside another.
+	for name in tree_shapes row_access; do \
+		$(BIN)/python -m benchmarks.ablations.$$name $(ARGS) || exit 1; \
+	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
-	$(BIN)/python benchmarks/gpu_build.py $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_build $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) site outputs

@@ -1,10 +1,9 @@
 """What it costs to cross between JAX and PyTorch, on CPU, in microseconds a call.
 
-    python benchmarks/bridge.py            about 5 minutes
-    python benchmarks/bridge.py --quick    in a minute
+    python -m benchmarks.bridge            about 2 minutes
+    python -m benchmarks.bridge --quick    in a minute
 
-It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
-writes `results/bridge.json` and `bridge.md`.
+It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 An item has 8 leaves: 6 of 8 floats, a reward, an action. 16 rows are added, 256 are drawn, from a
 uniform buffer of 100,000 rows.
@@ -26,16 +25,14 @@ column JAX was told to run programs in the thread that waits for them
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import timing
-from timing import RESULTS, Record, render
+
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+from benchmarks.report import Find
 
 ROWS, BATCH, CAPACITY = 16, 256, 100_000
 NAMES = "abcdef"
@@ -173,84 +170,68 @@ def buffers() -> dict[str, Step]:
     }
 
 
-def measure(quick: bool, mode: str) -> list[Record]:
+def measure(task: Task) -> Measured:
     """Time all of it, in this process."""
     import jax
     import torch
 
-    jax.config.update("jax_cpu_enable_async_dispatch", mode == DEFAULT)
+    jax.config.update("jax_cpu_enable_async_dispatch", task["mode"] == DEFAULT)
     torch.set_num_threads(1)
-    rounds, seconds = (5, 0.05) if quick else (11, 0.1)
-    records: list[Record] = []
+    rounds, seconds = (3, 0.05) if task["quick"] else (9, 0.1)
+    found = Measured()
     for part, make in (
         (OUT, out_of_jax), (IN, into_a_buffer), (CALLBACK, inside_jit), (BUFFER, buffers),
     ):  # fmt: skip
-        programs = {name: timing.repeated(step, seconds) for name, step in make().items()}
-        for name, taken in timing.alternate(programs, rounds, 60.0).items():
-            us = timing.median(taken)
-            records.append({"part": part, "what": name, "mode": mode, "us": us})
-    return records
+        programs = {name: harness.repeated(step, seconds) for name, step in make().items()}
+        for name, taken in harness.alternate(programs, rounds, 60.0).items():
+            us = harness.median(taken)
+            found.records.append({"part": part, "what": name, "mode": task["mode"], "us": us})
+    return found
 
 
-def bars(found: dict[tuple[str, str], float]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
-    ratio = found[OUT, TO_TORCH] / found[OUT, FROM_DLPACK]
-    lines = [
-        f"- {TO_TORCH}: {ratio:.2f} times {FROM_DLPACK}, at most 1.5 wanted: "
-        + ("held" if ratio <= 1.5 else "MISSED")
+def tasks(quick: bool) -> list[Task]:
+    """Both modes, in turn."""
+    modes = MODES if quick else MODES * 2
+    return [{"label": mode, "mode": mode, "quick": quick} for mode in modes]
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The table, as lines of Markdown."""
+    us = Find(records)
+    rows = [
+        [part, what, *(report.number(us(part=part, what=what, mode=mode)) for mode in MODES)]
+        for part, what in dict.fromkeys((r["part"], r["what"]) for r in records)
     ]
-    for name in (ADD, EXTEND):
-        for base in (JITTED, NUMPY):
-            more = found[IN, name] - found[IN, base]
-            verdict = "held" if more <= 30 else "MISSED"
-            lines.append(f"- {name}: {more:.1f} us above {base}, at most 30 wanted: {verdict}")
+    return report.table(["part", "what", *(f"us a call, {mode}" for mode in MODES)], rows)
+
+
+def bars(records: list[Record]) -> list[str]:
+    """What the project promises of itself here, and what came out."""
+    lines = []
+    for mode in MODES:
+        us = {(r["part"], r["what"]): float(r["us"]) for r in records if r["mode"] == mode}
+        ratio = us[OUT, TO_TORCH] / us[OUT, FROM_DLPACK]
+        text = f"{TO_TORCH}: {ratio:.2f} times {FROM_DLPACK}, at most 1.5 wanted ({mode})"
+        lines.append(report.bar(text, ratio <= 1.5))
+        for name in (ADD, EXTEND):
+            for base in (JITTED, NUMPY):
+                more = us[IN, name] - us[IN, base]
+                text = f"{name}: {more:.1f} us above {base}, at most 30 wanted ({mode})"
+                lines.append(report.bar(text, more <= 30))
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one process, short rounds")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        task = json.loads(options.worker)
-        options.out.write_text(json.dumps({"records": measure(task["quick"], task["mode"])}))
-        return
-    records: list[Record] = []
-    for _ in range(1 if options.quick else 3):
-        for mode in MODES:
-            task = {"quick": options.quick, "mode": mode}
-            records += timing.in_own_process(__file__, task)["records"]
-            print(".", end="", file=sys.stderr, flush=True)
-    records = timing.merged(records, ("part", "what", "mode"), "us")
-    by_mode = {
-        mode: {(r["part"], r["what"]): float(r["us"]) for r in records if r["mode"] == mode}
-        for mode in MODES
-    }
-    about = timing.about(*PACKAGES)
-    table = [
-        [part, what, *(f"{by_mode[mode][part, what]:,.1f}" for mode in MODES)]
-        for part, what in by_mode[DEFAULT]
-    ]
-    text = [
-        "# Crossing between JAX and PyTorch",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        *render(["part", "what", *(f"us a call, {mode}" for mode in MODES)], table),
-        "",
-        "## Bars",
-        "",
-        *(f"{line} ({mode})" for mode in MODES for line in bars(by_mode[mode])),
-        "",
-        "## How it was measured",
-        "",
-        *__doc__.split("\n\n", 3)[3].strip().splitlines(),
-    ]
-    timing.write_report("bridge", options.results, about, records, text)
-
-
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.bridge",
+            title="Crossing between JAX and PyTorch",
+            how=__doc__,
+            packages=PACKAGES,
+            tasks=tasks,
+            measure=measure,
+            keys=("part", "what", "mode"),
+            tables=tables,
+            bars=bars,
+        )
+    )

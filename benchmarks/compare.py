@@ -1,52 +1,53 @@
 """fbuf beside flashbax, brax, cpprb and TorchRL: time and memory, in one run.
 
-    python benchmarks/compare.py            about 25 minutes on 2 cores
-    python benchmarks/compare.py --quick    about 2 minutes, less of everything
+    python -m benchmarks.compare            about 10 minutes on 2 cores, and 8 GB of memory
+    python -m benchmarks.compare --quick    about 2 minutes, less of everything
 
-It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
-writes `results/compare.json`, `compare.md` and `compare.png`.
+It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
-A prioritised step adds 16 rows, draws a batch, and gives the batch new priorities; a uniform step
+A prioritised step adds 16 rows, draws a batch, and gives the batch new priorities. A uniform step
 leaves the last out. The buffers are full and past the end of their ring, with random priorities.
 
-- "in scan": all steps in one `lax.scan` whose carry, the buffer, is donated. All leaves of the
+- "In scan": all steps run in one `lax.scan` whose carry, the buffer, is donated. All leaves of the
   batch are added to accumulators in the carry, number by number, for XLA leaves out what nobody
-  uses; of a prioritised buffer so are the importance weights (of flashbax the probabilities they
-  are made from). "step, no weights" uses the batch alone: no learner can do so, but flashbax's
-  tree is then not copied, which XLA does at every step if its probabilities are used.
-- "from Python": one call of the library for each operation, and at the end of every step (add,
-  sample, TD error, update) its results are waited for. Nothing is done with the batch, which is
-  there as arrays of its own. JAX libraries compile each function and donate the buffer to it.
+  uses; so are the importance weights of a prioritised buffer (flashbax gives the probabilities they
+  are made from). "Step, no weights" uses the batch alone. No learner can do so, but XLA then does
+  not copy flashbax's tree, which it does at every step if the probabilities are used.
+- "From Python": one call of the library for each operation. The results of a step (add, sample, TD
+  error, update) are waited for at its end. Nothing is done with the batch, whose arrays are its
+  own. JAX libraries compile each function and donate the buffer to it.
+- "One core": the process may use one core, so XLA has no second thread to wake.
 
-The TD error is |reward - target| for all, computed with the library's own arrays; targets are
-random and made beforehand, as are keys. XLA's programs differ from process to process, so each
-figure is the median over processes of the median over rounds, in which the libraries take turns.
-Memory is the peak of a process of its own, less what it held after doing the same with a buffer
-of 10,000 rows: that is what imports and compiling take.
+The TD error is |reward - target| for all, computed with the library's own arrays. Targets and keys
+are random and made beforehand. Each figure is the median over processes of the median over rounds,
+in which the libraries take turns. Memory is the peak of a process of its own, less what it held
+after it had done the same with a buffer of 10,000 rows: that is what imports and compiling take.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import pathlib
 import resource
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import timing
-from timing import RESULTS, Record, render
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+from benchmarks.report import Find, Line
 
 ADDED = 16
-NAMES = ("fbuf", "flashbax", "brax", "cpprb", "torchrl")
+NAMES = FBUF, FLASHBAX, BRAX, CPPRB, TORCHRL = "fbuf", "flashbax", "brax", "cpprb", "torchrl"
 PACKAGES = ("fbuf", "jax", "jaxlib", "flashbax", "brax", "cpprb", "torch", "torchrl", "numpy")
 STEPS = {32: 1000, 256: 500, 4096: 50}
 """Steps in one scan, for each batch size."""
 
-NO_WEIGHTS = "step, no weights"
+MODES = SCAN, PYTHON = "in scan", "from Python"
+STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE = "step", "step, no weights", "add", "sample", "update"
+WHATS = (STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE)
+KINDS = {True: "prioritised", False: "uniform"}
+THINGS = {"row": "rows of 97 bytes", "frame": "84x84x4 uint8 frames"}
+MEMORY = "memory"
 SMALL = 10_000
 """Capacity of the buffer that is used beforehand where memory is measured."""
 SEVERAL = 16
@@ -63,11 +64,12 @@ class Box:
         self.state = state
 
 
-def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[timing.Run, int]:
+def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, int]:
     """The operation `steps` times in a scan, and the temporary bytes of the program."""
     import jax
     import jax.numpy as jnp
-    import peers
+
+    from benchmarks import peers
 
     keys = jax.random.split(jax.random.key(2), steps)
     targets = jax.random.uniform(jax.random.key(3), (steps, peer.batch_size))
@@ -77,40 +79,37 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[timing.Run, int
         found = [peer.data(drawn)]
         if peer.prioritized and what != NO_WEIGHTS:
             found.append(peer.weights(drawn))
-        if peer.prioritized and what == "sample":
+        if peer.prioritized and what == SAMPLE:
             found.append(peer.ids(drawn))  # elsewhere they are used by the update
         return found
 
     shapes = jax.eval_shape(lambda: useful(peer.sample(box.state, keys[0])[1]))
-    used = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    used = harness.zeros_like(shapes)
     inputs: Any = (keys, targets)
-    if what == "update":
+    if what == UPDATE:
         ids = rows_to_update(peer, box, list(keys[:SEVERAL]))
         inputs = (
             jax.tree.map(lambda *x: jnp.resize(jnp.stack(x), (steps, len(x[0]))), *ids),
             targets,
         )
 
-    def use(used: Any, drawn: Any) -> Any:
-        return jax.tree.map(lambda u, x: u ^ x if x.dtype == bool else u + x, used, drawn)
-
     def step(carry: Any, given: Any) -> Any:
         state, rows, used = carry
-        if what == "update":
+        if what == UPDATE:
             return peer.update(state, *given), rows, used
         key, target = given
-        if what != "sample":
+        if what != SAMPLE:
             state = peer.add(state, rows)
-        if what != "add":
+        if what != ADD:
             state, drawn = peer.sample(state, key)
-            used = use(used, useful(drawn))
-            if what != "sample" and peer.prioritized:
+            used = harness.use(used, useful(drawn))
+            if what != SAMPLE and peer.prioritized:
                 priority = jnp.abs(peer.reward(drawn) - target)
                 state = peer.update(state, peer.ids(drawn), priority)
         return state, rows, used
 
     carry = (box.state, rows, used)
-    program, memory = timing.scanned(step, carry, inputs)
+    program, memory = harness.scanned(step, carry, inputs)
     rest = carry[1:]
 
     def run() -> int:
@@ -130,12 +129,13 @@ def rows_to_update(peer: Any, box: Box, keys: list[Any]) -> list[Any]:
     return found
 
 
-def from_python(peer: Any, box: Box, what: str, seconds: float) -> timing.Run:
+def from_python(peer: Any, box: Box, what: str, seconds: float) -> harness.Run:
     """The operation by calls of the library, one after the other."""
     import jax
     import jax.numpy as jnp
     import numpy as np
-    import peers
+
+    from benchmarks import peers
 
     functions = peer.eager
     rng = np.random.default_rng(3)
@@ -146,78 +146,76 @@ def from_python(peer: Any, box: Box, what: str, seconds: float) -> timing.Run:
     error: Callable[[Any, Any], Any] = lambda reward, target: abs(reward - target)  # noqa: E731
     if peer.traceable:
         error = jax.jit(lambda reward, target: jnp.abs(reward - target))
-    ids = rows_to_update(peer, box, keys) if what == "update" else []
+    ids = rows_to_update(peer, box, keys) if what == UPDATE else []
 
     def step(i: int) -> None:
         i %= SEVERAL
         drawn = None
-        if what in ("add", "step"):
+        if what in (ADD, STEP):
             box.state = functions.add(box.state, rows)
-        if what in ("sample", "step"):
+        if what in (SAMPLE, STEP):
             box.state, drawn = functions.sample(box.state, keys[i])
-        if what == "update":
+        if what == UPDATE:
             box.state = functions.update(box.state, ids[i], targets[i])
-        if what == "step" and peer.prioritized:
+        if what == STEP and peer.prioritized:
             priority = error(peer.reward(drawn), targets[i])
             box.state = functions.update(box.state, peer.ids(drawn), priority)
         peer.wait(box.state, drawn)
 
-    return timing.repeated(step, seconds)
+    return harness.repeated(step, seconds)
 
 
-def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
-    """Time the libraries of a task, turn by turn."""
-    records: list[Record] = []
-    notes: list[str] = []
+def measure(task: Task) -> Measured:
+    """Time the libraries of a task, turn by turn, or look at the memory of one."""
+    if task["kind"] == MEMORY:
+        return peak_memory(task)
+    found = Measured()
     for prioritized in task["prioritized"]:
-        records += measure_kind(task, prioritized, notes)
-    return records, notes
+        found.records += measure_kind(task, prioritized, found.notes)
+    return found
 
 
-def measure_kind(task: dict[str, Any], prioritized: bool, notes: list[str]) -> list[Record]:
+def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record]:
     """The same for one kind of buffer, which is gone when this returns."""
-    import peers
+    from benchmarks import peers
 
-    item = {"row": peers.ROW, "frame": peers.FRAME}[task["item"]]
-    capacity, batches, quick = task["n"], task["batches"], task["quick"]
+    item, capacity, quick = peers.ITEMS[task["item"]], task["n"], task["quick"]
     boxes: dict[str, Box] = {}
     for cls in peers.PEERS:
         if cls.name in task["peers"]:
             try:
-                peer = cls(item, capacity, batches[0], prioritized)
-                peer.check_memory(available_bytes())
+                peer = cls(item, capacity, task["work"][0][0], prioritized)
+                peer.check_memory(harness.available_bytes())
                 boxes[cls.name] = Box(peers.filled(peer, chunk(task)))
+                notes += peer.notes
             except peers.Unable as reason:
                 notes.append(str(reason))
 
-    def programs(able: list[Any], what: str, mode: str) -> dict[str, tuple[timing.Run, int | None]]:
-        found: dict[str, tuple[timing.Run, int | None]] = {}
-        for peer in able:
-            box = boxes[peer.name]
-            if mode == "from Python":
-                found[peer.name] = from_python(peer, box, what, 0.02 if quick else 0.03), None
-            elif peer.traceable:
-                steps = STEPS[peer.batch_size]
-                if task["item"] == "frame":
-                    steps //= 10
-                if peer.writes_all and what in ("add", "step"):
-                    steps = max(1, min(steps, int(1e9 / (capacity * peers.row_bytes(item)))))
-                found[peer.name] = in_scan(peer, box, what, steps)
-        return found
+    def program(peer: Any, what: str, mode: str) -> tuple[harness.Run, int | None]:
+        box = boxes[peer.name]
+        if mode == PYTHON:
+            return from_python(peer, box, what, 0.02 if quick else 0.03), None
+        steps = STEPS[peer.batch_size] // (10 if task["item"] == "frame" else 1)
+        if peer.writes_all and what in (ADD, STEP):
+            steps = max(1, min(steps, int(1e9 / (capacity * peers.row_bytes(item)))))
+        return in_scan(peer, box, what, steps)
 
     records: list[Record] = []
-    for batch in batches:
+    for batch, whats in task["work"]:
         able = [cls(item, capacity, batch, prioritized) for cls in peers.PEERS if cls.name in boxes]
         for peer in able:
             peer.prepare(boxes[peer.name].state)
-        whats = ["sample", "step", *([NO_WEIGHTS, "update"] if prioritized else [])]
-        if batch == batches[0]:
-            whats.insert(0, "add")  # the same for every batch size
         for what in whats:
-            for mode in ("in scan", "from Python")[: 1 if what == NO_WEIGHTS else 2]:
-                found = programs(able, what, mode)
-                runs = {name: run for name, (run, _) in found.items()}
-                taken = timing.alternate(runs, 5 if quick else 7, 0.3 if quick else 1.0)
+            if what in (NO_WEIGHTS, UPDATE) and not prioritized:
+                continue
+            for mode in MODES[: 1 if what == NO_WEIGHTS or batch != MAIN else 2]:
+                made = {
+                    peer.name: program(peer, what, mode)
+                    for peer in able
+                    if mode == PYTHON or peer.traceable
+                }
+                runs = {name: run for name, (run, _) in made.items()}
+                taken = harness.alternate(runs, 3 if quick else 7, 0.2 if quick else 0.7)
                 for name, rounds in taken.items():
                     records.append(
                         {
@@ -226,49 +224,50 @@ def measure_kind(task: dict[str, Any], prioritized: bool, notes: list[str]) -> l
                             "what": what,
                             "prioritized": prioritized,
                             "n": capacity,
-                            "batch": None if what == "add" else batch,
+                            "batch": None if what == ADD else batch,
+                            "cores": task.get("cores"),
                             "peer": name,
-                            "us": timing.median(rounds),
+                            "us": harness.median(rounds),
                             "rounds": rounds,
-                            "temp_bytes": found[name][1],
+                            "temp_bytes": made[name][1],
                         }
                     )
     return records
 
 
-def peak_memory(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
+def peak_memory(task: Task) -> Measured:
     """Fill one library's buffer, take some steps, and look at this process' peak."""
-    import peers
+    from benchmarks import peers
 
-    (name,), (prioritized,), (batch,) = task["peers"], task["prioritized"], task["batches"]
+    (name,), (prioritized,), batch = task["peers"], task["prioritized"], MAIN
     cls = next(cls for cls in peers.PEERS if cls.name == name)
 
-    def use(capacity: int) -> Any:
+    def fill_and_use(capacity: int) -> Any:
         peer = cls(peers.ROW, capacity, batch, prioritized)
         box = Box(peers.filled(peer, chunk(task | {"n": capacity})))
         if peer.traceable:
-            in_scan(peer, box, "step", 2)[0]()
+            in_scan(peer, box, STEP, 2)[0]()
         else:
-            from_python(peer, box, "step", 0.02)()
+            from_python(peer, box, STEP, 0.02)()
         return box.state
 
     try:
-        use(SMALL)  # what the libraries, and compiling, take
+        fill_and_use(SMALL)  # what the libraries, and compiling, take
     except peers.Unable as reason:
-        return [], [str(reason)]
+        return Measured(notes=[str(reason)])
     before = now_resident()
-    use(task["n"])
+    fill_and_use(task["n"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ideal = task["n"] * (peers.row_bytes(peers.ROW) + 4 * prioritized)
     record = {
-        "item": "row", "mode": "memory", "prioritized": prioritized, "n": task["n"],
+        "item": "row", "mode": MEMORY, "prioritized": prioritized, "n": task["n"],
         "batch": batch, "peer": name, "bytes": peak - before, "peak_bytes": peak,
         "ideal_bytes": ideal,
     }  # fmt: skip
-    return [record], []
+    return Measured([record])
 
 
-def chunk(task: dict[str, Any]) -> int:
+def chunk(task: Task) -> int:
     """How many rows are added at a time to fill a buffer: few beside what it holds."""
     return min(1000 if task["item"] == "frame" else 100_000, max(task["n"] // 10, 1))
 
@@ -279,255 +278,176 @@ def now_resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def available_bytes() -> int:
-    """Bytes of memory that are free, or can be made so."""
-    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) * 1024
-    return 2**63
+# --- what is measured ----------------------------------------------------------------------------
+
+MAIN = 256
+"""The batch size of which everything is measured; of the others the step in scan is."""
+STEPS_ONLY = [[MAIN, [STEP]]]
+PARTS = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE]]]
+ALL = [*PARTS, [32, [STEP]], [4096, [STEP]]]
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+LARGE = SIZES[2]
+"""The size of the README's table."""
+WORK = dict(zip(SIZES, (PARTS, STEPS_ONLY, ALL, PARTS), strict=True))
+"""What is measured at each size."""
 
 
-def work(task: dict[str, Any], out: pathlib.Path) -> None:
-    records, notes = (peak_memory if task["kind"] == "memory" else measure)(task)
-    out.write_text(json.dumps({"records": records, "notes": notes}))
-
-
-# --- the process that starts the others and writes the report ------------------------------------
-
-
-def tasks(quick: bool) -> list[dict[str, Any]]:
+def tasks(quick: bool) -> list[Task]:
     """What the processes have to do, one entry a process."""
     both = [True, False]
-    found: list[dict[str, Any]] = []
+    found: list[Task] = []
 
-    def task(kind: str, item: str, n: int, batches: list[int], peers: Any, which: Any) -> None:
-        names = ("kind", "item", "n", "batches", "peers", "prioritized", "quick")
-        values = (kind, item, n, batches, peers, which, quick)
-        found.append(dict(zip(names, values, strict=True)))
+    def task(kind: str, item: str, n: int, work: Any, peers: Any, which: Any, **more: Any) -> None:
+        label = f"{kind}, {THINGS[item]}, N = {n:,}, {'+'.join(peers)}"
+        found.append(
+            {
+                "label": label, "kind": kind, "item": item, "n": n, "work": work,
+                "peers": list(peers), "prioritized": which, "quick": quick, **more,
+            }
+        )  # fmt: skip
 
-    if quick:
-        few = ("fbuf", "flashbax", "cpprb")
-        for n in (10_000, 1_000_000):
-            task("time", "row", n, [256], NAMES, both)
-        for name in few:
-            task("time", "frame", 2_000, [32], [name], [True])
-            task("memory", "row", 1_000_000, [256], [name], [True])
-        return found
-    for repeat in range(3):
-        # brax moves its whole store at every add: where that is gigabytes, once has to do.
-        light = [name for name in NAMES if name != "brax"] if repeat else NAMES
-        for n in (10_000, 1_000_000, 10_000_000):
-            task("time", "row", n, [32, 256, 4096], light if n == 10_000_000 else NAMES, both)
-        for name in light:  # frames: one library at a time, for their size
-            task("time", "frame", 50_000, [32, 256], [name], both)
-    for n in (1_000_000, 10_000_000):
-        for which in both:
-            for name in NAMES:
-                task("memory", "row", n, [256], [name], [which])
+    no_brax = [name for name in NAMES if name != BRAX]
+    for repeat in range(1 if quick else 3):
+        for n, work in WORK.items():
+            if n != LARGE and (repeat == 2 or (quick and n != SIZES[0])):
+                continue
+            # brax moves its whole store at every add, which once shows.
+            able = no_brax if repeat or n > LARGE else NAMES
+            task("time", "row", n, STEPS_ONLY if quick else work, able, both)
+        if repeat < 2:
+            one = [[MAIN, [STEP, NO_WEIGHTS]]]
+            task("time", "row", LARGE, one, (FBUF, FLASHBAX), both, cores=1)
+    task("time", "frame", 2_000 if quick else 20_000, [[32, [STEP]]], no_brax, [True])
+    for name in (FBUF,) if quick else NAMES:
+        task(MEMORY, "row", LARGE, [], (name,), [name != BRAX])
     return found
 
 
-def run_all(quick: bool) -> tuple[list[Record], list[str]]:
-    """Run the processes one after the other."""
-    records: list[Record] = []
-    notes: list[str] = []
-    todo = tasks(quick)
-    begun = time.monotonic()
-    for number, task in enumerate(todo, start=1):
-        label = f"{task['kind']} {task['item']} N={task['n']:,} {'+'.join(task['peers'])}"
-        start = time.monotonic()
-        try:
-            result = timing.in_own_process(__file__, task)
-            records += result["records"]
-            notes += result["notes"]
-        except RuntimeError as error:
-            notes.append(f"{label}: {error}")
-        now = time.monotonic()
-        progress = f"[{number}/{len(todo)}, {now - begun:.0f} s] {label}: {now - start:.0f} s"
-        print(progress, file=sys.stderr, flush=True)
-    return records, list(dict.fromkeys(notes))
+# --- the report ----------------------------------------------------------------------------------
 
 
-def cell(value: float | None, ours: float | None, form: Callable[[float], str]) -> str:
-    if value is None:
-        return "-"
-    if ours is None or value is ours:
-        return form(value)
-    return f"{form(value)} ({value / ours:.2f}x)"
-
-
-def sections(records: list[Record]) -> list[str]:
+def tables(records: list[Record]) -> list[str]:
     """The tables, as lines of Markdown."""
-    lines: list[str] = []
-    groups: dict[Any, dict[Any, dict[str, Record]]] = {}
-    for r in records:
-        group = groups.setdefault((r["item"], r["mode"], r["prioritized"]), {})
-        group.setdefault((r.get("what", ""), r["n"], r["batch"] or 0), {})[r["peer"]] = r
-    order = {"step": -1, NO_WEIGHTS: 0, "add": 1, "sample": 2, "update": 3, "": 4}
-    for item in ("row", "frame"):
-        for mode in ("in scan", "from Python", "memory"):
-            for prioritized in (True, False):
-                group = groups.get((item, mode, prioritized))
-                if not group:
-                    continue
-                buffer = "prioritised" if prioritized else "uniform"
-                things = "rows of 97 bytes" if item == "row" else "84x84x4 uint8 frames"
-                memory = mode == "memory"
-                unit = "peak MB, and ratio to the rows alone" if memory else "microseconds"
-                where = "memory" if memory else f"{mode}"
-                lines += ["", f"## {buffer}, {where}: {unit} ({things})", ""]
-                names = [n for n in NAMES if any(n in found for found in group.values())]
-                rows = []
-                for (what, n, batch), found in sorted(
-                    group.items(), key=lambda pair: (order[pair[0][0]], pair[0][1:])
-                ):
-                    start = [what] if not memory else []
-                    start += [f"{n:,}", f"{batch or '-'}"]
-                    if memory:
-                        ideal = next(iter(found.values()))["ideal_bytes"]
-                        sizes = [found[k]["bytes"] if k in found else None for k in names]
-                        cells = [cell(b, ideal, lambda b: f"{b / 1e6:.0f}") for b in sizes]
-                        rows.append([*start, f"{ideal / 1e6:.0f}", *cells])
-                    else:
-                        ours = found["fbuf"]["us"] if "fbuf" in found else None
-                        times = [found[k]["us"] if k in found else None for k in names]
-                        rows.append(
-                            [*start, *(cell(t, ours, lambda t: f"{t:,.1f}") for t in times)]
-                        )
-                head = ["N", "batch", "rows alone"] if memory else ["operation", "N", "batch"]
-                lines += render([*head, *names], rows)
-    return lines
+    lines = ["In brackets: how many times fbuf's figure."]
+    for item in THINGS:
+        for mode in MODES:
+            for prioritized, kind in KINDS.items():
+                for cores in (None, 1):
+                    those = [
+                        r
+                        for r in records
+                        if (r["item"], r["mode"], r["prioritized"], r.get("cores"))
+                        == (item, mode, prioritized, cores)
+                    ]
+                    where = f"{mode}, one core" if cores else mode
+                    title = f"{kind}, {where}: microseconds ({THINGS[item]})"
+                    lines += times(title[0].upper() + title[1:], those)
+    return lines + memory_table([r for r in records if r["mode"] == MEMORY]) + copies(records)
 
 
-def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself beside flashbax, and what came out."""
+def times(title: str, records: list[Record]) -> list[str]:
+    """The table of one mode and one kind of buffer."""
+    if not records:
+        return []
+    us = Find(records)
+    names = [n for n in NAMES if us(peer=n) is not None]
+    keys = {(r["what"], r["n"], r["batch"]) for r in records}
+    rows = []
+    for what, n, batch in sorted(keys, key=lambda k: (WHATS.index(k[0]), k[2] or 0, k[1])):
+        ours, *theirs = (us(peer=name, what=what, n=n, batch=batch) for name in names)
+        cells = [report.number(ours), *(report.beside(t, ours) for t in theirs)]
+        rows.append([what, f"{batch or '-'}", f"{n:,}", *cells])
+    return report.section(title, ["operation", "batch", "N", *names], rows)
 
-    def us(peer: str, mode: str, what: str, prioritized: bool, batch: int | None) -> float | None:
-        for r in records:
-            if (r["item"], r["n"], r["mode"], r.get("what")) == ("row", 10**6, mode, what) and (
-                r["peer"],
-                r["prioritized"],
-                r["batch"],
-            ) == (peer, prioritized, batch):
-                return float(r["us"])
-        return None
 
-    found = []
-    for what, prioritized, batch, most in (
-        ("step", True, 256, 0.5),
-        (NO_WEIGHTS, True, 256, 0.5),
-        ("sample", False, 256, 1.0),
-        ("add", False, None, 1.0),
-    ):
-        for mode in ("in scan",) if prioritized else ("in scan", "from Python"):
-            ours, theirs = (us(p, mode, what, prioritized, batch) for p in ("fbuf", "flashbax"))
-            if ours and theirs:
-                kind = "prioritised" if prioritized else "uniform"
-                size = f", batch {batch}" if batch else ""
-                verdict = "held" if ours <= most * theirs else "MISSED"
-                found.append(
-                    f"- {kind} {what} {mode}, N = 1e6{size}: {ours / theirs:.2f} of flashbax's "
-                    f"time, at most {most} wanted: {verdict}"
-                )
-    return found
+def memory_table(records: list[Record]) -> list[str]:
+    """The table of memory."""
+    found = Find(records, "bytes")
+    rows = []
+    for prioritized, kind in KINDS.items():
+        ideal = Find(records, "ideal_bytes")(prioritized=prioritized)
+        if ideal:
+            sizes = [found(peer=name, prioritized=prioritized) for name in NAMES]
+            cells = [f"{b / 1e6:.0f} ({b / ideal:.2f}x)" if b else "-" for b in sizes]
+            rows.append([kind, f"{LARGE:,}", f"{ideal / 1e6:.0f}", *cells])
+    head = ["buffer", "N", "rows and priorities alone", *NAMES]
+    return report.section("Memory: peak MB, and how many times the rows alone", head, rows)
 
 
 def copies(records: list[Record]) -> list[str]:
     """Programs in scan that need megabytes beside the buffer: they copy parts of it."""
-    found: dict[tuple[str, int], list[str]] = {}
-    for r in records:
-        if (r.get("temp_bytes") or 0) > 2e6 and r["item"] == "row":
-            kind = "prioritised" if r["prioritized"] else "uniform"
-            batch = f" {r['batch']}" if r["batch"] else ""
-            text = f"{kind} {r['what']}{batch}: {r['temp_bytes'] / 1e6:.0f} MB"
-            found.setdefault((r["peer"], r["n"]), []).append(text)
-    return [f"- {peer}, N = {n:,}: {'; '.join(texts)}" for (peer, n), texts in found.items()]
+    rows = [
+        [r["peer"], KINDS[r["prioritized"]], r["what"], f"{r['batch'] or '-'}", f"{r['n']:,}",
+         f"{r['temp_bytes'] / 1e6:.0f}"]
+        for r in records
+        if (r.get("temp_bytes") or 0) > 2e6 and r["item"] == "row" and not r.get("cores")
+    ]  # fmt: skip
+    head = ["library", "buffer", "operation", "batch", "N", "MB"]
+    return report.section("Temporary memory above 2 MB, in scan", head, rows)
+
+
+def bars(records: list[Record]) -> list[str]:
+    """What the project promises of itself beside flashbax, and what came out."""
+    us = Find(records)
+    found = []
+    for what, prioritized, batch, most in (
+        (STEP, True, MAIN, 0.5),
+        (NO_WEIGHTS, True, MAIN, 0.5),
+        (SAMPLE, False, MAIN, 1.0),
+        (ADD, False, None, 1.0),
+    ):
+        for mode in MODES[: 1 if prioritized else 2]:
+            ours, theirs = (
+                us(
+                    item="row", n=LARGE, mode=mode, what=what, prioritized=prioritized,
+                    batch=batch, cores=None, peer=peer,
+                )
+                for peer in (FBUF, FLASHBAX)
+            )  # fmt: skip
+            if ours and theirs:
+                text = (
+                    f"{KINDS[prioritized]} {what} {mode}, N = {LARGE:,}: {ours / theirs:.2f} of "
+                    f"flashbax's time, at most {most} wanted"
+                )
+                found.append(report.bar(text, ours <= most * theirs))
+    return found
 
 
 def plot(records: list[Record], path: pathlib.Path) -> None:
-    """Time of a prioritised step against N, one panel a batch size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    steps = [
-        r for r in records if r["item"] == "row" and r.get("what") == "step" and r["prioritized"]
+    """Time of a step over the capacity, of fbuf and flashbax, prioritised and uniform."""
+    lines = [
+        Line(
+            f"{name}, {kind}",
+            [
+                (r["n"], r["us"])
+                for r in records
+                if (r["item"], r["mode"], r.get("what"), r["prioritized"], r["batch"], r["peer"])
+                == ("row", SCAN, STEP, prioritized, MAIN, name)
+                and not r["cores"]
+            ],
+            report.COLORS[name],
+            "o-" if prioritized else "s--",
+        )
+        for name in (FBUF, FLASHBAX)
+        for prioritized, kind in KINDS.items()
     ]
-    batches = sorted({r["batch"] for r in steps})
-    figure, axes = plt.subplots(
-        1, len(batches), figsize=(max(4.2 * len(batches), 8.5), 4.4), sharey=True, squeeze=False
-    )
-    colors = dict(zip(NAMES, ("#0b6e4f", "#c1432e", "#7a5195", "#3b6fb6", "#d08c00"), strict=True))
-    for axis, batch in zip(axes[0], batches, strict=True):
-        for name in NAMES:
-            for mode, style, marker in (("in scan", "-", "o"), ("from Python", "--", "s")):
-                points = sorted(
-                    (r["n"], r["us"])
-                    for r in steps
-                    if (r["peer"], r["mode"], r["batch"]) == (name, mode, batch)
-                )
-                if points:
-                    axis.plot(
-                        *zip(*points, strict=True), style, marker=marker, color=colors[name],
-                        markersize=5, label=f"{name}, {mode}",
-                    )  # fmt: skip
-        axis.set(xscale="log", yscale="log", xlabel="capacity N (rows)", title=f"batch {batch}")
-        axis.grid(True, which="both", alpha=0.25)
-    axes[0][0].set_ylabel("microseconds a step")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, fontsize=9)
-    figure.suptitle("Prioritised step: add 16 rows, draw a batch, update its priorities")
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=150)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less of everything, in 2 minutes")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        work(json.loads(options.worker), options.out)
-        return
-
-    begun = time.monotonic()
-    records, notes = run_all(options.quick)
-    keys = ("item", "mode", "what", "prioritized", "n", "batch", "peer")
-    records = timing.merged(records, keys, "us", "bytes")
-    about = timing.about(*PACKAGES)
-    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
-    notes.append("cpprb, torchrl: no JAX programs, so they cannot be inside a scan")
-    text = [
-        "# fbuf and its peers",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        "In brackets: how many times fbuf's figure (of memory: how many times the bytes of the "
-        "rows, and 4 for a priority).",
-        *sections(records),
-        "",
-        "## Bars",
-        "",
-        *bars(records),
-        "",
-        "## Temporary memory above 2 MB (in scan, by operation and batch)",
-        "",
-        *(copies(records) or ["none"]),
-        "",
-        "## What is missing, and why",
-        "",
-        *(f"- {note}" for note in notes),
-        "",
-        "## How it was measured",
-        "",
-        *__doc__.split("\n\n", 3)[3].strip().splitlines(),
-    ]
-    timing.write_report("compare", options.results, about, records, text)
-    plot(records, options.results / "compare.png")
+    title = f"A step inside lax.scan: add {ADDED} rows, draw {MAIN}, update their priorities"
+    report.draw(path, title, lines, "capacity N (rows)", "microseconds a step")
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.compare",
+            title="fbuf beside its peers",
+            how=__doc__,
+            packages=PACKAGES,
+            tasks=tasks,
+            measure=measure,
+            keys=("item", "mode", "what", "prioritized", "n", "batch", "cores", "peer"),
+            tables=tables,
+            bars=bars,
+            plot=plot,
+            figures=("us", "bytes"),
+        )
+    )

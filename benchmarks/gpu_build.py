@@ -1,16 +1,20 @@
 """What each public function of fbuf becomes when XLA compiles it for an NVIDIA H200.
 
+    pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
+    python -m benchmarks.gpu_build [--kernels]
+
+It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1) and the plugin.
+It takes two minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it says
+so in one line, and exits with 0.
+
 No GPU is needed and nothing runs: the functions are compiled for a described device, and the
 optimised program is read. So kernel counts, temporary bytes, bytes written in place and copies of
-whole arrays are those of the GPU build, and times are not to be had. To run it, in an environment
-that holds fbuf and jax==X (private interfaces of jax are used; known to work with X = 0.10.1):
+whole arrays are those of the GPU build, and times are not to be had.
 
-    pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
-    python benchmarks/gpu_build.py [--kernels]
-
-It takes two minutes, and exits with 1 if a bar is missed; where the plugin is not installed it says
-so in one line, and exits with 0. A kernel is a device operation of the scheduled program; those in
-a loop count once a turn.
+A kernel is a device operation of the scheduled program; those in a loop count once a turn. Kernels
+are launches a call, and of the step in scan, launches a step. Large copies are those of N / 8 bytes
+or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool; for NStep they have a next
+observation, too, and for FrameStack an observation of 84 x 84 uint8.
 """
 
 from __future__ import annotations
@@ -60,10 +64,10 @@ os.environ["PATH"] = f"{NVCC / 'bin'}{os.pathsep}{os.environ['PATH']}"
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-import timing  # noqa: E402
 from jax._src.lib import xla_client  # noqa: E402
 
 import fbuf  # noqa: E402
+from benchmarks import harness, report  # noqa: E402
 
 H200 = """
 gpu_device_info {
@@ -125,10 +129,10 @@ SAMPLERS: tuple[Any, ...] = (
 OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
 """The functions that are compiled for a sampler with a window; what is left out is the same."""
 VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
-    (fbuf.NStep(5, 0.99), WITH_NEXT),
-    (fbuf.Sequence(8, burn_in=2, bootstrap=1), ITEM),
+    (fbuf.NStep(5, gamma=0.99), WITH_NEXT),
+    (fbuf.Sequence(8, burn_in=2, bootstrap=1, boundary="pad"), ITEM),
     (fbuf.FrameStack(4), FRAME),
-    (fbuf.Transition(), FRAME),
+    (fbuf.Transition("observation"), FRAME),
     (fbuf.Hindsight(reached), GOALS),
     (fbuf.ReturnToGo(0.99), WITH_NEXT),
 )
@@ -502,43 +506,39 @@ def table(rows: list[Row]) -> list[str]:
         copies = str(len(r.large_copies))
         line = [r.sampler, r.function, *kernels, *sizes, *place, copies]
         lines.append([*line, "; ".join(r.missed) or "held"])
-    return timing.render(head, lines)
+    return report.table(head, lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
-    parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
+    report.add_results(parser)
     options = parser.parse_args()
 
     rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
     rows += [row for sampler in UNDER_VIEWS for row in measure(sampler, views)]
     about = {
-        **timing.about("fbuf", "jax", "jax-cuda12-plugin"),
+        **harness.about("fbuf", "jax", "jax-cuda12-plugin"),
         "device": "NVIDIA H200, compiled for without one",
         "batch": str(BATCH),
         "added rows": str(ADDED),
     }
-    lines = [
-        "# The GPU build",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        *table(rows),
-        "",
-        "Kernels are launches a call, and of the step in scan, launches a step. Large copies are "
-        "those of N / 8 bytes or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a "
-        "bool; for NStep they have a next observation, too, and for FrameStack an observation of "
-        "84 x 84 uint8.",
-    ]
     if options.kernels:
         for row in rows:
             print(f"{row.sampler}.{row.function}:")
             for k in row.launches:
                 print(f"  {k.times} x {k.name}: {k.result}")
                 print(f"      {k.operations}\n      {k.functions}")
-    timing.write_report(
-        "gpu_build", options.results, about, [dataclasses.asdict(row) for row in rows], lines
+    records = [dataclasses.asdict(row) for row in rows]
+    title = "The GPU build"
+    report.write(
+        "benchmarks.gpu_build",
+        title,
+        report.results_of(options),
+        about,
+        records,
+        table(rows),
+        __doc__,
     )
     missed = [f"{r.sampler}.{r.function}: {m}" for r in rows for m in r.missed]
     if missed:

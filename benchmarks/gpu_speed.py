@@ -1,4 +1,9 @@
-"""fbuf, flashbax and TorchRL with their rows on one device: times of `gpu_checks.py`.
+"""fbuf, flashbax and TorchRL with their rows on one GPU.
+
+    python -m benchmarks.gpu_speed            at most 18 minutes, on a GPU
+    python -m benchmarks.gpu_speed --quick    a minute or two, on a GPU or a CPU: does it run?
+
+It needs fbuf, flashbax, TorchRL, and JAX and PyTorch that both find the GPU.
 
 All libraries are in one process and take turns, and each figure is the median of its rounds.
 
@@ -15,17 +20,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
-import json
 import math
 import os
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-import timing
-from compare import Box, cell, in_scan
-from timing import Record, render
+from benchmarks import compare, harness, report
+from benchmarks.compare import Box
+from benchmarks.harness import Measured, Record, Task
 
 NAMES = FBUF, FLASHBAX, TORCHRL = "fbuf", "flashbax", "torchrl"
 STEP, HANDED, GATHER = "step inside jit", "batch handed to PyTorch", "row gather"
@@ -51,7 +54,8 @@ def items() -> dict[str, Any]:
     """What a row is, by name."""
     import jax
     import jax.numpy as jnp
-    import peers
+
+    from benchmarks import peers
 
     large = {"observation": (24,), "action": (6,), "reward": ()}
     large = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in large.items()}
@@ -63,7 +67,7 @@ def items() -> dict[str, Any]:
 
 def classes(device: str, notes: list[str]) -> dict[str, Any]:
     """The peers of `compare.py`, with TorchRL's rows on the device."""
-    import peers
+    from benchmarks import peers
 
     class TorchRL(peers.TorchRL):
         """TorchRL with its storage on the device, and its tree too if that is built."""
@@ -99,9 +103,8 @@ def classes(device: str, notes: list[str]) -> dict[str, Any]:
 
 def store_bytes(name: str, item: Any, capacity: int, prioritized: bool) -> int:
     """What a library's buffer takes at the least, on the device."""
-    import peers
-
     import fbuf
+    from benchmarks import peers
 
     if name == FBUF:
         sampler = fbuf.Prioritized() if prioritized else fbuf.Uniform()
@@ -122,9 +125,9 @@ def pools(device: str) -> dict[str, float]:
     return {"jax": 0.9 * jax_pool, "torch": 0.9 * (free - jax_pool), "free": free}
 
 
-def plan(task: dict[str, Any], room: dict[str, float], notes: list[str]) -> int:
+def plan(task: Task, room: dict[str, float], notes: list[str]) -> int:
     """How many rows: as many as asked for, or as fit."""
-    import peers
+    from benchmarks import peers
 
     item, wanted, chunk = items()[task["item"]], task["n"], chunk_of(task)
     if task["item"] == "frame":
@@ -142,35 +145,25 @@ def plan(task: dict[str, Any], room: dict[str, float], notes: list[str]) -> int:
     return capacity
 
 
-def chunk_of(task: dict[str, Any]) -> int:
+def chunk_of(task: Task) -> int:
     return min(CHUNKS[task["item"]], max(task["n"] // 10, 1))
 
 
 # --- one process that measures -------------------------------------------------------------------
 
 
-class Stopwatch:
-    """The time and the records of a process, written out as they come."""
+class Stopwatch(Measured):
+    """What a process has found, and when its time is up."""
 
-    def __init__(self, task: dict[str, Any], out: pathlib.Path) -> None:
-        self.end = time.monotonic() + task["seconds"]
-        self.out = out
-        self.records: list[Record] = []
-        self.notes: list[str] = []
-
-    def save(self) -> None:
-        """Write what there is."""
-        notes = list(dict.fromkeys(self.notes))
-        part = self.out.with_suffix(".part")
-        part.write_text(json.dumps({"records": self.records, "notes": notes}))
-        os.replace(part, self.out)  # never half a file, whenever the process is ended
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.end = time.monotonic() + task["stop_after"]
 
     def over(self, what: str) -> bool:
         """Whether time is up for this; it is noted."""
         up = time.monotonic() > self.end
         if up:
             self.notes.append(f"{what}: left, time was up")
-            self.save()
         return up
 
 
@@ -198,11 +191,11 @@ def copy_rate(device: str) -> float:
         jax.block_until_ready(last)
         return 10
 
-    taken = timing.alternate({"torch": by_torch, "jax": by_jax}, 3, 3.0)
+    taken = harness.alternate({"torch": by_torch, "jax": by_jax}, 3, 3.0)
     return 2 * size / min(min(rounds) for rounds in taken.values()) * 1e6
 
 
-def gather(peer: Any, box: Box, steps: int) -> timing.Run:
+def gather(peer: Any, box: Box, steps: int) -> harness.Run:
     """Draws alone, each of which writes its batch into the carry of a scan."""
     import jax
     import jax.numpy as jnp
@@ -215,7 +208,7 @@ def gather(peer: Any, box: Box, steps: int) -> timing.Run:
         state, drawn = peer.sample(carry[0], key)
         return state, peer.data(drawn)
 
-    program, _ = timing.scanned(step, (box.state, batch), keys)
+    program, _ = harness.scanned(step, (box.state, batch), keys)
 
     def run() -> int:
         nonlocal batch
@@ -225,7 +218,7 @@ def gather(peer: Any, box: Box, steps: int) -> timing.Run:
     return run
 
 
-def handed(peer: Any, box: Box, device: str, seconds: float) -> timing.Run:
+def handed(peer: Any, box: Box, device: str, seconds: float) -> harness.Run:
     """Batches that a learner in PyTorch could use, one after the other."""
     import jax
     import torch
@@ -240,13 +233,14 @@ def handed(peer: Any, box: Box, device: str, seconds: float) -> timing.Run:
             torch.cuda.synchronize()
         del batch
 
-    return timing.repeated(step, seconds)
+    return harness.repeated(step, seconds)
 
 
-def fill(task: dict[str, Any], prioritized: bool, able: dict[str, Any], watch: Stopwatch) -> Any:
+def fill(task: Task, prioritized: bool, able: dict[str, Any], watch: Stopwatch) -> Any:
     """Full buffers of the libraries that can have one."""
     import jax
-    import peers
+
+    from benchmarks import peers
 
     item, room = items()[task["item"]], task["room"]
     boxes: dict[str, Box] = {}
@@ -282,13 +276,13 @@ def brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def rows_right(task: dict[str, Any], state: Any, batch: int) -> bool:
+def rows_right(task: Task, state: Any, batch: int) -> bool:
     """Whether rows drawn from anywhere are those that were written there."""
     import jax
     import jax.numpy as jnp
-    import peers
 
     import fbuf
+    from benchmarks import peers
 
     chunk = chunk_of(task)
     written = peers.random_rows(items()[task["item"]], chunk, seed=0)
@@ -301,9 +295,9 @@ def rows_right(task: dict[str, Any], state: Any, batch: int) -> bool:
     return all(jax.tree.leaves(same))
 
 
-def measure(task: dict[str, Any], out: pathlib.Path) -> None:
+def measure(task: Task) -> Measured:
     """Time all libraries, one kind of buffer after the other."""
-    watch = Stopwatch(task, out)
+    watch = Stopwatch(task)
     able = classes(task["device"], watch.notes)
     room = pools(task["device"])
     task = task | {"n": plan(task, room, watch.notes), "room": room}
@@ -314,7 +308,7 @@ def measure(task: dict[str, Any], out: pathlib.Path) -> None:
         if not watch.over(f"{THINGS[task['item']]}, prioritised: {prioritized}"):
             measure_kind(task, prioritized, able, rate, watch)
         release(task["device"])
-    watch.save()
+    return watch
 
 
 def release(device: str) -> None:
@@ -327,7 +321,7 @@ def release(device: str) -> None:
 
 
 def measure_kind(
-    task: dict[str, Any], prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
+    task: Task, prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
 ) -> None:
     """The same for one kind of buffer, which is gone when this returns."""
     item, device = items()[task["item"]], task["device"]
@@ -342,14 +336,16 @@ def measure_kind(
         )  # fmt: skip
     filled = time.monotonic()
 
-    jobs: dict[tuple[str, int, str], Callable[[], timing.Run]] = {}
+    jobs: dict[tuple[str, int, str], Callable[[], harness.Run]] = {}
     for batch in task["batches"]:
         steps = max(4, min(STEPS_BEFORE, 10**6 // batch) // (8 if task["item"] == "frame" else 1))
         steps = min(steps, 20) if task["quick"] else steps
         for name, box in boxes.items():
             peer = able[name](item, task["n"], batch, prioritized)
             if peer.traceable:
-                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: in_scan(p, b, "step", s)[0]
+                jobs[STEP, batch, name] = lambda p=peer, b=box, s=steps: compare.in_scan(
+                    p, b, compare.STEP, s
+                )[0]
                 if not prioritized:
                     jobs[GATHER, batch, name] = lambda p=peer, b=box, s=steps: gather(p, b, s)
             if name != FLASHBAX:
@@ -373,8 +369,8 @@ def measure_kind(
                 runs.pop(name)
                 programs = {key: run for key, run in programs.items() if key[2] != name}
         rounds, seconds = (2, 0.1) if task["quick"] else (5, 0.4)
-        for name, taken in timing.alternate(runs, rounds, seconds).items():
-            us = timing.median(taken)
+        for name, taken in harness.alternate(runs, rounds, seconds).items():
+            us = harness.median(taken)
             record = {
                 "item": task["item"], "n": task["n"], "prioritized": prioritized, "batch": batch,
                 "what": what, "peer": name, "us": us, "rounds": taken,
@@ -383,21 +379,20 @@ def measure_kind(
                 moved = 2 * batch * row_bytes(item)
                 record |= {"bytes": moved, "share": moved / (us * 1e-6) / rate}
             watch.records.append(record)
-        watch.save()
 
 
 def row_bytes(item: Any) -> int:
-    import peers
+    from benchmarks import peers
 
     return peers.row_bytes(item)
 
 
 def compiled(
-    jobs: dict[Any, Callable[[], timing.Run]], label: str, watch: Stopwatch
-) -> dict[Any, timing.Run]:
+    jobs: dict[Any, Callable[[], harness.Run]], label: str, watch: Stopwatch
+) -> dict[Any, harness.Run]:
     """Build all programs; those in scans side by side, for compiling takes longer than running."""
 
-    def build(job: Callable[[], timing.Run]) -> Any:
+    def build(job: Callable[[], harness.Run]) -> Any:
         try:
             return job()
         except Exception as error:  # the others are measured all the same
@@ -414,11 +409,29 @@ def compiled(
     return {key: run for key, run in built.items() if not isinstance(run, str)}
 
 
-# --- the tables ----------------------------------------------------------------------------------
+# --- the report ----------------------------------------------------------------------------------
+
+SECONDS = 18 * 60
+"""How long all of it may take."""
 
 
-def tasks(device: str, quick: bool) -> list[dict[str, Any]]:
+def device_of_both() -> str:
+    """Where JAX and PyTorch both can keep their arrays; found without starting JAX here."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name() -> str:
+    """What the figures were taken on."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def tasks(quick: bool, device: str | None = None) -> list[Task]:
     """What the processes have to do, the most telling first."""
+    device = device or device_of_both()
     everybody = {False: NAMES, True: NAMES}
     # Of that size, TorchRL's tree takes minutes to fill on the host; flashbax's, of which there are
     # two at times, does not fit beside the others.
@@ -429,16 +442,25 @@ def tasks(device: str, quick: bool) -> list[dict[str, Any]]:
         (LARGE, 345 * 10**6, mostly),
         ("row", 10**7, everybody),
     ]
-    if quick or device == "cpu":
+    small = quick or device == "cpu"
+    if small:
         sizes = [("row", 20_000, everybody), ("frame", 500, everybody), (LARGE, 50_000, mostly)]
-    batches = (256,) if quick or device == "cpu" else (256, 4096, 65_536)
     return [
         {
-            "item": item, "n": n, "peers": [which[False], which[True]], "batches": batches,
-            "device": device, "quick": quick,
+            "label": f"{THINGS[item]}, N = {n:,}",
+            "item": item,
+            "n": n,
+            "peers": [which[False], which[True]],
+            "batches": (256,) if small else (256, 4096, 65_536),
+            "device": device,
+            "quick": small,
+            # It stops by itself some seconds before it would be stopped.
+            "stop_after": SECONDS / len(sizes) - 15,
+            "seconds": SECONDS / len(sizes),
+            "environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{JAX_SHARE}"},
         }
         for item, n, which in sizes
-    ]  # fmt: skip
+    ]
 
 
 def tables(records: list[Record]) -> list[str]:
@@ -460,10 +482,9 @@ def tables(records: list[Record]) -> list[str]:
         for (which, *key), by_peer in found.items():
             if which == what:
                 times = [by_peer[n]["us"] if n in by_peer else None for n in names]
-                cells = [cell(t, times[0], lambda t: f"{t:,.1f}") for t in times]
-                body.append([*start(*key), *cells])
+                body.append([*start(*key), *(report.beside(t, times[0]) for t in times)])
         title = f"{what[0].upper()}{what[1:]}: microseconds (and times fbuf's)"
-        lines += ["", f"### {title}", "", *(render([*head, *names], body) if body else ["none"])]
+        lines += report.section(title, [*head, *names], body)
     body = []
     for (which, *key), by_peer in found.items():
         if which == GATHER:
@@ -473,9 +494,8 @@ def tables(records: list[Record]) -> list[str]:
             ]
             size = f"{next(iter(by_peer.values()))['bytes'] / 2e6:,.2f}"
             body.append([*start(*key), size, *cells])
-    lines += ["", "### Row gather: microseconds (and share of the rate of a copy)", ""]
-    lines += render([*head, "MB", FBUF, FLASHBAX], body) if body else ["none"]
-    lines.append("")
+    title = "Row gather: microseconds (and share of the rate of a copy)"
+    lines += [*report.section(title, [*head, "MB", FBUF, FLASHBAX], body), ""]
     for r in records:
         if r["what"] == "copy":
             rate = f"{r['bytes_per_second'] / 1e9:,.1f} GB/s"
@@ -486,3 +506,19 @@ def tables(records: list[Record]) -> list[str]:
             things = f"{THINGS[r['item']]}, {kind}, N = {r['n']:,}"
             lines.append(f"- {things}: {r['drawn']:,} rows drawn, {verdict}")
     return lines
+
+
+if __name__ == "__main__":
+    report.run(
+        report.Report(
+            module="benchmarks.gpu_speed",
+            title="fbuf and its peers on a GPU",
+            how=__doc__,
+            packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
+            tasks=tasks,
+            measure=measure,
+            keys=("item", "n", "prioritized", "batch", "what", "peer"),
+            tables=tables,
+            device=device_name,
+        )
+    )

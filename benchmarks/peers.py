@@ -9,8 +9,11 @@ returns, and `data`, `ids` and `weights` find their way in it.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import importlib
+import importlib.metadata
 import time
 from typing import Any
 
@@ -37,6 +40,8 @@ FRAME = {
     "done": jax.ShapeDtypeStruct((), jnp.bool_),
 }
 """Four stacked frames of an Atari game."""
+
+ITEMS = {"row": ROW, "frame": FRAME}
 
 
 def row_bytes(item: Tree) -> int:
@@ -69,6 +74,7 @@ class Peer:
         name: The library.
         traceable: Whether its functions can be part of a JAX program.
         writes_all: An add touches the whole store (so that fewer steps are measured).
+        notes: What a reader of the figures has to know about the library.
     """
 
     name = ""
@@ -79,6 +85,7 @@ class Peer:
         """Raises `Unable` if there is no such memory in the library."""
         self.item, self.capacity, self.batch_size = item, capacity, batch_size
         self.prioritized = prioritized
+        self.notes: list[str] = []
 
     def init(self) -> Any:
         """An empty buffer."""
@@ -116,6 +123,14 @@ class Peer:
         """Give rows new priorities."""
         raise NotImplementedError
 
+    def update_if(self, state: Any, drawn: Tree, priority: Any, wanted: Any) -> Any:
+        """Give a batch new priorities if `wanted`, a traced bool, says so, without a branch."""
+        raise NotImplementedError
+
+    def importance(self, state: Any, drawn: Tree) -> Any:
+        """Importance weights of a batch, at most 1."""
+        return self.weights(drawn)
+
     def array(self, array: Any) -> Any:
         """An array of the library's own kind."""
         return jnp.asarray(array)
@@ -151,11 +166,11 @@ class Fbuf(Peer):
 
     name = "fbuf"
 
-    def __init__(self, item: Tree, capacity: int, batch_size: int, prioritized: bool) -> None:
-        import fbuf
-
+    def __init__(
+        self, item: Tree, capacity: int, batch_size: int, prioritized: bool, module: Any = None
+    ) -> None:
         super().__init__(item, capacity, batch_size, prioritized)
-        self.fbuf = fbuf
+        self.fbuf = fbuf = module or importlib.import_module("fbuf")
         self.sampler = fbuf.Prioritized(alpha=ALPHA, beta=BETA) if prioritized else fbuf.Uniform()
 
     def init(self) -> Any:
@@ -181,6 +196,10 @@ class Fbuf(Peer):
 
     def update(self, state: Any, ids: Any, priority: Any) -> Any:
         return self.fbuf.update_priority(state, ids, priority)
+
+    def update_if(self, state: Any, drawn: Tree, priority: Any, wanted: Any) -> Any:
+        mask = jnp.broadcast_to(wanted, priority.shape)
+        return self.fbuf.update_priority(state, drawn.ids, priority, mask=mask)
 
 
 class Flashbax(Peer):
@@ -230,6 +249,17 @@ class Flashbax(Peer):
 
     def update(self, state: Any, ids: Any, priority: Any) -> Any:
         return self.buffer.set_priorities(state, ids, priority)
+
+    def update_if(self, state: Any, drawn: Tree, priority: Any, wanted: Any) -> Any:
+        # It has no mask: rows that are not meant are given the priority that they have.
+        total = state.sum_tree_state.nodes[0]
+        old = (drawn.probabilities * total) ** (1 / ALPHA)
+        priority = jnp.where(wanted, priority, old)
+        return self.buffer.set_priorities(state, drawn.indices, priority)
+
+    def importance(self, state: Any, drawn: Tree) -> Any:
+        weights = drawn.probabilities**-BETA
+        return weights / weights.max()
 
     @functools.cached_property
     def eager(self) -> Any:
@@ -349,10 +379,11 @@ class TorchRL(Peer):
             except Exception as error:
                 raise Unable(
                     f"torchrl: no PrioritizedSampler with torch {torch.__version__}: {error} "
-                    f"{why_no_extension()}"
+                    f"({why_no_extension()})"
                 ) from error
         else:
             self.sampler = replay_buffers.RandomSampler()
+            self.notes += built_extension()
         self.torch, self.tensordict = torch, tensordict
         self.make = lambda: ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=self.sampler)
 
@@ -410,12 +441,26 @@ class TorchRL(Peer):
 
 
 def why_no_extension() -> str:
-    """What keeps TorchRL's C++ extension from loading."""
+    """What keeps TorchRL's C++ extension from loading, or nothing."""
     try:
         importlib.import_module("torchrl._torchrl")
     except ImportError as error:
-        return f"({str(error).rsplit('/', 1)[-1][:90]}...)"
+        where, *what = str(error).splitlines()[0].split(": ")
+        return ": ".join([where.rsplit("/", 1)[-1], *what[:1]])  # then comes a mangled name
     return ""
+
+
+def built_extension() -> list[str]:
+    """A note, if TorchRL's C++ extension is another file than the one that came in the wheel."""
+    for file in importlib.metadata.files("torchrl") or ():
+        if file.name.startswith("_torchrl") and file.hash:
+            found = hashlib.new(file.hash.mode, file.read_binary()).digest()
+            if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != file.hash.value:
+                return [
+                    "torchrl: its C++ extension, which holds the trees, was built from its source: "
+                    "the one in the wheel does not load with this torch"
+                ]
+    return []
 
 
 PEERS: tuple[type[Peer], ...] = (Fbuf, Flashbax, Brax, Cpprb, TorchRL)

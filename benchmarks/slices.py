@@ -1,10 +1,9 @@
 """fbuf beside TorchRL's SliceSampler: write some rows, then draw slices of episodes.
 
-    python benchmarks/slices.py            about 11 minutes on 2 cores, and 6 GB of memory
-    python benchmarks/slices.py --quick    under a minute, the small sizes only
+    python -m benchmarks.slices            about 4 minutes on 2 cores, and 6 GB of memory
+    python -m benchmarks.slices --quick    about a minute, the small sizes only
 
-It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
-writes `results/slices.json`, `slices.md` and `slices.png`.
+It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 A step writes 16 rows and then draws 256 slices of 4 rows, each inside one episode. A row is one
 byte and the flag that says where an episode was truncated, which is every 500 rows. The buffers
@@ -31,28 +30,23 @@ of the median over rounds, as XLA's programs differ from process to process.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
 import pathlib
 import resource
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import timing
-from compare import available_bytes
-from timing import RESULTS, Record, render
+
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+from benchmarks.report import Find, Line
 
 ADDED, SLICES, LENGTH = 16, 256, 4
 EPISODE = 500
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
-SIZES = ((10**6, 1_200_000), (5 * 10**6, 6 * 10**6), (34 * 10**6, 60 * 10**6))
+SIZES = ((10**6, 1_200_000), (5 * 10**6, 6 * 10**6), (346 * 10**6, 600 * 10**6))
 """Rows stored, and capacity."""
-LARGEST = (346 * 10**6, 600 * 10**6)
 ROW_BYTES = 10
 """Bytes of memory for a row of capacity, in all buffers and while TorchRL scans its flags."""
 CHUNK = 10**6
@@ -159,24 +153,21 @@ class Fbuf:
 
     def _calls_alone(self) -> tuple[Any, Any, Any]:
         """What adds, samples, and does both, as far as JAX sees from outside."""
-        jax, jnp = self.jax, self.jnp
+        jax = self.jax
         drawn = jax.eval_shape(
             lambda s, k: self.fbuf.sample(s, k, SLICES, view=self.view), self.state, self.keys[0]
         )
-
-        def blank() -> Any:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
 
         def donating(call: Any) -> Any:
             return jax.jit(call, donate_argnums=0, keep_unused=True)
 
         return (
             donating(lambda state, values, ends: state),
-            jax.jit(lambda state, key: blank(), keep_unused=True),
-            donating(lambda state, values, ends, key: (state, blank())),
+            jax.jit(lambda state, key: harness.zeros_like(drawn), keep_unused=True),
+            donating(lambda state, values, ends, key: (state, harness.zeros_like(drawn))),
         )
 
-    def in_scan(self) -> tuple[timing.Run, int]:
+    def in_scan(self) -> tuple[harness.Run, int]:
         """Many steps in one program, and the temporary bytes it takes."""
         fbuf, jax, jnp = self.fbuf, self.jax, self.jnp
 
@@ -188,10 +179,7 @@ class Fbuf:
             state, used = carry
             values, ends, key = given
             state = fbuf.add(state, values, truncated=ends)
-            drawn = draw(state, key)
-            return state, jax.tree.map(
-                lambda u, x: u ^ x if x.dtype == bool else u + x, used, drawn
-            )
+            return state, harness.use(used, draw(state, key))
 
         values, ends = rows(0, STEPS * ADDED)
         inputs = (
@@ -200,8 +188,8 @@ class Fbuf:
             jax.random.split(jax.random.key(3), STEPS),
         )
         shapes = jax.eval_shape(draw, self.state, self.keys[0])
-        used = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        program, memory = timing.scanned(step, (self.state, used), inputs)
+        used = harness.zeros_like(shapes)
+        program, memory = harness.scanned(step, (self.state, used), inputs)
 
         def run() -> int:
             nonlocal used
@@ -259,19 +247,19 @@ class TorchRL:
             start = time.perf_counter()
             self.step(STEP)
             taken.append(time.perf_counter() - start)
-        return timing.median(taken)
+        return harness.median(taken)
 
 
 # --- one process that measures -------------------------------------------------------------------
 
 
-def from_python(buffer: Any, what: str, seconds: float) -> timing.Run:
+def from_python(buffer: Any, what: str, seconds: float) -> harness.Run:
     """Steps by calls of the library, one after the other."""
     if not isinstance(buffer, TorchRL):
-        return timing.repeated(lambda _: buffer.step(what), seconds)
+        return harness.repeated(lambda _: buffer.step(what), seconds)
     # The number of threads is one for all buffers of the process.
     buffer.torch.set_num_threads(buffer.threads)
-    inner = timing.repeated(lambda _: buffer.step(what), seconds)
+    inner = harness.repeated(lambda _: buffer.step(what), seconds)
 
     def run() -> int:
         buffer.torch.set_num_threads(buffer.threads)
@@ -280,13 +268,12 @@ def from_python(buffer: Any, what: str, seconds: float) -> timing.Run:
     return run
 
 
-def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
+def measure(task: Task) -> Measured:
     """Time all libraries at all sizes, turn by turn."""
     import jax
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # before the first use of a device
-    quick = task["quick"]
-    notes: list[str] = []
+    measured = Measured()
     buffers: dict[Any, Any] = {}
     for stored, capacity in task["sizes"]:
         for name, sampler in samplers().items():
@@ -294,95 +281,59 @@ def measure(task: dict[str, Any]) -> tuple[list[Record], list[str]]:
         try:
             buffers[PEER, stored, capacity] = TorchRL(stored, capacity)
         except ImportError as error:
-            notes.append(f"{PEER}: {error}")
+            measured.notes.append(f"{PEER}: {error}")
     gc.collect()
+    rounds, seconds = (3, 0.03) if task["quick"] else (7, 0.05)
 
-    records: list[Record] = []
-    rounds, seconds = (3, 0.03) if quick else (9, 0.05)
-
-    def take(mode: str, what: str, runs: dict[Any, timing.Run], temporary: dict[Any, int]) -> None:
+    def take(
+        mode: str, what: str, runs: dict[Any, harness.Run], temporary: dict[Any, int] | None = None
+    ) -> None:
         # Of TorchRL's steps at the largest size three have to do, for their length.
-        for key, taken in timing.alternate(runs, rounds, 3.0).items():
+        for key, taken in harness.alternate(runs, rounds, 2.0).items():
             name, stored, capacity = key
-            records.append(
+            measured.records.append(
                 {
                     "mode": mode,
                     "what": what,
                     "peer": name,
                     "stored": stored,
                     "capacity": capacity,
-                    "us": timing.median(taken),
+                    "us": harness.median(taken),
                     "rounds": taken,
                     "state_bytes": buffers[key].bytes,
-                    "temp_bytes": temporary.get(key),
+                    "temp_bytes": (temporary or {}).get(key),
                     "threads": getattr(buffers[key], "threads", None),
                 }
             )
 
     # Adds alone are many: in shorter rounds, so that the smallest buffer is not full meanwhile.
     for what, each in ((STEP, seconds), ("sample", seconds), ("add", 0.4 * seconds)):
-        take(PYTHON, what, {k: from_python(b, what, each) for k, b in buffers.items()}, {})
+        take(PYTHON, what, {k: from_python(b, what, each) for k, b in buffers.items()})
     ours = {key: b for key, b in buffers.items() if isinstance(b, Fbuf)}
-    take(CALL, STEP, {k: from_python(b, CALL, seconds) for k, b in ours.items()}, {})
+    take(CALL, STEP, {k: from_python(b, CALL, seconds) for k, b in ours.items()})
     for mode in (PYTHON, CALL):
         alone = f"{ALONE}, {mode}"
-        take(mode, ALONE, {k: from_python(b, alone, seconds) for k, b in ours.items()}, {})
+        take(mode, ALONE, {k: from_python(b, alone, seconds) for k, b in ours.items()})
     scans = {key: b.in_scan() for key, b in ours.items()}
     runs = {key: run for key, (run, _) in scans.items()}
     take(SCAN, STEP, runs, {key: temporary for key, (_, temporary) in scans.items()})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    for record in records:
+    for record in measured.records:
         record["peak_bytes"] = peak
-    return records, notes
+    return measured
 
 
-def work(task: dict[str, Any], out: pathlib.Path) -> None:
-    records, notes = measure(task)
-    out.write_text(json.dumps({"records": records, "notes": notes}))
+# --- the report ----------------------------------------------------------------------------------
 
 
-# --- the process that starts the others and writes the report ------------------------------------
-
-
-def run_all(quick: bool) -> tuple[list[Record], list[str]]:
-    """Run the processes one after the other."""
-    records: list[Record] = []
-    notes: list[str] = []
-    sizes = list(SIZES[:2] if quick else (*SIZES, LARGEST))
-    while len(sizes) > 1 and ROW_BYTES * sum(c for _, c in sizes) > (free := available_bytes()):
-        stored, capacity = sizes.pop()
-        text = f"{rows_text(stored)} of {rows_text(capacity)}"
-        notes.append(f"{text}: {free / 1e9:.1f} GB of memory are too few for all buffers")
-    task = {"sizes": sizes, "quick": quick}
-    repeats = 1 if quick else 3
-    for repeat in range(repeats):
-        start = time.monotonic()
-        try:
-            result = timing.in_own_process(__file__, task)
-            records += result["records"]
-            notes += result["notes"]
-        except RuntimeError as error:
-            notes.append(f"process {repeat + 1}: {error}")
-        taken = time.monotonic() - start
-        print(f"[{repeat + 1}/{repeats}] {taken:.0f} s", file=sys.stderr, flush=True)
-    return records, list(dict.fromkeys(notes))
-
-
-Find = Callable[[str, str, str, int], float | None]
-
-
-def finder(records: list[Record]) -> Find:
-    """Microseconds by peer, mode, operation and rows stored."""
-    found = {(r["peer"], r["mode"], r["what"], r["stored"]): float(r["us"]) for r in records}
-    return lambda *key: found.get(key)
-
-
-def rows_text(stored: int) -> str:
-    return f"{stored / 10**6:g}M"
-
-
-def figure(us: float | None) -> str:
-    return "-" if us is None else f"{us:,.1f}"
+def tasks(quick: bool) -> list[Task]:
+    """All sizes in one process, and that again."""
+    sizes = list(SIZES[:2] if quick else SIZES)
+    free = harness.available_bytes()
+    while len(sizes) > 1 and ROW_BYTES * sum(c for _, c in sizes) > free:
+        sizes.pop()  # the report then says that it is not there
+    task = {"label": "all sizes", "sizes": sizes, "quick": quick}
+    return [task] * (1 if quick else 2)
 
 
 def names_in(records: list[Record]) -> list[str]:
@@ -392,169 +343,126 @@ def names_in(records: list[Record]) -> list[str]:
 
 def tables(records: list[Record]) -> list[str]:
     """The tables, as lines of Markdown."""
-    us = finder(records)
+    us, number = Find(records), report.number
     names = names_in(records)
     sizes = sorted({(r["stored"], r["capacity"]) for r in records})
-    least = sizes[0][0]
-    lines = [f"## {STEP}: microseconds", ""]
-    lines += ["In brackets: how many times faster than TorchRL at this size.", ""]
     columns = [(name, mode) for name in names for mode in MODES]
     head = ["rows stored", "of capacity", PEER, *(f"{n}, {m}" for n, m in columns)]
-    body = []
-    for stored, capacity in sizes:
-        theirs = us(PEER, PYTHON, STEP, stored)
-        line = [rows_text(stored), rows_text(capacity), figure(theirs)]
-        for name, mode in columns:
-            ours = us(name, mode, STEP, stored)
-            faster = f" ({theirs / ours:,.1f}x)" if theirs and ours else ""
-            line.append(figure(ours) + faster)
-        body.append(line)
-    lines += render(head, body)
+    lines = ["TorchRL has no JAX program, so it cannot be inside a scan."]
+    if SIZES[-1] not in sizes:
+        lines += ["", f"{report.rows_text(SIZES[-1][0])} rows: a quick run, or memory too small."]
 
-    lines += ["", f"## Growth: times the figure at {rows_text(least)} stored", ""]
-    body = []
-    for stored, _ in sizes:
-        line = [rows_text(stored)]
+    steps, growth, parts, memory = [], [], [], []
+    for stored, capacity in sizes:
+        size = [report.rows_text(stored), report.rows_text(capacity)]
+        theirs = us(peer=PEER, mode=PYTHON, what=STEP, stored=stored)
+        line, grown = [*size, number(theirs)], [size[0]]
         for name, mode in [(PEER, PYTHON), *columns]:
-            now, then = us(name, mode, STEP, stored), us(name, mode, STEP, least)
-            line.append(f"{now / then:,.2f}" if now and then else "-")
-        body.append(line)
-    lines += render(["rows stored", PEER, *(f"{n}, {m}" for n, m in columns)], body)
-
-    lines += ["", "## The parts, from Python: microseconds", ""]
-    parts = [(name, what) for what in ("add", "sample") for name in [*names, PEER]]
-    head = ["rows stored", *(f"{what}, {name}" for name, what in parts)]
-    alone = [(n, m) for n in names for m in (PYTHON, CALL)]
-    head += [f"{ALONE}, {name}, {mode}" for name, mode in alone]
-    body = []
-    for stored, _ in sizes:
-        line = [figure(us(n, PYTHON, w, stored)) for n, w in parts]
-        line += [figure(us(n, m, ALONE, stored)) for n, m in alone]
-        body.append([rows_text(stored), *line])
-    lines += render(head, body)
-
-    lines += ["", "## Memory", ""]
-    body = []
-    for stored, capacity in sizes:
-        at = [r for r in records if r["stored"] == stored]
-        line = [rows_text(stored), rows_text(capacity)]
-        for name in [*names, PEER]:
-            of = [r["state_bytes"] for r in at if r["peer"] == name]
-            line.append(f"{of[0] / 1e6:,.1f}" if of else "-")
-        for name in names:
-            of = [r["temp_bytes"] for r in at if r["peer"] == name and r["mode"] == SCAN]
-            line.append(f"{of[0]:,}" if of else "-")
-        body.append(line)
+            ours = us(peer=name, mode=mode, what=STEP, stored=stored)
+            least = us(peer=name, mode=mode, what=STEP, stored=sizes[0][0])
+            grown.append(f"{ours / least:,.2f}" if ours and least else "-")
+            if name != PEER:
+                faster = f" ({theirs / ours:,.1f}x)" if theirs and ours else ""
+                line.append(number(ours) + faster)
+        steps.append(line)
+        growth.append(grown)
+        line = [
+            number(us(peer=name, mode=PYTHON, what=what, stored=stored))
+            for what in ("add", "sample")
+            for name in [*names, PEER]
+        ]
+        line += [
+            number(us(peer=name, mode=mode, what=ALONE, stored=stored))
+            for name in names
+            for mode in (PYTHON, CALL)
+        ]
+        parts.append([size[0], *line])
+        state, temporary = Find(records, "state_bytes"), Find(records, "temp_bytes")
+        megabytes = [state(peer=name, stored=stored) for name in [*names, PEER]]
+        line = [f"{b / 1e6:,.1f}" if b else "-" for b in megabytes]
+        in_scan = [temporary(peer=name, stored=stored, mode=SCAN) for name in names]
+        line += ["-" if b is None else f"{b:,.0f}" for b in in_scan]
+        memory.append([*size, *line])
+    lines += report.section(
+        f"{STEP[0].upper()}{STEP[1:]}: microseconds (and how many times as fast as TorchRL)",
+        head,
+        steps,
+    )
+    lines += report.section(
+        "Growth: times the figure at the smallest size",
+        ["rows stored", PEER, *(f"{n}, {m}" for n, m in columns)],
+        growth,
+    )
+    head = ["rows stored", *(f"{what}, {n}" for what in ("add", "sample") for n in [*names, PEER])]
+    head += [f"{ALONE}, {name}, {mode}" for name in names for mode in (PYTHON, CALL)]
+    lines += report.section("The parts, from Python: microseconds", head, parts)
     head = ["rows stored", "of capacity", *(f"MB of state, {n}" for n in [*names, PEER])]
-    lines += render([*head, *(f"temporary bytes in scan, {n}" for n in names)], body)
-    peaks = [r["peak_bytes"] for r in records if "peak_bytes" in r]
-    if peaks:
-        peak = f"{max(peaks) / 1e9:.1f} GB"
-        lines += ["", f"All of them together in one process, with what they compile: {peak}."]
-    return lines
+    head += [f"temporary bytes in scan, {n}" for n in names]
+    return lines + report.section("Memory", head, memory)
 
 
 def bars(records: list[Record]) -> list[str]:
     """What the project promises of itself here, and what came out."""
-    us = finder(records)
+    us = Find(records)
     found: list[str] = []
-    least, middle, largest = SIZES[0][0], SIZES[1][0], LARGEST[0]
+    least, middle, largest = (stored for stored, _ in SIZES)
     for name in names_in(records):
         for mode in MODES:
-            start = f"- {name}, {mode}"
-            small, large = us(name, mode, STEP, least), us(name, mode, STEP, largest)
+            start = f"{name}, {mode}"
+            small = us(peer=name, mode=mode, what=STEP, stored=least)
+            large = us(peer=name, mode=mode, what=STEP, stored=largest)
             if small and large:
-                verdict = "held" if large <= 1.5 * small else "MISSED"
-                found.append(
-                    f"{start}: at {rows_text(largest)} stored {large / small:.2f} of the time at "
-                    f"{rows_text(least)}, at most 1.5 wanted: {verdict}"
+                text = (
+                    f"{start}: at {report.rows_text(largest)} stored {large / small:.2f} of the "
+                    f"time at {report.rows_text(least)}, at most 1.5 wanted"
                 )
+                found.append(report.bar(text, large <= 1.5 * small))
             for stored, wanted in ((middle, 15), (largest, 2000)):
-                ours, theirs = us(name, mode, STEP, stored), us(PEER, PYTHON, STEP, stored)
+                ours = us(peer=name, mode=mode, what=STEP, stored=stored)
+                theirs = us(peer=PEER, mode=PYTHON, what=STEP, stored=stored)
                 if ours and theirs:
-                    verdict = "held" if theirs >= wanted * ours else "MISSED"
-                    found.append(
-                        f"{start}: at {rows_text(stored)} stored {theirs / ours:,.1f} times as "
-                        f"fast as TorchRL, at least {wanted:,} wanted: {verdict}"
+                    text = (
+                        f"{start}: at {report.rows_text(stored)} stored {theirs / ours:,.1f} times "
+                        f"as fast as TorchRL, at least {wanted:,} wanted"
                     )
+                    found.append(report.bar(text, theirs >= wanted * ours))
     return found
 
 
 def plot(records: list[Record], path: pathlib.Path) -> None:
     """Time of a step against the rows stored."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, axis = plt.subplots(figsize=(7.5, 5.2))
-    colors = ("#0b6e4f", "#3b6fb6", "#7a5195")
-    lines = [(n, m, c) for n, c in zip(names_in(records), colors, strict=False) for m in MODES]
-    styles = {PYTHON: ("--", "s"), CALL: (":", "^"), SCAN: ("-", "o")}
-    for name, mode, color in [*lines, (PEER, PYTHON, "#d08c00")]:
-        style, marker = styles[mode]
-        points = sorted(
-            (r["stored"], r["us"])
-            for r in records
-            if (r["peer"], r["mode"], r["what"]) == (name, mode, STEP)
+    styles = {PYTHON: "s--", CALL: "^:", SCAN: "o-"}
+    colors = dict(zip(names_in(records), ("#0b6e4f", "#3b6fb6"), strict=False))
+    which = [(name, mode) for name in colors for mode in MODES] + [(PEER, PYTHON)]
+    lines = [
+        Line(
+            f"{name}, {mode}",
+            [
+                (r["stored"], r["us"])
+                for r in records
+                if (r["peer"], r["mode"], r["what"]) == (name, mode, STEP)
+            ],
+            colors.get(name, report.COLORS[PEER]),
+            styles[mode],
         )
-        if points:
-            axis.plot(
-                *zip(*points, strict=True), style, color=color, marker=marker, markersize=5,
-                label=f"{name}, {mode}",
-            )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel="rows stored", ylabel="microseconds a step")
-    axis.grid(True, which="both", alpha=0.25)
-    axis.legend(frameon=False, fontsize=9)
-    axis.set_title(f"Write {ADDED} rows, then draw {SLICES} slices of {LENGTH}")
-    picture.tight_layout()
-    picture.savefig(path, dpi=150)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes, in a minute")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        work(json.loads(options.worker), options.out)
-        return
-
-    # What else runs on these cores makes all figures larger, and not all alike.
-    load = f"{os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else "unknown"
-    begun = time.monotonic()
-    records, notes = run_all(options.quick)
-    records = timing.merged(records, ("mode", "what", "peer", "stored", "capacity"), "us")
-    about = timing.about(*PACKAGES)
-    about["load"] = load
-    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
-    if options.quick:
-        notes.append(f"{', '.join(rows_text(s) for s, _ in (SIZES[2], LARGEST))}: quick run")
-    notes.append("torchrl: no JAX program, so it cannot be inside a scan")
-    text = [
-        "# Slices of episodes, while writing",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        *tables(records),
-        "",
-        "## Bars",
-        "",
-        *(bars(records) or ["none: nothing was measured"]),
-        "",
-        "## What is missing, and why",
-        "",
-        *(f"- {note}" for note in notes),
-        "",
-        "## How it was measured",
-        "",
-        *__doc__.split("\n\n", 3)[3].strip().splitlines(),
+        for name, mode in which
     ]
-    timing.write_report("slices", options.results, about, records, text)
-    plot(records, options.results / "slices.png")
+    title = f"Write {ADDED} rows, then draw {SLICES} slices of {LENGTH}"
+    report.draw(path, title, lines, "rows stored", "microseconds a step")
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.slices",
+            title="Slices of episodes, while writing",
+            how=__doc__,
+            packages=PACKAGES,
+            tasks=tasks,
+            measure=measure,
+            keys=("mode", "what", "peer", "stored", "capacity"),
+            tables=tables,
+            bars=bars,
+            plot=plot,
+        )
+    )

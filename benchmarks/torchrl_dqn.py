@@ -1,10 +1,9 @@
 """TorchRL's DQN on CartPole with TorchRL's replay buffer, and the same program with fbuf's.
 
-    python benchmarks/torchrl_dqn.py            about 7 minutes on one core
-    python benchmarks/torchrl_dqn.py --quick    about a minute: one seed, and too short to solve it
+    python -m benchmarks.torchrl_dqn            about 5 minutes on one core
+    python -m benchmarks.torchrl_dqn --quick    about a minute: one seed, and too short to solve it
 
-It needs fbuf and the packages of `benchmarks/requirements.lock` (`make bench` sees to that), and
-writes `results/torchrl_dqn.json`, `torchrl_dqn.md` and `torchrl_dqn.png`.
+It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 Environment, transforms, collector, exploration, network, loss and target network are TorchRL's, put
 together as in its own DQN for CartPole. The function `train` is the whole program. It is given the
@@ -31,23 +30,17 @@ and the buffers are compared by the means over all seeds and their standard erro
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
-import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-import timing
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
-from timing import RESULTS, Record, render
 from torchrl.collectors import Collector
 from torchrl.data import (
     Composite,
@@ -66,10 +59,14 @@ from torchrl.envs import (
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+from benchmarks.report import Line
+
 TASK = "CartPole-v1"
 PACKAGES = ("fbuf", "jax", "torch", "torchrl", "tensordict", "gymnasium", "numpy")
 SEEDS = (0, 1, 2)
-ITERATIONS, QUICK_ITERATIONS = 2_000, 500
+ITERATIONS, QUICK_ITERATIONS = 1_000, 300
 SPREAD = (2.4, 2.0, 0.21, 2.0)
 """Observations are divided by it, which brings them to the order of 1."""
 FRAMES = 8
@@ -250,7 +247,7 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
     collector.shutdown()
 
     def typical(seconds: list[float]) -> float:
-        return timing.median(seconds[len(seconds) // 10 :]) * 1e6
+        return harness.median(seconds[len(seconds) // 10 :]) * 1e6
 
     return {
         "best": max(score for _, score in curve),
@@ -262,192 +259,127 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
     }
 
 
-def extension_error() -> str:
-    """Why TorchRL's C++ extension cannot be loaded, if so."""
-    try:
-        import torchrl._torchrl  # noqa: F401
-    except ImportError as error:
-        where, *what = str(error).splitlines()[0].split(": ")
-        return ": ".join([pathlib.Path(where).name, *what[:1]])  # then comes a mangled name
-    return ""
+def measure(task: Task) -> Measured:
+    """One training."""
+    from benchmarks import peers
 
-
-def work(task: dict[str, Any], out: pathlib.Path) -> None:
-    make_buffer = BUFFERS[task["buffer"]]
+    name, seed = task["buffer"], task["seed"]
     try:
-        make_buffer(task["seed"])
+        BUFFERS[name](seed)
     except RuntimeError as error:
-        found: Record = {"error": str(error).splitlines()[0], "cause": extension_error()}
-    else:
-        found = train(make_buffer, seed=task["seed"], iterations=task["iterations"])
-    out.write_text(json.dumps(found))
+        return Measured(notes=[f"{name}: {str(error).splitlines()[0]} {peers.why_no_extension()}"])
+    found = train(BUFFERS[name], seed=seed, iterations=task["iterations"])
+    notes = peers.built_extension() if name.startswith("torchrl, prio") else []
+    return Measured([{"buffer": name, "seed": seed, **found}], notes)
 
 
-# --- the process that starts the others and writes the report ------------------------------------
+# --- the report ----------------------------------------------------------------------------------
 
 
-def run_all(quick: bool) -> list[Record]:
-    """Train with every buffer and seed, each in a process of its own, in turns."""
-    records: list[Record] = []
+def tasks(quick: bool) -> list[Task]:
+    """Every buffer and seed, each in a process of its own, in turns."""
+    found = []
     names = list(BUFFERS)
-    seeds = SEEDS[:1] if quick else SEEDS
-    for seed in seeds:
+    for seed in SEEDS[:1] if quick else SEEDS:
         for name in names:
-            start = time.monotonic()
             iterations = QUICK_ITERATIONS if quick else ITERATIONS
             task = {"buffer": name, "seed": seed, "iterations": iterations}
-            try:
-                found = timing.in_own_process(__file__, task)
-            except RuntimeError as error:
-                found = {"error": str(error)}
-            records.append({"buffer": name, "seed": seed, **found})
-            taken = time.monotonic() - start
-            progress = f"[{len(records)}/{len(names) * len(seeds)}] {taken:.0f} s, {name}, {seed=}"
-            print(progress, file=sys.stderr, flush=True)
+            found.append({"label": f"{name}, {seed=}", **task})
         names = names[1:] + names[:1]  # nobody always runs behind the same one
-    return records
+    return found
 
 
 def trained(records: list[Record], name: str) -> list[Record]:
-    """The trainings with a buffer that came to an end."""
-    return [r for r in records if r["buffer"] == name and "best" in r]
+    """The trainings with a buffer."""
+    return [r for r in records if r["buffer"] == name]
 
 
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """The mean, and its standard error."""
-    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
-    return float(np.mean(values)), error
-
-
-def table(records: list[Record]) -> list[str]:
+def tables(records: list[Record]) -> list[str]:
     """One line for each buffer."""
     parts = ("extend", "sample", "update_tensordict_priority", "learn", "collect")
     rows = []
     for name in BUFFERS:
-        of = trained(records, name)
-        if not of:
-            errors = [r["error"] for r in records if r["buffer"] == name]
-            rows.append([f"{name}: {errors[0]}", *["-"] * (4 + len(parts))])
-            continue
-        mean, error = mean_and_error([r["mean"] for r in of])
-        rows.append(
-            [
-                name,
-                f"{mean:.0f} ± {error:.0f}",
-                " ".join(f"{r['best']:.0f}" for r in of),
-                f"{timing.median([r['us'] for r in of]) / 1e3:.2f}",
-                *(f"{timing.median([r['parts'][part] for r in of]):,.0f}" for part in parts),
-                f"{timing.median([r['seconds'] for r in of]):.0f}",
-            ]
-        )
+        if of := trained(records, name):
+            mean, error = harness.mean_and_error([r["mean"] for r in of])
+            rows.append(
+                [
+                    name,
+                    f"{mean:.0f} ± {error:.0f}",
+                    " ".join(f"{r['best']:.0f}" for r in of),
+                    f"{harness.median([r['us'] for r in of]) / 1e3:.2f}",
+                    *(f"{harness.median([r['parts'][part] for r in of]):,.0f}" for part in parts),
+                    f"{harness.median([r['seconds'] for r in of]):.0f}",
+                ]
+            )
     head = ["buffer", "mean return", "best, seed by seed", "ms an iteration"]
-    return render([*head, *(f"us, {part}" for part in parts), "s in all"], rows)
+    frames = max((r["curve"][-1][0] for r in records), default=0)
+    return [
+        f"{TASK}, {frames:,} frames: in an iteration {FRAMES} frames and {UPDATES} batches of "
+        f"{BATCH_SIZE}.",
+        "",
+        *report.table([*head, *(f"us, {part}" for part in parts), "s in all"], rows),
+    ]
 
 
 def bars(records: list[Record]) -> list[str]:
     """What the project promises of itself here, and what came out."""
-    theirs, their_error = mean_and_error([r["mean"] for r in trained(records, PEER)])
+    theirs, their_error = harness.mean_and_error([r["mean"] for r in trained(records, PEER)])
     found = []
     for name in BUFFERS:
         of = trained(records, name)
         if not of:
             continue
         good = sum(r["best"] >= GOOD for r in of)
-        verdict = "held" if good == len(of) else "MISSED"
-        found.append(
-            f"- {name}: a best return of {GOOD:.0f} or more with {good} of {len(of)} seeds, all "
-            f"wanted: {verdict}"
+        text = (
+            f"{name}: a best return of {GOOD:.0f} or more with {good} of {len(of)} seeds, all "
+            "wanted"
         )
+        found.append(report.bar(text, good == len(of)))
         if name != PEER:
-            ours, our_error = mean_and_error([r["mean"] for r in of])
+            ours, our_error = harness.mean_and_error([r["mean"] for r in of])
             error = (our_error**2 + their_error**2) ** 0.5
-            verdict = "held" if ours >= theirs - 2 * error else "MISSED"
-            found.append(
-                f"- {name}: a mean return of {ours - theirs:+.0f} ± {error:.0f} beside {PEER}, not "
-                f"less by more than twice the standard error wanted: {verdict}"
+            text = (
+                f"{name}: a mean return of {ours - theirs:+.0f} ± {error:.0f} beside {PEER}, not "
+                "less by more than twice the standard error wanted"
             )
+            found.append(report.bar(text, ours >= theirs - 2 * error))
     return found
-
-
-def missing(records: list[Record]) -> list[str]:
-    """What did not come to an end, and why."""
-    lines = []
-    for name in BUFFERS:
-        for r in records:
-            if r["buffer"] == name and "error" in r:
-                lines.append(": ".join(["- " + name, *filter(None, [r["error"], r.get("cause")])]))
-    return list(dict.fromkeys(lines))
 
 
 def plot(records: list[Record], path: pathlib.Path) -> None:
     """Returns against frames: each seed, and the mean of all."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, axis = plt.subplots(figsize=(7.5, 4.5))
-    colors = ("#d08c00", "#0b6e4f", "#b0413e", "#3b6fb6")
-    for name, color in zip(BUFFERS, colors, strict=True):
+    lines = []
+    for name, color in zip(BUFFERS, ("#d08c00", "#0b6e4f", "#b0413e", "#3b6fb6"), strict=True):
         curves = [r["curve"] for r in trained(records, name)]
-        for curve in curves:
-            axis.plot(*zip(*curve, strict=True), color=color, alpha=0.3, linewidth=0.8)
+        lines += [Line("_", curve, color, "-", 0.3) for curve in curves]
         if curves:
             frames = [frame for frame, _ in curves[0]]
             mean = np.mean([[score for _, score in curve] for curve in curves], axis=0)
-            axis.plot(frames, mean, color=color, marker="o", markersize=4, label=name)
-    axis.axhline(GOOD, color="grey", linewidth=0.8, linestyle="--")
-    axis.set(xlabel="frames", ylabel=f"mean return of {EPISODES} episodes", ylim=(0, 520))
-    axis.legend(frameon=False, fontsize=9)
-    axis.set_title(f"{TASK}: TorchRL's DQN, each seed and their mean")
-    picture.tight_layout()
-    picture.savefig(path, dpi=150)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one short training of each")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        work(json.loads(options.worker), options.out)
-        return
-
-    # What else runs on these cores makes all figures larger, and not all alike.
-    load = f"{os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else "unknown"
-    begun = time.monotonic()
-    records = run_all(options.quick)
-    about = timing.about(*PACKAGES)
-    about["load"] = load
-    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
-    iterations = QUICK_ITERATIONS if options.quick else ITERATIONS
-    text = [
-        "# TorchRL's DQN, with TorchRL's buffer and with fbuf's",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        "",
-        f"{TASK}, {iterations * FRAMES:,} frames: {iterations:,} iterations, each of {FRAMES} "
-        f"frames and {UPDATES} batches of {BATCH_SIZE}.",
-        "",
-        *table(records),
-        "",
-        "## Bars",
-        "",
-        *(["a quick run is too short for them"] if options.quick else bars(records)),
-        "",
-        "## What is missing, and why",
-        "",
-        *(missing(records) or ["nothing"]),
-        "",
-        "## How it was measured",
-        "",
-        *__doc__.split("\n\n", 3)[3].strip().splitlines(),
-    ]
-    timing.write_report("torchrl_dqn", options.results, about, records, text)
-    plot(records, options.results / "torchrl_dqn.png")
+            lines.append(Line(name, list(zip(frames, mean, strict=True)), color))
+    report.draw(
+        path,
+        f"{TASK}: TorchRL's DQN, each seed and their mean",
+        lines,
+        "frames",
+        f"mean return of {EPISODES} episodes",
+        logarithmic=False,
+        level=GOOD,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.torchrl_dqn",
+            title="TorchRL's DQN, with TorchRL's buffer and with fbuf's",
+            how=__doc__,
+            packages=PACKAGES,
+            tasks=tasks,
+            measure=measure,
+            keys=("buffer", "seed"),
+            tables=tables,
+            bars=bars,
+            plot=plot,
+            figures=(),
+        )
+    )

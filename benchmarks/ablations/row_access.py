@@ -1,17 +1,19 @@
 """Reading and writing B rows of a store on CPU: how to touch an array, and how to lay out a row.
 
-    python benchmarks/row_access.py            about 6 minutes on 2 cores
-    python benchmarks/row_access.py --quick    about 2 minutes: one process
+    python -m benchmarks.ablations.row_access            about 6 minutes on 2 cores
+    python -m benchmarks.ablations.row_access --quick    about a minute: some rows, one process
+
+It needs fbuf alone.
 
 Every variant is compiled inside `lax.scan` with the store in the donated carry, at random slots
 made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
 read. "fbuf" is what fbuf does now.
 
-- One array, all rows at once or row by row: the evidence for the rule in `fbuf/_rows.py`. XLA hands
-  a gather from a large array to its thread pool, whatever the gather's size, and that costs more
-  than a few small rows do; a loop over the rows stays in the thread it is in.
+- One array, all rows at once or row by row: the evidence for the rule in `fbuf/xla/rows.py`. XLA
+  hands a gather from a large array to its thread pool, whatever the gather's size, and that costs
+  more than a few small rows do; a loop over the rows stays in the thread it is in.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
-  words: the evidence for the limits in `fbuf/_storage.py`, the most bytes of a packed field.
+  words: the evidence for the limits in `fbuf/storage/store.py`, the most bytes of a packed field.
   Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
   packs fields up to these limits, and leaves wider ones alone.
 
@@ -20,19 +22,18 @@ Figures are medians over processes of medians over rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import timing
 from jax import lax
 
-from fbuf import _rows, _storage
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+from fbuf.storage import store
+from fbuf.xla.rows import read_rows, write_rows
 
 BATCHES = {32: 1000, 256: 500, 2048: 100}
 """Batch sizes, and how many steps a scan has."""
@@ -115,15 +116,15 @@ def write_loop(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     return lax.fori_loop(0, len(slots), body, leaf)
 
 
-READS = {"all at once": read_gather, "row by row": read_loop, "fbuf": _rows.read}
-WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": _rows.write}
+READS = {"all at once": read_gather, "row by row": read_loop, "fbuf": read_rows}
+WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": write_rows}
 
 # --- an item --------------------------------------------------------------------------------------
 
 LAYOUTS = {
     "an array a field": (0, 0),
     "packed": (STORE, STORE),
-    "fbuf": (_storage.NARROW, _storage._NARROW_SMALL),
+    "fbuf": (store.NARROW, store._NARROW_SMALL),
 }
 """The most bytes of a field that is packed, and of one whose numbers are smaller than a word."""
 
@@ -132,7 +133,7 @@ LAYOUTS = {
 
 def program(
     what: str, function: Callable[..., Any], store: Any, count: int, row: Row, batch: int
-) -> timing.Run:
+) -> harness.Run:
     """A scan of one variant: of a store of so many rows."""
     steps = BATCHES[batch] // (10 if bytes_of(row) > 10_000 else 1)
     rng = np.random.default_rng(0)
@@ -148,7 +149,7 @@ def program(
         return function(store, slots, rows), rows
 
     carry = (store, jax.tree.map(lambda leaf: jnp.zeros((batch, *leaf.shape), leaf.dtype), row))
-    compiled, _ = timing.scanned(step, carry, inputs)
+    compiled, _ = harness.scanned(step, carry, inputs)
 
     def run() -> int:
         nonlocal carry
@@ -158,32 +159,34 @@ def program(
     return run
 
 
-def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, timing.Run]:
+def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, harness.Run]:
     """All ways to read or write a batch of such rows."""
     count = min(10**6, STORE // bytes_of(row))
     found = {}
     if kind == "one array":
         for way, function in (READS if what == "read" else WRITES).items():
-            store = jnp.ones((count, *row.shape), row.dtype)
-            found[way] = program(what, function, store, count, row, batch)
+            array = jnp.ones((count, *row.shape), row.dtype)
+            found[way] = program(what, function, array, count, row, batch)
     else:
-        function = _storage.read if what == "read" else _storage.write
+        function = store.Storage.read if what == "read" else store.Storage.write
         for way, limits in LAYOUTS.items():
             # Looked at when a store is made, and when it is traced.
-            _storage.NARROW, _storage._NARROW_SMALL = limits
-            found[way] = program(what, function, _storage.empty(row, count), count, row, batch)
+            store.NARROW, store._NARROW_SMALL = limits
+            found[way] = program(what, function, store.empty(row, count), count, row, batch)
     return found
 
 
-def measure() -> list[timing.Record]:
-    records = []
+def measure(task: Task) -> Measured:
+    """All ways to read and to write all rows."""
+    found = Measured()
     for kind, rows in ROWS.items():
         for what in ("read", "write"):
-            for name, row in rows.items():
-                for batch in BATCHES:
+            for name, row in list(rows.items())[:: 3 if task["quick"] else 1]:
+                for batch in list(BATCHES)[: 2 if task["quick"] else None]:
                     made = programs(kind, what, row, batch)
-                    for way, rounds in timing.alternate(made, 7, 0.5).items():
-                        records.append(
+                    rounds = 3 if task["quick"] else 7
+                    for way, taken in harness.alternate(made, rounds, 0.5).items():
+                        found.records.append(
                             {
                                 "kind": kind,
                                 "what": what,
@@ -191,57 +194,48 @@ def measure() -> list[timing.Record]:
                                 "row_bytes": bytes_of(row),
                                 "batch": batch,
                                 "way": way,
-                                "us": timing.median(rounds),
+                                "us": harness.median(taken),
                             }
                         )
-    return records
+    return found
 
 
-def table(records: list[timing.Record], kind: str) -> list[str]:
-    """The figures of one kind, as lines of Markdown."""
-    found: dict[Any, dict[str, float]] = {}
-    for r in records:
-        if r["kind"] == kind:
-            key = (r["what"], r["row"], r["row_bytes"], r["batch"])
-            found.setdefault(key, {})[r["way"]] = r["us"]
-    ways = list(next(iter(found.values())))
-    rows = []
-    for (what, name, size, batch), us in found.items():
-        faster = min(ways[:2], key=us.__getitem__)
-        times = [f"{us[way]:,.1f}" for way in ways]
-        rows.append([what, name, f"{size:,}", f"{batch:,}", *times, faster])
-    named = "row" if kind == "one array" else "observation"
-    head = ["what", named, "bytes a row", "batch", *(f"{way}, us" for way in ways), "faster"]
-    return ["", f"## {kind.capitalize()}", "", *timing.render(head, rows)]
+def tasks(quick: bool) -> list[Task]:
+    """The same in several processes."""
+    return [{"label": "all rows", "quick": quick}] * (1 if quick else 3)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one process")
-    parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        options.out.write_text(json.dumps({"records": measure()}))
-        return
-
-    records: list[timing.Record] = []
-    for _ in range(1 if options.quick else 3):
-        records += timing.in_own_process(__file__, {})["records"]
-    records = timing.merged(records, ("kind", "what", "row", "batch", "way"), "us")
-    about = timing.about("fbuf", "jax", "jaxlib")
-    lines = [
-        "# Reading and writing rows",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
-        *table(records, "one array"),
-        *table(records, "an item"),
-        "",
-        *__doc__.split("\n\n", 2)[2].strip().splitlines(),
-    ]
-    timing.write_report("row_access", options.results, about, records, lines)
+def tables(records: list[Record]) -> list[str]:
+    """The figures of both kinds."""
+    lines: list[str] = []
+    for kind in ROWS:
+        found: dict[Any, dict[str, float]] = {}
+        for r in records:
+            if r["kind"] == kind:
+                key = (r["what"], r["row"], r["row_bytes"], r["batch"])
+                found.setdefault(key, {})[r["way"]] = r["us"]
+        ways = list(next(iter(found.values())))
+        rows = []
+        for (what, name, size, batch), us in found.items():
+            faster = min(ways[:2], key=us.__getitem__)
+            times = [report.number(us[way]) for way in ways]
+            rows.append([what, name, f"{size:,}", f"{batch:,}", *times, faster])
+        named = "row" if kind == "one array" else "observation"
+        head = ["what", named, "bytes a row", "batch", *(f"{way}, us" for way in ways), "faster"]
+        lines += report.section(kind.capitalize(), head, rows)
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.ablations.row_access",
+            title="Reading and writing rows",
+            how=__doc__,
+            packages=("fbuf", "jax", "jaxlib"),
+            tasks=tasks,
+            measure=measure,
+            keys=("kind", "what", "row", "batch", "way"),
+            tables=tables,
+        )
+    )

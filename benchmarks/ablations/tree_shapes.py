@@ -1,7 +1,9 @@
 """Why the sum tree has the shape it has: ways to lay it out and to walk it, side by side.
 
-    python benchmarks/tree_shapes.py            about 8 minutes on 2 cores
-    python benchmarks/tree_shapes.py --quick    about a minute: one process, N = 1e6
+    python -m benchmarks.ablations.tree_shapes            about 8 minutes on 2 cores
+    python -m benchmarks.ablations.tree_shapes --quick    about a minute: one process, N = 1e6
+
+It needs JAX alone.
 
 Every variant is compiled inside `lax.scan` with the tree in the donated carry, as in a training
 loop, and does nothing but write (set B leaves, then bring every node above them up to date) or
@@ -26,20 +28,19 @@ fours. Figures are medians over processes of medians over rounds; none of the co
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import operator
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import timing
 from jax import lax
+
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
 
 BATCH = 256
 FORMS = ("vectorised", "a loop a level", "one loop")
@@ -295,7 +296,7 @@ def variants(what: str) -> list[tuple[Shape, str]]:
     return [(shape, form) for shape in shapes for form in WAYS[what]]
 
 
-def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[timing.Run, int]:
+def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[harness.Run, int]:
     """A scan of one variant, and its temporary bytes."""
     copies = what == "write" and form == "one loop"  # slow, as it will turn out
     steps = 2 if copies else 500
@@ -315,7 +316,7 @@ def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[timing.R
             return carry[0], carry[1] + draw(shape, form, carry[0], given)
 
     carry: Any = (levels, jnp.zeros(BATCH, jnp.int32))
-    compiled, memory = timing.scanned(step, carry, inputs)
+    compiled, memory = harness.scanned(step, carry, inputs)
 
     def run() -> int:
         nonlocal carry
@@ -349,46 +350,36 @@ def check() -> None:
         np.testing.assert_allclose(sums_of(shape, trees[0][-1], False).sum(), total, rtol=1e-4)
 
 
-def measure(task: dict[str, Any]) -> list[timing.Record]:
+def measure(task: Task) -> Measured:
+    """All variants at one size."""
     check()
-    records = []
+    found = Measured()
     for what in ("write", "draw"):
         made = {v: program(*v, what, task["n"]) for v in variants(what)}
-        named = {str(number): run for number, (run, _) in enumerate(made.values())}
-        taken = timing.alternate(named, 7, 0.5)
-        for (shape, form), (_, temp), rounds in zip(
-            made, made.values(), taken.values(), strict=True
-        ):
-            records.append(
+        runs = {variant: run for variant, (run, _) in made.items()}
+        taken = harness.alternate(runs, 3 if task["quick"] else 7, 0.5)
+        for (shape, form), rounds in taken.items():
+            found.records.append(
                 {
                     "n": task["n"],
                     "what": what,
                     "form": form,
                     **dataclasses.asdict(shape),
-                    "us": timing.median(rounds),
-                    "temp_bytes": temp,
+                    "us": harness.median(rounds),
+                    "temp_bytes": made[shape, form][1],
                 }
             )
-    return records
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one process, N = 1e6 alone")
-    parser.add_argument("--results", type=pathlib.Path, default=timing.RESULTS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        options.out.write_text(json.dumps({"records": measure(json.loads(options.worker))}))
-        return
+def tasks(quick: bool) -> list[Task]:
+    """Each size in a process of its own, several times."""
+    sizes = (10**6,) if quick else (10**6, 10**7) * 3
+    return [{"label": f"N = {n:,}", "n": n, "quick": quick} for n in sizes]
 
-    records: list[timing.Record] = []
-    for _ in range(1 if options.quick else 3):
-        for n in (10**6,) if options.quick else (10**6, 10**7):
-            records += timing.in_own_process(__file__, {"n": n})["records"]
-    keys = ("n", "what", "form", "fanout", "layout", "top", "sums")
-    records = timing.merged(records, keys, "us")
+
+def tables(records: list[Record]) -> list[str]:
+    """All variants, the fastest first."""
     rows = [
         [
             f"{r['n']:,}",
@@ -398,24 +389,25 @@ def main() -> None:
             r["layout"],
             r["top"],
             r["sums"] if r["what"] == "draw" else "-",
-            f"{r['us']:,.1f}",
+            report.number(r["us"]),
             f"{r['temp_bytes']:,}",
         ]
         for r in sorted(records, key=lambda r: (r["n"], r["what"], r["us"]))
     ]
-    about = timing.about("jax", "jaxlib")
     head = ["N", "what", "form", "fan-out", "layout", "top", "sums", "us a step", "temp bytes"]
-    lines = [
-        "# The shape of the sum tree",
-        "",
-        ", ".join(f"{name}: {value}" for name, value in about.items()) + f". Batch {BATCH}.",
-        "",
-        *timing.render(head, rows),
-        "",
-        *__doc__.split("\n\n", 2)[2].strip().splitlines(),
-    ]
-    timing.write_report("tree_shapes", options.results, about, records, lines)
+    return [f"Batch {BATCH}.", "", *report.table(head, rows)]
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.ablations.tree_shapes",
+            title="The shape of the sum tree",
+            how=__doc__,
+            packages=("jax", "jaxlib"),
+            tasks=tasks,
+            measure=measure,
+            keys=("n", "what", "form", "fanout", "layout", "top", "sums"),
+            tables=tables,
+        )
+    )

@@ -1,0 +1,182 @@
+"""Puts the figures of `benchmarks/results/` where they are read: the docs and the README.
+
+    python -m benchmarks.publish
+    python -m benchmarks.publish --quick    of a quick run, into outputs/benchmarks/published/
+
+It needs nothing beside what a run of the benchmarks has left; `make bench` ends with it.
+
+`docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
+`docs/benchmarks/`. The README gets one table and one picture, between its marks. A report that is
+not there is left out. One of a quick run is never published in the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import compare, report, slices
+from benchmarks.harness import ROOT, Record
+from benchmarks.report import Find
+
+REPORTS = (
+    "compare",
+    "agents",
+    "slices",
+    "bridge",
+    "torchrl_dqn",
+    "gpu_build",
+    "gpu_speed",
+    "row_access",
+    "tree_shapes",
+    "order",
+    "learn_every_k",
+)
+"""The order of the page."""
+PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
+"""The README's picture, also where the README is shown by a package index."""
+BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
+INTRODUCTION = """\
+# Benchmarks
+
+All figures of this project are on this page, and `make bench` wrote it. Every report says which
+command made it, on which device, when, and with which versions. Where fbuf is slower than
+another library, the table says so. "Bars" are what the project promises of itself.
+
+The compiled programs differ a little from process to process, so a difference of a few per cent
+says nothing."""
+
+
+def report_text(name: str, results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
+    """One report as a section of the page; its picture is copied."""
+    lines = []
+    for line in (results / f"{name}.md").read_text().splitlines():
+        if line.startswith("#"):
+            lines.append("#" + line)
+        elif line.startswith("!["):
+            pictures.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(results / f"{name}.png", pictures / f"{name}.png")
+            lines.append(line.replace(f"({name}.png)", f"({pictures.name}/{name}.png)"))
+        else:
+            lines.append(line)
+    return lines
+
+
+def page(results: pathlib.Path, pictures: pathlib.Path) -> str:
+    """The page of all figures."""
+    lines = INTRODUCTION.splitlines()
+    for name in REPORTS:
+        if (results / f"{name}.md").exists():
+            lines += ["", *report_text(name, results, pictures)]
+    return "\n".join(lines) + "\n"
+
+
+def records_of(name: str, results: pathlib.Path) -> list[Record]:
+    """The figures of a report, none if it is not there."""
+    path = results / f"{name}.json"
+    return json.loads(path.read_text())["records"] if path.exists() else []
+
+
+def summary(results: pathlib.Path) -> list[str]:
+    """The README's table: a few figures, ours beside those of each other library."""
+    found = Find(records_of("compare", results))
+    in_slices = Find(records_of("slices", results))
+    agents = Find(records_of("agents", results))
+    peers = (compare.FBUF, compare.FLASHBAX, compare.TORCHRL, compare.CPPRB)
+
+    def step(prioritized: bool, mode: str) -> Callable[[str], float | None]:
+        return lambda peer: found(
+            item="row", n=compare.LARGE, batch=compare.MAIN, what=compare.STEP, cores=None,
+            prioritized=prioritized, mode=mode, peer=peer,
+        )  # fmt: skip
+
+    def windows(peer: str) -> float | None:
+        names = {compare.FBUF: "fbuf, by start", compare.TORCHRL: slices.PEER}
+        return in_slices(
+            peer=names.get(peer), mode=slices.PYTHON, what=slices.STEP, stored=slices.SIZES[1][0]
+        )
+
+    def agent(peer: str) -> float | None:
+        return agents(peer=peer, n=compare.LARGE, prioritized=True, way="in cond")
+
+    figures: dict[str, Callable[[str], float | None]] = {
+        "prioritised step, inside `lax.scan`": step(True, compare.SCAN),
+        "uniform step, inside `lax.scan`": step(False, compare.SCAN),
+        "an iteration of a whole prioritised DQN, learning inside `lax.cond`": agent,
+        "prioritised step, called from Python": step(True, compare.PYTHON),
+        "uniform step, called from Python": step(False, compare.PYTHON),
+        "write 16 rows, draw 256 windows of 4, called from Python": windows,
+    }
+    rows = []
+    for text, figure in figures.items():
+        values = [figure(peer) for peer in peers]
+        if values[0] is not None:
+            ours = values[0]
+            rows.append([text, *(report.beside(value, ours) for value in values)])
+    return report.table(["", *peers], rows)
+
+
+def readme_part(results: pathlib.Path) -> str:
+    """What stands between the README's marks."""
+    about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
+    versions = ", ".join(
+        f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about
+    )
+    text = (
+        f"Microseconds, and in brackets how many times fbuf's. A buffer has a million rows of 97 "
+        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN} (windows: of 5 million rows "
+        "of a byte). A dash: the library has no such thing, or cannot be inside a JAX program. "
+        f"Written by `make bench` on {about['date']}, {about['processor']}, {versions}."
+    )
+    lines = [
+        *textwrap.wrap(text, 100),
+        "",
+        *summary(results),
+        "",
+        f"![Time of a step over the capacity, fbuf and flashbax]({PICTURE})",
+    ]
+    return "\n".join(lines)
+
+
+def between_marks(text: str, part: str) -> str:
+    """The README with its part replaced.
+
+    Raises:
+        ValueError: If the marks are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the README has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    report.add_results(parser)
+    parser.add_argument("--quick", action="store_true", help="publish a quick run, elsewhere")
+    options = parser.parse_args()
+    results = report.results_of(options)
+    quick = [
+        path.name
+        for path in sorted(results.glob("*.json"))
+        if json.loads(path.read_text())["about"].get("run", "").startswith("quick")
+    ]
+    if quick and not options.quick:
+        sys.exit(f"not published, these are of quick runs: {', '.join(quick)}")
+    to = results / "published" if options.quick else ROOT
+    (to / "docs").mkdir(parents=True, exist_ok=True)
+    (to / "docs" / "benchmarks.md").write_text(page(results, to / "docs" / "benchmarks"))
+    readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
+    (to / "README.md").write_text(readme)
+    print(f"wrote docs/benchmarks.md and the figures of README.md in {to}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""The one report of all benchmarks: what they print, and the files they write.
+
+A script makes a `Report` of its parts and calls `run`. Its files are `NAME.json` (every figure),
+`NAME.md` (the tables) and, if it draws one, `NAME.png`, all in `benchmarks/results/`, or of a quick
+run in `outputs/benchmarks/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import ROOT, Measured, Record, Task
+
+RESULTS = ROOT / "benchmarks" / "results"
+QUICK_RESULTS = ROOT / "outputs" / "benchmarks"
+"""Where quick runs write: their figures say nothing, and git leaves them out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a benchmark is made of.
+
+    Attributes:
+        module: Where it is: `benchmarks.compare`.
+        title: The headline.
+        how: The script's docstring. Its first three paragraphs, which say what it is, how to run it
+            and what it needs, are left out of the report.
+        packages: Whose versions the figures depend on.
+        tasks: What each process has to measure; given whether the run is a quick one.
+        measure: Does one task.
+        keys: Records that are alike in these were measured by several processes.
+        tables: The tables, as lines of Markdown.
+        bars: What the project promises of itself here, and what came out; not of a quick run.
+        plot: Draws the picture into a file, if there is one.
+        figures: The names of the figures in a record.
+        device: What the figures were taken on, if not on the CPU.
+    """
+
+    module: str
+    title: str
+    how: str
+    packages: Sequence[str]
+    tasks: Callable[[bool], list[Task]]
+    measure: Callable[[Task], Measured]
+    keys: Sequence[str]
+    tables: Callable[[list[Record]], list[str]]
+    bars: Callable[[list[Record]], list[str]] | None = None
+    plot: Callable[[list[Record], pathlib.Path], None] | None = None
+    figures: Sequence[str] = ("us",)
+    device: Callable[[], str] | None = None
+
+
+def run(report: Report) -> None:
+    """Be the script: measure in processes of their own, and write the report."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {report.module}", description=report.how.splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything: does it run?")
+    add_results(parser)
+    add_worker(parser)
+    options = parser.parse_args()
+    if options.worker:
+        harness.work(report.measure, json.loads(options.worker), options.out)
+        return
+
+    load, begun = harness.load(), time.monotonic()
+    found = harness.run_tasks(report.module, report.tasks(options.quick))
+    records = harness.merged(found.records, report.keys, report.figures)
+    about = harness.about(*report.packages)
+    if report.device:
+        about["device"] = report.device()
+    about["load before"] = load
+    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
+    sections = report.tables(records)
+    if report.bars and not options.quick:
+        sections += ["", "## Bars", "", *(report.bars(records) or ["none: not measured"])]
+    sections += missing(found.notes)
+    folder, picture = results_of(options), None
+    if report.plot:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = folder / f"{name_of(report.module)}.png"
+        report.plot(records, picture)
+    write(report.module, report.title, folder, about, records, sections, report.how, picture)
+    if found.notes and not records:
+        sys.exit(f"{report.module}: nothing was measured")
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """The option that says where the results are."""
+    parser.add_argument("--results", type=pathlib.Path, help="the folder of the results")
+
+
+def results_of(options: argparse.Namespace) -> pathlib.Path:
+    """Where the results are."""
+    if options.results:
+        return options.results
+    return QUICK_RESULTS if getattr(options, "quick", False) else RESULTS
+
+
+def add_worker(parser: argparse.ArgumentParser) -> None:
+    """The options by which a script is started for one task."""
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
+
+
+def missing(notes: Sequence[str]) -> list[str]:
+    """The section of the notes, if there are any."""
+    if not notes:
+        return []
+    return ["", "## What to know, and what is missing", "", *(f"- {note}" for note in notes)]
+
+
+def name_of(module: str) -> str:
+    """What the files of a benchmark are called."""
+    return module.rpartition(".")[2]
+
+
+def write(
+    module: str,
+    title: str,
+    folder: pathlib.Path,
+    about: dict[str, str],
+    records: list[Record],
+    sections: list[str],
+    how: str,
+    picture: pathlib.Path | None = None,
+) -> None:
+    """Print a report, and write it and its figures."""
+    command = f"python -m {module}"
+    lines = [f"# {title}", "", f"`{command}`. {listed(about)}", ""]
+    if picture:
+        lines += [f"![{title}]({picture.name})", ""]
+    lines += sections
+    lines += ["", "## How it was measured", "", *how.split("\n\n", 3)[3].strip().splitlines()]
+    save(name_of(module), folder, {"command": command, **about}, records, lines)
+
+
+def save(
+    name: str, folder: pathlib.Path, about: dict[str, str], records: list[Record], lines: list[str]
+) -> None:
+    """Print lines of Markdown, and write them and the figures that they are made of."""
+    print("\n".join(lines))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"about": about, "records": records}
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def listed(about: dict[str, str]) -> str:
+    """What figures depend on, in a sentence."""
+    return ", ".join(f"{name}: {value}" for name, value in about.items()) + "."
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns line up, text to the left and figures to the right."""
+    if not rows:
+        return ["none"]
+    widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
+    figures = [
+        all(line[i][:1].isdigit() or line[i] == "-" for line in rows) for i in range(len(head))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        return (
+            "| "
+            + " | ".join(
+                cell.rjust(width) if figure else cell.ljust(width)
+                for cell, width, figure in zip(cells, widths, figures, strict=True)
+            )
+            + " |"
+        )
+
+    rules = (
+        "-" * (width + 1) + (":" if figure else "-")
+        for width, figure in zip(widths, figures, strict=True)
+    )
+    return [line(head), "|" + "|".join(rules) + "|", *(line(row) for row in rows)]
+
+
+def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table under its headline."""
+    return ["", f"## {title}", "", *table(head, rows)]
+
+
+def number(value: float | None) -> str:
+    """A figure, or a dash for one that is not there; three digits of those below 100."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def beside(value: float | None, ours: float | None) -> str:
+    """A figure, and in brackets how many times ours it is."""
+    if value is None or not ours or value is ours:
+        return number(value)
+    return f"{number(value)} ({number(value / ours)}x)"
+
+
+def rows_text(count: int) -> str:
+    """A number of rows, in short."""
+    return f"{count / 10**6:g}M" if count >= 10**6 else f"{count:,}"
+
+
+def bar(text: str, held: bool) -> str:
+    """One promise, and whether it was held."""
+    return f"- {text}: {'held' if held else 'MISSED'}"
+
+
+class Find:
+    """Looks figures up: `find(name=value, ...)` is the figure of the one record that is so."""
+
+    def __init__(self, records: Iterable[Record], figure: str = "us") -> None:
+        self.records, self.figure = list(records), figure
+
+    def __call__(self, **wanted: Any) -> float | None:
+        """The figure, or None if it was not measured."""
+        for record in self.records:
+            if self.figure in record and all(record.get(k) == v for k, v in wanted.items()):
+                return float(record[self.figure])
+        return None
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+COLORS = {
+    "fbuf": "#0b6e4f",
+    "flashbax": "#c1432e",
+    "brax": "#7a5195",
+    "cpprb": "#3b6fb6",
+    "torchrl": "#d08c00",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of a picture."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    color: str
+    style: str = "o-"
+    alpha: float = 1.0
+
+
+def draw(
+    path: pathlib.Path,
+    title: str,
+    lines: Iterable[Line],
+    xlabel: str,
+    ylabel: str,
+    *,
+    logarithmic: bool = True,
+    level: float | None = None,
+) -> None:
+    """One picture of lines; those without points are left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    picture, axis = plt.subplots(figsize=(7.5, 4.6))
+    for line in lines:
+        if line.points:
+            axis.plot(
+                *zip(*sorted(line.points), strict=True), line.style, color=line.color,
+                alpha=line.alpha, markersize=5, label=line.label,
+            )  # fmt: skip
+    if level is not None:
+        axis.axhline(level, color="grey", linewidth=0.8, linestyle="--")
+    if logarithmic:
+        axis.set(xscale="log", yscale="log")
+        axis.grid(True, which="both", alpha=0.25)
+    axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axis.legend(frameon=False, fontsize=9)
+    picture.tight_layout()
+    picture.savefig(path, dpi=120)
+    plt.close(picture)

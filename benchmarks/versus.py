@@ -1,0 +1,344 @@
+"""This tree against an older commit of it, to see that no figure has become worse.
+
+    python -m benchmarks.versus COMMIT            about 18 minutes on 2 cores
+    python -m benchmarks.versus COMMIT --quick    about 4 minutes: one process, short rounds
+
+It needs fbuf, git, and JAX; `.venv` has them.
+
+Both trees are imported into the same process, and their programs take turns, round by round. Each
+process gives one ratio for each figure: the median over the rounds of this tree's time to the older
+one's. The table has the median of the ratios over the processes, and the least and the largest:
+XLA's programs differ from process to process, and so do their ratios. A figure counts as worse if
+the ratio is above 1 in every process, and its median is above 1.05.
+
+A buffer has a million rows of 97 bytes and is full, batches are of 256, and 16 rows are added.
+"In scan" and "from Python" are as in `compare.py`. Windows are of 4 rows, in episodes of 50 to 150.
+Views are read by a uniform draw in a scan; `compile` is the tracing and compiling of the scanned
+step, in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import compare, harness, report
+from benchmarks.harness import ROOT, Measured, Record, Task
+
+NEW, OLD = "new", "old"
+N, BATCH, ADDED, LENGTH = 1_000_000, 256, 16, 4
+WORSE = 1.05
+"""A median ratio above it counts, if no process says otherwise."""
+SMALL = 100_000
+"""The rows of a quick run."""
+
+Build = Callable[[], harness.Run]
+
+
+# --- the two trees -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def checked_out(commit: str) -> Iterator[pathlib.Path]:
+    """The tree of a commit, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def load(tree: str) -> Any:
+    """The package `fbuf` of a tree, beside that of another one."""
+    for name in [n for n in sys.modules if n.partition(".")[0] == "fbuf"]:
+        del sys.modules[name]
+    sys.path.insert(0, tree)
+    try:
+        module = importlib.import_module("fbuf")
+    finally:
+        sys.path.remove(tree)
+    if not (module.__file__ or "").startswith(tree):
+        raise RuntimeError(f"fbuf came from {module.__file__}, not from {tree}")
+    return module
+
+
+def made(cls: Any, **options: Any) -> Any:
+    """A sampler or view with those of the options that this version of it has."""
+    known = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in options.items() if name in known})
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def rows_of(count: int) -> dict[str, Any]:
+    """Rows to add, made from the same numbers for both trees."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks import peers
+
+    return jax.tree.map(jnp.asarray, peers.random_rows(peers.ROW, count, seed=4))
+
+
+class Windows:
+    """A buffer of episodes with a sampler of windows or a view, full."""
+
+    def __init__(
+        self, fbuf: Any, sampler: Any, view: Any, capacity: int, next_of: str | None = None
+    ) -> None:
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        from benchmarks import peers
+
+        self.fbuf, self.view = fbuf, view
+        options = {"next_of": next_of} if next_of else {}
+        self.state = fbuf.init(peers.ROW, capacity, sampler=sampler, **options)
+        rng = np.random.default_rng(5)
+        many = capacity // 10
+        ends = np.zeros(many, bool)
+        ends[np.cumsum(rng.integers(50, 150, many // 150))] = True
+        self.more = {}
+        if next_of:
+            self.more["next_observation"] = rows_of(ADDED)[next_of]
+        for _ in range(11):
+            extra = {"next_observation": rows_of(many)[next_of]} if next_of else {}
+            self.state = fbuf.add(self.state, rows_of(many), truncated=jnp.asarray(ends), **extra)
+        jax.block_until_ready(self.state)
+
+    def in_scan(self, step: bool, steps: int) -> harness.Run:
+        """Steps that add and draw, or draws alone."""
+        import jax
+
+        fbuf, view, rows = self.fbuf, self.view, rows_of(ADDED)
+        keys = jax.random.split(jax.random.key(2), steps)
+
+        def draw(state: Any, key: Any) -> Any:
+            batch = fbuf.sample(state, key, BATCH, view=view)
+            return batch.data, batch.weight, batch.mask
+
+        def one(carry: Any, key: Any) -> Any:
+            state, used = carry
+            if step:
+                state = fbuf.add(state, rows, **self.more)
+            return state, harness.use(used, draw(state, key))
+
+        used = harness.zeros_like(jax.eval_shape(draw, self.state, keys[0]))
+        program, _ = harness.scanned(one, (self.state, used), keys)
+
+        def run() -> int:
+            nonlocal used
+            self.state, used = jax.block_until_ready(program((self.state, used), keys))
+            return steps
+
+        return run
+
+
+def rows_figures(fbuf: Any, capacity: int, quick: bool) -> dict[str, Build]:
+    """Buffers of rows: the operations in scan and from Python."""
+    from benchmarks import peers
+
+    found: dict[str, Build] = {}
+    for prioritized, kind in compare.KINDS.items():
+        peer = peers.Fbuf(peers.ROW, capacity, BATCH, prioritized, fbuf)
+        box = compare.Box(peers.filled(peer, capacity // 10))
+        whats = [compare.STEP, compare.ADD, compare.SAMPLE]
+        for what in [*whats, compare.UPDATE] if prioritized else whats:
+            found[f"{kind} {what}, in scan"] = lambda p=peer, b=box, w=what: compare.in_scan(
+                p, b, w, 50 if quick else 500
+            )[0]
+            found[f"{kind} {what}, from Python"] = lambda p=peer, b=box, w=what: (
+                compare.from_python(p, b, w, 0.01 if quick else 0.03)
+            )
+        found[f"{kind} step, compile"] = lambda p=peer, b=box: compiling(p, b)
+    return found
+
+
+def compiling(peer: Any, box: Any) -> harness.Run:
+    """Tracing and compiling the scanned step; a new function each time, so nothing is cached."""
+
+    def run() -> int:
+        compare.in_scan(peer, box, compare.STEP, 10)
+        return 1
+
+    return run
+
+
+def windows_figures(fbuf: Any, capacity: int, quick: bool) -> dict[str, Build]:
+    """Windows of episodes, while writing."""
+    view = made(fbuf.Sequence, length=LENGTH, boundary="stop")
+    samplers = {
+        "windows by start": made(fbuf.Uniform, window=LENGTH),
+        "windows by episode": made(fbuf.Uniform, window=LENGTH, by="episode"),
+        "prioritised windows": made(fbuf.Prioritized, window=LENGTH),
+    }
+    found: dict[str, Build] = {}
+    for name, sampler in samplers.items():
+        buffer = Windows(fbuf, sampler, view, capacity)
+        steps = 20 if quick else 200
+        found[f"{name}, step in scan"] = lambda b=buffer, s=steps: b.in_scan(True, s)
+        found[f"{name}, sample in scan"] = lambda b=buffer, s=steps: b.in_scan(False, s)
+        found[f"{name}, compile"] = lambda b=buffer: again(lambda: b.in_scan(True, 10))
+    return found
+
+
+def again(build: Callable[[], Any]) -> harness.Run:
+    """Building as a program."""
+
+    def run() -> int:
+        build()
+        return 1
+
+    return run
+
+
+def views_figures(fbuf: Any, capacity: int, quick: bool) -> dict[str, Build]:
+    """Views, read by uniform draws."""
+    views = {
+        "Transition": made(fbuf.Transition, next_of="observation"),
+        "NStep(5)": made(fbuf.NStep, n=5, gamma=0.99, next_of="observation"),
+        "FrameStack(4)": made(fbuf.FrameStack, k=4),
+        "Sequence(8, pad)": made(fbuf.Sequence, length=8, boundary="pad"),
+        "ReturnToGo": made(fbuf.ReturnToGo, gamma=0.99),
+    }
+    found: dict[str, Build] = {}
+    for name, view in views.items():
+        next_of = "observation" if name in ("Transition", "NStep(5)") else None
+        buffer = Windows(fbuf, fbuf.Uniform(), view, capacity, next_of)
+        steps = 20 if quick else 200
+        found[f"{name}, sample in scan"] = lambda b=buffer, s=steps: b.in_scan(False, s)
+    return found
+
+
+GROUPS = (rows_figures, windows_figures, views_figures)
+
+
+def measure(task: Task) -> Measured:
+    """Both trees, turn by turn."""
+    quick, capacity = task["quick"], SMALL if task["quick"] else N
+    # Who is compiled and run first takes turns, too.
+    modules = {side: load(task["trees"][side]) for side in task["order"]}
+    found = Measured()
+    for group in GROUPS:
+        figures = {side: group(module, capacity, quick) for side, module in modules.items()}
+        for name in figures[NEW]:
+            runs: dict[str, harness.Run] = {}
+            try:
+                for side in task["order"]:
+                    runs[side] = figures[side][name]()
+                rounds = (3 if name.endswith("compile") else 5) if quick else 9
+                taken = harness.alternate(runs, rounds, 1.5)
+            except Exception as error:  # the other figures are measured all the same
+                text = " ".join(str(error).split())[:200]
+                found.notes.append(f"{name}: {type(error).__name__}: {text}")
+                continue
+            us = {side: harness.median(taken[side]) for side in runs}
+            found.records.append(
+                {
+                    "what": name,
+                    "us": us[NEW],
+                    "old_us": us[OLD],
+                    # Of rounds one after the other, which a noisy minute hits alike.
+                    "ratio": harness.median(
+                        [new / old for new, old in zip(taken[NEW], taken[OLD], strict=False)]
+                    ),
+                    "rounds": taken,
+                }
+            )
+        del figures
+    return found
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def worse(record: Record) -> bool:
+    """Whether the figure is worse by more than noise."""
+    return record["ratio"] > WORSE and min(record["ratio_by_process"]) > 1
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The ratios."""
+    rows = []
+    for r in records:
+        seconds = r["what"].endswith("compile")
+        times = [f"{us / 1e6:.2f} s" if seconds else report.number(us) for us in figures_of(r)]
+        ratios = r["ratio_by_process"]
+        verdict = "WORSE" if worse(r) else "better" if max(ratios) < 1 / WORSE else "as before"
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        rows.append([r["what"], *times, f"{r['ratio']:.2f}", spread, verdict])
+    head = ["what", "us now", "us before", "ratio", "by process", "verdict"]
+    return report.table(head, rows)
+
+
+def figures_of(record: Record) -> list[float]:
+    """Now, and before."""
+    return [record["us"], record["old_us"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit", nargs="?", help="the older commit")
+    parser.add_argument("--quick", action="store_true", help="one process, short rounds")
+    parser.add_argument("--processes", type=int, default=5, help="how many, of a full run")
+    report.add_results(parser)
+    report.add_worker(parser)
+    options = parser.parse_args()
+    if options.worker:
+        harness.work(measure, json.loads(options.worker), options.out)
+        return
+    if not options.commit:
+        parser.error("which commit?")
+
+    load_before, begun = harness.load(), time.monotonic()
+    with checked_out(options.commit) as tree:
+        trees = {NEW: str(ROOT), OLD: str(tree)}
+        found = harness.run_tasks(
+            "benchmarks.versus",
+            [
+                {
+                    "label": f"process {number + 1}",
+                    "trees": trees,
+                    "order": [NEW, OLD] if number % 2 else [OLD, NEW],
+                    "quick": options.quick,
+                }
+                for number in range(1 if options.quick else options.processes)
+            ],
+        )
+    records = harness.merged(found.records, ("what",), ("us", "old_us", "ratio"))
+    about = harness.about("fbuf", "jax", "jaxlib", "numpy")
+    about |= {"commit": options.commit, "load before": load_before}
+    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
+    sections = tables(records)
+    bad = [r["what"] for r in records if worse(r)]
+    sections += ["", f"Worse by more than noise: {', '.join(bad) or 'none'}."]
+    sections += report.missing(found.notes)
+    report.write(
+        "benchmarks.versus",
+        f"This tree beside {options.commit}",
+        report.results_of(options),
+        about,
+        records,
+        sections,
+        __doc__,
+    )
+    sys.exit(bool(bad or found.notes))
+
+
+if __name__ == "__main__":
+    main()
