@@ -1,33 +1,41 @@
-"""Learning every k-th step, in six ways: what each costs.
+"""Learning at every k-th step, in six ways: what each costs.
 
-    python benchmarks/learn_every_k.py            some minutes on 2 cores
-    python benchmarks/learn_every_k.py --quick    less of everything
+    python -m benchmarks.learn_every_k            some minutes on 2 cores
+    python -m benchmarks.learn_every_k --quick    one process, fewer rounds
 
-Writes `results/learn_every_k.json` and `learn_every_k.md`, and the table in
-`docs/learning_every_k_steps.md`.
+It needs JAX alone.
 
 Every program is one `lax.scan` whose carry, the buffer and a network, is donated. Each step adds 16
-rows; at every k-th step a batch of 256 is drawn, the network learns from it, and the priorities of
-the batch are updated. The network has two hidden layers of 128. The programs take turns, round by
-round, in one process; figures are medians of rounds.
+rows. At every k-th step a batch of 256 is drawn by priority, the network learns from it, and the
+priorities of the batch are updated. The network has two hidden layers of 128. The programs take
+turns, round by round; figures are microseconds a step, medians over processes of medians over
+rounds.
+
+Memory is the temporary memory of the compiled program, which XLA tells. "Two under `vmap`" are two
+buffers, each with a step counter of its own, and so with a condition of its own.
 """
 
 from __future__ import annotations
 
-import argparse
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import timing
 
 import fbuf
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "learning_every_k_steps.md"
 ADDED, BATCH, WIDTH, OBSERVATION = 16, 256, 128, 20
-ITEM = {"observation": jnp.zeros(OBSERVATION), "reward": 0.0}
+ITEM = {"observation": jax.ShapeDtypeStruct((OBSERVATION,), "float32"), "reward": 0.0}
+CAPACITIES, EVERY = (10_000, 1_000_000), (4, 32)
+
+Carry = tuple[fbuf.State, list[jax.Array], jax.Array]
+Step = Callable[[Carry, jax.Array, int], Carry]
+
+
+# --- an agent, as small as can be -----------------------------------------------------------------
 
 
 def network(key: jax.Array) -> list[jax.Array]:
@@ -60,7 +68,7 @@ def act(key: jax.Array) -> Any:
     return {"observation": observation, "reward": observation[:, 0]}
 
 
-Carry = tuple[fbuf.State, list[jax.Array], jax.Array]
+# --- the ways -------------------------------------------------------------------------------------
 
 
 def every_step(carry: Carry, key: jax.Array, k: int) -> Carry:
@@ -98,7 +106,25 @@ def gradient_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
     return fbuf.update_priority(state, batch.ids, error, mask=due), params, number + 1
 
 
-def weights_zeroed(carry: Carry, key: jax.Array, k: int) -> Carry:
+def draw_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
+    """Draw in the branch, too: the buffer goes in, and does not come out."""
+    state, params, number = carry
+    act_key, sample_key = jax.random.split(key)
+    state = fbuf.add(state, act(act_key))
+
+    def draw(state: fbuf.State, params: Any) -> Any:
+        batch = fbuf.sample(state, sample_key, BATCH)
+        return *learn(params, batch), batch.ids
+
+    def nothing(state: fbuf.State, params: Any) -> Any:
+        no_row = jnp.full(BATCH, -1, jnp.int32)
+        return params, jnp.zeros(BATCH), fbuf.Ids(no_row, no_row)
+
+    params, error, ids = jax.lax.cond(number % k == 0, draw, nothing, state, params)
+    return fbuf.update_priority(state, ids, error), params, number + 1
+
+
+def thrown_away(carry: Carry, key: jax.Array, k: int) -> Carry:
     """No branch: learn at every step, and throw away what is not due."""
     state, params, number = carry
     act_key, sample_key = jax.random.split(key)
@@ -110,25 +136,8 @@ def weights_zeroed(carry: Carry, key: jax.Array, k: int) -> Carry:
     return fbuf.update_priority(state, batch.ids, error, mask=due), params, number + 1
 
 
-def read_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
-    """Draw in the branch, too: the buffer goes in, and does not come out."""
-    state, params, number = carry
-    act_key, sample_key = jax.random.split(key)
-    state = fbuf.add(state, act(act_key))
-    due = number % k == 0
-
-    def draw(state: fbuf.State, params: Any) -> Any:
-        batch = fbuf.sample(state, sample_key, BATCH)
-        return *learn(params, batch), batch.ids
-
-    shapes = jax.eval_shape(draw, state, params)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1:])
-    params, error, ids = jax.lax.cond(due, draw, lambda _, p: (p, *nothing), state, params)
-    return fbuf.update_priority(state, ids, error, mask=due), params, number + 1
-
-
-def buffer_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
-    """Everything in the branch, the buffer too: what not to do."""
+def all_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
+    """Everything but adding in the branch, the update of priorities too."""
     state, params, number = carry
     act_key, sample_key = jax.random.split(key)
     state = fbuf.add(state, act(act_key))
@@ -145,7 +154,7 @@ def buffer_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
 
 
 def add_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
-    """Adding in the branch: only its memory is looked at."""
+    """Adding in a branch: only its memory is looked at."""
     state, params, number = carry
     act_key, sample_key = jax.random.split(key)
     rows = act(act_key)
@@ -157,62 +166,37 @@ def add_in_cond(carry: Carry, key: jax.Array, k: int) -> Carry:
     return fbuf.update_priority(state, batch.ids, error), params, number + 1
 
 
-WAYS: dict[str, Callable[[Carry, jax.Array, int], Carry]] = {
+WAYS: dict[str, Step] = {
     "two loops: add k times, then learn": two_loops,
-    "gradient in `cond`, buffer outside": gradient_in_cond,
-    "no branch: learn, and throw away": weights_zeroed,
-    "drawing and gradient in `cond`, writing outside": read_in_cond,
-    "all of it in `cond`, the buffer too": buffer_in_cond,
+    "drawing and gradient in `cond`": draw_in_cond,
+    "gradient in `cond`": gradient_in_cond,
+    "no branch: learn, and throw away": thrown_away,
+    "all but adding in `cond`": all_in_cond,
     "learn at every step, for comparison": every_step,
 }
-
-
-MEMORY = {
-    "gradient in `cond`, buffer outside": gradient_in_cond,
-    "drawing and gradient in `cond`, writing outside": read_in_cond,
-    "all of it in `cond`, the buffer too": buffer_in_cond,
+MEMORY: dict[str, Step] = {
+    **{name: step for name, step in WAYS.items() if "`cond`" in name},
     "adding in `cond`": add_in_cond,
 }
-"""The ways whose memory is looked at."""
 
 
-def temporary(step: Callable[[Carry, jax.Array, int], Carry], capacity: int) -> list[int]:
-    """Temporary bytes of the compiled program: of one buffer, and of two under `vmap`.
-
-    Under `vmap` each buffer has a step counter of its own, and so a condition of its own.
-    """
-    keys = jax.random.split(jax.random.key(1), 16)
-
-    def start() -> Carry:
-        state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
-        return state, network(jax.random.key(2)), jnp.int32(0)
-
-    one = jax.eval_shape(start)
-    two = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), one)
-    found = []
-    for carry, body in (
-        (one, lambda c, key: step(c, key, 4)),
-        (two, lambda c, key: jax.vmap(lambda c: step(c, key, 4))(c)),
-    ):
-        _, memory = timing.scanned(body, carry, keys)
-        found.append(memory.temp_size_in_bytes)
-    return found
+# --- measuring ------------------------------------------------------------------------------------
 
 
-def program(
-    step: Callable[[Carry, jax.Array, int], Carry], capacity: int, k: int, steps: int
-) -> timing.Run:
-    """A run of so many steps."""
+def start(capacity: int) -> Carry:
+    """An empty buffer, and a new network."""
     state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
-    rows = {
-        "observation": jax.random.uniform(jax.random.key(0), (capacity, OBSERVATION)),
-        "reward": jnp.ones(capacity),
-    }
-    state = fbuf.add(state, rows)
-    calls = steps // k if step is two_loops else steps
-    keys = jax.random.split(jax.random.key(1), calls)
-    carry: Carry = (state, network(jax.random.key(2)), jnp.int32(0))
-    compiled, _ = timing.scanned(lambda c, key: step(c, key, k), carry, keys)
+    return state, network(jax.random.key(2)), jnp.int32(0)
+
+
+def program(step: Step, capacity: int, k: int, steps: int) -> harness.Run:
+    """A run of so many steps, on a full buffer."""
+    state, *rest = start(capacity)
+    observation = jax.random.uniform(jax.random.key(0), (capacity, OBSERVATION))
+    state = fbuf.add(state, {"observation": observation, "reward": observation[:, 0]})
+    keys = jax.random.split(jax.random.key(1), steps // k if step is two_loops else steps)
+    carry: Any = (state, *rest)
+    compiled, _ = harness.scanned(lambda carry, key: step(carry, key, k), carry, keys)
 
     def run() -> int:
         nonlocal carry
@@ -222,67 +206,95 @@ def program(
     return run
 
 
-def main() -> None:
-    """Measure, and write the report and the table of the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--out", type=pathlib.Path, default=timing.RESULTS)
-    options = parser.parse_args()
-    sizes = (10_000, 1_000_000)
-    every = (4, 32)
-    rounds, steps = (5, 128) if options.quick else (9, 256)
+def temporary(step: Step, capacity: int, two: bool) -> int:
+    """Temporary bytes of the compiled program, of one buffer or of two under `vmap`."""
+    keys = jax.random.split(jax.random.key(1), 16)
+    carry = start(capacity)
+    if two:
+        carry = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), carry)
 
-    records: list[timing.Record] = []
-    for capacity in sizes:
-        for k in every:
-            made = {name: program(step, capacity, k, steps) for name, step in WAYS.items()}
-            taken = timing.alternate(made, rounds, 60)
-            records += [
-                {
-                    "way": name,
-                    "capacity": capacity,
-                    "k": k,
-                    "us": timing.median(times),
-                    "rounds": times,
-                }
-                for name, times in taken.items()
+    def body(carry: Any, key: jax.Array) -> Any:
+        if two:
+            return jax.vmap(lambda one: step(one, key, EVERY[0]))(carry)
+        return step(carry, key, EVERY[0])
+
+    return harness.scanned(body, carry, keys)[1].temp_size_in_bytes
+
+
+def tasks(quick: bool) -> list[Task]:
+    """What each process has to measure."""
+    processes = 1 if quick else 3
+    times: list[Task] = [
+        {
+            "label": f"{capacity:,} rows, k = {k}, process {process}",
+            "what": "time",
+            "capacity": capacity,
+            "k": k,
+            "rounds": 3 if quick else 9,
+            "steps": 64 if quick else 256,
+        }
+        for process in range(processes)
+        for capacity in CAPACITIES
+        for k in EVERY
+    ]
+    return [*times, {"label": "memory", "what": "memory"}]
+
+
+def measure(task: Task) -> Measured:
+    """Do one task."""
+    if task["what"] == "memory":
+        return Measured(
+            [
+                {"way": name, "two": two, "bytes": temporary(step, CAPACITIES[-1], two)}
+                for name, step in MEMORY.items()
+                for two in (False, True)
             ]
-            del made
-            jax.clear_caches()
-
-    head = ["", *(f"k = {k}, {capacity:,} rows" for capacity in sizes for k in every)]
-    found = {(r["way"], r["capacity"], r["k"]): r for r in records}
-    lines = [
-        [
-            name,
-            *(f"{found[name, capacity, k]['us']:,.1f}" for capacity in sizes for k in every),
-        ]
-        for name in WAYS
-    ]
-    memory = [
-        [name, *(f"{size / 2**20:,.1f}" for size in temporary(step, sizes[-1]))]
-        for name, step in MEMORY.items()
-    ]
-    about = timing.about("fbuf", "jax", "jaxlib")
-    table = [
-        f"Microseconds a step, on {about['processor']}, with jax {about['jax']}:",
-        "",
-        *timing.render(head, lines),
-        "",
-        f"Temporary memory of the compiled program in MiB, for {sizes[-1]:,} rows:",
-        "",
-        *timing.render(["", "one buffer", "two, each with a condition of its own"], memory),
-    ]
-    report = ["# Learning every k-th step", "", (__doc__ or "").strip(), "", *table, ""]
-    report.append(", ".join(f"{name} {value}" for name, value in about.items()))
-    timing.write_report("learn_every_k", options.out, about, records, report)
-    if options.out == timing.RESULTS and PAGE.exists():
-        before, _, rest = PAGE.read_text().partition("<!-- figures:begin -->\n")
-        _, end, after = rest.partition("<!-- figures:end -->")
-        PAGE.write_text(
-            "\n".join([before + "<!-- figures:begin -->", *table, end + after]) if end else before
         )
+    capacity, k = task["capacity"], task["k"]
+    programs = {name: program(step, capacity, k, task["steps"]) for name, step in WAYS.items()}
+    taken = harness.alternate(programs, task["rounds"], 30)
+    return Measured(
+        [
+            {"way": name, "capacity": capacity, "k": k, "us": harness.median(times)}
+            for name, times in taken.items()
+        ]
+    )
+
+
+def tables(records: list[Record]) -> list[str]:
+    """Time, and memory."""
+    time, memory = report.Find(records), report.Find(records, "bytes")
+    places = [(capacity, k) for capacity in CAPACITIES for k in EVERY]
+    lines = report.table(
+        ["microseconds a step", *(f"{report.rows_text(n)} rows, k = {k}" for n, k in places)],
+        [
+            [name, *(report.number(time(way=name, capacity=n, k=k)) for n, k in places)]
+            for name in WAYS
+        ],
+    )
+    sizes = {name: [memory(way=name, two=two) for two in (False, True)] for name in MEMORY}
+    title = f"Temporary memory, in MiB, of a buffer of {CAPACITIES[-1]:,} rows"
+    return lines + report.section(
+        title,
+        ["", "one buffer", "two under `vmap`"],
+        [
+            [name, *(report.number(None if size is None else size / 2**20) for size in found)]
+            for name, found in sizes.items()
+        ],
+    )
 
 
 if __name__ == "__main__":
-    main()
+    report.run(
+        report.Report(
+            module="benchmarks.learn_every_k",
+            title="Learning at every k-th step",
+            how=__doc__,
+            packages=("fbuf", "jax", "jaxlib"),
+            tasks=tasks,
+            measure=measure,
+            keys=("way", "capacity", "k", "two"),
+            tables=tables,
+            figures=("us", "bytes"),
+        )
+    )
