@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -91,10 +92,8 @@ def reach() -> None:
         single.append(np.unique(slots[(slots >= 0) & (slots < 4096)]).size / 4096)
         # Twelve levels' worth of picks below a node of 4,096 slots: three numbers of 16 children.
         tree = sum_tree.empty(4096)
-        stored = np.int32(4096)
-        tree = sum_tree.write(
-            tree, np.arange(4096, dtype=np.int32), np.ones(4096, np.float32), stored
-        )
+        slots = jnp.arange(4096, dtype=jnp.int32)
+        tree = sum_tree.write(tree, slots, jnp.ones(4096, jnp.float32))
         uniforms = random_bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
         levels.append(np.unique(sum_tree.draw(tree, uniforms)[0]).size / 4096)
     fig, ax = plt.subplots(figsize=(6, 2.6))
