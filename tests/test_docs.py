@@ -123,6 +123,11 @@ def test_readme_names_the_two_commands_and_every_extra():
         assert extra in text, f"README.md does not name fbuf[{extra}]"
 
 
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+def test_no_figure_is_left_open(page):
+    assert "@@" not in page.read_text(), "run: make bench"
+
+
 def test_every_page_is_in_the_site():
     site = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").glob("*.md"):
