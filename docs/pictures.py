@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -12,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fbuf
-from fbuf.samplers import _bits
+from fbuf.samplers import random_bits
 from fbuf.trees import sum_tree
 
 OUT = pathlib.Path(__file__).parent / "img"
@@ -24,6 +25,7 @@ def ring() -> None:
     state = fbuf.init(np.int32(0), 12)
     state = fbuf.add(state, np.arange(15, dtype=np.int32))
     head, lap = int(state.ring.head[0]), int(state.ring.lap[0])
+    rows = fbuf.read(state, fbuf.ids_at(state, np.arange(12, dtype=np.int32))).data
     fig, ax = plt.subplots(figsize=(8, 1.9))
     for slot in range(12):
         new = slot < head
@@ -32,7 +34,7 @@ def ring() -> None:
         ax.text(
             slot + 0.47,
             0.58,
-            f"row {int(state.storage.rows()[slot])}",
+            f"row {int(rows[slot])}",
             ha="center",
             color=colour,
             fontsize=8,
@@ -90,11 +92,9 @@ def reach() -> None:
         single.append(np.unique(slots[(slots >= 0) & (slots < 4096)]).size / 4096)
         # Twelve levels' worth of picks below a node of 4,096 slots: three numbers of 16 children.
         tree = sum_tree.empty(4096)
-        stored = np.int32(4096)
-        tree = sum_tree.write(
-            tree, np.arange(4096, dtype=np.int32), np.ones(4096, np.float32), stored
-        )
-        uniforms = _bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
+        slots = jnp.arange(4096, dtype=jnp.int32)
+        tree = sum_tree.write(tree, slots, jnp.ones(4096, jnp.float32))
+        uniforms = random_bits.uniforms(jax.random.key(0), (sum_tree.picks(tree), 100_000))
         levels.append(np.unique(sum_tree.draw(tree, uniforms)[0]).size / 4096)
     fig, ax = plt.subplots(figsize=(6, 2.6))
     ax.plot(capacities, single, "o-", color=ORANGE, label="one float32 a draw")

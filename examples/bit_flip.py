@@ -2,13 +2,13 @@
 
     python examples/bit_flip.py --help
 
-There are n bits, and a goal: another n bits. A step flips one bit and costs 1, until all are as the
-goal says; after n steps the episode is cut off. With 15 bits a random agent reaches one goal in two
-thousand, so that nearly all rewards are alike and tell nothing. But every episode ends somewhere:
-`fbuf.Hindsight` makes some of the places it came by the goals of the steps before.
+There are n bits, and a goal of n bits. Each step flips one bit and costs 1, until all bits are as
+in the goal. After n steps the episode is cut off. With 15 bits a random agent reaches one goal in
+two thousand, so nearly all rewards are the same and teach nothing. But every episode gets
+somewhere: `fbuf.Hindsight` turns places that an episode passed into goals of the steps before.
 
-The same agent, a double DQN, is trained twice, and differs in the view only. Each training is one
-`lax.scan` under one `jax.jit`, with the environments and the buffer in its carry.
+The script trains the same double DQN twice. Only the view differs. Each training is one `lax.scan`
+under one `jax.jit`, with the environments and the buffer in its carry.
 
 Needs optax and matplotlib.
 """
@@ -37,7 +37,7 @@ GAMMA = 0.98
 LEARNING_RATE = 1e-3
 TARGET_RATE = 0.02  # how far the target network moves towards the learned one in a step
 EPSILON = 0.2
-LARGEST_COST = 1 / (1 - GAMMA)  # of an agent that never arrives
+LARGEST_COST = 1 / (1 - GAMMA)  # of an agent that never reaches a goal
 
 BITS, QUICK_BITS = 15, 8
 ROUNDS, QUICK_ROUNDS = 6_000, 600
@@ -84,7 +84,7 @@ def reward_fn(achieved: jax.Array, goal: jax.Array) -> jax.Array:
 
 
 def q_values(weights: Weights, bits: jax.Array, goal: jax.Array) -> jax.Array:
-    """A network of one hidden layer, that sees the bits and the goal as numbers of -1 and 1."""
+    """A network of one hidden layer, which sees bits and goal as numbers of -1 and 1."""
     x = jnp.concatenate([bits, goal], axis=-1) * 2.0 - 1.0
     for weight, bias in weights[:-1]:
         x = jax.nn.relu(x @ weight + bias)
@@ -111,7 +111,7 @@ def start(key: jax.Array, bits: int) -> Training:
         "goal": place,
         "action": jnp.int32(0),
         "reward": 0.0,
-        "next_observation": place,  # it is also what the step has achieved
+        "next_observation": place,  # also what the step achieved
     }
     buffer = fbuf.init(item, NUM_ENVS * STEPS_STORED, num_envs=NUM_ENVS, sampler=fbuf.Uniform())
     state = optax.adam(LEARNING_RATE).init(weights)
@@ -124,7 +124,7 @@ def loss(weights: Weights, target: Weights, batch: fbuf.Sample) -> jax.Array:
     there, goal = data["next_observation"], data["goal"]
     best = q_values(weights, there, goal).argmax(-1)
     value = jnp.take_along_axis(q_values(target, there, goal), best[:, None], 1)[:, 0]
-    # By the reward, not by `batch.terminated`: that was for the goal the row was stored with.
+    # From the reward, not from `batch.terminated`, which belongs to the goal stored with the row.
     arrived = data["reward"] == 0
     wanted = jnp.maximum(data["reward"] + GAMMA * value * ~arrived, -LARGEST_COST)
     said = q_values(weights, data["observation"], goal)
@@ -169,7 +169,7 @@ def train_round(training: Training, _: None, view: fbuf.Hindsight) -> tuple[Trai
 
 
 def evaluate(weights: Weights, key: jax.Array, bits: int) -> jax.Array:
-    """The share of 1000 goals that are reached in time, playing greedily."""
+    """The share of 1000 goals that the greedy policy reaches in time."""
 
     def step(carry: tuple[World, jax.Array], _: None) -> tuple[tuple[World, jax.Array], None]:
         world, solved = carry
@@ -222,7 +222,7 @@ def plot(success: dict[str, jax.Array], bits: int, rounds: int, path: pathlib.Pa
 
 
 def main() -> None:
-    """Read the command line, train both agents, and fail if they did not differ."""
+    """Read the command line, train both agents, and fail if hindsight made no difference."""
     parser = argparse.ArgumentParser(
         description="Double DQN that learns to reach goals by flipping bits, with and without "
         "hindsight. Prints how many of 1000 goals each agent reaches in time, and exits with an "
@@ -258,7 +258,9 @@ def main() -> None:
         parser.error(f"there must be at least {EVALUATIONS * NUM_ENVS} steps and one bit")
     success = {}
     for name, ratio in (("with hindsight", 0.8), ("without", 0.0)):
-        view = fbuf.Hindsight(reward_fn, "future", ratio, achieved="next_observation")
+        view = fbuf.Hindsight(
+            reward_fn, strategy="future", ratio=ratio, achieved="next_observation"
+        )
         started = time.perf_counter()
         key = jax.random.key(options.seed)
         program = train.lower(key, bits, rounds, view).compile()

@@ -2,11 +2,11 @@
 
     python examples/jax_dqn.py --help
 
-The whole of training is a `lax.scan` under one `jax.jit`, `vmap`ped over seeds. The buffer is part
-of the carry, so that every write is in place. Nothing branches: before there is
-anything to sample the weights are 0, and the update of priorities is masked.
+All of training is one `lax.scan` under one `jax.jit`, `vmap`ped over seeds. The buffer is part of
+the carry, so every write is in place. There is no branch: while the buffer is empty, the weights of
+a batch are 0, and the update of priorities is masked.
 
-Needs gymnax>=1.0 (and six, which it forgets to ask for), optax and matplotlib.
+Needs gymnax>=1.0 (and six, which gymnax does not declare), optax and matplotlib.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM_UP = 1000  # rows in the buffer before learning begins
 
 ROUNDS, QUICK_ROUNDS = 12_000, 1_500
 EVALUATIONS = 20
-SOLVED, QUICK_BAR = 450.0, 100.0  # new networks get about 20, on average
+SOLVED, QUICK_BAR = 450.0, 100.0  # a new network gets about 20 on average
 
 Weights = list[tuple[jax.Array, jax.Array]]
 
@@ -135,7 +135,7 @@ def train_round(training: Training, _: None, rounds: int) -> tuple[Training, Non
         "observation": training.observation,
         "action": action,
         "reward": reward,
-        # Not `observation`: where an episode ended, that is already the first one of the next.
+        # Not `observation`: at the end of an episode that is the first one of the next episode.
         "next_observation": info["final_observation"],
     }
     buffer = fbuf.add(training.buffer, transition, terminated=terminated, truncated=truncated)
@@ -160,7 +160,7 @@ def train_round(training: Training, _: None, rounds: int) -> tuple[Training, Non
 
 
 def evaluate(weights: Weights, key: jax.Array) -> jax.Array:
-    """The mean return of 100 whole episodes, played greedily."""
+    """The mean return of the greedy policy over 100 whole episodes."""
     reset_key, step_key = jax.random.split(key)
     begin = jax.vmap(ENV.reset, in_axes=(0, None))(jax.random.split(reset_key, 100), ENV_PARAMS)
 

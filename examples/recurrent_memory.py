@@ -2,22 +2,22 @@
 
     python examples/recurrent_memory.py --help
 
-bsuite's memory chain shows a bit in the first two steps of an episode and asks for it in the last
-of 21: 1 for the right answer, -1 for the wrong one. No other step tells the two bits apart, so that
-without memory half of the answers are right, whatever the policy. The bar is 95 %.
+bsuite's memory chain shows a bit in the first two steps of an episode, and asks for it in the last
+of 21 steps. The right answer is worth 1, the wrong one -1. No other step tells the two bits apart:
+an agent without memory gets half of the answers right, whatever its policy. The bar is 95 %.
 
-The agent is R2D2 in small: double Q-learning with a GRU, whose state is stored with every step.
-Sequences run on from one episode into the next, and the state is reset where `first` says so. They
-begin with the stored state; their first steps only warm it up, as the weights have changed since.
-A sequence has 16 steps, too few to hold both the bit and the answer: only the stored state brings
-the one to the other.
+The agent is a small R2D2: double Q-learning with a GRU, whose state is stored with every step. A
+sequence runs on from one episode into the next; the state is reset where `is_first` is True. It
+begins with the stored state, and its first steps only warm the state up, because the weights have
+changed since. A sequence has 16 steps, too few to hold both the bit and the answer: only the stored
+state carries the bit to the answer.
 
-Two more agents learn beside it, with all else the same. One begins its sequences with zeros in
-place of the stored state. The other has no memory: its state is wiped at every step.
+Two more agents learn beside it, with all else the same. One begins its sequences with zeros instead
+of the stored state. The other has no memory: its state is wiped at every step.
 
-All of it is one `lax.scan` under `jax.jit`, `vmap`ped over the agents, each with its own buffer.
+All of it is one `lax.scan` under `jax.jit`, `vmap`ped over the agents. Each has its own buffer.
 
-Needs gymnax>=1.0 (and six, which it forgets to ask for), optax and matplotlib.
+Needs gymnax>=1.0 (and six, which gymnax does not declare), optax and matplotlib.
 
 References:
     Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning,
@@ -76,7 +76,7 @@ VIEW = fbuf.Sequence(
 
 
 class Agent(NamedTuple):
-    """What an agent may do; bools, so that all of them are one program."""
+    """What an agent can do: bools, so that all agents are one program."""
 
     remembers: jax.Array  # its state lasts longer than a step
     starts_from_stored: jax.Array  # sequences begin with the stored state, not with zeros
@@ -198,7 +198,7 @@ def td_error(
     """Double DQN at the steps to learn from, `[B, LENGTH]`, and whether there is such a step."""
     data = batch.data
     begin = jnp.where(agent.starts_from_stored, data.state, 0)
-    observation, wipe = data.item["observation"], data.first | ~agent.remembers
+    observation, wipe = data.item["observation"], data.is_first | ~agent.remembers
 
     def values(weights: Weights) -> jax.Array:
         """Q-values behind the burn-in, through which nothing is learned."""
@@ -214,9 +214,9 @@ def td_error(
     wanted = data.item["reward"][:, now] + GAMMA * value * ~ended
     action = data.item["action"][:, now, None]
     said = jnp.take_along_axis(online[:, :-1], action, -1)[..., 0]
-    # Behind the newest step there is none yet, and behind a truncation one of another episode.
-    behind = data.there[:, BURN_IN + 1 :] & ~batch.truncated[:, now]
-    learn = data.learn[:, now] & (ended | behind)
+    # There is no step after the newest one; after a truncation comes another episode.
+    behind = data.valid[:, BURN_IN + 1 :] & ~batch.truncated[:, now]
+    learn = data.loss_mask[:, now] & (ended | behind)
     return jnp.where(learn, said - jax.lax.stop_gradient(wanted), 0), learn
 
 
@@ -252,7 +252,7 @@ def train_round(training: Training, _: None, rounds: int, agent: Agent) -> tuple
     updates, state = optimiser(rounds).update(gradient, training.optimiser)
     weights = optax.apply_updates(training.weights, updates)
     target = optax.incremental_update(weights, training.target, TARGET_RATE)
-    # Those that begin at the newest steps have nothing to learn from yet, and keep their priority.
+    # Sequences that begin at the newest steps have nothing to learn from yet: keep their priority.
     buffer = fbuf.update_priority(
         buffer, batch.ids, fbuf.sequence_priority(error, learn), mask=ready & learn.any(axis=1)
     )

@@ -4,17 +4,17 @@
 
 One round of the loop, and where it runs:
 
-1. JAX, one compiled call: all environments take a step with an epsilon-greedy policy, and
-   `fbuf.add` writes the transitions into the buffer, in place, for the buffer is donated.
+1. JAX, in one compiled call: all environments take a step with an epsilon-greedy policy, and
+   `fbuf.add` writes the transitions into the buffer. The buffer is donated, so this is in place.
 2. JAX: `fbuf.sample` draws a batch by priority.
 3. `to_torch`: PyTorch gets tensors on the memory of that batch. Nothing is copied.
 4. PyTorch: a step of double DQN, weighted by the importance weights.
-5. `from_torch`: the TD errors go back, and `fbuf.update_priority` makes them the priorities.
+5. `from_torch`: the TD errors go back to JAX, and `fbuf.update_priority` stores them.
 
-Every few rounds the network goes to JAX as well, to act with. It is copied, because PyTorch's
-optimiser goes on writing into its parameters, and JAX takes arrays never to change.
+Every few rounds JAX gets the network, too, to act with. It gets a copy, because PyTorch's optimiser
+keeps writing into the parameters, and JAX relies on arrays not to change.
 
-Needs fbuf[torch], gymnax>=1.0 (and six, which it forgets to ask for), matplotlib and tqdm.
+Needs fbuf[torch], gymnax>=1.0 (and six, which gymnax does not declare), matplotlib and tqdm.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def act(actor: Actor, weights: list[jax.Array], epsilon: jax.Array) -> tuple[Act
         "observation": actor.observation,
         "action": action,
         "reward": reward,
-        # Not `observation`: where an episode ended, that is already the first one of the next.
+        # Not `observation`: at the end of an episode that is the first one of the next episode.
         "next_observation": info["final_observation"],
     }
     ends = {"terminated": terminated, "truncated": truncated}
@@ -120,10 +120,10 @@ def act(actor: Actor, weights: list[jax.Array], epsilon: jax.Array) -> tuple[Act
 def act_and_add(
     actor: Actor, buffer: fbuf.State, weights: list[jax.Array], epsilon: jax.Array
 ) -> tuple[Actor, fbuf.State, jax.Array]:
-    """Act and remember, in one program; also returns a key to sample with."""
+    """Act and add to the buffer, in one program; also returns a key to sample with."""
     actor, transition, ends = act(actor, weights, epsilon)
-    # The two ends differ: what follows a terminated step is worth nothing, what follows a
-    # truncated one is worth what the network says it is.
+    # The two ends differ: after a termination the value is 0, after a truncation it is what
+    # the network says.
     buffer = fbuf.add(buffer, transition, **ends)
     key, sample_key = jax.random.split(actor.key)
     return actor._replace(key=key), buffer, sample_key
@@ -131,7 +131,7 @@ def act_and_add(
 
 @jax.jit
 def evaluate(weights: list[jax.Array], key: jax.Array) -> jax.Array:
-    """The returns of 100 whole episodes, played greedily."""
+    """The returns of the greedy policy in 100 whole episodes."""
     reset_key, step_key = jax.random.split(key)
     start = jax.vmap(ENV.reset, in_axes=(0, None))(jax.random.split(reset_key, 100), ENV_PARAMS)
 
@@ -252,12 +252,12 @@ def train(rounds: int, seed: int, device: str) -> tuple[float, list[tuple[int, f
     learner, clock, curve, compared = Learner(device), Clock(device), [], []
     weights = learner.weights()
     actor = reset(reset_key)
-    # The item is one row of what acting hands to `add`: asked for its shapes, not run.
+    # The item is one row of what `act` gives to `add`. Only its shapes are computed.
     transitions = jax.eval_shape(act, actor, weights, 1.0)[1]
     item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), transitions)
     buffer = fbuf.init(item, CAPACITY, sampler=fbuf.Prioritized(alpha=0.6, eps=1e-3))
-    # What comes from PyTorch is committed to its device. Commit the rest as well, or everything
-    # is compiled once more when the two meet.
+    # Arrays from PyTorch are committed to their device. Commit the others, too, or JAX compiles
+    # everything once more when the two meet.
     actor, buffer = jax.device_put((actor, buffer), weights[0].device)
 
     def note(steps: int) -> None:

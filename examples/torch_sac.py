@@ -2,28 +2,27 @@
 
     python examples/torch_sac.py --help
 
-The replay memory is a `ReplayBuffer`, which takes and returns tensors and has its rows in JAX. One
+The replay memory is a `ReplayBuffer`: it takes and returns tensors, and its rows lie in JAX. One
 round of the loop, and what goes where:
 
-1. The observations come from JAX by `to_torch`, the policy chooses, and its actions go back by
-   `from_torch`.
-2. JAX, one compiled call: all environments take a step.
-3. `buffer.add` keeps what happened. The observation that a step led to is stored with the ends of
-   episodes only (`next_of`); of all other rows the following row has it.
-4. `buffer.sample` returns a batch, and PyTorch learns from it: as many times as there are
-   environments, so that there is one update for every step taken.
+1. `to_torch` brings the observations from JAX, the policy chooses actions, and `from_torch` brings
+   these back.
+2. JAX, in one compiled call: all environments take a step.
+3. `buffer.add` stores the step. It keeps the next observation at ends of episodes only (`next_of`);
+   for all other rows it reads the following row.
+4. `buffer.sample` returns a batch, and PyTorch learns from it: once for each environment, so that
+   there is one update for every step taken.
 
-What comes from JAX is not copied, observations and batches alike; the actions are, on their way
-back.
+Observations and batches are not copied on their way from JAX. Actions are copied on their way back.
 
-A pendulum never falls for good: each episode is cut off after 200 steps. So the value of what
-follows the last step counts as well, and it is asked of the last observation of that episode, not
-of the first one of the next.
+A pendulum never falls for good: each episode is cut off after 200 steps. So the value after the
+last step counts, too. It is that of the last observation of the episode, not of the first one of
+the next.
 
-A new policy gets -1300 in an episode, and after some 4,000 steps this one gets -150, about the best
-there is. It takes a minute on two cores of a CPU, most of it in the learner.
+A new policy gets about -1300 in an episode, a good one about -150. Most of the time goes into the
+learner.
 
-Needs fbuf[torch], gymnax>=1.0 (and six, which it forgets to ask for) and matplotlib.
+Needs fbuf[torch], gymnax>=1.0 (and six, which gymnax does not declare) and matplotlib.
 """
 
 from __future__ import annotations
@@ -89,12 +88,12 @@ class Worlds(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step of all environments came to; leaves `[num_envs, ...]`."""
+    """The result of one step of all environments; leaves `[num_envs, ...]`."""
 
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
-    led_to: jax.Array  # where an episode ended, its last observation
+    next_observation: jax.Array  # at the end of an episode, its last observation
 
 
 @partial(jax.jit, static_argnames="num_envs")
@@ -114,7 +113,7 @@ def step(worlds: Worlds, action: jax.Array) -> tuple[Worlds, jax.Array, Outcome]
     observation, env_state, reward, terminated, truncated, info = jax.vmap(
         ENV.step, in_axes=(0, 0, 0, None)
     )(jax.random.split(step_key, len(action)), worlds.env_state, TORQUE * action, ENV_PARAMS)
-    # Where an episode ended, `observation` is already the first one of the next.
+    # At the end of an episode `observation` is the first one of the next episode.
     outcome = Outcome(reward, terminated, truncated, info["final_observation"])
     return Worlds(env_state, key), observation, outcome
 
@@ -172,7 +171,7 @@ class Agent:
     def learn(self, batch: fbuf.Sample) -> None:
         """Update everything once, from a batch."""
         item = batch.data.item
-        now, then = item["observation"] * self.scale, batch.data.next * self.scale
+        now, then = item["observation"] * self.scale, batch.data.next_observation * self.scale
         temperature = self.log_temperature.detach().exp()
 
         with torch.no_grad():
@@ -218,7 +217,7 @@ class Agent:
 
 
 def evaluate(agent: Agent, key: jax.Array) -> float:
-    """The mean return of whole episodes, played without exploring."""
+    """The mean return of whole episodes without exploration."""
     worlds, observation = reset(key, EPISODES)
     total = 0.0
     for _ in range(ENV_PARAMS.max_steps_in_episode):  # no pendulum's episode is shorter
@@ -270,8 +269,8 @@ def train(rounds: int, seed: int, device: str) -> tuple[float, list[tuple[int, f
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # networks this small lose more to threads than they gain
     keys = jax.random.split(jax.random.key(seed), 3)
-    # What comes from PyTorch is committed to its device. Commit the rest as well, or everything
-    # is compiled once more when the two meet.
+    # Arrays from PyTorch are committed to their device. Commit the others, too, or JAX compiles
+    # everything once more when the two meet.
     reset_key, evaluation_key, final_key = jax.device_put(keys, keys.sharding)
     agent, clock, curve = Agent(device), Clock(device), []
     worlds, observation = reset(reset_key, NUM_ENVS)
@@ -303,11 +302,11 @@ def train(rounds: int, seed: int, device: str) -> tuple[float, list[tuple[int, f
             clock.stop("environments")
             buffer.add(
                 {"observation": seen, "action": action, "reward": outcome.reward},
-                # The two ends differ: what follows a terminated step is worth nothing, what
-                # follows a truncated one is worth what the critics say it is.
+                # The two ends differ: after a termination the value is 0, after a truncation it is
+                # what the critics say.
                 terminated=outcome.terminated,
                 truncated=outcome.truncated,
-                next_observation=outcome.led_to,
+                next_observation=outcome.next_observation,
             )
             clock.stop("add")
             for _ in range(UPDATES if now >= WARM_UP else 0):

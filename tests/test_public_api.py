@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import pathlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -15,10 +17,39 @@ ROOT = pathlib.Path(__file__).parent.parent
 HEAVY = ("torch", "gymnax", "gymnasium", "optax", "flax")
 
 
+def api_table() -> ModuleType:
+    """The script that writes the two pages of names."""
+    found = importlib.util.spec_from_file_location("api_table", ROOT / "docs" / "api_table.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", fbuf.__all__)
 def test_every_name_is_documented_with_an_example(name):
     assert "Examples:" in inspect.getdoc(getattr(fbuf, name))
-    assert f"::: fbuf.{name}\n" in (ROOT / "docs" / "api.md").read_text() + "\n"
+
+
+def test_the_api_page_names_everything_once():
+    named = [name for names in api_table().THEMES.values() for name in names]
+    assert sorted(named) == sorted(fbuf.__all__)
+
+
+@pytest.mark.parametrize("theme", list(api_table().THEMES))
+def test_the_api_page_has_todays_signatures_and_docstrings(theme):
+    page = (ROOT / "docs" / "api.md").read_text()
+    table = "\n".join(api_table().table("fbuf", api_table().THEMES[theme]))
+    assert f"## {theme}\n\n{table}\n" in page, "run: python docs/api_table.py"
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for name in api_table().THEMES[theme]:
+        assert f"::: fbuf.{name}\n" in reference
+
+
+def test_the_api_page_is_whole():
+    pytest.importorskip("torch")
+    pytest.importorskip("tensordict")
+    for page, text in (("api.md", api_table().api()), ("reference.md", api_table().reference())):
+        assert (ROOT / "docs" / page).read_text() == text, "run: python docs/api_table.py"
 
 
 def test_the_state_comes_first_and_options_by_name():
@@ -31,11 +62,39 @@ def test_the_state_comes_first_and_options_by_name():
         "clear": ["state"],
         "init": ["item", "capacity"],
         "nbytes": ["item", "capacity"],
+        "end_episode": ["state"],
+        "can_sample": ["state", "min_size"],
+        "after": ["state", "batch"],
+        "read": ["state", "ids"],
+        "newest_ids": ["state", "count"],
+        "rows": ["state"],
+        "probability": ["state", "ids"],
+        "ids_at": ["state", "slots"],
+        "sequence_priority": ["priority", "loss_mask"],
     }
     for name, expected in positional.items():
         parameters = inspect.signature(getattr(fbuf, name)).parameters.values()
         found = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert found == expected
+
+
+def test_options_of_samplers_and_views_are_by_name_after_the_first():
+    first = {
+        "Uniform": ["window"],
+        "Prioritized": ["alpha"],
+        "Shuffled": ["window"],
+        "Mixture": ["uniform"],
+        "Item": ["fields"],
+        "Transition": ["next_of"],
+        "NStep": ["n"],
+        "Sequence": ["length"],
+        "FrameStack": ["k"],
+        "Hindsight": ["reward_fn"],
+        "ReturnToGo": ["gamma"],
+    }
+    for name, expected in first.items():
+        parameters = inspect.signature(getattr(fbuf, name)).parameters.values()
+        assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == expected
 
 
 def loaded(code):

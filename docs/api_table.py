@@ -1,0 +1,145 @@
+"""Write docs/api.md, every public name with its signature in a line, and docs/reference.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import pathlib
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+
+THEMES: dict[str, tuple[str, ...]] = {
+    "Making a buffer": ("init", "nbytes", "State"),
+    "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
+    "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
+    "Reading without drawing": (
+        *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
+    ),
+    "Asking": ("size", "can_sample", "stats", "raise_on_fault", "Fault"),
+    "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture"),
+    "Views": (
+        *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),
+        *("Sequence", "SequenceSteps", "FrameStack", "Hindsight", "HindsightStep"),
+        *("ReturnToGo", "ReturnToGoStep"),
+    ),
+}
+"""Names of `fbuf` by what they are for."""
+
+PYTORCH = {
+    "fbuf_adapters.pytorch": (
+        *("ReplayBuffer", "to_torch", "from_torch", "add_from_torch", "callback", "InteropError"),
+    ),
+    "fbuf_adapters.tensordict": ("TensorDictReplayBuffer",),
+}
+
+
+def signature(name: str, thing: Any) -> str:
+    """The call, without types: `add(state, items, *, ...)`; the values that a result has."""
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        return f"{name}: {', '.join(bit.name or '' for bit in thing)}"
+    if isinstance(thing, type) and issubclass(thing, BaseException):
+        return name
+    if dataclasses.is_dataclass(thing) and _is_pytree(thing):
+        return f"{name}: {', '.join(field.name for field in dataclasses.fields(thing))}"
+    parts: list[str] = []
+    only_by_name = False
+    for parameter in inspect.signature(thing).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not only_by_name:
+            parts.append("*")
+            only_by_name = True
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        text = prefix.get(parameter.kind, "") + parameter.name
+        if parameter.default is not parameter.empty:
+            text += f"={_default(parameter.default)}"
+        parts.append(text)
+    return f"{name}({', '.join(parts)})"
+
+
+def _is_pytree(kind: Any) -> bool:
+    """Whether it is what a function returns: it holds arrays, and users never make one."""
+    return kind.__name__ in RESULTS
+
+
+RESULTS = frozenset(
+    (
+        *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
+        *("SequenceSteps", "HindsightStep", "ReturnToGoStep"),
+    )
+)
+
+
+def _default(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}()"
+    if repr(value).startswith("<"):  # of dataclasses: a default that is made anew
+        return "..."
+    return repr(value)
+
+
+def summary(thing: Any) -> str:
+    """The first sentence of the docstring."""
+    lines = (inspect.getdoc(thing) or "").partition("\n\n")[0]
+    return " ".join(lines.split())
+
+
+def table(package: str, names: tuple[str, ...]) -> list[str]:
+    """A row for each name."""
+    import importlib
+
+    module = importlib.import_module(package)
+    rows = ["| | |", "| --- | --- |"]
+    for name in names:
+        thing = getattr(module, name)
+        rows.append(f"| `{signature(name, thing)}` | {summary(thing)} |")
+    return rows
+
+
+def api() -> str:
+    """The page of tables."""
+    lines = [
+        "# Every public name",
+        "",
+        "The call, and what it is for. Give arguments after the `*` by name. For results, the",
+        "names of their values. `help(fbuf.add)` says the rest: shapes, errors, costs, an example;",
+        "so does the [reference](reference.md) of the site.",
+        "",
+        "State comes first everywhere, then key, then data. `B` is the size of a batch, `N` the",
+        "capacity.",
+        "",
+    ]
+    for theme, names in THEMES.items():
+        lines += [f"## {theme}", "", *table("fbuf", names), ""]
+    lines += ["## PyTorch", ""]
+    for package, names in PYTORCH.items():
+        lines += [f"From `{package}`:", "", *table(package, names), ""]
+    lines += [
+        "## A sampler or a view of your own",
+        "",
+        "`fbuf.samplers.Sampler` and `fbuf.views.View` are what to subclass:",
+        "[A sampler or a view of your own](extending.md).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def reference() -> str:
+    """The page that the site fills with docstrings."""
+    lines = [
+        "# Reference",
+        "",
+        "The docstrings of all public names, in the site that `make docs` builds. Elsewhere read",
+        "[every public name](api.md), or `help(fbuf.add)`.",
+        "",
+    ]
+    for theme, names in THEMES.items():
+        lines += [f"## {theme}", "", *(f"::: fbuf.{name}" for name in names), ""]
+    lines += ["## PyTorch", ""]
+    for package, names in PYTORCH.items():
+        lines += [f"::: {package}.{name}" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (HERE / "api.md").write_text(api())
+    (HERE / "reference.md").write_text(reference())
