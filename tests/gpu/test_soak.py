@@ -42,9 +42,9 @@ def test_ten_minutes(request, monkeypatch, tmp_path):
 @needs_benchmarks
 def test_a_few_seconds(monkeypatch, tmp_path):
     monkeypatch.setattr(soak, "MOST_GROWTH", 200e6)  # pools have not filled by then
-    found = run(monkeypatch, 6, tmp_path)
-    assert found["batches written"] > 10
-    assert found["batches drawn"] > 10
+    found = run(monkeypatch, 12, tmp_path)
+    assert found["batches written"] > 0
+    assert found["batches drawn"] > 0
 
 
 def batch():
