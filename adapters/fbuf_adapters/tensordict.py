@@ -9,21 +9,22 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import torch
-
-import fbuf
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer
-
 try:
+    import torch
     from tensordict import (
         TensorDict,
         TensorDictBase,
         is_leaf_nontensor,  # pyright: ignore[reportPrivateUsage]
     )
 except ModuleNotFoundError as error:
+    if error.name not in ("torch", "tensordict"):  # both are there, and lack something themselves
+        raise
     raise ImportError(
-        "fbuf_adapters.tensordict needs TensorDict: pip install 'fbuf[tensordict]'"
+        'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
     ) from error
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 
 __all__ = ["TensorDictReplayBuffer"]
 

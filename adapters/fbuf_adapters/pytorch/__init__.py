@@ -9,7 +9,9 @@ PyTorch writes wherever it likes. So what could go wrong silently is refused her
 try:
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
-    raise ImportError("fbuf_adapters.pytorch needs PyTorch: pip install 'fbuf[torch]'") from error
+    if error.name != "torch":  # it is there, and lacks something itself
+        raise
+    raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from error
 
 from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
 from fbuf_adapters.pytorch._callback import callback as callback

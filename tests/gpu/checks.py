@@ -1,17 +1,18 @@
 """JAX and PyTorch on one GPU: that sharing memory is safe there, and how fast it is.
 
-    python benchmarks/gpu_checks.py                         about 9 minutes on an H200
-    python benchmarks/gpu_checks.py --parts checks tests    without the benchmarks
-    python benchmarks/gpu_checks.py --device cpu --quick    that everything runs, without a GPU
+    python tests/gpu/checks.py                         about 9 minutes on an H200
+    python tests/gpu/checks.py --parts checks tests    without the benchmarks
+    python tests/gpu/checks.py --device cpu --quick    that everything runs, without a GPU
 
 It needs fbuf, jax[cuda13], torch and pytest, and for the benchmarks flashbax and torchrl; what is
-not there is left out, and said to be. It writes `results/gpu_checks.json` and `gpu_checks.md`, and
-exits with an error if a promise does not hold or a test fails.
+not there is left out, and said to be. It writes `benchmarks/results/gpu_checks.json` and
+`gpu_checks.md`, and exits with an error if a promise does not hold or a test fails.
 
-- The checks are those of `gpu_hazards.py` (memory) and `gpu_together.py` (all else), each in a
-  process of its own: some may abort it.
-- The tests are those of the adapters, told by FBUF_TEST_DEVICE to keep their tensors on the GPU.
-- The benchmarks are those of `gpu_speed.py`, a process for each size of buffer.
+- The checks are those of `hazards.py` (memory) and `together.py` (all else), each in a process of
+  its own: some may abort it. `pytest -m gpu` asks the same of a GPU, one test a check.
+- The tests are those of `tests/adapters`, told by FBUF_TEST_DEVICE to keep their tensors on the
+  GPU.
+- The benchmarks are those of `benchmarks/gpu_speed.py`, a process for each size of buffer.
 
 Nothing that is timed runs beside anything else. Every part ends when its time is up, and what it
 had no time for is listed.
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import glob
 import importlib.util
 import json
 import math
@@ -35,18 +35,29 @@ import tempfile
 import time
 from typing import Any
 
-import gpu_hazards  # noqa: F401 (registers its checks)
-import gpu_speed
-import gpu_stage
-import gpu_together  # noqa: F401
-import timing
-from gpu_stage import ALONE, CHECKS, FAILS, HOLDS, LEFT, ONE_BY_ONE, PROMISE, TOGETHER, Check
-from timing import RESULTS, Record, render
+import hazards  # noqa: F401 (registers its checks)
+import stage
+import together  # noqa: F401
+from stage import (
+    ALONE,
+    CHECKS,
+    FAILS,
+    HOLDS,
+    LEFT,
+    ONE_BY_ONE,
+    PROMISE,
+    RESULTS,
+    ROOT,
+    TOGETHER,
+    Check,
+    benchmark,
+)
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+Record = dict[str, Any]
+"""What was found by one check, by the tests, or by one benchmark."""
 PARTS = CHECKS_PART, TESTS, SPEED = "checks", "tests", "speed"
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "flashbax", "torchrl", "tensordict", "numpy")
-TEST_FILES = ("tests/test_pytorch*.py", "tests/test_*replay*.py", "tests/test_tensordict.py")
+TEST_FOLDER = "tests/adapters"
 TEST_DEVICE, MARK = "FBUF_TEST_DEVICE", "any_device"
 MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -75,12 +86,13 @@ class Device:
         """Seconds for something that may take so many."""
         return max(0.0, min(most, self.end - time.monotonic()))
 
-    def environment(self, memory: Any = gpu_stage.ON_DEMAND) -> dict[str, str]:
+    def environment(self, memory: Any = stage.ON_DEMAND) -> dict[str, str]:
         """Variables of a process, in which JAX takes memory as told."""
         kept = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", *MEMORY)}
         if self.name == "cpu":
             kept["JAX_PLATFORMS"] = "cpu"
-        return kept | dict(memory)
+        # Processes that were started by a test look for the same sources as that does.
+        return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(memory)
 
 
 def say(text: str) -> None:
@@ -176,10 +188,10 @@ def run_tests(device: Device) -> Record:
     """The adapters' tests, on the device."""
     if not importlib.util.find_spec("pytest"):
         return {"what": "tests", "verdict": LEFT, "text": "pytest is not installed", "failed": []}
-    files = sorted(file for pattern in TEST_FILES for file in glob.glob(pattern, root_dir=ROOT))
+    files = sorted(f"{TEST_FOLDER}/{path.name}" for path in (ROOT / TEST_FOLDER).glob("test_*.py"))
     obey = [name for name in files if MARK in (ROOT / name).read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--no-header", *files]
-    command += ["-p", "no:benchmark"]  # in several processes it warns, and warnings are errors
+    command += ["-m", "not sweep", "-p", "no:benchmark"]  # in several processes it warns
     if importlib.util.find_spec("xdist") and device.name == "cuda":
         command += ["-n", str(TEST_WORKERS)]
     environment = device.environment() | {TEST_DEVICE: device.name}
@@ -212,6 +224,7 @@ def run_tests(device: Device) -> Record:
 def run_speed(device: Device, notes: list[str]) -> list[Record]:
     """All benchmarks, in as many processes as there are sizes."""
     records: list[Record] = []
+    gpu_speed = benchmark("gpu_speed")
     todo = gpu_speed.tasks(device.name, device.quick)
     for number, task in enumerate(todo):
         label = f"{gpu_speed.THINGS[task['item']]}, N = {task['n']:,}"
@@ -237,6 +250,7 @@ def run_speed(device: Device, notes: list[str]) -> list[Record]:
 
 def report(records: list[Record], notes: list[str], about: dict[str, str]) -> list[str]:
     """All that was found, as lines of Markdown."""
+    render, gpu_speed = benchmark("timing").render, benchmark("gpu_speed")
     lines = [
         "# JAX and PyTorch on one GPU",
         "",
@@ -258,7 +272,7 @@ def report(records: list[Record], notes: list[str], about: dict[str, str]) -> li
     lines += ["", "## Speed", *gpu_speed.tables(records)]
     lines += ["", "## What is missing, and why", ""]
     lines += [f"- {note}" for note in dict.fromkeys(notes)] or ["nothing"]
-    lines += ["", "## How it was measured", "", *gpu_stage.__doc__.strip().splitlines()[2:]]
+    lines += ["", "## How it was measured", "", *stage.__doc__.strip().splitlines()[2:]]
     return [*lines, "", *gpu_speed.__doc__.strip().splitlines()[2:]]
 
 
@@ -274,7 +288,7 @@ def run_parts(
         run = f"{'quick' if device.quick else 'full'}, {time.monotonic() - begun:.0f} s"
         found = about | {"run": run}
         lines = report(records, notes, found)
-        timing.write_report("gpu_checks", folder, found, records, lines)
+        benchmark("timing").write_report("gpu_checks", folder, found, records, lines)
 
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         tests = beside.submit(run_tests, device) if TESTS in parts else None
@@ -305,12 +319,12 @@ def driver() -> dict[str, str]:
 def work(task: dict[str, Any], out: pathlib.Path) -> None:
     """What a process of this script does that was started by another one."""
     if task.get("speed"):
-        gpu_speed.measure(task, out)
+        benchmark("gpu_speed").measure(task, out)
         return
     if task["check"] == "machine":
-        found = gpu_stage.machine()
+        found = stage.machine()
     else:
-        found = CHECKS[task["check"]].run(gpu_stage.Stage(task["device"], task["quick"]))
+        found = CHECKS[task["check"]].run(stage.Stage(task["device"], task["quick"]))
     out.write_text(json.dumps(found))
 
 
@@ -337,7 +351,7 @@ def main() -> None:
     if options.device == "cuda" and not machine["cuda"]:
         sys.exit("--device cuda: JAX, PyTorch or both find no GPU; install jax[cuda13] and torch")
     name = options.device or ("cuda" if machine["cuda"] else "cpu")
-    about = timing.about(*PACKAGES) | machine["about"] | driver()
+    about = benchmark("timing").about(*PACKAGES) | machine["about"] | driver()
     if name == "cpu":
         about["device"] = "CPU"
     say(f"on {about['device']}, {time.monotonic() - begun:.0f} s to find out")

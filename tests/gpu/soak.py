@@ -1,10 +1,11 @@
 """A replay buffer for PyTorch under load: writers, learners and prefetch, for ten minutes.
 
-    python benchmarks/soak.py                 10 minutes
-    python benchmarks/soak.py --seconds 20    shorter
+    python tests/gpu/soak.py                 10 minutes
+    python tests/gpu/soak.py --seconds 20    shorter
+    python tests/gpu/soak.py --device cuda   the rows on a GPU
 
-It needs `fbuf[torch]`, and writes `results/soak.json` and `soak.md`. It fails, with exit status 1,
-if a row was torn, the memory has grown, a fault was recorded, or a thread has failed.
+It needs `fbuf[torch]`, and writes `benchmarks/results/soak.json` and `soak.md`. It fails, with exit
+status 1, if a row was torn, the memory has grown, a fault was recorded, or a thread has failed.
 
 Two threads write batches of rows, each from a tensor that it fills anew as soon as the call has
 returned. The words of a row follow from its writer, the number of its batch and its place there,
@@ -26,10 +27,9 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-import timing
 import torch
 from fbuf_adapters.pytorch import ReplayBuffer
-from timing import RESULTS, render
+from stage import RESULTS, benchmark, median
 
 import fbuf
 
@@ -150,7 +150,7 @@ def soak(seconds: float, device: str) -> dict[str, Any]:
     run.buffer.close()
     later = [size["bytes"] for size in sizes if size["seconds"] > seconds / 6]
     part = max(1, len(later) // 5)
-    growth = timing.median(later[-part:]) - timing.median(later[:part])
+    growth = median(later[-part:]) - median(later[:part])
     return {
         "seconds": time.monotonic() - begun,
         **run.counts,
@@ -178,6 +178,7 @@ def main() -> None:
         "stuck threads": found["stuck threads"] == 0,
         "bytes grown": found["bytes grown"] <= MOST_GROWTH,
     }
+    timing = benchmark("timing")
     about = timing.about("fbuf", "jax", "jaxlib", "torch")
     about["device"] = options.device
     rows = found["batches drawn"] * BATCH
@@ -196,7 +197,7 @@ def main() -> None:
         "",
         ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
         "",
-        *render(["what", "found", "bar"], table),
+        *timing.render(["what", "found", "bar"], table),
         "",
         f"{WRITERS} writers, {LEARNERS} learners, prefetch {AHEAD}, capacity {CAPACITY:,}, batches "
         f"of {BATCH}. At most {MOST_GROWTH / 1e6:.0f} MB may the process have grown by.",

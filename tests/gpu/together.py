@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import timing
-from gpu_stage import (
+from stage import (
     ALONE,
     DANGER,
     FACT,
@@ -26,6 +25,8 @@ from gpu_stage import (
     Stage,
     check,
     error_of,
+    median,
+    microseconds,
     milliseconds,
     on_gpu,
     verdict,
@@ -79,11 +80,11 @@ def nobody_waits(stage: Stage) -> Found:
             launch.append(launched - start)
             export.append(exported - launched)
             whole.append(done - start)
-        quick[name] = timing.median(export) < timing.median(whole) / 10
-        figures.append(f"{name} {milliseconds(timing.median(export))}")
+        quick[name] = median(export) < median(whole) / 10
+        figures.append(f"{name} {milliseconds(median(export))}")
     text = (
-        f"JAX busy for {milliseconds(timing.median(whole))}, its call took "
-        f"{milliseconds(timing.median(launch))}; {', '.join(figures)}; values right: {right}"
+        f"JAX busy for {milliseconds(median(whole))}, its call took "
+        f"{milliseconds(median(launch))}; {', '.join(figures)}; values right: {right}"
     )
     return on_gpu(stage, quick["torch.from_dlpack"] and quick["to_torch"], text, right)
 
@@ -110,11 +111,8 @@ def ordered(stage: Stage, double: Callable[[Any], Any]) -> tuple[int, float]:
     alone = jax.jit(double)
     array = jnp.ones(shape)
 
-    def call(_: int) -> None:
-        jax.block_until_ready(alone(array))
-
-    taken = timing.alternate({"call": timing.repeated(call, 0.05)}, stage.rounds, 1.0)
-    return wrong, timing.median(taken["call"])
+    taken = microseconds({"call": lambda: jax.block_until_ready(alone(array))}, stage.rounds)
+    return wrong, taken["call"]
 
 
 def shape_of_slow(stage: Stage) -> Any:
@@ -194,17 +192,15 @@ def cost(stage: Stage) -> Found:
     jax.block_until_ready(arrays)
     tensors = {name: torch.zeros(2048, device=stage.device) for name in arrays}
     stage.wait()
-    ways: dict[str, Callable[[int], Any]] = {
-        "torch.from_dlpack": lambda _: {k: torch.from_dlpack(x) for k, x in arrays.items()},
-        "to_torch": lambda _: pytorch.to_torch(arrays),
-        "jax.dlpack.from_dlpack": lambda _: {
+    ways: dict[str, Callable[[], Any]] = {
+        "torch.from_dlpack": lambda: {k: torch.from_dlpack(x) for k, x in arrays.items()},
+        "to_torch": lambda: pytorch.to_torch(arrays),
+        "jax.dlpack.from_dlpack": lambda: {
             k: jax.dlpack.from_dlpack(x) for k, x in tensors.items()
         },
-        "from_torch": lambda _: pytorch.from_torch(tensors),
+        "from_torch": lambda: pytorch.from_torch(tensors),
     }
-    programs = {name: timing.repeated(way, 0.02) for name, way in ways.items()}
-    taken = timing.alternate(programs, 2 * stage.rounds + 1, 1.0)
-    us = {name: timing.median(rounds) / LEAVES for name, rounds in taken.items()}
+    us = {k: each / LEAVES for k, each in microseconds(ways, 2 * stage.rounds + 1).items()}
     text = ", ".join(f"{name} {each:.1f} us" for name, each in us.items()) + " a leaf"
     return on_gpu(stage, us["to_torch"] - us["torch.from_dlpack"] <= MOST_PER_LEAF, text)
 

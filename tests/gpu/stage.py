@@ -10,11 +10,19 @@ Where only a GPU can tell, the same code runs on a CPU all the same, and the ver
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
+import pathlib
 import re
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 
 DANGER, FACT, PROMISE = "danger", "fact", "promise"
 HOLDS, FAILS, LEFT = "holds", "does not hold", "left"
@@ -148,8 +156,34 @@ class Stage:
         return lambda: many(matrix)
 
 
+def benchmark(name: str) -> Any:
+    """A module of the benchmarks, which are scripts that lie beside each other."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms"
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def microseconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """What each call takes: they take turns, and the median of the rounds counts."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():  # the first call compiles and loads
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            count, start = 0, time.perf_counter()
+            while count < 10 or time.perf_counter() - start < 0.02:
+                call()
+                count += 1
+            taken[name].append((time.perf_counter() - start) / count * 1e6)
+    return {name: median(each) for name, each in taken.items()}
 
 
 def machine() -> dict[str, Any]:

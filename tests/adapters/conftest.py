@@ -1,0 +1,44 @@
+"""What the tests of the adapters share. Without torch they are skipped, but for the imports."""
+
+import gc
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_quickly():
+    """A `gc.collect()` of the tests of a file does not look at what was there before them."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(params=["tensors", "tensordicts"])
+def kind(request):
+    """Each of the two buffers."""
+    import buffers
+
+    if request.param == "tensordicts":
+        pytest.importorskip("tensordict")
+    return buffers.KINDS[request.param]
+
+
+@pytest.fixture
+def can_pin(monkeypatch):
+    """As if there was a GPU to pin memory for."""
+    import torch
+    from fbuf_adapters.pytorch import _handover
+
+    class Pinned(torch.Tensor):
+        """Pinning needs a GPU, so this only says so."""
+
+        def is_pinned(self, *_):
+            return True
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(
+            torch.Tensor, "pin_memory", lambda self: self.clone().as_subclass(Pinned)
+        )
+        monkeypatch.setattr(_handover, "stream_for", lambda *_: None)

@@ -1,0 +1,702 @@
+"""What both buffers of tensors do, asked of each: of trees of tensors, and of TensorDicts.
+
+What only one of them does is in `test_replay_buffer.py` and `test_tensordict.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fbuf
+
+torch = pytest.importorskip("torch")
+
+from buffers import (  # noqa: E402
+    BATCH,
+    CAPACITY,
+    COUNT,
+    DEVICE,
+    EXACT,
+    PAIRS,
+    assert_same,
+    bits,
+    flags,
+    of_jax,
+    priorities,
+    rows,
+    shaped,
+    stored,
+)
+from fbuf_adapters.pytorch import InteropError  # noqa: E402
+
+pytestmark = pytest.mark.any_device
+
+
+def filled(kind: Any, count: int = COUNT, **options: Any) -> Any:
+    """A buffer with so many rows."""
+    buffer = kind.make(**options)
+    for start in range(0, count, COUNT):
+        kind.extend(buffer, rows(COUNT, start))
+    return buffer
+
+
+def contents(kind: Any, buffer: Any) -> list[int]:
+    """What is stored, slot by slot."""
+    return stored(kind.core(buffer).state)["number"].tolist()
+
+
+def numbers(kind: Any, batch: Any) -> list[int]:
+    return kind.leaf(batch, "number").tolist()
+
+
+def slots(kind: Any, batch: Any) -> list[int]:
+    return kind.ids(batch).slot.tolist()
+
+
+def assert_same_batch(kind: Any, one: Any, other: Any) -> None:
+    assert_same(kind.leaves(one), kind.leaves(other))
+
+
+def full(value: float) -> torch.Tensor:
+    """One number for every row of a batch."""
+    return torch.full((BATCH,), value, device=DEVICE)
+
+
+# Writing.
+
+
+@pytest.mark.parametrize("first", ["add", "extend"])
+def test_the_item_is_learned_from_what_comes_first(kind, first):
+    buffer = kind.make()
+    assert len(buffer) == 0
+    assert buffer.can_sample() is False
+    (kind.add if first == "add" else kind.extend)(buffer, rows(1))
+    found = stored(kind.core(buffer).state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype.name), found) == {
+        "number": ((CAPACITY,), "int32"),
+        "next": {"reward": ((CAPACITY, 1), "float32")},
+    }
+    kind.extend(buffer, rows(COUNT, 1))
+    assert contents(kind, buffer) == [*range(9), 0]
+    assert len(buffer) == 9
+    kind.add(buffer, rows(1, 9))
+    kind.add(buffer, rows(1, 10))
+    assert contents(kind, buffer) == [10, *range(1, 10)]
+    assert len(buffer) == CAPACITY
+    assert buffer.can_sample() is True
+
+
+def test_rows_go_around_the_end_and_come_back_as_they_were(kind):
+    buffer = filled(kind, 2 * COUNT)
+    assert contents(kind, buffer) == [10, 11, 12, 13, 14, 15, 6, 7, 8, 9]
+    assert len(buffer) == CAPACITY
+    batch = buffer.sample()
+    assert set(numbers(kind, batch)) <= set(range(6, 16))
+    assert [number % CAPACITY for number in numbers(kind, batch)] == slots(kind, batch)
+    reward = kind.leaf(batch, "next", "reward")
+    assert (reward.dtype, reward.shape) == (torch.float32, (BATCH, 1))
+    assert torch.equal(reward[:, 0], kind.leaf(batch, "number") / 8)
+    for leaf in kind.leaves(batch):
+        assert leaf.device.type == DEVICE
+        leaf.zero_()  # a batch is its owner's
+    assert_same_batch(kind, *(filled(kind, 2 * COUNT, seed=3).sample() for _ in range(2)))
+
+
+@pytest.mark.parametrize("count", [COUNT, pytest.param(2**18, marks=pytest.mark.sweep)])
+def test_tensors_are_their_owners_again(kind, count):
+    """For what would go wrong without care, see `test_hazards.py`."""
+    buffer, data = kind.make(max(count, CAPACITY)), rows(count, 1)
+    kind.extend(buffer, data)  # compile
+    kind.core(buffer).state = fbuf.clear(kind.core(buffer).state)
+    kind.extend(buffer, data)
+    for leaf in jax.tree.leaves(data):
+        leaf.fill_(0)
+    assert contents(kind, buffer)[:count] == list(range(1, count + 1))
+
+
+def test_environments_that_step_together(kind):
+    buffer = kind.make(num_envs=2, sampler=EXACT)
+    terminated = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0]], device=DEVICE).bool()
+    truncated = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]], device=DEVICE).bool()
+    given = torch.arange(1.0, 9.0, device=DEVICE).reshape(2, 4)
+    told = {"terminated": terminated, "truncated": truncated, "priority": given}
+    kind.extend(buffer, shaped(rows(), 2, 4), **told)
+    assert contents(kind, buffer) == [0, 4, 1, 5, 2, 6, 3, 7, 0, 0]
+    assert flags(kind.core(buffer).state) == [0, 2, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert priorities(kind.core(buffer).state) == [1, 5, 2, 6, 3, 7, 4, 8, 0, 0]
+    kind.extend(buffer, shaped(rows(COUNT, COUNT), 2, 4), **told)
+    assert contents(kind, buffer) == [9, 13, 10, 14, 11, 15, 3, 7, 8, 12]
+    assert len(buffer) == CAPACITY
+
+
+def test_an_integer_that_does_not_fit_changes_nothing(kind):
+    too_large = rows(COUNT, 2**31 - COUNT + 1)
+    for buffer in (kind.make(), filled(kind)):
+        count = len(buffer)
+        with pytest.raises(InteropError, match=r"extend: items\['number'\].*int32 does"):
+            kind.extend(buffer, too_large)
+        assert len(buffer) == count
+        kind.extend(buffer, rows(COUNT, 2**31 - COUNT))
+        assert max(contents(kind, buffer)) == 2**31 - 1
+        assert 2**31 - 1 in numbers(kind, buffer.sample())
+
+
+def with_reward(reward: Any) -> dict[str, Any]:
+    return rows() | {"next": {"reward": reward}}
+
+
+REFUSED = {
+    "grad": (
+        lambda: with_reward(torch.ones(COUNT, 1, requires_grad=True)),
+        InteropError,
+        r"reward.*requires grad.*detach",
+    ),
+    "graph": (
+        lambda: with_reward(torch.ones(COUNT, 1, requires_grad=True) * 2),
+        InteropError,
+        r"reward.*requires grad.*detach",
+    ),
+    "meta": (
+        lambda: with_reward(torch.ones(COUNT, 1, device="meta")),
+        InteropError,
+        r"\['reward'\].*no memory",
+    ),
+    "new": (
+        lambda: rows() | {"more": torch.ones(COUNT, device=DEVICE)},
+        InteropError,
+        r"same tree as before: items\['more'\] is new",
+    ),
+    "missing": (
+        lambda: {"number": rows()["number"]},
+        InteropError,
+        r"same tree as before: items\['next'\]\['reward'\] is missing",
+    ),
+    "shape": (
+        lambda: with_reward(torch.ones(COUNT, 2, device=DEVICE)),
+        ValueError,
+        r"fbuf\.add: items\['next'\]\['reward'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_added_changes_nothing(kind, name):
+    make, error, message = REFUSED[name]
+    buffer = filled(kind)
+    before = contents(kind, buffer)
+    with pytest.raises(error, match=message):
+        kind.extend(buffer, make())
+    assert contents(kind, buffer) == before
+    assert len(buffer) == COUNT
+    kind.extend(buffer, rows(COUNT, COUNT))
+    assert contents(kind, buffer) == [10, 11, 12, 13, 14, 15, 6, 7, 8, 9]
+
+
+def test_rows_may_be_added_in_jax_meanwhile(kind):
+    buffer = filled(kind, prefetch=2)
+    buffer.sample()
+    core = kind.core(buffer)
+    with core.lock, core.lock:
+        empty = fbuf.clear(core.state, donate=False)
+        core.state = fbuf.add(empty, of_jax(rows(COUNT, 20)))
+    assert contents(kind, buffer) == [*range(20, 28), 0, 0]
+    assert min(numbers(kind, buffer.sample())) >= 20  # what was drawn ahead has been dropped
+    kind.extend(buffer, rows(COUNT, 28))
+    assert contents(kind, buffer) == [30, 31, 32, 33, 34, 35, 26, 27, 28, 29]
+    buffer.close()
+
+
+# Priorities and weights.
+
+
+def test_new_rows_take_the_priority_they_are_given_or_the_largest(kind):
+    buffer = kind.make(sampler=EXACT)
+    given = torch.tensor([1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 0.5, 2.0], device=DEVICE)
+    kind.extend(buffer, rows(), priority=given)
+    assert priorities(kind.core(buffer).state) == [*given.tolist(), 0, 0]
+    plain = filled(kind, sampler=EXACT)
+    kind.learn(plain, plain.sample(), full(7.0))
+    kind.extend(plain, rows(COUNT, COUNT))
+    assert priorities(kind.core(plain).state)[:6] == [7.0] * 6
+
+
+def test_what_was_learned_is_the_priority(kind):
+    buffer = filled(kind, sampler=EXACT)
+    batch = buffer.sample()
+    given = torch.arange(1.0, BATCH + 1, device=DEVICE)
+    kind.learn(buffer, batch, given)
+    wanted = dict.fromkeys(range(COUNT), 1.0)  # of a row drawn twice the last counts
+    wanted |= dict(zip(slots(kind, batch), given.tolist(), strict=True))
+    assert len(set(slots(kind, batch))) < BATCH
+    assert priorities(kind.core(buffer).state) == [*wanted.values(), 0, 0]
+    kind.learn(buffer, batch, full(3.0), alpha=2.0)
+    drawn = set(slots(kind, batch))
+    wanted = [9.0 if slot in drawn else 1.0 for slot in range(COUNT)]
+    assert priorities(kind.core(buffer).state)[:COUNT] == pytest.approx(wanted, rel=1e-6)
+    kind.core(buffer).raise_on_fault()
+
+
+def test_rows_that_were_replaced_are_left_alone(kind):
+    buffer = filled(kind, sampler=EXACT)
+    batch = buffer.sample()
+    drawn = set(slots(kind, batch))
+    kind.extend(buffer, rows(COUNT, COUNT))
+    assert drawn & {0, 1, 2, 3, 4, 5}
+    assert drawn & {6, 7}
+    kind.learn(buffer, batch, full(9.0))
+    wanted = [9 if slot in drawn & {6, 7} else 1 for slot in range(CAPACITY)]
+    assert priorities(kind.core(buffer).state) == wanted
+
+
+def test_weights_by_the_book(kind):
+    buffer = filled(kind, sampler=EXACT)
+    first = buffer.sample()
+    kind.learn(buffer, first, kind.leaf(first, "number") % 4 + 2.0)
+    given = torch.tensor(priorities(kind.core(buffer).state))
+    for beta in (None, 0.25):
+        batch = kind.sample(buffer, beta)
+        share = given[kind.ids(batch).slot.cpu()] / given.sum()
+        weight = (COUNT * share) ** -(1.0 if beta is None else beta)
+        torch.testing.assert_close(kind.weight(batch).cpu(), weight / weight.max())
+        assert len(set(kind.weight(batch).tolist())) > 2
+
+
+# Drawing.
+
+
+def test_the_seed_says_what_is_drawn(kind):
+    def draws(seed: int) -> list[list[int]]:
+        buffer = filled(kind, seed=seed)
+        return [numbers(kind, buffer.sample()) for _ in range(4)]
+
+    torch.manual_seed(0)
+    first = draws(3)
+    torch.manual_seed(1)
+    assert draws(3) == first
+    assert draws(4) != first
+    assert len({tuple(batch) for batch in first}) == 4
+
+
+def test_an_empty_buffer_says_so(kind):
+    buffer = kind.make()
+    with pytest.raises(RuntimeError, match=r"sample: (nothing has been added yet|.*nothing to d)"):
+        buffer.sample()
+    kind.extend(buffer, rows())
+    buffer.sample()
+    buffer.empty()
+    assert len(buffer) == 0
+    assert buffer.can_sample() is False
+    with pytest.raises(RuntimeError, match=r"sample: .*the buffer is empty"):
+        buffer.sample()
+    kind.add(buffer, rows(1, 7))
+    assert set(numbers(kind, buffer.sample())) == {7}
+
+
+def test_a_window_waits_for_its_rows(kind):
+    buffer = kind.make(**PAIRS)
+    kind.extend(buffer, rows(1))
+    assert len(buffer) == 1
+    assert buffer.can_sample() is False
+    kind.extend(buffer, rows(COUNT, 1))
+    assert buffer.can_sample() is True
+    assert set(slots(kind, buffer.sample())) == set(range(COUNT))
+
+
+def test_there_must_be_a_batch_size(kind):
+    with pytest.raises(ValueError, match="batch_size"):
+        filled(kind, batch_size=None).sample()
+    with pytest.raises(ValueError, match="batch_size is not given"):
+        next(iter(filled(kind, batch_size=None, sampler=fbuf.Shuffled())))
+    with pytest.raises(ValueError, match=r"prefetch .* batch_size"):
+        kind.make(prefetch=1, batch_size=None)
+
+
+def test_iteration_has_no_end(kind):
+    buffer, same = filled(kind), filled(kind)
+    for batch, _ in zip(buffer, range(20), strict=False):
+        assert_same_batch(kind, batch, same.sample())
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_epoch_has_every_row_once(kind, prefetch):
+    options = {"sampler": fbuf.Shuffled(), "batch_size": 4, "prefetch": prefetch}
+    buffer = filled(kind, 2 * COUNT, **options)
+    buffer.sample()  # an epoch has begun; the next loop has one of its own
+    epochs = [[x for batch in buffer for x in numbers(kind, batch)] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(6, 16)) for epoch in epochs)
+    assert len(set(map(tuple, epochs))) == 3
+    buffer.close()
+
+
+# Ahead of time.
+
+
+def test_batches_drawn_ahead_come_in_order_and_once(kind):
+    """Each is what was drawn so many calls before, from the buffer as it was then."""
+    ahead, plain = filled(kind, prefetch=3, seed=5), filled(kind, seed=5)
+    given, expected = [], [plain.sample() for _ in range(3)]
+    for step in range(1, 9):
+        given.append(ahead.sample())
+        expected.append(plain.sample())
+        for buffer in (ahead, plain):
+            kind.extend(buffer, rows(COUNT, COUNT * step))
+    for one, other in zip(given, expected, strict=False):
+        assert_same_batch(kind, one, other)
+    ahead.close()
+
+
+def test_priorities_may_be_updated_meanwhile(kind):
+    buffer = filled(kind, sampler=EXACT, prefetch=2)
+    for step in range(6):
+        batch = buffer.sample()
+        for part in range(2):  # all that was drawn has gone by now
+            kind.extend(buffer, rows(COUNT, COUNT * (2 * step + part)))
+        kind.learn(buffer, batch, full(100.0))
+    assert priorities(kind.core(buffer).state) == [1.0] * CAPACITY  # what is stale changed nothing
+    with pytest.raises(RuntimeError, match="overwritten"):
+        fbuf.raise_on_fault(kind.core(buffer).state, ignore=fbuf.Fault(0))
+    buffer.close()
+
+
+def test_what_is_gone_is_not_given_out_of_what_was_drawn_ahead(kind):
+    """What was drawn ahead is dropped, as if it had not been drawn."""
+    ahead, plain = filled(kind, prefetch=2), filled(kind)
+
+    def drawn() -> list[int]:
+        batch = ahead.sample()
+        assert_same_batch(kind, batch, plain.sample())
+        return numbers(kind, batch)
+
+    batch = ahead.sample()
+    assert_same_batch(kind, batch, plain.sample())
+    assert 3 in numbers(kind, batch)
+    for buffer in (ahead, plain):
+        kind.core(buffer).remove(kind.ids(batch), mask=kind.leaf(batch, "number") == 3)
+        assert len(buffer) == COUNT - 1
+    assert all(3 not in drawn() for _ in range(3))
+    for buffer in (ahead, plain):
+        buffer.empty()
+        kind.extend(buffer, rows(COUNT, 50))
+    assert all(min(drawn()) >= 50 for _ in range(3))
+    ahead.close()
+
+
+def test_a_batch_of_another_size_is_refused_when_batches_are_drawn_ahead(kind):
+    buffer = filled(kind, prefetch=1)
+    with pytest.raises(ValueError, match=f"batches of {BATCH} have been drawn ahead"):
+        buffer.sample(5)
+    assert len(numbers(kind, buffer.sample(BATCH))) == BATCH
+    buffer.close()
+
+
+def test_making_batches_ahead_takes_no_time_from_the_learner(kind):
+    """The transform of the next batch runs while the learner has this one."""
+    slow = threading.Event()
+    begun: list[int] = []
+
+    def transform(batch: Any) -> Any:
+        begun.append(1)
+        if len(begun) > 1:
+            slow.wait(10)
+        return batch
+
+    buffer = filled(kind, prefetch=1, transform=transform)
+    buffer.sample()  # is there, though the transform of the next one is not done
+    deadline = time.monotonic() + 10
+    while len(begun) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(begun) == 2
+    slow.set()
+    buffer.sample()
+    buffer.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_of_the_transform_reaches_the_learner_and_passes(kind, prefetch):
+    numbered = iter(range(100))
+
+    def transform(batch: Any) -> Any:
+        if next(numbered) == 1:
+            raise KeyError("of the transform")
+        return batch
+
+    buffer = filled(kind, prefetch=prefetch, transform=transform)
+    buffer.sample()
+    with pytest.raises(KeyError, match="of the transform"):
+        buffer.sample()
+    buffer.sample()
+    buffer.close()
+
+
+# Closing.
+
+
+def prefetching() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("fbuf-prefetch")}
+
+
+def test_a_closed_buffer_says_so(kind):
+    before = prefetching()
+    buffer = filled(kind, prefetch=2, sampler=EXACT)
+    batch = buffer.sample()
+    assert prefetching() - before
+    kept = bits(kind.leaves(batch))
+    buffer.close()
+    assert not prefetching() - before
+    for call in (
+        buffer.sample,
+        lambda: kind.add(buffer, rows(1)),
+        lambda: kind.extend(buffer, rows()),
+        lambda: len(buffer),
+        lambda: next(iter(buffer)),
+        *(buffer.empty, buffer.can_sample, buffer.stats, buffer.state_dict),
+    ):
+        with pytest.raises(RuntimeError, match=r"this buffer is closed"):
+            call()
+    buffer.close()  # again, which does nothing
+    for x, y in zip(kept, bits(kind.leaves(batch)), strict=True):  # it stays valid
+        np.testing.assert_array_equal(x, y)
+    with pytest.raises(RuntimeError, match=r"this buffer is closed"):
+        kind.learn(buffer, batch, full(1.0))
+
+
+def test_closing_wakes_who_waits_for_a_batch(kind):
+    hold = threading.Event()
+    buffer = filled(kind, prefetch=3, transform=lambda batch: hold.wait(10) and batch)
+    errors: list[BaseException] = []
+
+    def learner() -> None:
+        try:
+            while True:
+                buffer.sample()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=learner)
+    thread.start()
+    time.sleep(0.1)
+    closing = threading.Thread(target=buffer.close)
+    closing.start()
+    hold.set()
+    for waiting in (thread, closing):
+        waiting.join(10)
+        assert not waiting.is_alive()
+    assert "closed" in str(errors[0])
+
+
+def test_a_buffer_that_is_forgotten_leaves_no_thread(kind):
+    before = prefetching()
+    buffer = filled(kind, prefetch=2)
+    buffer.sample()
+    alive = weakref.ref(buffer)
+    (thread,) = prefetching() - before
+    del buffer
+    deadline = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < deadline:  # until the batch ahead is made
+        time.sleep(0.01)
+        gc.collect()
+    assert alive() is None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+# Where batches go.
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_every_tensor_of_a_batch_is_pinned(kind, prefetch, can_pin):
+    buffer = kind.make(device="cpu", prefetch=prefetch, pin_memory=True, sampler=EXACT)
+    kind.extend(buffer, jax.tree.map(torch.Tensor.cpu, rows()))
+    for _ in range(2 + prefetch):
+        batch = buffer.sample()
+        assert all(leaf.is_pinned() for leaf in kind.leaves(batch))
+        assert kind.leaf(batch, "next", "reward").is_pinned()
+        assert set(numbers(kind, batch)) <= set(range(COUNT))
+    buffer.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_go_to_another_device_and_what_is_learned_comes_back(kind, prefetch, monkeypatch):
+    """Moving to `meta` shows that every tensor is moved, ids and all, without a GPU."""
+    buffer = filled(kind, prefetch=prefetch, to="meta", sampler=EXACT)
+    batch = buffer.sample()
+    assert {leaf.device.type for leaf in kind.leaves(batch)} == {"meta"}
+    # And back: as if these were the values, which name row 0 and its first generation.
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, device: torch.zeros(self.shape, dtype=self.dtype)
+    )
+    kind.learn(buffer, batch, torch.ones(BATCH, device="meta") * 9)
+    assert priorities(kind.core(buffer).state) == [0, *[1] * 7, 0, 0]
+    buffer.close()
+
+
+# Threads.
+
+
+@pytest.mark.parametrize(
+    ("capacity", "width"), [(CAPACITY, 1), pytest.param(256, 64, marks=pytest.mark.sweep)]
+)
+def test_writers_and_learners_at_once(kind, capacity, width):
+    """No batch has half a row, and every row of every writer gets there."""
+    buffer = kind.make(capacity, prefetch=2, sampler=EXACT)
+    steps, errors = 40, []
+
+    def filling(memory: torch.Tensor, number: int) -> dict[str, Any]:
+        memory.fill_(number / 8)
+        numbers = torch.full((COUNT,), number, device=DEVICE)
+        return {"number": numbers, "next": {"reward": memory}}
+
+    def guarded(work: Any) -> Any:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # or nobody would hear of it
+                errors.append(error)
+
+        return run
+
+    def writer(number: int) -> Any:
+        def work() -> None:
+            memory = torch.zeros(COUNT, width, device=DEVICE)
+            for step in range(steps):
+                kind.extend(buffer, filling(memory, number * 1000 + step))
+
+        return work
+
+    def learner() -> None:
+        for _ in range(steps):
+            batch = buffer.sample()
+            reward = kind.leaf(batch, "next", "reward")
+            assert len(reward) == BATCH
+            assert bool((reward == kind.leaf(batch, "number")[:, None] / 8).all())
+            kind.learn(buffer, batch, torch.rand(BATCH, device=DEVICE) + 0.1)
+            reward.fill_(-1)  # a batch is its owner's
+
+    writer(0)()
+    threads = [
+        threading.Thread(target=guarded(work)) for work in (writer(1), writer(2), learner, learner)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    kind.core(buffer).raise_on_fault()
+    assert len(buffer) == capacity
+    found = contents(kind, buffer)
+    newest = {number * 1000 + step for number in (1, 2) for step in range(steps)}
+    assert set(found) <= newest
+    assert {1000 + steps - 1, 2000 + steps - 1} & set(found)
+    reward = np.asarray(stored(kind.core(buffer).state)["next"]["reward"])
+    np.testing.assert_array_equal(reward, np.repeat(found, width).reshape(-1, width) / 8)
+    buffer.close()
+
+
+# Saving.
+
+
+def step(kind: Any, buffer: Any, number: int) -> list[torch.Tensor]:
+    """What a learner does next, and everything that comes of it."""
+    if number % 2:
+        kind.extend(buffer, rows(COUNT, COUNT * number))
+    batch = buffer.sample()
+    told = [leaf.clone() for leaf in kind.leaves(batch)]
+    kind.learn(buffer, batch, (kind.leaf(batch, "number") % 4 + number).float())
+    told.append(torch.tensor(priorities(kind.core(buffer).state)))
+    for leaf in kind.leaves(batch):
+        leaf.zero_()  # a batch is its owner's, also one that was saved or loaded
+    return told
+
+
+@pytest.mark.parametrize("laps", [1, 2], ids=["before the end", "around the end"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_run_goes_on_where_it_was(kind, prefetch, laps, tmp_path):
+    def made(seed: int) -> Any:
+        return kind.make(sampler=EXACT, seed=seed, prefetch=prefetch)
+
+    buffer = made(1)
+    for number in range(1, 2 * laps, 2):
+        step(kind, buffer, number)
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    saved = torch.load(tmp_path / "buffer.pt", weights_only=True)
+    expected = [step(kind, buffer, number) for number in range(5, 9)]
+    other = made(2)
+    kind.extend(other, rows(COUNT, 50))  # which is forgotten
+    other.sample()
+    for resumed in (other, made(1)):
+        resumed.load_state_dict(saved)
+        for number, wanted in zip(range(5, 9), expected, strict=True):
+            assert_same(step(kind, resumed, number), wanted)
+        assert_same(kind.core(resumed).state, kind.core(buffer).state)
+        resumed.close()
+    buffer.close()
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_is_saved_is_a_copy_both_ways(kind, prefetch):
+    buffer = filled(kind, sampler=EXACT, prefetch=prefetch)
+    buffer.sample()
+    saved = buffer.state_dict()
+    before = bits(tensors_in(saved))
+    expected = [step(kind, buffer, number) for number in range(1, 5)]
+    for turn in range(3):
+        other = kind.make(sampler=EXACT, prefetch=prefetch)
+        other.load_state_dict(saved)
+        if turn == 2:
+            for leaf in tensors_in(saved):
+                leaf.untyped_storage().fill_(0)
+        for number, wanted in zip(range(1, 5), expected, strict=True):
+            assert_same(step(kind, other, number), wanted)
+        if turn < 2:  # what is done with rows and batches that were loaded is no matter
+            for x, y in zip(before, bits(tensors_in(saved)), strict=True):
+                np.testing.assert_array_equal(x, y)
+        other.close()
+    buffer.close()
+
+
+def test_what_was_loaded_is_written_in_place(kind):
+    saved, buffer = filled(kind).state_dict(), kind.make()
+    buffer.load_state_dict(saved)
+    words = kind.core(buffer).state.storage.words
+    before = words.unsafe_buffer_pointer()
+    del words
+    kind.extend(buffer, rows(COUNT, COUNT))
+    assert kind.core(buffer).state.storage.words.unsafe_buffer_pointer() == before
+
+
+def test_what_cannot_be_loaded_changes_nothing(kind):
+    buffer = filled(kind, sampler=EXACT)
+    saved = buffer.state_dict()
+    before = bits(kind.core(buffer).state)
+    with pytest.raises(ValueError, match=r"made with.*'capacity': 10.*same arguments"):
+        kind.make(7, sampler=EXACT).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"made with.*Prioritized.*same arguments"):
+        kind.make().load_state_dict(saved)
+    saved.get("buffer", saved)["version"] = 99
+    with pytest.raises(ValueError, match="version 99"):
+        buffer.load_state_dict(saved)
+    for x, y in zip(before, bits(kind.core(buffer).state), strict=True):
+        np.testing.assert_array_equal(x, y)
+    with pytest.raises(RuntimeError, match="state_dict: nothing has been added"):
+        kind.make().state_dict()
+
+
+def test_an_emptied_buffer_is_saved_as_one(kind):
+    buffer = filled(kind)
+    buffer.empty()
+    other = kind.make()
+    other.load_state_dict(buffer.state_dict())
+    with pytest.raises(RuntimeError, match="the buffer is empty"):
+        other.sample()

@@ -1,0 +1,67 @@
+"""What is imported when, and what is said if it is not there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(script):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_nothing_is_imported_before_it_is_asked_for():
+    run("""
+import sys
+import fbuf_adapters
+assert not {"torch", "jax", "numpy", "tensordict"} & set(sys.modules), "imported too early"
+""")
+
+
+TORCH = 'fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"'
+BOTH = 'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
+
+
+@pytest.mark.parametrize(
+    ("missing", "module", "message"),
+    [
+        ("torch", "fbuf_adapters.pytorch", TORCH),
+        ("torch", "fbuf_adapters.tensordict", BOTH),
+        ("tensordict", "fbuf_adapters.tensordict", BOTH),
+    ],
+)
+def test_what_is_missing_is_said_with_what_to_install(missing, module, message):
+    if missing == "tensordict":
+        pytest.importorskip("torch")
+    run(f"""
+import importlib, sys
+sys.modules[{missing!r}] = None  # as if it were not installed
+try:
+    importlib.import_module({module!r})
+except ImportError as error:
+    assert str(error) == {message!r}, error
+else:
+    raise AssertionError("imported without {missing}")
+""")
+
+
+@pytest.mark.parametrize("module", ["fbuf_adapters.pytorch", "fbuf_adapters.tensordict"])
+def test_what_torch_itself_lacks_is_not_called_torch(module):
+    run(f"""
+import importlib, importlib.abc, sys
+
+class Broken(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+sys.meta_path.insert(0, Broken())
+try:
+    importlib.import_module({module!r})
+except ModuleNotFoundError as error:
+    assert error.name == "numpy", error
+else:
+    raise AssertionError("imported with a broken torch")
+""")

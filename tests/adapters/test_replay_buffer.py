@@ -1,0 +1,463 @@
+"""What only the buffer of tensors does; the rest, both buffers do: see `test_buffers.py`."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+torch = pytest.importorskip("torch")
+
+from buffers import (  # noqa: E402
+    BATCH,
+    CAPACITY,
+    COUNT,
+    DEVICE,
+    EXACT,
+    HANDED_OUT,
+    PAIRS,
+    Tensors,
+    assert_same,
+    bits,
+    empty,
+    flags,
+    of_jax,
+    rows,
+    shaped,
+    stored,
+)
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _replay_buffer  # noqa: E402
+
+pytestmark = pytest.mark.any_device
+
+
+def buffer_of(count: int = COUNT, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
+    """A buffer with so many rows."""
+    buffer = Tensors().make(capacity, **{"int64": False, **options})
+    if count:
+        buffer.extend(rows(count))
+    return buffer
+
+
+def one(number: int) -> dict[str, Any]:
+    return jax.tree.map(lambda leaf: leaf[0], rows(1, number))
+
+
+def contents(buffer: ReplayBuffer) -> list[int]:
+    """What is stored, slot by slot."""
+    return stored(buffer.state)["number"].tolist()
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full((BATCH,), value, device=DEVICE)
+
+
+# The item.
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"number": torch.tensor(0), "next": {"reward": torch.zeros(1)}},
+        {"number": jnp.int32(0), "next": {"reward": jax.ShapeDtypeStruct((1,), jnp.float32)}},
+        {"number": np.int64(0), "next": {"reward": torch.zeros(1, device="meta")}},
+    ],
+    ids=["tensors", "specs", "mixed"],
+)
+def test_an_item_that_is_given(item):
+    buffer = buffer_of(0, item=item)
+    assert buffer.state.capacity == CAPACITY
+    with pytest.raises(RuntimeError, match=r"ReplayBuffer\.sample: the buffer is empty"):
+        buffer.sample()
+    buffer.extend(rows())
+    assert contents(buffer)[:COUNT] == list(range(COUNT))
+
+
+def test_a_first_add_that_fails_leaves_no_trace():
+    buffer = ReplayBuffer(CAPACITY, device=DEVICE, next_of="obs")
+    with pytest.raises(ValueError, match="next_of names 'obs'"):
+        buffer.add({"x": torch.ones(2, device=DEVICE)})
+    more = torch.ones(COUNT, 3, device=DEVICE)
+    with pytest.raises(ValueError, match="terminated must be of shape"):
+        buffer.extend({"obs": more}, next_observation=more, terminated=True)
+    new = torch.ones(COUNT, 5, device=DEVICE)
+    buffer.extend({"obs": new}, next_observation=new)
+    assert len(buffer) == COUNT
+
+
+@pytest.mark.parametrize("flag", [{}, {"terminated": False}], ids=str)
+def test_a_python_bool_is_a_flag_and_no_leaf(flag):
+    buffer = ReplayBuffer(CAPACITY, device=DEVICE)
+    for _ in range(2):
+        buffer.add({"done": torch.tensor(True, device=DEVICE)}, **flag)
+        with pytest.raises(InteropError, match=r"item\['done'\] \(bool\) is no tensor"):
+            buffer.add({"done": True}, **flag)
+    assert len(buffer) == 2
+
+
+# Writing.
+
+
+def test_it_is_fbuf_behind_it():
+    """The same calls lead to the same state, bit by bit."""
+    buffer = buffer_of(0, sampler=EXACT)
+    done = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0], device=DEVICE).bool()
+    priority = torch.arange(1.0, COUNT + 1, device=DEVICE)
+    mask = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1], device=DEVICE).bool()
+    told = {"terminated": done, "truncated": ~done, "priority": priority, "mask": mask}
+    buffer.extend(rows(), **told)
+    buffer.add(one(9), terminated=True, priority=2.0, alpha=0.5)
+
+    state = fbuf.add(empty(sampler=EXACT), of_jax(rows()), **of_jax(told))
+    state = fbuf.add(state, of_jax(one(9)), terminated=True, priority=2.0, alpha=0.5)
+    assert_same(buffer.state, state)
+
+    batch = buffer.sample()
+    ids = fbuf.Ids(*of_jax([batch.ids.slot, batch.ids.generation]))
+    mask, priority = mask.repeat(2), torch.arange(1.0, BATCH + 1, device=DEVICE)
+    number = torch.arange(BATCH, device=DEVICE)
+    buffer.update_priority(batch.ids, priority, mask=mask, alpha=2.0)
+    state = fbuf.update_priority(state, ids, of_jax(priority), mask=of_jax(mask), alpha=2.0)
+    assert_same(buffer.state, state)
+    mask = mask.cpu().numpy()  # which goes another way than tensors do
+    buffer.write(batch.ids, {"number": number}, mask=mask)
+    state = fbuf.write(state, ids, {"number": of_jax(number)}, mask=mask)
+    assert_same(buffer.state, state)
+    buffer.remove(batch.ids, mask=mask)
+    state = fbuf.remove(state, ids, mask=mask)
+    assert_same(buffer.state, state)
+    buffer.end_episode()
+    state = fbuf.end_episode(state)
+    assert_same(buffer.state, state)
+    buffer.raise_on_fault()
+    assert buffer.stats() == {name: x.item() for name, x in fbuf.stats(state).items()}
+    buffer.empty()
+    assert_same(buffer.state, fbuf.clear(state))
+
+
+def test_environments_step_by_step_and_time_major():
+    buffer = buffer_of(0, num_envs=2)
+    done = torch.tensor([True, False], device=DEVICE)
+    buffer.add(rows(2), terminated=done)
+    assert contents(buffer) == [0, 1, *[0] * 8]
+    assert flags(buffer.state) == [1, *[0] * 9]
+    buffer.extend(shaped(rows(COUNT, 10), 4, 2), time_major=True)
+    assert contents(buffer) == [0, 1, *range(10, 18)]
+    buffer.end_episode(done)
+    assert flags(buffer.state) == [1, *[0] * 7, 2, 0]
+
+
+def test_what_follows_is_given_apart():
+    buffer = ReplayBuffer(
+        CAPACITY, device=DEVICE, next_of="obs", view=fbuf.Transition("obs"), batch_size=BATCH
+    )
+    number = torch.arange(COUNT, device=DEVICE).float()
+    new = {"obs": number[:, None].expand(COUNT, 3), "action": number.int()}
+    ends = torch.tensor([0, 1, 0, 0, 0, 0, 0, 0], device=DEVICE).bool()
+    buffer.extend(new, next_observation=new["obs"] + 0.5, truncated=ends)
+    batch = buffer.sample()
+    # within an episode what follows is the following row; at its end what was given
+    last = (batch.data.item["action"] == 1) | (batch.data.item["action"] == COUNT - 1)
+    assert set(last.tolist()) == {True, False}
+    wanted = batch.data.item["obs"] + torch.where(last, 0.5, 1.0)[:, None]
+    assert torch.equal(jax.tree.leaves(batch.data.next)[0], wanted)
+
+
+# 64 bits.
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_int64_is_stored_in_32_bits_and_comes_back_when_asked_for(asked):
+    buffer, dtype = buffer_of(int64=asked), torch.int64 if asked else torch.int32
+    batch = buffer.sample()
+    assert batch.data["number"].dtype == dtype
+    assert batch.ids.slot.dtype == dtype
+    assert torch.equal(batch.data["number"] / 8, batch.data["next"]["reward"][:, 0])
+    buffer.write(batch.ids, {"number": -batch.data["number"]})  # in either dtype
+    drawn = set(batch.ids.slot.tolist())
+    wanted = [-slot if slot in drawn else slot for slot in range(COUNT)]
+    assert contents(buffer)[:COUNT] == wanted
+
+
+def test_with_64_bit_types_on_nothing_is_narrowed():
+    with jax.enable_x64(True):
+        buffer = ReplayBuffer(CAPACITY, device=DEVICE, int64=True, batch_size=BATCH)
+        large = torch.tensor([2**40, -(2**40)], device=DEVICE)
+        buffer.extend({"i": large, "f": large.double() + 0.25})
+        batch = buffer.sample()
+        assert batch.data["i"].dtype == batch.ids.slot.dtype == torch.int64
+        assert torch.equal(batch.data["i"].double() + 0.25, batch.data["f"])
+        buffer.write(batch.ids, {"i": batch.data["i"] + 1})  # whose ids are of 64 bits now
+        assert stored(buffer.state)["i"][:2].tolist() == [2**40 + 1, -(2**40) + 1]
+
+
+# Refusals.
+
+
+def grad() -> Any:
+    return torch.ones(COUNT, requires_grad=True)
+
+
+REFUSED = {
+    "float64": (lambda: {"number": torch.ones(COUNT).double()}, r"'number'\].*64 bits.*\.float"),
+    "numpy": (lambda: {"number": np.ones(COUNT)}, r"'number'\] \(float64.*no tensor.*as_tensor"),
+    "array": (lambda: {"number": jnp.ones(COUNT)}, r"'number'\].*no tensor"),
+    "list": (lambda: {"number": [1, 2]}, r"'number'\]\[0\] is new.*\['number'\] is missing"),
+    "text": (lambda: {"number": "x"}, r"'number'\] \(str\) is no tensor"),
+    "sparse": (lambda: {"number": torch.eye(COUNT).to_sparse()}, r"'number'\].*to_dense"),
+    "none": (lambda: {"number": None}, r"same tree as before: items\['number'\] is missing"),
+    "nested": (lambda: {"number": {"a": grad().detach()}}, r"\['number'\]\['a'\] is new.*missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_added(name):
+    make, message = REFUSED[name]
+    buffer = buffer_of()
+    with pytest.raises(InteropError, match=message):
+        buffer.extend(rows() | make())
+    assert contents(buffer) == [*range(COUNT), 0, 0]
+    buffer.extend(rows(COUNT, COUNT))
+    assert len(buffer) == CAPACITY
+
+
+def test_dtypes_and_axes_are_told():
+    buffer = buffer_of()
+    with pytest.raises(TypeError, match=r"fbuf\.add: items\['number'\] must be int32"):
+        buffer.extend(rows() | {"number": torch.ones(COUNT, device=DEVICE)})
+    with pytest.raises(InteropError, match=r"extend: item.* has no axis for the items.*call add"):
+        ReplayBuffer(4, device=DEVICE).extend(torch.tensor(1.0))
+    assert len(buffer) == COUNT
+
+
+def test_other_arguments_are_refused_by_name_too():
+    buffer = buffer_of(sampler=EXACT)
+    ids = buffer.sample().ids
+    with pytest.raises(InteropError, match=r"update_priority: priority \(.*requires grad"):
+        buffer.update_priority(ids, torch.ones(BATCH, requires_grad=True))
+    with pytest.raises(InteropError, match=r"write: fields\['number'\] \(.*requires grad"):
+        buffer.write(ids, {"number": grad()})
+    with pytest.raises(InteropError, match=r"extend: priority \(.*64 bits"):
+        buffer.extend(rows(), priority=torch.ones(COUNT).double())
+    with pytest.raises(TypeError, match=r"fbuf\.remove: ids must be"):
+        buffer.remove(torch.tensor([1, 2]))
+
+
+def test_constructor():
+    with pytest.raises(ValueError, match=r"fbuf\.init: capacity"):
+        ReplayBuffer(0)
+    with pytest.raises(ValueError, match=r"capacity must be a multiple of num_envs"):
+        ReplayBuffer(7, num_envs=2)
+    with pytest.raises(ValueError, match=r"prefetch must be at least 0"):
+        ReplayBuffer(4, prefetch=-1)
+    with pytest.raises(ValueError, match=r"prefetch draws .* say of what batch_size"):
+        ReplayBuffer(4, prefetch=1)
+    with pytest.raises(ValueError, match=r"seed"):
+        ReplayBuffer(4, seed=-1)
+    with pytest.raises(InteropError, match=r"device cuda:99 cannot be reached"):
+        ReplayBuffer(4, device="cuda:99")
+    if not torch.cuda.is_available():
+        with pytest.raises(InteropError, match=r"pin_memory is for .* a GPU"):
+            ReplayBuffer(4, pin_memory=True)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_closed_buffer_says_so(prefetch):
+    with buffer_of(prefetch=prefetch, sampler=EXACT) as buffer:
+        ids = buffer.sample().ids
+    for call in (
+        lambda: buffer.write(ids, {}),
+        lambda: buffer.remove(ids),
+        lambda: buffer.update_priority(ids, full(1.0)),
+        lambda: buffer.state,
+        lambda: setattr(buffer, "state", None),
+        buffer.end_episode,
+        lambda: buffer.load_state_dict({}),
+    ):
+        with pytest.raises(RuntimeError, match=r"this buffer is closed"):
+            call()
+
+
+# Drawing.
+
+
+def test_batches_are_views_of_what_jax_drew(monkeypatch):
+    drawn: list[Any] = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        drawn.append(draw(*arguments, **options))
+        return drawn[-1]
+
+    draw = _replay_buffer._draw
+    monkeypatch.setattr(_replay_buffer, "_draw", spy)
+    batch = buffer_of().sample()
+    pairs = list(zip(jax.tree.leaves(drawn[0]), jax.tree.leaves(batch), strict=True))
+    assert len(pairs) == 9
+    for array, tensor in pairs:
+        assert tensor.data_ptr() == array.unsafe_buffer_pointer()
+
+
+def test_a_batch_size_of_the_call_and_of_the_buffer():
+    assert buffer_of().sample().mask.shape == (BATCH,)
+    assert buffer_of(batch_size=4).sample(BATCH).mask.shape == (BATCH,)
+    without = buffer_of(batch_size=None)
+    assert without.sample(BATCH).mask.shape == (BATCH,)
+    with pytest.raises(ValueError, match=r"sample: batch_size is given neither here"):
+        without.sample()
+
+
+def test_nothing_to_draw_is_masked():
+    buffer = buffer_of(1, **PAIRS)
+    assert not buffer.can_sample()
+    assert not buffer.sample().mask.any()
+    buffer.extend(rows(COUNT, 1))
+    assert buffer.sample().mask.all()
+
+
+# Where batches go.
+
+
+@dataclasses.dataclass
+class Mine:
+    """A container that neither JAX nor torch knows."""
+
+    observation: Any
+    name: str
+    inner: Any = None
+
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+CONTAINERS = {
+    "none": (9, None),
+    "dict": (4, lambda b: {"a": [b.data["number"]], "b": (b.ids, b.weight), "n": 3}),
+    "dataclass": (3, lambda b: Mine(b.data["next"], "x", Mine(b.ids, "y"))),
+    "ordered": (3, lambda b: collections.OrderedDict({1: b.weight, "a": [b.ids]})),
+    "namedtuple": (1, lambda b: Pair(b.data["number"] * 2, SimpleNamespace)),
+}
+"""How many tensors there are in each, and how it is made."""
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    """All tensors, found in another way than the buffer does it."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return tensors_in(list(tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return [tensor for part in tree for tensor in tensors_in(part)]
+    if dataclasses.is_dataclass(tree):
+        return tensors_in(list(vars(tree).values()))
+    return []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_tensor_is_pinned_whatever_holds_it(name, prefetch, can_pin):
+    count, transform = CONTAINERS[name]
+    options = {"prefetch": prefetch, "pin_memory": True, "transform": transform}
+    buffer = buffer_of(0, device="cpu", **options)
+    buffer.extend(jax.tree.map(torch.Tensor.cpu, rows()))
+    for _ in range(2):
+        found = tensors_in(buffer.sample())
+        assert len(found) == count
+        assert all(tensor.is_pinned() for tensor in found)
+    buffer.close()
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_tensordicts_are_pinned_whatever_they_say_of_their_device(device, can_pin):
+    tensordict = pytest.importorskip("tensordict")
+
+    def transform(batch: Any) -> Any:
+        inner = {"x": batch.data["number"], "next": {"w": batch.weight}, "ids": batch.ids.slot}
+        return tensordict.TensorDict(inner, batch_size=[BATCH], device=device)
+
+    buffer = buffer_of(0, device="cpu", pin_memory=True, transform=transform)
+    buffer.extend(jax.tree.map(torch.Tensor.cpu, rows()))
+    batch = buffer.sample()
+    found = list(batch.values(include_nested=True, leaves_only=True))
+    assert len(found) == 3
+    assert all(tensor.is_pinned() for tensor in found)
+    assert batch.device == (None if device is None else torch.device(device))
+
+
+# The state.
+
+
+def test_the_state_in_compiled_code():
+    buffer = buffer_of(sampler=EXACT)
+
+    @jax.jit
+    def step(state: Any) -> Any:
+        return fbuf.add(state, of_jax(one(20)))
+
+    buffer.state = step(buffer.state)
+    assert contents(buffer) == [*range(COUNT), 20, 0]
+
+    taken = buffer.state
+    after = jax.jit(step, donate_argnums=0)(taken)
+    for call in (buffer.sample, lambda: buffer.add(one(1)), lambda: len(buffer), buffer.empty):
+        with pytest.raises(RuntimeError, match=r"taken out, and consumed .*buffer\.state ="):
+            call()
+    buffer.state = after
+    assert len(buffer) == CAPACITY
+    for other in (fbuf.init(0.0, CAPACITY), buffer_of().state, None):
+        with pytest.raises(InteropError, match="must be a state of this buffer"):
+            buffer.state = other
+    with pytest.raises(RuntimeError, match="nothing has been added yet"):
+        buffer_of(0).state  # noqa: B018
+    with pytest.raises(RuntimeError, match="nothing has been added yet"):
+        buffer_of(0).state = after
+
+
+# Saving.
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_of_a_view_are_saved_as_such(prefetch, tmp_path):
+    buffer, resumed = (buffer_of(0, **PAIRS, seed=s, prefetch=prefetch) for s in (1, 2))
+    buffer.extend(rows())
+    buffer.sample()
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    resumed.load_state_dict(torch.load(tmp_path / "buffer.pt"))
+    for _ in range(1 + prefetch):
+        batch, again = buffer.sample(), resumed.sample()
+        assert type(batch.data) is type(again.data) is fbuf.SequenceSteps
+        assert_same(batch, again)
+
+
+@pytest.mark.parametrize("name", HANDED_OUT)
+def test_torch_load_knows_what_batches_are_made_of(name, tmp_path):
+    kind = getattr(fbuf, name)
+    batch = kind(**{field.name: torch.ones(2) for field in dataclasses.fields(kind)})
+    torch.save(batch, tmp_path / "batch.pt")
+    again = torch.load(tmp_path / "batch.pt", weights_only=True)
+    assert type(again) is kind
+    assert_same(batch, again)
+
+
+def test_a_state_that_is_not_whole_is_not_loaded():
+    state_dict = buffer_of().state_dict()
+    buffer = buffer_of(1)
+    before = bits(buffer.state)
+    for broken, message in (
+        ({k: v for k, v in state_dict.items() if k != "key"}, r"not whole: it lacks \['key'\]"),
+        (
+            state_dict | {"state": {name: x.double() for name, x in state_dict["state"].items()}},
+            "found torch.float64",
+        ),
+        (state_dict | {"state": dict(list(state_dict["state"].items())[1:])}, "found nothing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            buffer.load_state_dict(broken)
+        for x, y in zip(before, bits(buffer.state), strict=True):
+            np.testing.assert_array_equal(x, y)
