@@ -1,10 +1,22 @@
-"""Two CPU devices, strict promotion, and the ways in which every behaviour is run."""
+"""Two CPU devices, strict promotion, compiled programs kept, and the ways behaviour is run in."""
 
 import os
+import pathlib
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
+CACHE = pathlib.Path(
+    os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR",
+        str(
+            pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+            / "fbuf-tests"
+        ),
+    )
+)
+"""Where compiled programs are kept from one run to the next."""
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 
 import functools
 from types import SimpleNamespace
@@ -13,36 +25,46 @@ import hypothesis
 import jax
 import pytest
 
-import fbuf
+pytest.register_assert_rewrite("support")
+
+from support import programs  # noqa: E402
+
+import fbuf  # noqa: E402
 
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+
+CACHE_BYTES = 500 * 2**20
+"""The most that is kept of programs when a run begins; the oldest make way."""
+MOST_MAPS = 40_000
+"""Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
 hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
 hypothesis.settings.load_profile("fbuf")
 
-
-@functools.cache
-def _compiled(name: str, donate: bool, static: tuple[tuple[str, object], ...]):
-    function = functools.partial(getattr(fbuf, name), **dict(static))
-    return jax.jit(function, donate_argnums=(0,) if donate else ())
-
-
-def _call(name: str, donate: bool):
-    def call(state, *args, **kwargs):
-        static = {k: kwargs.pop(k) for k in ("view", "batch_size") if k in kwargs}
-        return _compiled(name, donate, tuple(sorted(static.items())))(state, *args, **kwargs)
-
-    return call
+def pytest_configure(config):
+    """Bound the cache, once, before any process writes to it."""
+    if hasattr(config, "workerinput") or not CACHE.is_dir():
+        return
+    files = sorted((entry.stat().st_mtime, entry) for entry in CACHE.iterdir())
+    total = sum(entry.stat().st_size for _, entry in files)
+    for _, entry in files:
+        if total <= CACHE_BYTES:
+            return
+        total -= entry.stat().st_size
+        entry.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
-    """Each holds some memory maps, of which a process can have 65,530."""
+    """Only where there are very many: what is kept need not be compiled by the next module."""
     yield
-    jax.clear_caches()
+    with open("/proc/self/maps", "rb") as maps:
+        count = sum(1 for _ in maps)
+    if count > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
@@ -58,20 +80,25 @@ def _place(request):
 
 WRITES = ("add", "update_priority", "remove", "clear")
 READS = ("sample", "size", "can_sample", "stats")
+WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
 
 
-@pytest.fixture(params=["eager", "eager_keep", "jit", "jit_donate"])
-def run(request):
+def verbs(way):
     """The functions of fbuf, called in one of four ways."""
-    way = request.param
     if way == "eager":
-        verbs = {name: getattr(fbuf, name) for name in WRITES}
+        found = {name: getattr(fbuf, name) for name in WRITES}
     elif way == "eager_keep":
-        verbs = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
+        found = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
     else:
-        verbs = {name: _call(name, way == "jit_donate") for name in WRITES}
+        found = {name: programs.compiled(name, way == "jit_donate") for name in WRITES}
     reads = {
-        name: getattr(fbuf, name) if way.startswith("eager") else _call(name, False)
+        name: getattr(fbuf, name) if way.startswith("eager") else programs.compiled(name)
         for name in READS
     }
-    return SimpleNamespace(way=way, **verbs, **reads)
+    return SimpleNamespace(way=way, **found, **reads)
+
+
+@pytest.fixture(params=WAYS)
+def run(request):
+    """The functions of fbuf, called in one of four ways."""
+    return verbs(request.param)
