@@ -46,7 +46,8 @@ class Pair:
         self.per = priorities_of(sampler)
         given = {n: getattr(self.per, n) for n in ("alpha", "eps", "new_priority") if self.per}
         self.oracle = Oracle(length, envs or 1, autoreset, **given)
-        self.make, self.number = make, 0
+        self.make, self.next_of = make, options.get("next_of")
+        self.last = [lane + 1 for lane in range(envs or 1)]  # the number of each lane's next row
         self.masks = not lockstep or envs is None  # whether rows may be left out
         self.seen: list[tuple[int, int]] = []
 
@@ -54,27 +55,37 @@ class Pair:
     def one_lane(self):
         return self.state.ring.num_envs is None
 
-    def add(self, steps, rng, often=0.0, bad=False, plain=False, chosen=None):
+    def add(self, steps, rng, often=0.0, bad=False, plain=False):
         """Random rows; `plain` leaves out all that can be left out."""
-        shape = (steps, self.oracle.envs)
-        numbers = np.arange(self.number, self.number + steps * self.oracle.envs).reshape(shape)
-        self.number += numbers.size
-        options = {}
+        envs = self.oracle.envs
+        shape, options, mask = (steps, envs), {}, None
+        ends = np.zeros(shape, bool)
         if not plain:
             ends, by_itself = rng.random((2, *shape)) < [[[often]], [[0.5]]]
             options = {"terminated": ends & by_itself, "truncated": ends & ~by_itself}
             if self.masks:
                 mask = rng.random(shape) < rng.choice([0.3, 0.8, 1.0])
-                options["mask"] = mask if chosen is None else chosen
+                options["mask"] = mask
             if self.per is not None:
                 values = [0.0, 1.0, 2.0, 3.0, 4.0, 0.25] + [NAN, INF, -1.0] * bad
                 options["priority"] = rng.choice(values, shape).astype(np.float32)
+        # The rows of a lane count up by the number of lanes.
+        numbers = np.zeros(shape, int)
+        for step, lane in np.argwhere(np.ones(shape) if mask is None else mask):
+            numbers[step, lane] = self.last[lane]
+            self.last[lane] += envs
         self.oracle.add(numbers, **options)
+        if self.next_of:
+            options["next_observation"] = self.make(self.after(numbers, ends))[self.next_of]
         given = (self.make(numbers), options)
         if self.one_lane:
             given = jax.tree.map(lambda x: x[:, 0], given)
         items, options = given
         self.state = programs.add(self.state, items, **options, time_major=not self.one_lane)
+
+    def after(self, numbers, ends):
+        """What rows lead to: the number of the next row in the lane, or behind an end its own, -n."""
+        return np.where(ends, -numbers, numbers + self.oracle.envs)
 
     def ids(self, rng, count=3, odd=False):
         """Names of stored rows, and with `odd` also stale ones, and such as name nothing."""
