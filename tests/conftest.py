@@ -1,24 +1,18 @@
 """Two CPU devices, strict promotion, compiled programs kept, and the ways behaviour is run in."""
 
 import os
-import pathlib
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
-CACHE = pathlib.Path(
-    os.environ.setdefault(
-        "JAX_COMPILATION_CACHE_DIR",
-        str(
-            pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-            / "fbuf-tests"
-        ),
-    )
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "fbuf-tests"),
 )
-"""Where compiled programs are kept from one run to the next."""
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 
 import functools
+import pathlib
 from types import SimpleNamespace
 
 import hypothesis
@@ -34,6 +28,8 @@ import fbuf  # noqa: E402
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
 
+CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+"""Where compiled programs are kept from one run to the next."""
 CACHE_BYTES = 500 * 2**20
 """The most that is kept of programs when a run begins; the oldest make way."""
 MOST_MAPS = 40_000
@@ -43,6 +39,7 @@ hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
 hypothesis.settings.load_profile("fbuf")
+
 
 def pytest_configure(config):
     """Bound the cache, once, before any process writes to it."""

@@ -59,7 +59,10 @@ SWEPT = [
     ((None, 5, True), uniform(), "next_step"),
     ((None, 17, True), prioritized(alpha=0.5, new_priority="largest_ever"), "same_step"),
     *((ONE, uniform(**o), "same_step") for o in (WINDOW, LONG, STRIDE, FIRST)),
-    *((THREE, uniform(**o), "same_step") for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "starts": "first"})),
+    *(
+        (THREE, uniform(**o), "same_step")
+        for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "starts": "first"})
+    ),
     *((APART, uniform(**o), "next_step") for o in ({}, WINDOW, STRIDE)),
     *((ONE, uniform(**o, **BY_EPISODE), "next_step") for o in ({}, WINDOW, LONG, GAPS, FIRST)),
     *((THREE, uniform(**o, **BY_EPISODE), "same_step") for o in ({}, STRIDE, GAPS)),

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import trees
 from jax import lax
+from support import inside
 
 from fbuf._ring import Span
 from fbuf.trees import sum_tree
@@ -89,8 +89,8 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
     tree = sum_tree.write(
         sum_tree.empty(capacity, ALL), jnp.array(slots), jnp.array(new), jnp.int32(capacity)
     )
-    np.testing.assert_array_equal(trees.values(tree), expected[:-1])
-    trees.check(tree)
+    np.testing.assert_array_equal(inside.values(tree), expected[:-1])
+    inside.check(tree)
     assert float(sum_tree.aggregate(tree, Aggregate.LARGEST)) == expected[:-1].max()
 
 

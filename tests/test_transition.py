@@ -49,9 +49,7 @@ class Kept(Pair):
 
     def end(self, rng):
         opened = [
-            rows[-1]
-            for rows in self.oracle.lanes
-            if rows and not (rows[-1].end or rows[-1].dummy)
+            rows[-1] for rows in self.oracle.lanes if rows and not (rows[-1].end or rows[-1].dummy)
         ]
         super().end(rng)
         self.ended += [row.item for row in opened if row.end]
@@ -120,7 +118,9 @@ def test_every_row_has_what_its_step_led_to(shape, autoreset, ends):
         rng, often = np.random.default_rng(seed), (0.15, 0.6, 0.0)[seed % 3]
         pair = Kept(shape, autoreset, ends)
         for _ in range(rng.integers(2, 11)):
-            turn = rng.choice(["few", "many", "remove", "end", "clear"], p=[0.4, 0.2, 0.2, 0.15, 0.05])
+            turn = rng.choice(
+                ["few", "many", "remove", "end", "clear"], p=[0.4, 0.2, 0.2, 0.15, 0.05]
+            )
             if turn in ("few", "many"):
                 pair.add(1 if turn == "few" else 14, rng, often)
             elif turn == "clear":

@@ -60,7 +60,10 @@ ONE = pytest.mark.parametrize(("shape", "autoreset"), SHAPES[:1])
 @functools.cache
 def played(shape, autoreset, seed, often):
     """A buffer that has been played with, and its history; for all views the same ones."""
-    pair, rng = Pair(shape, autoreset=autoreset, item=ITEM, make=item_of), np.random.default_rng(seed)
+    pair, rng = (
+        Pair(shape, autoreset=autoreset, item=ITEM, make=item_of),
+        np.random.default_rng(seed),
+    )
     for _ in range(rng.integers(2, 9)):
         pair.add(int(rng.choice([1, 8])), rng, often)
         if rng.random() < 0.4:

@@ -41,7 +41,9 @@ SAMPLERS = [
 
 
 @pytest.mark.parametrize(
-    ("sampler", "lockstep"), [(SAMPLERS[0], False), (SAMPLERS[1], True), (SAMPLERS[2], True)], ids=str
+    ("sampler", "lockstep"),
+    [(SAMPLERS[0], False), (SAMPLERS[1], True), (SAMPLERS[2], True)],
+    ids=str,
 )
 def test_draws_are_as_likely_as_they_should_be(sampler, lockstep):
     """A full ring that has gone around, with removed rows, and 200,000 draws."""

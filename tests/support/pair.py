@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from support import inside, programs
-from support.oracle import Oracle
 
 import fbuf
+from support import inside, programs
+from support.oracle import Oracle
 
 # Environments, the length of a lane, whether they step together.
 FLAT, TOGETHER, APART = (None, 9, True), (3, 40, True), (3, 40, False)
@@ -84,7 +84,7 @@ class Pair:
         self.state = programs.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers, ends):
-        """What rows lead to: the number of the next row in the lane, or behind an end its own, -n."""
+        """What rows lead to: the number of the next row in the lane; behind an end -n of their own."""
         return np.where(ends, -numbers, numbers + self.oracle.envs)
 
     def ids(self, rng, count=3, odd=False):
@@ -131,7 +131,8 @@ class Pair:
     def step(self, rng, sizes, often, odd=False):
         """One random operation; `sizes` are the steps of an add, the last of a plain one."""
         kind = rng.choice(
-            ["add", "plain", "remove", "update", "end", "clear"], p=[0.45, 0.1, 0.15, 0.15, 0.1, 0.05]
+            ["add", "plain", "remove", "update", "end", "clear"],
+            p=[0.45, 0.1, 0.15, 0.15, 0.1, 0.05],
         )
         if kind == "add":
             self.add(int(rng.choice(sizes[:-1])), rng, often, bad=odd)

@@ -28,7 +28,7 @@ sample = compiled("sample")
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
-def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):  # noqa: B008
+def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
     """A batch, and all that can be asked of a state, in one program."""
     batch = fbuf.sample(state, key, batch_size, view=view, beta=beta, step=step)
     return batch, fbuf.size(state), fbuf.can_sample(state), fbuf.stats(state)
