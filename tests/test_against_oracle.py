@@ -51,7 +51,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
     (APART, uniform(**WINDOW, **BY_EPISODE), "disabled", (3, 9)),
     (THREE, prioritized(**FIRST), "same_step", (3, 9)),
     (APART, prioritized(**STRIDE), "next_step", (3, 9)),
-    (ONE, mixture(**WINDOW), "next_step", (3, 9)),
+    (THREE, mixture(**WINDOW), "next_step", (3, 9)),
     (ONE, fbuf.Shuffled(**FIRST), "same_step", (3, 9)),
     (APART, fbuf.Shuffled(), "next_step", (3, 9)),
 ]
@@ -72,19 +72,23 @@ SWEPT = [
     *((THREE, prioritized(**o), "disabled") for o in ({}, WINDOW)),
     *((APART, prioritized(**o), "same_step") for o in ({}, WINDOW)),
     *((ONE, mixture(**o), "same_step") for o in ({}, LONG)),
-    *((THREE, mixture(**o), "next_step") for o in ({}, STRIDE, WINDOW)),
+    *((THREE, mixture(**o), "next_step") for o in ({}, STRIDE)),
+    (ONE, mixture(**WINDOW), "next_step"),
     *((APART, mixture(0.0, **o), "same_step") for o in ({}, WINDOW)),
     *((ONE, fbuf.Shuffled(**o), "same_step") for o in ({}, STRIDE)),
     (THREE, fbuf.Shuffled(**WINDOW), "next_step"),
     (APART, fbuf.Shuffled(**WINDOW), "same_step"),
 ]
 MARKED = [
-    *CASES,
-    *(pytest.param(*case, (1, 3, 9), marks=pytest.mark.sweep) for case in SWEPT),
+    *(pytest.param(*case, id=f"case{n:02}") for n, case in enumerate(CASES)),
+    *(
+        pytest.param(*case, (1, 3, 9), id=f"swept{n:02}", marks=pytest.mark.sweep)
+        for n, case in enumerate(SWEPT)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), MARKED, ids=str)
+@pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), MARKED)
 def test_any_history(shape, sampler, autoreset, sizes):
     for seed in range(6):
         rng = np.random.default_rng(seed)

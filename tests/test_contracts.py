@@ -23,7 +23,6 @@ from support.contracts import (
     add_sample_update,
     apart,
     clear_between,
-    consumed,
     in_place,
     next_observations,
     row_by_row,
@@ -75,8 +74,8 @@ SWEPT = [
     (clear_between, UNIFORM),
 ]
 PLACES = [
-    *((case, 0) for case in COMMON),
-    (COMMON[0], 8),
+    *(pytest.param(case, 0, id=f"common{n}") for n, case in enumerate(COMMON)),
+    pytest.param(COMMON[0], 8, id="under vmap"),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[1:3]),
     *(pytest.param(case, 0, marks=pytest.mark.sweep) for case in SWEPT),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in SWEPT[::3]),

@@ -32,7 +32,7 @@ class Kept(Pair):
         super().__init__(
             shape, None, autoreset, ITEM, item_of, next_of="observation", max_ends=ends
         )
-        self.ended, self.led_to = [], {}
+        self.ended, self.led_to, self.lost = [], {}, False
 
     def add(self, steps, rng, often=0.0):
         before = [len(rows) for rows in self.oracle.lanes]
@@ -53,6 +53,10 @@ class Kept(Pair):
         ]
         super().end(rng)
         self.ended += [row.item for row in opened if row.end]
+
+    def clear(self):
+        super().clear()
+        self.lost = False
 
     def expected(self, row):
         """What a row led to, None if that has been lost."""
@@ -80,8 +84,8 @@ def check_transitions(pair):
             lost = True
         else:
             jax.tree.map(np.testing.assert_array_equal, data.next, item_of(led_to)["observation"])
-    if lost:
-        assert fbuf.Fault(int(pair.state.fault)) == fbuf.Fault.LOST_NEXT
+    pair.lost |= lost
+    assert int(pair.state.fault) == fbuf.Fault.LOST_NEXT * pair.lost
 
 
 def check_n_steps(pair, n):
