@@ -203,7 +203,13 @@ def pairwise(cases, others):
 DTYPES = ["bool", "uint8", "int8", "int16", "bfloat16", "float16", "float32", "complex64"]
 
 
-@pytest.mark.parametrize(("dtype", "way"), pairwise(DTYPES, WAYS))
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    [
+        *pairwise(DTYPES[::2], WAYS),
+        *(pytest.param(dtype, "eager", marks=pytest.mark.sweep) for dtype in DTYPES[1::2]),
+    ],
+)
 def test_any_dtype_and_the_users_own_tree_come_back(dtype, way):
     run = verbs(way)
     item = Step(

@@ -51,11 +51,10 @@ def test_rows_that_are_gone_have_no_name():
 
 
 def test_any_shape_and_buffers_under_vmap():
-    states = jax.vmap(lambda x: fbuf.add(fbuf.init(jnp.int32(0), 4), x))(
-        jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
-    )
+    fill = jax.jit(jax.vmap(lambda x: fbuf.add(fbuf.init(jnp.int32(0), 4), x)))
+    states = fill(jnp.arange(6, dtype=jnp.int32).reshape(2, 3))
     slots = jnp.array([[0, 3], [2, 1]], jnp.int32)
-    ids = jax.vmap(fbuf.ids_at)(states, slots)
+    ids = jax.jit(jax.vmap(fbuf.ids_at))(states, slots)
     np.testing.assert_array_equal(ids.slot, [[0, -1], [2, 1]])
 
 

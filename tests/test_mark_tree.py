@@ -66,17 +66,22 @@ def test_both_forms_give_the_same():
     tree, total = marked_tree(marked), int(marked.sum())
     ranks = jnp.asarray(rng.integers(0, total, 500), jnp.int32)
     slots = jnp.asarray(rng.integers(0, marked.size + 1, 500), jnp.int32)
-    inside = jnp.minimum(slots, marked.size - 1)
+    within = jnp.minimum(slots, marked.size - 1)
 
     def all_three():
-        found = mark_tree.select_unless(tree, inside, ranks)
-        return mark_tree.select(tree, ranks), mark_tree.rank(tree, slots), found
+        one = lambda tree, ranks, slots, given: (  # noqa: E731
+            mark_tree.select(tree, ranks),
+            mark_tree.rank(tree, slots),
+            mark_tree.select_unless(tree, given, ranks),
+        )
+        return jax.jit(one)(tree, ranks, slots, within)
 
     expected = all_three()
     trees_ = jax.tree.map(lambda x: jnp.stack([x, x]), tree)
-    given, wanted = jnp.stack([inside, inside[::-1]]), jnp.stack([ranks, ranks[::-1]])
-    found = jax.vmap(mark_tree.select_unless)(trees_, given, wanted)
-    np.testing.assert_array_equal(jax.vmap(mark_tree.select)(trees_, wanted)[0], expected[0])
+    given, wanted = jnp.stack([within, within[::-1]]), jnp.stack([ranks, ranks[::-1]])
+    found = jax.jit(jax.vmap(mark_tree.select_unless))(trees_, given, wanted)
+    first = jax.jit(jax.vmap(mark_tree.select))(trees_, wanted)[0]
+    np.testing.assert_array_equal(first, expected[0])
     np.testing.assert_array_equal(found, [expected[2], expected[2][::-1]])
 
     def one_form(*args, cpu, default):

@@ -120,7 +120,10 @@ def rows(count):
     return jnp.arange(count, dtype=jnp.int32)
 
 
-@pytest.mark.parametrize(("sampler", "options", "event", "changed"), EVENTS)
+@pytest.mark.parametrize(
+    ("sampler", "options", "event", "changed"),
+    [*EVENTS[:2], *(pytest.param(*event, marks=SWEEP) for event in EVENTS[2:])],
+)
 def test_an_epoch_in_which_something_happens(sampler, options, event, changed):
     """Of all that is drawn before and after it, only a few come twice or not at all."""
     for stored in (1000, 760):

@@ -52,6 +52,9 @@ def place(case: int) -> tuple[str, str]:
     return "test_contracts.py", f"common{case}"
 
 
+# A line an entry, however long.
+# ruff: noqa: E501
+# fmt: off
 MUTANTS = [
     *of(
         "_ring.py",
@@ -286,4 +289,4 @@ MUTANTS = [
         ("priority = jnp.where(priority < 0, jnp.nan, priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(learn.sum(axis=-1), 1)", "jnp.maximum(learn.shape[-1], 1 + 0 * learn.sum(axis=-1))", "weights", REDUCED),
     ),
-]  # fmt: skip
+]
