@@ -78,7 +78,7 @@ PLACES = [
     pytest.param(COMMON[0], 8, id="under vmap"),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[1:3]),
     *(pytest.param(case, 0, marks=pytest.mark.sweep) for case in SWEPT),
-    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in SWEPT[::3]),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in SWEPT[::4]),
 ]
 """Alone, and under vmap; each takes long to compile, so that most are for `make sweep`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -10,6 +11,7 @@ from fbuf.trees import mark_tree
 from fbuf.trees.sum_tree import Aggregate
 
 
+@jax.jit
 def rows(state):
     """All rows as the item's tree, leaves `[capacity, ...]`."""
     return state.storage.rows()

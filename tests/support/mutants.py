@@ -59,7 +59,7 @@ MUTANTS = [
     *of(
         "_ring.py",
         ("rank >= max(each - ring.places, 0)", "rank >= 0", "seam", STRIDE),
-        ("kept = chosen & (count - rank <= ring.places)", "kept = chosen", "mask", FLAT),
+        ("kept = chosen & (count - rank <= ring.places)", "kept = chosen", "mask", FLAT_PER),
         ("ring.stored.astype(jnp.uint32) + count, size)", "ring.stored.astype(jnp.uint32) + count, size - 1)", "count", FLAT),
         ("ring.lap.astype(jnp.uint32) + end // size", "ring.lap.astype(jnp.uint32)", "generation check", FLAT),
         ("(place >= head[0])", "(place > head[0])", "generation check", FLAT),
