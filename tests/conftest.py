@@ -2,14 +2,15 @@
 
 import os
 
+from support import cache
+
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR",
-    os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "fbuf-tests"),
-)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+# Of every program that was kept it would be said at length that it is of this very processor.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import functools
 import pathlib
@@ -18,20 +19,15 @@ from types import SimpleNamespace
 import hypothesis
 import jax
 import pytest
+from support import programs
 
-pytest.register_assert_rewrite("support")
+import fbuf
 
-from support import programs  # noqa: E402
-
-import fbuf  # noqa: E402
+pytest.register_assert_rewrite("support.contracts", "support.inside")
 
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
 
-CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-"""Where compiled programs are kept from one run to the next."""
-CACHE_BYTES = 500 * 2**20
-"""The most that is kept of programs when a run begins; the oldest make way."""
 MOST_MAPS = 40_000
 """Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
@@ -42,16 +38,9 @@ hypothesis.settings.load_profile("fbuf")
 
 
 def pytest_configure(config):
-    """Bound the cache, once, before any process writes to it."""
-    if hasattr(config, "workerinput") or not CACHE.is_dir():
-        return
-    files = sorted((entry.stat().st_mtime, entry) for entry in CACHE.iterdir())
-    total = sum(entry.stat().st_size for _, entry in files)
-    for _, entry in files:
-        if total <= CACHE_BYTES:
-            return
-        total -= entry.stat().st_size
-        entry.unlink(missing_ok=True)
+    """Bound the cache, before any process writes to it."""
+    if not hasattr(config, "workerinput"):
+        cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
 
 
 @pytest.fixture(autouse=True, scope="module")

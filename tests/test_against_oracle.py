@@ -132,12 +132,13 @@ def names(pair, stored):
     items, flags = np.asarray(pair.rows()), np.asarray(state.ring.flags)
     for slot in range(oracle.capacity):
         row = oracle.at(slot)
+        if row is not None:
+            assert flags[slot] & 3 == row.terminated + 2 * row.truncated
         if slot not in stored:
             assert int(ids.slot[slot]) == -1
             continue
         assert (int(ids.slot[slot]), int(ids.generation[slot])) == (slot, row.generation)
         assert items[slot] == row.item
-        assert flags[slot] & 3 == row.terminated + 2 * row.truncated
 
 
 def likelihoods(pair):

@@ -74,7 +74,7 @@ MUTANTS = [
         ("holds(ring, slot) & (ids.generation == generation_of(ring, slot))", "holds(ring, slot)", "generation check", FLAT),
         ("same = holds(ring, slot) & (ids", "same = (ids", "generation check", FLAT),
         ("return live, ~inside & (ids.slot != NO_SLOT), inside", "return live, ~inside, inside", "fault bit", FLAT),
-        ("(TERMINATED | TRUNCATED | DUMMY) == 0) & lanes", "(TERMINATED | TRUNCATED) == 0) & lanes", "episode end", STRIDE),
+        ("(TERMINATED | TRUNCATED | DUMMY) == 0) & lanes", "(TERMINATED | TRUNCATED) == 0) & lanes", "episode end", RUNS_DUMMY),
         ("jnp.where(lanes, jnp.zeros_like(leaf), leaf)", "leaf", "episode end", RUNS),
         (".min(newer(ring, slots), mode", ".max(newer(ring, slots), mode", "windows", STRIDE),
         ("slots = place * ring.heads + lane", "slots = place * ring.heads", "episode end", RUNS_APART),
