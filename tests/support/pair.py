@@ -129,15 +129,15 @@ class Pair:
         self.state = programs.clear(self.state)
 
     def step(self, rng, sizes, often, odd=False):
-        """One random operation; `sizes` are the steps of an add, the last of a plain one."""
+        """One random operation; `sizes` are the steps of an add, the first of a plain one."""
         kind = rng.choice(
             ["add", "plain", "remove", "update", "end", "clear"],
             p=[0.45, 0.1, 0.15, 0.15, 0.1, 0.05],
         )
         if kind == "add":
-            self.add(int(rng.choice(sizes[:-1])), rng, often, bad=odd)
+            self.add(int(rng.choice(sizes)), rng, often, bad=odd)
         elif kind == "plain":
-            self.add(sizes[-1], rng, plain=True)
+            self.add(sizes[0], rng, plain=True)
         elif kind == "clear":
             self.clear()
         elif kind == "end":
