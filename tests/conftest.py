@@ -84,7 +84,10 @@ def verbs(way):
     return SimpleNamespace(way=way, **found, **reads)
 
 
-@pytest.fixture(params=WAYS)
+SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]
+
+
+@pytest.fixture(params=["eager", "jit_donate", *SWEPT])
 def run(request):
     """The functions of fbuf, called in one of four ways."""
     return verbs(request.param)

@@ -164,7 +164,7 @@ def test_bad_priorities_are_skipped(bad, way):
 
 
 def test_priorities_too_large_to_be_summed_are_bad():
-    state = fbuf.init(ITEM, 8, sampler=fbuf.Prioritized(alpha=2.0))
+    state = fbuf.init(ITEM, 8, sampler=fbuf.Prioritized(alpha=2.0, eps=0.0))
     state = fbuf.add(state, NEW, priority=jnp.array([1e30, 1e-30, 1.0]))
     assert int(state.fault) == fbuf.Fault.BAD_PRIORITY
     stored = inside.values(state.index.tree)
@@ -239,21 +239,14 @@ WINDOW = fbuf.Prioritized(window=2)
 STRATIFIED = fbuf.Prioritized(window=2, draws="stratified", normalize="buffer")
 HINDSIGHT = fbuf.Hindsight(jnp.equal, goal="x", achieved="x")
 EVERYTHING = [
+    (fbuf.Mixture(1, 1, 1, priorities=WINDOW), {"next_of": "x"}, fbuf.Transition("x")),
     (STRATIFIED, {}, fbuf.NStep(2, 0.9)),
     (fbuf.Uniform(window=2, by="episode"), {"lockstep": False}, fbuf.Sequence(2)),
-    (fbuf.Mixture(1, 1, 1, priorities=WINDOW), {"next_of": "x"}, fbuf.Transition("x")),
     (fbuf.Shuffled(window=2), {"autoreset": "next_step"}, HINDSIGHT),
-    *(
-        pytest.param(*case, marks=pytest.mark.sweep)
-        for case in (
-            (fbuf.Prioritized(), {}, fbuf.Sequence(2)),
-            (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, "x")),
-            (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
-            (fbuf.Uniform(), {"next_of": "x"}, fbuf.Transition("x")),
-            (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, 0.9, next_of="x")),
-            (fbuf.Mixture(1, 1, 1, priorities=WINDOW), {}, fbuf.Item(fields=("x",))),
-        )
-    ),
+    (fbuf.Prioritized(), {}, fbuf.Sequence(2)),
+    (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, "x")),
+    (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
+    (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, 0.9, next_of="x")),
 ]
 
 
@@ -283,12 +276,17 @@ def test_everything_works_with_64_bit_types_and_strict_promotion(sampler, option
             return state, batch.weight
 
         before = jax.tree.map(jnp.result_type, state)
-        state, weight = jax.lax.scan(turn, state, jax.random.split(jax.random.key(0), 3))
+        run = lambda s: jax.lax.scan(turn, s, jax.random.split(jax.random.key(0), 3))  # noqa: E731
+        # Types are known from tracing; one case is run, too.
+        state, weight = run(state) if view == fbuf.Transition("x") else jax.eval_shape(run, state)
         assert jax.tree.map(jnp.result_type, state) == before
         assert weight.dtype == jnp.float32
-        assert fbuf.size(state).dtype == jnp.int32
-        fbuf.clear(state)
-        fbuf.raise_on_fault(fbuf.add(fbuf.init(item, 40), jax.tree.map(lambda x: x[0], rows)))
+        for after in (fbuf.clear, fbuf.size, fbuf.stats):
+            found = jax.tree.leaves(jax.eval_shape(after, state))
+            assert all(jnp.result_type(leaf) != jnp.int64 for leaf in found)
+        assert jax.tree.map(jnp.result_type, jax.eval_shape(fbuf.clear, state)) == before
+        fill = lambda: fbuf.add(fbuf.init(item, 40), jax.tree.map(lambda x: x[0], rows))  # noqa: E731
+        jax.eval_shape(fill)
 
 
 def test_a_fault_stays_whatever_is_added_after_it(run):

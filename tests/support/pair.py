@@ -91,12 +91,12 @@ class Pair:
         """Names of stored rows, and with `odd` also stale ones, and such as name nothing."""
         live = [(slot, self.oracle.at(slot).generation) for slot in self.oracle.stored()]
         self.seen = (self.seen + live)[-60:]
-        pool = list(live)
-        if odd:
-            capacity = self.oracle.capacity
-            strange = [(-1, 0), (capacity, 0), (-7, 0), (2**31 - 1, 3), (capacity - 1, 0)]
-            pool = live * 3 + strange + self.seen[-30:]
-        return [pool[n] for n in rng.integers(0, len(pool), count)] if pool else []
+        capacity = self.oracle.capacity
+        strange = [(-1, 0), (capacity, 0), (-7, 0), (2**31 - 1, 3), (capacity - 1, 0)]
+        pools = [live, live, strange, self.seen[-30:]] if odd else [live]
+        pools = [pool for pool in pools if pool]
+        picked = [pools[n] for n in rng.integers(0, len(pools), count)] if pools else []
+        return [pool[rng.integers(0, len(pool))] for pool in picked]
 
     def named(self, ids):
         slot, generation = np.array(ids, np.int32).T
@@ -132,7 +132,7 @@ class Pair:
         """One random operation; `sizes` are the steps of an add, the first of a plain one."""
         kind = rng.choice(
             ["add", "plain", "remove", "update", "end", "clear"],
-            p=[0.45, 0.1, 0.15, 0.15, 0.1, 0.05],
+            p=[0.4, 0.1, 0.15, 0.12, 0.18, 0.05],
         )
         if kind == "add":
             self.add(int(rng.choice(sizes)), rng, often, bad=odd)
