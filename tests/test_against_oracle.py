@@ -54,6 +54,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
     (THREE, mixture(**WINDOW), "next_step", (3, 9)),
     (ONE, fbuf.Shuffled(**FIRST), "same_step", (3, 9)),
     (APART, fbuf.Shuffled(), "next_step", (3, 9)),
+    (ONE, uniform(**GAPS, **BY_EPISODE), "disabled", (3, 9)),
 ]
 SWEPT = [
     ((None, 5, True), uniform(), "next_step"),
@@ -64,7 +65,7 @@ SWEPT = [
         for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "starts": "first"})
     ),
     *((APART, uniform(**o), "next_step") for o in ({}, WINDOW, STRIDE)),
-    *((ONE, uniform(**o, **BY_EPISODE), "next_step") for o in ({}, WINDOW, LONG, GAPS, FIRST)),
+    *((ONE, uniform(**o, **BY_EPISODE), "next_step") for o in ({}, WINDOW, LONG, FIRST)),
     *((THREE, uniform(**o, **BY_EPISODE), "same_step") for o in ({}, STRIDE, GAPS)),
     *((APART, uniform(**o, **BY_EPISODE), "same_step") for o in ({}, STRIDE)),
     (MANY, uniform(**WINDOW, **BY_EPISODE), "same_step"),

@@ -30,7 +30,7 @@ def history(case: int) -> tuple[str, str]:
 
 FLAT, FLAT_PER, ONE_SLOT, LARGE = map(history, range(4))
 STRIDE, RUNS, RUNS_DUMMY, RUNS_APART = map(history, range(4, 8))
-FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART = map(history, range(8, 13))
+FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS = map(history, range(8, 14))
 FAULTS = "test_errors.py", "not misuse and not 64_bit"
 LED_TO = "test_transition.py", "every_row"
 N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence")
@@ -79,7 +79,7 @@ MUTANTS = [
         (".min(newer(ring, slots), mode", ".max(newer(ring, slots), mode", "windows", STRIDE),
         ("slots = place * ring.heads + lane", "slots = place * ring.heads", "episode end", RUNS_APART),
         ("slot=jnp.where(mask, slots, NO_SLOT)", "slot=slots", "mask", FLAT),
-        ("inside &= ~places.dummy", "inside &= True", "episode end", STRIDE),
+        ("inside &= ~places.dummy", "inside &= True", "episode end", ONE_SLOT),
         ("[1][2] == ring.places", "[1][2] != ring.places", "views", SEQUENCE),
         ("first=((head + dropped) % size)", "first=(head % size)", "seam", ONE_SLOT),
         ("last=((end + size - 1) % size)", "last=(end % size)", "seam", FLAT_PER),
@@ -168,7 +168,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/_runs.py",
-        ("jnp.where(same & stays & mark_tree", "jnp.where(same & mark_tree", "by-episode", RUNS),
+        ("jnp.where(same & stays & mark_tree", "jnp.where(same & mark_tree", "by-episode", GAPS),
         ("same = places.position >= length + stride", "same = places.position > length + stride", "by-episode", RUNS),
         ("mend = complete & is_start &", "mend = is_start &", "by-episode", RUNS),
         ("begins = (is_one & ~last &", "begins = (is_one &", "by-episode", RUNS),
