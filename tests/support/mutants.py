@@ -171,7 +171,7 @@ MUTANTS = [
         ("jnp.where(same & stays & mark_tree", "jnp.where(same & mark_tree", "by-episode", GAPS),
         ("same = places.position >= length + stride", "same = places.position > length + stride", "by-episode", RUNS),
         ("mend = complete & is_start &", "mend = is_start &", "by-episode", RUNS),
-        ("begins = (is_one & ~last &", "begins = (is_one &", "by-episode", RUNS),
+        ("begins = (is_one & ~last &", "begins = (is_one &", "by-episode", GAPS),
         ("(last - first) % room // window.stride", "(last - first) // window.stride", "seam", RUNS),
         ("run + _around_seam(runs, starts, ring, lane)", "run + 0", "seam", RUNS_DUMMY),
         ("_bits.below(bits[1], length) * window.stride", "_bits.below(bits[1], length)", "by-episode", RUNS),
