@@ -49,9 +49,9 @@ COMMON = [
     (windows(SEQUENCE, then_remove=True), MIXTURE),
     (next_observations(fbuf.NStep(3, 0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
     (apart, WINDOW, APART),
-    (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
 ]
 SWEPT = [
+    (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
     (shuffled, fbuf.Shuffled()),
     (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3)),
     (windows(SEQUENCE, then_remove=True), BY_EPISODE),

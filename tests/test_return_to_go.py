@@ -135,6 +135,7 @@ def test_where_nothing_can_be_drawn_nothing_happens(then):
     np.testing.assert_array_equal(batch.data.return_to_go, 0)
 
 
+@pytest.mark.sweep
 def test_the_same_in_every_way():
     pair = played(TOGETHER, "next_step", 4, 0.15)
     draw = functools.partial(fbuf.sample, batch_size=64, view=VIEW)
