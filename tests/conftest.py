@@ -1,22 +1,35 @@
-"""Two CPU devices, strict promotion, and the ways in which every behaviour is run."""
+"""Two CPU devices, strict promotion, compiled programs kept, and the ways behaviour is run in."""
 
 import os
+
+from support import cache
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+# Of every program that was kept it would be said at length that it is of this very processor.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import functools
+import pathlib
 from types import SimpleNamespace
 
 import hypothesis
 import jax
 import pytest
+from support import programs
 
 import fbuf
 
+pytest.register_assert_rewrite("support.contracts", "support.inside")
+
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+
+MOST_MAPS = 40_000
+"""Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
 hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
@@ -24,25 +37,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fbuf")
 
 
-@functools.cache
-def _compiled(name: str, donate: bool, static: tuple[tuple[str, object], ...]):
-    function = functools.partial(getattr(fbuf, name), **dict(static))
-    return jax.jit(function, donate_argnums=(0,) if donate else ())
-
-
-def _call(name: str, donate: bool):
-    def call(state, *args, **kwargs):
-        static = {k: kwargs.pop(k) for k in ("view", "batch_size") if k in kwargs}
-        return _compiled(name, donate, tuple(sorted(static.items())))(state, *args, **kwargs)
-
-    return call
+def pytest_configure(config):
+    """Bound the cache, before any process writes to it."""
+    if not hasattr(config, "workerinput"):
+        cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
-    """Each holds some memory maps, of which a process can have 65,530."""
+    """Only where there are very many: what is kept need not be compiled by the next module."""
     yield
-    jax.clear_caches()
+    with open("/proc/self/maps", "rb") as maps:
+        count = sum(1 for _ in maps)
+    if count > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
@@ -58,20 +66,28 @@ def _place(request):
 
 WRITES = ("add", "update_priority", "remove", "clear")
 READS = ("sample", "size", "can_sample", "stats")
+WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
 
 
-@pytest.fixture(params=["eager", "eager_keep", "jit", "jit_donate"])
-def run(request):
+def verbs(way):
     """The functions of fbuf, called in one of four ways."""
-    way = request.param
     if way == "eager":
-        verbs = {name: getattr(fbuf, name) for name in WRITES}
+        found = {name: getattr(fbuf, name) for name in WRITES}
     elif way == "eager_keep":
-        verbs = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
+        found = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
     else:
-        verbs = {name: _call(name, way == "jit_donate") for name in WRITES}
+        found = {name: programs.compiled(name, way == "jit_donate") for name in WRITES}
     reads = {
-        name: getattr(fbuf, name) if way.startswith("eager") else _call(name, False)
+        name: getattr(fbuf, name) if way.startswith("eager") else programs.compiled(name)
         for name in READS
     }
-    return SimpleNamespace(way=way, **verbs, **reads)
+    return SimpleNamespace(way=way, **found, **reads)
+
+
+SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]
+
+
+@pytest.fixture(params=["eager", "jit_donate", *SWEPT])
+def run(request):
+    """The functions of fbuf, called in one of four ways."""
+    return verbs(request.param)

@@ -1,135 +1,226 @@
-"""Any history of operations, held against the buffer in plain Python; everything is compared."""
+"""Any history of operations, held against the oracle; everything is compared."""
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import trees
-from hypothesis import given, settings
-from oracle import Oracle
+from support import inside, programs
+from support.pair import Pair
 
 import fbuf
 
-BATCH = 6
-NAN, INF = float("nan"), float("inf")
-priorities = st.lists(
-    st.sampled_from([0.0, 0.25, 1.0, 3.0, 50.0, NAN, INF, -1.0]), min_size=BATCH, max_size=BATCH
-)
-masks = st.lists(st.booleans(), min_size=BATCH, max_size=BATCH)
-which = st.lists(st.integers(0, 10**6), min_size=BATCH, max_size=BATCH)
-operations = st.one_of(
-    st.tuples(st.just("add"), masks, st.one_of(st.none(), priorities), masks),
-    st.tuples(st.just("add"), st.none(), st.one_of(st.none(), priorities), masks),
-    st.tuples(st.just("chunk"), st.integers(1, 3)),
-    st.tuples(st.just("update"), which, priorities, masks),
-    st.tuples(st.just("remove"), which, masks),
-    st.tuples(st.just("clear")),
-)
-SAMPLERS = {
-    "uniform": fbuf.Uniform(),
-    "prioritized": fbuf.Prioritized(alpha=0.7, eps=1e-3),
-    "no_eps": fbuf.Prioritized(alpha=1.0, eps=0.0, normalize="buffer"),
-    "ever": fbuf.Prioritized(alpha=0.5, eps=0.0, new_priority="largest_ever"),
-}
+BATCH = 16
+
+# Environments, the length of a lane, whether they step together.
+ONE, THREE, APART = (None, 6, True), (3, 4, True), (3, 4, False)
+MANY = (20, 4, True)
+"""More lanes than draws."""
+EXACT = {"alpha": 1.0, "eps": 0.0}
+STRIDE, GAPS = {"window": 3, "stride": 2}, {"window": 1, "stride": 2}
+FIRST = {"window": 3, "starts": "first"}
+WINDOW, LONG = {"window": 2}, {"window": 4}
+BY_EPISODE = {"by": "episode"}
 
 
-def compare(state, oracle, name):
-    assert int(fbuf.size(state)) == oracle.size()
-    assert int(state.fault) == oracle.fault
-    assert int(state.ring.head[0]) == oracle.head
-    expected = np.array(oracle.values(), np.float64)
-    if isinstance(state.sampler, fbuf.Uniform):
-        stored = int(state.ring.stored[0])
-        marked = trees.marks(state.index.starts.tree)
-        np.testing.assert_array_equal(marked[:stored], expected[:stored])
-    else:
-        trees.check(state.index.tree)
-        np.testing.assert_allclose(trees.values(state.index.tree), expected, rtol=1e-5)
-    assert bool(fbuf.can_sample(state)) == bool(expected.sum() > 0)
-    stored = np.asarray(state.storage.rows())
-    for slot, row in enumerate(oracle.rows):
-        if row and not row.removed:
-            assert int(stored[slot]) == row.item
-            assert int(state.ring.flags[slot]) & 3 == row.terminated + 2 * row.truncated
-    sample = fbuf.sample(state, jax.random.key(oracle.head), 16, beta=0.8)
-    slots = np.asarray(sample.ids.slot)
-    if expected.sum() == 0:
-        assert not sample.mask.any()
-        assert (np.asarray(sample.weight) == 0).all()
-        assert (slots == -1).all()
+def uniform(**options):
+    return fbuf.Uniform(**options)
+
+
+def prioritized(**options):
+    return fbuf.Prioritized(**(EXACT | options))
+
+
+def mixture(recent=0.3, **options):
+    return fbuf.Mixture(0.4, 0.3, recent, recent_rows=4, priorities=prioritized(**options))
+
+
+CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one of these
+    ((None, 17, True), uniform(), "same_step", (6, 37)),
+    ((None, 5, True), fbuf.Prioritized(alpha=0.7, eps=1e-3), "same_step", (6, 9)),
+    (
+        (None, 1, True),
+        prioritized(alpha=0.5, normalize="buffer", new_priority="largest_ever"),
+        "next_step",
+        (6, 9),
+    ),
+    ((None, 300, True), prioritized(normalize="buffer"), "same_step", (70, 170)),
+    (THREE, uniform(**STRIDE), "next_step", (3, 9)),
+    (ONE, uniform(**STRIDE, **BY_EPISODE), "same_step", (3, 9)),
+    (THREE, uniform(**WINDOW, **BY_EPISODE), "next_step", (3, 9)),
+    (APART, uniform(**WINDOW, **BY_EPISODE), "disabled", (3, 9)),
+    (THREE, prioritized(**FIRST), "same_step", (3, 9)),
+    (APART, prioritized(**STRIDE), "next_step", (3, 9)),
+    (THREE, mixture(**WINDOW), "next_step", (3, 9)),
+    (ONE, fbuf.Shuffled(**FIRST), "same_step", (3, 9)),
+    (APART, fbuf.Shuffled(), "next_step", (3, 9)),
+    (ONE, uniform(**GAPS, **BY_EPISODE), "disabled", (3, 9)),
+]
+SWEPT = [
+    ((None, 5, True), uniform(), "next_step"),
+    ((None, 17, True), prioritized(alpha=0.5, new_priority="largest_ever"), "same_step"),
+    *((ONE, uniform(**o), "same_step") for o in (WINDOW, LONG, STRIDE, FIRST)),
+    *(
+        (THREE, uniform(**o), "same_step")
+        for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "starts": "first"})
+    ),
+    *((APART, uniform(**o), "next_step") for o in ({}, WINDOW, STRIDE)),
+    *((ONE, uniform(**o, **BY_EPISODE), "next_step") for o in ({}, WINDOW, LONG, FIRST)),
+    *((THREE, uniform(**o, **BY_EPISODE), "same_step") for o in ({}, STRIDE, GAPS)),
+    *((APART, uniform(**o, **BY_EPISODE), "same_step") for o in ({}, STRIDE)),
+    (MANY, uniform(**WINDOW, **BY_EPISODE), "same_step"),
+    *((ONE, prioritized(**o), "same_step") for o in (WINDOW, STRIDE, FIRST)),
+    *((THREE, prioritized(**o), "disabled") for o in ({}, WINDOW)),
+    *((APART, prioritized(**o), "same_step") for o in ({}, WINDOW)),
+    *((ONE, mixture(**o), "same_step") for o in ({}, LONG)),
+    *((THREE, mixture(**o), "next_step") for o in ({}, STRIDE)),
+    (ONE, mixture(**WINDOW), "next_step"),
+    *((APART, mixture(0.0, **o), "same_step") for o in ({}, WINDOW)),
+    *((ONE, fbuf.Shuffled(**o), "same_step") for o in ({}, STRIDE)),
+    (THREE, fbuf.Shuffled(**WINDOW), "next_step"),
+    (APART, fbuf.Shuffled(**WINDOW), "same_step"),
+]
+MARKED = [
+    *(pytest.param(*case, id=f"case{n:02}") for n, case in enumerate(CASES)),
+    *(
+        pytest.param(*case, (1, 3, 9), id=f"swept{n:02}", marks=pytest.mark.sweep)
+        for n, case in enumerate(SWEPT)
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), MARKED)
+def test_any_history(shape, sampler, autoreset, sizes):
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        pair, often = Pair(shape, sampler, autoreset), (0.1, 0.5, 0.9)[seed % 3]
+        agree(pair, rng)
+        for _ in range(14):
+            pair.step(rng, sizes, often, odd=True)
+            agree(pair, rng)
+
+
+def agree(pair, rng):
+    """The state is what the oracle says, and what is drawn from it is as likely."""
+    state, oracle = pair.state, pair.oracle
+    stored = oracle.stored()
+    starts, share = likelihoods(pair)
+    key, beta = jax.random.key(int(rng.integers(100))), 0.7
+    step = 0 if isinstance(state.sampler, fbuf.Shuffled) else None
+    sample, size, can_sample, stats = programs.look(state, key, step, beta, batch_size=BATCH)
+    assert int(size) == int(stats["size"]) == len(stored)
+    assert bool(can_sample) == bool(share)
+    assert int(stats["fault"]) == int(state.fault) == oracle.fault
+    dummies = [at for at in range(oracle.capacity) if (row := oracle.at(at)) and row.dummy]
+    taken = sum(len(oracle.there(lane)) for lane in range(oracle.envs))
+    assert int(stats["removed"]) == taken - len(stored)
+    assert "starts" not in stats or int(stats["starts"]) == len(starts)
+    names(pair, stored)
+    if pair.per is not None:
+        assert not set(dummies) & set(starts)
+        np.testing.assert_allclose(stats["priority_of_new_rows"], oracle.default(), rtol=1e-5)
+    look_inside(pair, starts)
+    if step is not None:
+        an_epoch(pair, starts, key)
         return
-    assert sample.mask.all()
-    assert (expected[slots] > 0).all()
-    share = expected / expected.sum()
-    np.testing.assert_allclose(sample.probability, share[slots], rtol=1e-5)
-    least = share[share > 0].min() if name == "no_eps" else share[slots].min()
-    np.testing.assert_allclose(sample.weight, (share[slots] / least) ** -0.8, rtol=1e-4)
-    for i, slot in enumerate(slots):
-        row = oracle.rows[slot]
-        assert int(sample.ids.generation[i]) == row.generation
-        assert int(sample.data[i]) == row.item
-        assert bool(sample.terminated[i]) == row.terminated
-        assert bool(sample.truncated[i]) == row.truncated
+    drawn(pair, sample, share, beta)
 
 
-def ids_for(oracle, numbers, history):
-    """Live, stale, out of range, and naming nothing."""
-    live = [(s, r.generation) for s, r in enumerate(oracle.rows) if r]
-    odd = [(-1, 0), (oracle.capacity, 0), (-7, 0), (2**31 - 1, 3), *history[-8:]]
-    pool = live * 3 + odd
-    return [pool[n % len(pool)] for n in numbers]
+def names(pair, stored):
+    """Every row has its name, and its item and flags where it lies."""
+    state, oracle = pair.state, pair.oracle
+    ids = jax.tree.map(np.asarray, inside.names(state, range(oracle.capacity)))
+    items, flags = np.asarray(pair.rows()), np.asarray(state.ring.flags)
+    for slot in range(oracle.capacity):
+        row = oracle.at(slot)
+        if row is not None:
+            assert flags[slot] & 3 == row.terminated + 2 * row.truncated
+        if slot not in stored:
+            assert ids.slot[slot] == -1
+            continue
+        assert (ids.slot[slot], ids.generation[slot]) == (slot, row.generation)
+        assert items[slot] == row.item
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("capacity", [1, 5, 17, 300])
-@settings(max_examples=10)
-@given(history=st.lists(operations, min_size=1, max_size=12))
-def test_any_history(name, capacity, history):
-    sampler = SAMPLERS[name]
-    prioritised = isinstance(sampler, fbuf.Prioritized)
-    state = fbuf.init(jnp.int32(0), capacity, sampler=sampler)
-    oracle = (
-        Oracle(capacity, sampler.alpha, sampler.eps, sampler.new_priority)
-        if prioritised
-        else Oracle(capacity)
-    )
-    seen, count = [], 0
-    for operation in history:
-        kind = operation[0]
-        if kind == "add":
-            _, mask, priority, flags = operation
-            priority = priority if prioritised else None
-            items = list(range(count, count + BATCH))
-            count += BATCH
-            options = {"terminated": flags, "truncated": flags[::-1], "mask": mask}
-            oracle.add(items, priority=priority, **options)
-            options = {k: None if v is None else jnp.array(v) for k, v in options.items()}
-            given_priority = None if priority is None else jnp.array(priority, jnp.float32)
-            items = jnp.array(items, jnp.int32)
-            state = fbuf.add(state, items, priority=given_priority, **options)
-        elif kind == "chunk":
-            items = list(range(count, count + 37 * operation[1]))
-            count += len(items)
-            oracle.add(items)
-            state = fbuf.add(state, jnp.array(items, jnp.int32))
-        elif kind == "clear":
-            oracle.clear()
-            state = fbuf.clear(state)
-        else:
-            ids = ids_for(oracle, operation[1], seen)
-            named = fbuf.Ids(
-                jnp.array([i[0] for i in ids], jnp.int32), jnp.array([i[1] for i in ids], jnp.int32)
-            )
-            mask = operation[-1]
-            if kind == "remove":
-                oracle.remove(ids, mask)
-                state = fbuf.remove(state, named, mask=jnp.array(mask))
-            elif prioritised:
-                oracle.update_priority(ids, operation[2], mask)
-                new = jnp.array(operation[2], jnp.float32)
-                state = fbuf.update_priority(state, named, new, mask=jnp.array(mask))
-        seen += [(s, r.generation) for s, r in enumerate(oracle.rows[:4]) if r]
-        compare(state, oracle, name)
+def likelihoods(pair):
+    """The starts, and how likely each slot is that may be drawn."""
+    oracle, sampler = pair.oracle, pair.state.sampler
+    given = getattr(sampler, "priorities", sampler)
+    options = (given.window, given.stride, given.starts == "first")
+    starts = oracle.starts(*options)
+    if isinstance(sampler, fbuf.Prioritized):
+        return starts, oracle.by_priority(starts)
+    if isinstance(sampler, fbuf.Mixture):
+        newest = oracle.newest(sampler.recent_rows) & starts
+        return starts, oracle.mixed(
+            [
+                (sampler.uniform, oracle.evenly(starts)),
+                (sampler.prioritized, oracle.by_priority(starts)),
+                (sampler.recent, oracle.evenly(newest)),
+            ]
+        )
+    if getattr(sampler, "by", "start") == "episode":
+        return starts, oracle.by_episode(*options)
+    return starts, oracle.evenly(starts)
+
+
+def look_inside(pair, starts):
+    """The trees hold what they should, also where nothing is drawn from now."""
+    state, oracle, index = pair.state, pair.oracle, pair.state.index
+    there = [slot for slot in range(oracle.capacity) if oracle.at(slot) is not None]
+    if not isinstance(state.sampler, fbuf.Prioritized):
+        marked = np.flatnonzero(inside.marks(inside.start_tree(index)))
+        assert set(marked.tolist()) & set(there) == starts
+    if pair.per is not None:
+        tree = inside.priority_tree(index)
+        inside.check(tree)
+        leaves = inside.leaves(tree)
+        stored = oracle.stored()
+        expected = [oracle.at(slot).priority for slot in stored]
+        np.testing.assert_allclose(np.abs(leaves[stored]), expected, rtol=1e-5)
+        for slot in stored if tree.dormant else ():
+            assert np.signbit(leaves[slot]) == (slot not in starts)
+        reached = np.maximum(inside.values(tree), 0)
+        assert set(np.flatnonzero(reached).tolist()) == set(oracle.by_priority(starts))
+    if getattr(state.sampler, "by", "start") == "episode":
+        options = (state.sampler.window, state.sampler.stride, state.sampler.starts == "first")
+        runs = oracle.runs(*options)
+        firsts, lasts, count = inside.episode_trees(index)
+        for tree, at in ((firsts, 0), (lasts, -1)):
+            expected = sorted(inside.lane_by_lane(oracle, run[at]) for run in runs)
+            assert np.flatnonzero(inside.marks(tree)).tolist() == expected
+        assert int(count) == len(runs)
+
+
+def drawn(pair, sample, share, beta):
+    """Only what may be drawn is, with its probability, its weight and all that belongs to it."""
+    sample = jax.tree.map(np.asarray, sample)
+    mask, slots = sample.mask, sample.ids.slot.tolist()
+    assert mask.all() == mask.any() == bool(share)
+    if not share:
+        assert not sample.probability.any()
+        assert not sample.weight.any()
+        assert set(slots) == {-1}
+        return
+    expected = np.array([share[slot] for slot in slots])  # what may not be drawn is no key
+    np.testing.assert_allclose(sample.probability, expected, rtol=1e-5)
+    whole = pair.per is not None and pair.per.normalize == "buffer"
+    least = min(share.values()) if whole else expected.min()
+    np.testing.assert_allclose(sample.weight, (least / expected) ** beta, rtol=1e-4)
+    for at, slot in enumerate(slots):
+        row = pair.oracle.at(slot)
+        assert sample.ids.generation[at] == row.generation
+        assert sample.data[at] == row.item
+        assert (sample.terminated[at], sample.truncated[at]) == (row.terminated, row.truncated)
+
+
+def an_epoch(pair, starts, key):
+    """The batches of an epoch hold every start once."""
+    found, likely = [], np.float32(1) / np.float32(max(len(starts), 1))
+    for step in range(max(-(-len(starts) // BATCH), 1)):
+        batch = programs.look(pair.state, key, step, batch_size=BATCH)[0]
+        mask = np.asarray(batch.mask)
+        found += np.asarray(batch.ids.slot)[mask].tolist()
+        np.testing.assert_array_equal(batch.weight, mask)
+        np.testing.assert_array_equal(batch.probability, np.where(mask, likely, 0))
+    assert sorted(found) == sorted(starts)

@@ -10,136 +10,61 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import WAYS, verbs
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from support.contracts import (
+    BATCH,
+    ITEM,
+    PRIORITIZED,
+    UNIFORM,
+    add_sample,
+    add_sample_remove,
+    add_sample_update,
+    apart,
+    clear_between,
+    in_place,
+    next_observations,
+    row_by_row,
+    rows,
+    sample_remove_add,
+    sample_update_add,
+    shuffled,
+    update_twice,
+    windows,
+    with_masks,
+)
 
 import fbuf
 
-ITEM = {"obs": jnp.zeros(17), "reward": jnp.zeros(()), "done": jnp.zeros((), bool)}
-PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
-BATCH = 64
-
-
-def rows(count):
-    return jax.tree.map(lambda x: jnp.ones((count, *x.shape), x.dtype), ITEM)
-
-
-def consumed(tree):
-    return sum(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(tree))
-
-
-def add_sample_update(state, key):
-    state = fbuf.add(state, rows(16))
-    batch = fbuf.sample(state, key, BATCH)
-    state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
-    return state, consumed(batch)
-
-
-def sample_update_add(state, key):
-    batch = fbuf.sample(state, key, BATCH)
-    state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
-    return fbuf.add(state, rows(16)), consumed(batch)
-
-
-def with_masks(state, key):
-    state = fbuf.add(state, rows(16), mask=jax.random.bernoulli(key, 0.5, (16,)))
-    batch = fbuf.sample(state, key, BATCH)
-    mask = jax.random.bernoulli(key, 0.5, (BATCH,))
-    return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask), consumed(batch)
-
-
-def add_sample(state, key):
-    state = fbuf.add(state, rows(16))
-    return state, consumed(fbuf.sample(state, key, BATCH))
-
-
-def add_sample_remove(state, key):
-    state = fbuf.add(state, rows(16))
-    batch = fbuf.sample(state, key, BATCH)
-    return fbuf.remove(state, batch.ids), consumed(batch)
-
-
-def update_twice(state, key):
-    state = fbuf.add(fbuf.add(state, rows(16)), rows(16), priority=jnp.ones(16))
-    batch = fbuf.sample(state, key, BATCH)
-    state = fbuf.update_priority(state, batch.ids, batch.weight)
-    return fbuf.update_priority(state, batch.ids, batch.weight * 2), consumed(batch)
-
-
-def clear_between(state, key):
-    state = fbuf.add(fbuf.clear(fbuf.add(state, rows(16))), rows(16))
-    return state, fbuf.size(state)
-
-
-def windows(view, then_remove):
-    def step(state, key):
-        ends = jax.random.bernoulli(key, 0.1, (16,))
-        state = fbuf.add(state, rows(16), truncated=ends)
-        batch = fbuf.sample(state, key, BATCH, view=view)
-        if isinstance(state.sampler, fbuf.Prioritized | fbuf.Mixture):
-            state = fbuf.update_priority(state, batch.ids, batch.weight)
-        if then_remove:
-            state = fbuf.remove(state, batch.ids)
-        return state, consumed(batch)
-
-    return step
-
-
-def apart(state, key):
-    """Environments that come at times of their own, and a collector that starts anew."""
-    items = jax.tree.map(lambda x: x.reshape(16, 1, *x.shape[1:]), rows(16))
-    mask, ends = jax.random.bernoulli(key, 0.5, (2, 16, 1))
-    state = fbuf.add(state, items, truncated=ends, mask=mask)
-    batch = fbuf.sample(state, key, BATCH)
-    state = fbuf.remove(state, batch.ids)
-    return fbuf.end_episode(state, mask[:, 0]), consumed(batch)
-
-
-def next_observations(view):
-    def step(state, key):
-        ends = jax.random.bernoulli(key, 0.1, (16,))
-        state = fbuf.add(state, rows(16), truncated=ends, next_observation=rows(16)["obs"])
-        batch = fbuf.sample(state, key, BATCH, view=view)
-        return fbuf.end_episode(fbuf.remove(state, batch.ids)), consumed(batch)
-
-    return step
-
-
-def row_by_row(state, key):
-    """A single row at a time, which XLA treats in ways of its own."""
-    ends = jax.random.bernoulli(key, 0.1, (1,))
-    state = fbuf.add(state, rows(1), truncated=ends)
-    batch = fbuf.sample(state, key, BATCH)
-    return fbuf.remove(state, jax.tree.map(lambda x: x[:1], batch.ids)), consumed(batch)
-
-
-def shuffled(state, key):
-    state = fbuf.add(state, rows(16))
-    return state, consumed(fbuf.sample(state, key, BATCH, step=jax.random.bits(key) >> 1))
-
-
 SEQUENCE = fbuf.Sequence(3, boundary="stop")
+HINDSIGHT = fbuf.Hindsight(lambda a, g: jnp.abs(a - g).sum(), "episode", goal="obs", achieved="obs")
 MIXTURE = fbuf.Mixture(0.4, 0.3, 0.3, priorities=fbuf.Prioritized(window=3))
+BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
 APART = {"num_envs": 16, "lockstep": False}
 SHARED = {"next_of": "obs"}
-CASES = [
-    (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3)),
-    (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3, by="episode")),
+COMMON = [
+    (with_masks, PRIORITIZED),
+    (row_by_row, BY_EPISODE),
     (windows(SEQUENCE, then_remove=True), MIXTURE),
-    (apart, fbuf.Uniform(window=3, by="episode"), APART),
-    (apart, fbuf.Prioritized(window=3), APART),
-    (next_observations(fbuf.Transition("obs")), fbuf.Uniform(), SHARED),
     (next_observations(fbuf.NStep(3, 0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
+    (apart, WINDOW, APART),
+]
+SWEPT = [
+    (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
     (shuffled, fbuf.Shuffled()),
-    (row_by_row, fbuf.Uniform(window=3, by="episode")),
-    (row_by_row, fbuf.Prioritized(window=3)),
-    (windows(fbuf.ReturnToGo(0.9), then_remove=True), fbuf.Uniform()),
-    (windows(SEQUENCE, then_remove=True), fbuf.Prioritized(window=3)),
-    (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), fbuf.Uniform()),
-    (windows(fbuf.FrameStack(3, "obs"), then_remove=True), fbuf.Uniform()),
+    (windows(SEQUENCE, then_remove=True), fbuf.Uniform(window=3)),
+    (windows(SEQUENCE, then_remove=True), BY_EPISODE),
+    (apart, BY_EPISODE, APART),
+    (next_observations(fbuf.Transition("obs")), UNIFORM, SHARED),
+    (row_by_row, WINDOW),
+    (windows(SEQUENCE, then_remove=True), WINDOW),
+    (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.FrameStack(3, "obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),
+    (sample_remove_add(HINDSIGHT), UNIFORM),
     (add_sample_update, PRIORITIZED),
     (sample_update_add, PRIORITIZED),
-    (with_masks, PRIORITIZED),
     (add_sample_remove, PRIORITIZED),
     (update_twice, PRIORITIZED),
     (update_twice, fbuf.Prioritized(new_priority="largest_ever")),
@@ -148,36 +73,14 @@ CASES = [
     (add_sample_remove, UNIFORM),
     (clear_between, UNIFORM),
 ]
-
-
-CAPACITY = 2**21
-"""The smallest array of a state, the marks of `Uniform`, then takes 279,872 bytes."""
-
-
-def in_place(step, sampler, options=None, seeds=0):
-    """The step writes into the state it is given, and copies no array of it."""
-    shape = (seeds,) if seeds else ()
-
-    def init():
-        make = lambda _: fbuf.init(ITEM, CAPACITY, sampler=sampler, **options or {})  # noqa: E731
-        return jax.vmap(make)(jnp.arange(seeds)) if seeds else make(0)
-
-    state = jax.eval_shape(init)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (3, *shape)))
-    body = jax.vmap(step) if seeds else step
-    run = jax.jit(lambda s, k: lax.scan(body, s, k), donate_argnums=0)
-    analysis = run.lower(state, keys).compile().memory_analysis()
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    assert analysis.alias_size_in_bytes == size
-    assert analysis.temp_size_in_bytes < 200_000 * max(seeds, 1)
-
-
 PLACES = [
-    pytest.param(case, seeds, marks=pytest.mark.sweep if seeds and number % 3 else ())
-    for number, case in enumerate(CASES)
-    for seeds in (0, 8)
+    *(pytest.param(case, 0, id=f"common{n}") for n, case in enumerate(COMMON)),
+    pytest.param(COMMON[0], 8, id="under vmap"),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[1:3]),
+    *(pytest.param(case, 0, marks=pytest.mark.sweep) for case in SWEPT),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in SWEPT[::4]),
 ]
-"""Alone, and under vmap, where each takes long to compile, so that most are for `make sweep`."""
+"""Alone, and under vmap; each takes long to compile, so that most are for `make sweep`."""
 
 
 @pytest.mark.parametrize(("case", "seeds"), PLACES)
@@ -243,7 +146,7 @@ def test_one_trace_serves_all_calls():
         state = step(state, jax.random.key(i), 0.1 * i, jnp.float32(0.2 * i))
 
 
-@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
+@pytest.mark.parametrize("sampler", [pytest.param(UNIFORM, marks=pytest.mark.sweep), PRIORITIZED])
 def test_vmap_is_the_same_as_one_by_one(sampler):
     step = add_sample_remove if sampler is UNIFORM else with_masks
     keys = jax.random.split(jax.random.key(0), (5, 8))
@@ -257,8 +160,15 @@ def test_vmap_is_the_same_as_one_by_one(sampler):
         np.testing.assert_allclose(values, seen[:, i], rtol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("x")])
-@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
+@pytest.mark.parametrize(
+    ("sampler", "spec"),
+    [
+        (PRIORITIZED, PartitionSpec("x")),
+        pytest.param(UNIFORM, PartitionSpec(), marks=pytest.mark.sweep),
+        pytest.param(UNIFORM, PartitionSpec("x"), marks=pytest.mark.sweep),
+        pytest.param(PRIORITIZED, PartitionSpec(), marks=pytest.mark.sweep),
+    ],
+)
 def test_two_devices_draw_the_same_batch(sampler, spec):
     state = fbuf.add(fbuf.init(ITEM, 64, sampler=sampler), rows(40))
     expected = fbuf.sample(state, jax.random.key(3), 16)
@@ -281,11 +191,27 @@ class Step(NamedTuple):
     extras: dict[str, jax.Array | None]
 
 
+def pairwise(cases, others):
+    """Each case with one of the others in turn; with all of them it is for `make sweep`."""
+    return [
+        pytest.param(case, other, marks=() if (n + m) % len(others) == 0 else pytest.mark.sweep)
+        for n, case in enumerate(cases)
+        for m, other in enumerate(others)
+    ]
+
+
 DTYPES = ["bool", "uint8", "int8", "int16", "bfloat16", "float16", "float32", "complex64"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_dtype_and_the_users_own_tree_come_back(dtype, run):
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    [
+        *pairwise(DTYPES[::2], WAYS),
+        *(pytest.param(dtype, "eager", marks=pytest.mark.sweep) for dtype in DTYPES[1::2]),
+    ],
+)
+def test_any_dtype_and_the_users_own_tree_come_back(dtype, way):
+    run = verbs(way)
     item = Step(
         jnp.zeros((2, 3), dtype), {"none": None, "empty": jnp.zeros((0,)), "x": jnp.int32(0)}
     )
@@ -300,9 +226,19 @@ def test_any_dtype_and_the_users_own_tree_come_back(dtype, run):
     assert batch.data.extras["empty"].shape == (20, 0)
 
 
-@pytest.mark.parametrize("capacity", [1, 3, 16, 40])
-@pytest.mark.parametrize("count", [1, 3, 40, 41, 100])
-def test_the_newest_rows_are_kept(capacity, count, run):
+COUNTS = [(3, 1), (16, 17), (40, 39), (40, 100)]
+MORE = [(1, 3), (16, 16), (1, 1), (3, 100)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "way"),
+    [
+        *pairwise(COUNTS, WAYS),
+        *(pytest.param(counts, "eager", marks=pytest.mark.sweep) for counts in MORE),
+    ],
+)
+def test_the_newest_rows_are_kept(counts, way):
+    run, (capacity, count) = verbs(way), counts
     state = fbuf.init(jnp.int32(0), capacity, sampler=PRIORITIZED)
     state = run.add(state, jnp.array([-1], jnp.int32))
     state = run.add(state, jnp.arange(count, dtype=jnp.int32))

@@ -8,42 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from scipy import stats
-from test_return_to_go import ALL, not_copied, same_in_every_way
-from test_views import APART, CASES, played
+from support import inside, programs
+from support.pair import APART, FLAT, TOGETHER
+from test_views import GOAL, ITEM, every, item_of, played
 
 import fbuf
 
-GOAL = {"place": jnp.zeros(2), "level": jnp.int32(0)}
-ITEM = {"number": jnp.int32(0), "goal": GOAL, "achieved_goal": GOAL, "reward": jnp.float32(0)}
-STRATEGIES = pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+SWEEP = pytest.mark.sweep
+ALL = 10**6
 DRAWS = 120_000
-
-
-def item_of(number):
-    """The row of this number: no goal is like what any row achieves."""
-    number = np.asarray(number).astype(np.int32)
-    half = number + np.float32(0.5)
-    return {
-        "number": number,
-        "goal": {"place": np.stack([-half, half], -1), "level": -1 - number},
-        "achieved_goal": {"place": np.stack([half, 2 * half], -1), "level": number},
-        "reward": (number % 17 + 100_000).astype(np.float32),
-    }
 
 
 def reward_fn(achieved, goal):
     """Tells which two goals it was given, and in which order."""
-    return 256 * achieved["level"] + goal["place"][0]
-
-
-@functools.cache
-def reader():
-    def read(view, state, slots, key):
-        return view.read(state, slots, key)
-
-    return jax.jit(read, static_argnums=0)
+    return 256.0 * achieved["level"] + goal["place"][0]
 
 
 def allowed(history, slot, strategy):
@@ -55,43 +34,39 @@ def allowed(history, slot, strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "envs", "length", "autoreset"),
+    ("strategy", "shape", "autoreset"),
     [
-        ("future", None, 9, "same_step"),
-        ("future", 3, 40, "next_step"),
-        ("episode", None, 9, "next_step"),
-        ("episode", 3, 40, "same_step"),
-        ("final", 3, 8, "next_step"),
-        ("future", APART, 9, "next_step"),
-        ("episode", APART, 40, "same_step"),
-        ("final", APART, 8, "same_step"),
+        ("future", TOGETHER, "next_step"),
+        ("episode", APART, "same_step"),
+        ("episode", FLAT, "same_step"),
+        ("final", FLAT, "same_step"),
+        *(
+            pytest.param(*case, marks=SWEEP)
+            for case in (
+                ("future", FLAT, "next_step"),
+                ("future", APART, "same_step"),
+                ("episode", TOGETHER, "next_step"),
+                ("final", TOGETHER, "next_step"),
+                ("final", APART, "next_step"),
+            )
+        ),
     ],
 )
-@settings(max_examples=15)
-@given(case=CASES)
-def test_goals_are_of_the_same_episode(strategy, envs, length, autoreset, case):
-    state, history = played(envs, length, autoreset, *case, spec=ITEM, make=item_of)
-    slots = history.stored()
-    if not slots:
-        return
-    slots = np.resize(slots, 150)
-    view = fbuf.Hindsight(reward_fn, strategy, ratio=0.75)
-    reading = reader()(view, state, jnp.asarray(slots, jnp.int32), jax.random.key(case[0]))
-    item, relabelled, flags = jax.tree.map(
-        np.asarray, (reading.data.item, reading.data.relabelled, reading.flags)
-    )
-    assert 0 < relabelled.mean() < 1
-    for at, slot in enumerate(slots):
-        row = history.at(slot)
+def test_goals_are_of_the_same_episode(strategy, shape, autoreset):
+    view, chosen = fbuf.Hindsight(reward_fn, strategy, ratio=0.75), []
+    key = jax.random.key(7)
+    for oracle, slot, reading in every(view, shape, autoreset, key, count=120):
+        row, item = oracle.at(slot), reading.data.item
         expected = item_of(row.item)
-        if relabelled[at]:
-            source = item["goal"]["level"][at]
-            assert source in [other.item for other in allowed(history, slot, strategy)]
+        chosen.append(bool(reading.data.relabelled))
+        if chosen[-1]:
+            source = item["goal"]["level"]
+            assert source in [other.item for other in allowed(oracle, slot, strategy)]
             expected["goal"] = item_of(source)["achieved_goal"]
             expected["reward"] = np.float32(256 * row.item + source + 0.5)
-        found = jax.tree.map(lambda x, at=at: x[at], item)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-        assert flags[at] & 3 == row.terminated + 2 * row.truncated
+        jax.tree.map(np.testing.assert_array_equal, item, expected)
+        assert reading.flags & 3 == row.terminated + 2 * row.truncated
+    assert 0 < np.mean(chosen) < 1
 
 
 @functools.cache
@@ -121,7 +96,7 @@ def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
     # Among those that are relabelled: whether and where must be independent.
     view = fbuf.Hindsight(reward_fn, strategy, ratio=0.5)
     slots = jnp.full(2 * DRAWS, slot, jnp.int32)
-    data = reader()(view, episodes(), slots, jax.random.key(7)).data
+    data = programs.reading(view, episodes(), slots, jax.random.key(7)).data
     levels = np.asarray(data.item["goal"]["level"])[np.asarray(data.relabelled)]
     counts = np.bincount(levels, minlength=400)
     assert levels.size > 1e5
@@ -129,16 +104,18 @@ def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
     assert stats.chisquare(counts[list(numbers)]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("ratio", [0, 0.1, 0.8, 1.0])
+@pytest.mark.parametrize(
+    "ratio", [0.8, 1.0, pytest.param(0, marks=SWEEP), pytest.param(0.1, marks=SWEEP)]
+)
 def test_the_share_that_is_relabelled(ratio):
     view = fbuf.Hindsight(reward_fn, "final", ratio)
     state = episodes()
     slots = jnp.arange(DRAWS, dtype=jnp.int32) % 200
-    data = reader()(view, state, slots, jax.random.key(3)).data
+    data = programs.reading(view, state, slots, jax.random.key(3)).data
     count = int(data.relabelled.sum())
     assert abs(count - ratio * DRAWS) <= 5 * np.sqrt(DRAWS * ratio * (1 - ratio))
     kept = ~np.asarray(data.relabelled)
-    stored = state.storage.rows()
+    stored = inside.rows(state)
     chosen = np.asarray(slots)[kept]
     for name in ("goal", "reward"):
         jax.tree.map(
@@ -157,25 +134,21 @@ def test_another_key_chooses_anew_and_the_choice_is_not_the_samplers():
     assert (one.data.item["reward"] == same.data.item["reward"]).all()
     assert (one.data.relabelled != other.data.relabelled).any()
     plain = fbuf.sample(state, jax.random.key(0), 64)
-    np.testing.assert_array_equal(plain.data["number"], one.data.item["number"])
+    np.testing.assert_array_equal(plain.data["observation"], one.data.item["observation"])
 
 
-def test_the_same_eagerly_jitted_scanned_and_under_vmap():
-    state, _ = played(3, 40, "next_step", 5, 0.15, spec=ITEM, make=item_of)
-    eager = same_in_every_way(fbuf.Hindsight(reward_fn, "episode", 0.5), state)
+def test_the_same_in_every_way():
+    pair, view = played(TOGETHER, "next_step", 4, 0.15), fbuf.Hindsight(reward_fn, "episode", 0.5)
+    draw = functools.partial(fbuf.sample, batch_size=64, view=view)
+    eager = programs.every_way(draw, pair.state, jax.random.split(jax.random.key(1), 2))
+    assert eager.mask.all()
     assert 0 < eager.data.relabelled.mean() < 1
 
 
-def unlike(achieved, goal):
-    return jnp.abs(achieved - goal).sum()
-
-
-def test_nothing_is_copied():
-    view = fbuf.Hindsight(unlike, "episode", goal="obs", achieved="obs")
-    not_copied(view, "sample, remove, add", seeds=8)
-
-
-@STRATEGIES
+@pytest.mark.parametrize(
+    "strategy",
+    ["episode", pytest.param("future", marks=SWEEP), pytest.param("final", marks=SWEEP)],
+)
 def test_where_nothing_can_be_drawn_nothing_happens(strategy):
     state = fbuf.init(ITEM, 64)
     batch = fbuf.sample(state, jax.random.key(0), 8, view=fbuf.Hindsight(reward_fn, strategy))
@@ -183,15 +156,21 @@ def test_where_nothing_can_be_drawn_nothing_happens(strategy):
     np.testing.assert_array_equal(batch.weight, 0)
 
 
-@pytest.mark.parametrize("stored", ["float32", "float16", "int8"])
-def test_the_reward_keeps_its_dtype(stored):
+@pytest.mark.parametrize(
+    ("stored", "function"),
+    [
+        ("float32", lambda a, g: a == g),
+        ("float16", lambda a, g: (a == g).astype(jnp.int32)),
+        ("int8", lambda a, g: 1),
+    ],
+)
+def test_the_reward_keeps_its_dtype(stored, function):
     item = {"goal": jnp.int32(3), "achieved_goal": jnp.int32(3), "reward": jnp.ones((), stored)}
     state = fbuf.add(fbuf.init(item, 8), item)
-    for function in (lambda a, g: a == g, lambda a, g: (a == g).astype(jnp.int32), lambda a, g: 1):
-        view = fbuf.Hindsight(function, ratio=1, fields=("reward",))
-        item = fbuf.sample(state, jax.random.key(0), 2, view=view).data.item
-        assert list(item) == ["reward"]
-        assert (item["reward"].dtype, item["reward"].tolist()) == (stored, [1, 1])
+    view = fbuf.Hindsight(function, ratio=1, fields=("reward",))
+    item = fbuf.sample(state, jax.random.key(0), 2, view=view).data.item
+    assert list(item) == ["reward"]
+    assert (item["reward"].dtype, item["reward"].tolist()) == (stored, [1, 1])
 
 
 def test_what_cannot_be_right_is_refused():
@@ -215,7 +194,8 @@ def test_what_cannot_be_right_is_refused():
     with pytest.raises(TypeError, match="reward_fn must be hashable"):
         fbuf.Hindsight(Unhashable())
 
-    item = {**ITEM, "short": jnp.zeros(3), "count": jnp.int32(0)}
+    item = {"goal": GOAL, "achieved_goal": GOAL, "reward": 0.0}
+    item |= {"short": jnp.zeros(3), "count": jnp.int32(0)}
     state = fbuf.add(fbuf.init(item, 8), item)
     for view, match in (
         (fbuf.Hindsight(reward_fn, goal="g"), "goal names 'g', which the items"),

@@ -2,77 +2,66 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from scipy import stats
+from support.pair import Pair
 
 import fbuf
 
 PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 
 
-def shares(state, priorities, sampler, slots_by_age, starts):
-    """How likely each slot is, by the book."""
-    given = {"uniform": sampler.uniform, "prioritized": sampler.prioritized}
-    given["recent"] = sampler.recent
-    newest = [slot for slot in slots_by_age[: sampler.recent_rows] if slot in starts]
-    parts = {"uniform": starts, "recent": newest}
-    parts["prioritized"] = [s for s in starts if priorities[s] > 0]
-    total = sum(share for name, share in given.items() if parts[name])
-    found = np.zeros(state.capacity)
-    for name, share in given.items():
-        for slot in parts[name]:
-            within = 1 / len(parts[name])
-            if name == "prioritized":
-                within = priorities[slot] / sum(priorities[s] for s in starts)
-            found[slot] += share / total * within
-    return found
+WAYS = [
+    ((0.5, 0.3, 0.2), 3),
+    ((0.0, 1.0, 1.0), 1),
+    pytest.param((0.5, 0.3, 0.2), 1, marks=pytest.mark.sweep),
+    pytest.param((0.0, 1.0, 1.0), 3, marks=pytest.mark.sweep),
+    pytest.param((0.0, 0.0, 1.0), 1, marks=pytest.mark.sweep),
+    pytest.param((0.0, 0.0, 1.0), 3, marks=pytest.mark.sweep),
+]
 
 
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("rows", [4, 10, 14, 21])  # not full; full; around the seam
-@pytest.mark.parametrize("given", [(0.5, 0.3, 0.2), (0.0, 1.0, 1.0), (0.0, 0.0, 1.0)], ids=str)
-def test_a_row_is_as_likely_as_all_ways_together_make_it(given, rows, window):
+@jax.jit
+def drawn(state):
+    keys = jax.random.split(jax.random.key(0), 20)
+    return lax.scan(lambda c, k: (c, fbuf.sample(state, k, 1000, beta=0.5)), 0, keys)[1]
+
+
+@pytest.mark.parametrize(("given", "window"), WAYS, ids=str)
+def test_a_row_is_as_likely_as_all_ways_together_make_it(given, window):
     per = fbuf.Prioritized(alpha=1.0, eps=0.0, window=window)
     sampler = fbuf.Mixture(*given, recent_rows=5, priorities=per)
-    state = fbuf.init(jnp.int32(0), 10, sampler=sampler)
-    state = fbuf.clear(fbuf.add(state, jnp.arange(9, dtype=jnp.int32), priority=jnp.ones(9)))
-    rng = np.random.default_rng(rows)
-    priority = rng.integers(0, 4, rows).astype(np.float32)
-    ends = rng.random(rows) < 0.15
-    state = fbuf.add(state, jnp.arange(rows, dtype=jnp.int32), priority=priority, truncated=ends)
-    kept = [at for at in range(rows) if at >= rows - 10]
-    gone = {kept[1]} if rows > 4 else set()
-    for at in gone:
-        ids = fbuf._ring.name(state.ring, jnp.int32([at % 10]), jnp.ones(1, bool))
-        state = fbuf.remove(state, ids)
-    starts = []
-    for at in kept:
-        steps = range(at, at + window)
-        whole = all(s in kept and s not in gone for s in steps)
-        if whole and not any(ends[s] for s in steps[:-1]):
-            starts.append(at % 10)
-    by_age = [at % 10 for at in reversed(kept)]
-    values = {at % 10: float(priority[at]) for at in kept}
-    expected = shares(state, values, sampler, by_age, starts)
-    assert bool(fbuf.can_sample(state)) == bool(expected.sum())
-    if not expected.sum():
-        assert not fbuf.sample(state, jax.random.key(0), 8).mask.any()
-        return
-    keys = jax.random.split(jax.random.key(0), 20)
-    _, batch = lax.scan(lambda c, k: (c, fbuf.sample(state, k, 1000, beta=0.5)), 0, keys)
-    slots = np.asarray(batch.ids.slot)
-    np.testing.assert_allclose(batch.probability, expected[slots], rtol=1e-4)
-    raw = expected[slots] ** -0.5
-    np.testing.assert_allclose(batch.weight, raw / raw.max(axis=1, keepdims=True), rtol=1e-3)
-    counts = np.bincount(slots.reshape(-1), minlength=10)
-    there = expected > 0
-    assert counts[~there].sum() == 0
-    if there.sum() > 1:
-        assert stats.chisquare(counts[there], expected[there] * 20_000).pvalue > 1e-4
+    for rows in (4, 10, 14, 21):  # not full; full; around the seam
+        pair, rng = Pair((None, 10, True), sampler), np.random.default_rng(rows)
+        pair.add(7, rng)
+        pair.clear()
+        for _ in range(rows // 7 + 1):
+            pair.add(7, rng, 0.15)
+        if rows > 4:
+            pair.remove(rng, 1)
+        state, oracle = pair.state, pair.oracle
+        starts = oracle.starts(window)
+        ways = [oracle.evenly(starts), oracle.by_priority(starts)]
+        ways.append(oracle.evenly(oracle.newest(5) & starts))
+        likely = oracle.mixed(list(zip(given, ways, strict=True)))
+        expected = np.array([likely.get(slot, 0) for slot in range(10)])
+        if not likely:
+            continue
+        batch = drawn(state)
+        slots = np.asarray(batch.ids.slot)
+        np.testing.assert_allclose(batch.probability, expected[slots], rtol=1e-4)
+        raw = expected[slots] ** -0.5
+        np.testing.assert_allclose(batch.weight, raw / raw.max(axis=1, keepdims=True), rtol=1e-3)
+        counts, there = np.bincount(slots.reshape(-1), minlength=10), expected > 0
+        assert counts[~there].sum() == 0
+        if there.sum() > 1:
+            assert stats.chisquare(counts[there], expected[there] * 20_000).pvalue > 1e-4
 
 
 def test_a_mixture_can_be_updated_and_emptied():
@@ -86,6 +75,7 @@ def test_a_mixture_can_be_updated_and_emptied():
     assert not bool(fbuf.can_sample(fbuf.clear(state)))
 
 
+@functools.cache
 def buffers():
     rows = jnp.arange(40, dtype=jnp.int32)
     plain = fbuf.add(fbuf.init(jnp.int32(0), 40), rows)
@@ -96,12 +86,13 @@ def buffers():
     return plain, per, apart
 
 
-def test_a_batch_from_several_buffers(run):
+@pytest.mark.parametrize("jitted", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_a_batch_from_several_buffers(jitted):
     plain, per, apart = buffers()
     mix = lambda states, key: fbuf.sample_mixed(  # noqa: E731
         list(zip(states, (2, 1, 1), strict=True)), key, 400, beta=1.0
     )
-    mixed = (jax.jit(mix) if "jit" in run.way else mix)((plain, per, apart), jax.random.key(0))
+    mixed = (jax.jit(mix) if jitted else mix)((plain, per, apart), jax.random.key(0))
     sample = mixed.sample
     assert mixed.counts == (200, 100, 100)
     np.testing.assert_array_equal(mixed.source, [0] * 200 + [1] * 100 + [2] * 100)
@@ -115,7 +106,7 @@ def test_a_batch_from_several_buffers(run):
     # What was drawn by priority counts, weighted, as much as if drawn uniformly.
     mean = np.average(priority[200:300], weights=sample.weight[200:300])
     assert abs(mean - 2.5) < 0.4
-    per = fbuf.update_priority(per, mixed.ids(1), mixed.of(1, sample.weight))
+    per = fbuf.update_priority(per, mixed.ids(1), mixed.of(1, sample.weight), donate=False)
     fbuf.raise_on_fault(per, ignore=fbuf.Fault(0))
 
 
@@ -131,7 +122,8 @@ def test_a_batch_from_several_buffers(run):
 )
 def test_counts_are_exact(given, batch_size, expected):
     sources = list(zip(buffers(), given, strict=False))
-    mixed = fbuf.sample_mixed(sources, jax.random.key(0), batch_size)
+    draw = lambda key: fbuf.sample_mixed(sources, key, batch_size)  # noqa: E731
+    mixed = jax.eval_shape(draw, jax.random.key(0))
     assert mixed.counts == expected
     assert mixed.source.shape == mixed.sample.data.shape == (batch_size,)
 
@@ -175,6 +167,7 @@ def test_what_cannot_be_right_is_refused():
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.sample_mixed(sources, jax.random.key(0), 8)
-    fbuf.add(per, jnp.int32([1]))
+    gone = fbuf.init(jnp.int32(0), 4)
+    fbuf.clear(gone)
     with pytest.raises(RuntimeError, match="consumed"):
-        fbuf.sample_mixed([(plain, 1), (per, 1)], jax.random.key(0), 8)
+        fbuf.sample_mixed([(plain, 1), (gone, 1)], jax.random.key(0), 8)

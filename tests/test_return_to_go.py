@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from test_contracts import BATCH, consumed, in_place, rows, windows
-from test_views import APART, BOTH, CASES, item_of, played, read
+from support import programs
+from support.pair import TOGETHER
+from test_views import EVERY, every, item_of, played
 
 import fbuf
 from fbuf.views import _episode
@@ -22,24 +21,17 @@ GAMMA = 0.875
 VIEW = fbuf.ReturnToGo(GAMMA)
 
 
-@BOTH
-@pytest.mark.parametrize(("envs", "length"), [(None, 9), (3, 40), (APART, 40)])
-@settings(max_examples=20)
-@given(case=CASES)
-def test_return_to_go(envs, length, autoreset, case):
-    state, history = played(envs, length, autoreset, *case)
-    if not history.stored():
-        return
-    slots, reading = read(VIEW, state, history)
-    for at, slot in enumerate(slots):
-        rows = history.ahead(slot, ALL)
+@EVERY
+def test_return_to_go(shape, autoreset):
+    for oracle, slot, reading in every(VIEW, shape, autoreset):
+        rows = oracle.ahead(slot, ALL)
         rewards = [float(item_of(row.item)["reward"]) for row in rows]
         expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
-        data = jax.tree.map(lambda x, at=at: x[at], reading.data)
+        data = reading.data
         np.testing.assert_allclose(data.return_to_go, expected, rtol=1e-5, atol=1e-5)
         assert data.complete == rows[-1].end
         assert data.item["observation"] == rows[0].item
-        assert reading.flags[at] & 3 == rows[-1].terminated + 2 * rows[-1].truncated
+        assert reading.flags & 3 == rows[-1].terminated + 2 * rows[-1].truncated
 
 
 @functools.cache
@@ -50,11 +42,11 @@ def reaches():
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-@settings(max_examples=30)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 600), st.sampled_from([0, 0.003, 0.02, 0.5]))
-def test_reach_of_long_episodes(lanes, seed, steps, often):
+@pytest.mark.parametrize("often", [0, 0.003, 0.02, 0.5])
+@pytest.mark.parametrize("steps", [0, 1, 2, 40, 299, 300, 301, 450, 600])
+def test_reach_of_long_episodes(lanes, steps, often):
     """Rings of 300 steps, so that episodes end everywhere in a chunk, in any turn of the loop."""
-    rng, length = np.random.default_rng(seed), 300
+    rng, length = np.random.default_rng(steps), 300
     size = length * lanes
     flags = rng.choice([0, 1, 2, 4, 12], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
     flags |= rng.choice([0, 16], size).astype(np.uint8)  # a bit that means nothing
@@ -111,8 +103,15 @@ def test_what_is_behind_the_end_does_not_leak():
     np.testing.assert_array_equal(batch.terminated, first)
 
 
-@pytest.mark.parametrize("gamma", [0, 0.0, 0.999, 1, 1.0])
-@pytest.mark.parametrize("dtype", ["int32", "bool", "float16"])
+@pytest.mark.parametrize(
+    ("gamma", "dtype"),
+    [
+        (0.999, "bool"),
+        (1.0, "float16"),
+        pytest.param(0, "int32", marks=pytest.mark.sweep),
+        pytest.param(1, "int32", marks=pytest.mark.sweep),
+    ],
+)
 def test_long_episodes_are_summed_up_exactly_enough(gamma, dtype):
     state = fbuf.init({"reward": jnp.zeros((), dtype)}, 5000, sampler=fbuf.Uniform(starts="first"))
     reward = np.random.default_rng(0).integers(0, 2, 5000).astype(dtype)
@@ -136,47 +135,14 @@ def test_where_nothing_can_be_drawn_nothing_happens(then):
     np.testing.assert_array_equal(batch.data.return_to_go, 0)
 
 
-def same_in_every_way(view, state):
-    """Eager, jitted, scanned, under vmap over keys and over buffers."""
+@pytest.mark.sweep
+def test_the_same_in_every_way():
+    pair = played(TOGETHER, "next_step", 4, 0.15)
+    draw = functools.partial(fbuf.sample, batch_size=64, view=VIEW)
     keys = jax.random.split(jax.random.key(1), 2)
-    draw = functools.partial(fbuf.sample, batch_size=64, view=view)
-    eager = [draw(state, key) for key in keys]
-    assert all(bool(sample.mask.all()) for sample in eager)
-    eager = jax.tree.map(lambda *x: np.stack(x), *eager)
-    jitted = jax.tree.map(lambda *x: np.stack(x), *[jax.jit(draw)(state, key) for key in keys])
-    _, scanned = jax.jit(lambda s, k: jax.lax.scan(lambda s, key: (s, draw(s, key)), s, k))(
-        state, keys
-    )
-    mapped = jax.jit(jax.vmap(draw, in_axes=(None, 0)))(state, keys)
-    both = jax.tree.map(lambda x: jnp.stack([x] * 2), state)
-    batched = jax.jit(jax.vmap(draw))(both, keys)
-    for other in (jitted, scanned, mapped, batched):
-        for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(other), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6)
-    return eager
-
-
-def test_the_same_eagerly_jitted_scanned_and_under_vmap():
-    state, _ = played(3, 40, "next_step", 5, 0.15)
-    eager = same_in_every_way(VIEW, state)
+    eager = programs.every_way(draw, pair.state, keys)
+    assert eager.mask.all()
     assert 0 < eager.data.complete.mean() < 1
-
-
-def test_nothing_is_copied():
-    not_copied(VIEW, "add, sample", seeds=0)
-
-
-def not_copied(view, order, seeds):
-    """As `test_contracts` has it for all that a buffer can do."""
-
-    def sample_remove_add(state, key):
-        batch = fbuf.sample(state, key, BATCH, view=view)
-        return fbuf.add(fbuf.remove(state, batch.ids), rows(16)), consumed(batch)
-
-    step = sample_remove_add
-    if order == "add, sample":
-        step = windows(view, then_remove=False)
-    in_place(step, fbuf.Uniform(), seeds=seeds)
 
 
 def test_what_cannot_be_right_is_refused():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from lanes import Lanes
+from support import programs
+from support.pair import Pair
 
 import fbuf
 
@@ -18,180 +17,124 @@ GAMMA = 0.5
 ITEM = {"observation": {"at": jnp.int32(0), "image": jnp.zeros(300)}, "reward": jnp.zeros(())}
 
 
-def observed(number):
-    """What is seen at a time of this number."""
+def item_of(number):
+    """The row of this number, or what is seen where a row has led to."""
     number = np.asarray(number)
     image = np.broadcast_to(number[..., None], (*number.shape, 300))
-    return {"at": number.astype(np.int32), "image": image.astype(np.float32)}
+    observation = {"at": number.astype(np.int32), "image": image.astype(np.float32)}
+    return {"observation": observation, "reward": (number % 7).astype(np.float32)}
 
 
-class Played:
-    """A buffer and its history. The rows of a lane count up; the last of an episode leads to -n."""
+class Kept(Pair):
+    """A pair that knows which rows ended an episode, in order, and what they led to."""
 
-    def __init__(self, envs, length, autoreset, lockstep, ends):
-        self.count = envs or 1
-        self.lanes = Lanes(self.count, length, autoreset)
-        self.last = [lane for lane in range(self.count)]  # the number of each lane's next row
-        self.ended = []  # the numbers of all rows that ended an episode, in order
-        self.lockstep = lockstep
-        self.state = fbuf.init(
-            ITEM,
-            length * self.count,
-            num_envs=envs,
-            autoreset=autoreset,
-            lockstep=lockstep,
-            next_of="observation",
-            max_ends=ends,
+    def __init__(self, shape, autoreset="same_step", ends=6):
+        super().__init__(
+            shape, None, autoreset, ITEM, item_of, next_of="observation", max_ends=ends
         )
+        self.ended, self.led_to, self.lost = [], {}, False
 
-    def add(self, steps, often, rng):
-        envs, shape = self.state.ring.num_envs, (steps, self.count)
-        mask = np.ones(shape, bool)
-        if not self.state.ring.lockstep or envs is None:
-            mask = rng.random(shape) < 0.7
-        ends, terminated = rng.random((2, *shape)) < [[[often]], [[0.5]]]
-        numbers = np.zeros(shape, int)
-        for step, lane in zip(*np.nonzero(mask), strict=True):
-            numbers[step, lane] = self.last[lane]
-            self.last[lane] += self.count
-        before = [len(rows) for rows in self.lanes.lanes]
-        self.lanes.add(numbers, ends, terminated, mask)
-        places = before
-        for _, lane in zip(*np.nonzero(mask), strict=True):
-            row = self.lanes.lanes[lane][places[lane]]
-            places[lane] += 1
+    def add(self, steps, rng, often=0.0):
+        before = [len(rows) for rows in self.oracle.lanes]
+        super().add(steps, rng, often)
+        new = [
+            (at, lane, row)
+            for lane, rows in enumerate(self.oracle.lanes)
+            for at, row in enumerate(rows[before[lane] :])
+        ]
+        # Of one head the order of all lanes counts, and there all lanes have as many rows.
+        for _, _, row in sorted(new, key=lambda entry: entry[:2]):
+            self.led_to[row.item] = -row.item if row.end else row.item + self.oracle.envs
             self.ended += [row.item] if row.end else []
-        rows = {"observation": observed(numbers), "reward": (numbers % 7).astype(np.float32)}
-        led_to = observed(np.where(ends, -numbers, numbers + self.count))
-        options = {"terminated": ends & terminated, "truncated": ends & ~terminated}
-        if not self.state.ring.lockstep or envs is None:
-            options["mask"] = mask
-        everything = rows, led_to, options
-        if envs is None:
-            everything = jax.tree.map(lambda x: x[:, 0], everything)
-        rows, led_to, options = jax.tree.map(jnp.asarray, everything)
-        major = envs is not None
-        self.state = functions()[0](
-            self.state, rows, next_observation=led_to, **options, time_major=major
-        )
 
-    def remove(self, rng):
-        stored = self.lanes.stored()
-        if stored:
-            slots = rng.choice(stored, 2).tolist()
-            self.lanes.remove(slots)
-            ids = fbuf._ring.name(self.state.ring, jnp.int32(slots), jnp.ones(2, bool))
-            self.state = functions()[1](self.state, ids)
+    def end(self, rng):
+        opened = [
+            rows[-1] for rows in self.oracle.lanes if rows and not (rows[-1].end or rows[-1].dummy)
+        ]
+        super().end(rng)
+        self.ended += [row.item for row in opened if row.end]
 
-    def end_episode(self, rng):
-        lanes = rng.random(self.count) < 0.5
-        for lane, rows in enumerate(self.lanes.lanes):
-            if lanes[lane] and rows and not (rows[-1].end or rows[-1].dummy):
-                self.ended.append(rows[-1].item)
-                rows[-1].kept = rows[-1].item + self.count  # what it had led to already
-        self.lanes.end_episode(lanes)
-        mask = jnp.asarray(lanes if self.state.ring.num_envs else lanes[0])
-        self.state = functions()[2](self.state, mask)
+    def clear(self):
+        super().clear()
+        self.lost = False
 
-    def led_to(self, row):
+    def expected(self, row):
         """What a row led to, None if that has been lost."""
-        if not row.end:
-            return row.item + self.count
-        room, ended = self.state.nexts.owner.shape[0] - self.count, self.ended
-        if not self.lockstep:  # a ring for each lane
-            room //= self.count
-            ended = [item for item in ended if item % self.count == row.item % self.count]
-        return getattr(row, "kept", -row.item) if row.item in ended[-room:] else None
+        if row.end:
+            ring, ended = self.state.ring, self.ended
+            room = self.state.nexts.owner.shape[0] - self.oracle.envs
+            if not ring.lockstep:  # a ring for each lane
+                room //= self.oracle.envs
+                ended = [n for n in ended if (n - row.item) % self.oracle.envs == 0]
+            if row.item not in ended[-room:]:
+                return None
+        return self.led_to[row.item]
 
 
-@functools.cache
-def functions():
-    add = jax.jit(fbuf.add, static_argnames="time_major")
-    return add, jax.jit(fbuf.remove), jax.jit(fbuf.end_episode)
-
-
-@functools.cache
-def reading(view):
-    return jax.jit(lambda state, slots: view.read(state, slots, jax.random.key(0)))
-
-
-def read(view, played):
-    """What a view makes of every row, in one compiled call."""
-    slots, capacity = played.lanes.stored(), played.state.capacity
-    padded = jnp.asarray((slots + [slots[0]] * capacity)[:capacity], jnp.int32)
-    made = reading(view)(played.state, padded)
-    return slots, jax.tree.map(lambda x: np.asarray(x)[: len(slots)], made)
-
-
-def check_transitions(played):
-    slots, made = read(fbuf.Transition(), played)
+def check_transitions(pair):
+    slots = pair.oracle.stored()
+    made = programs.read(fbuf.Transition(), pair.state, slots)
     lost = False
     for at, slot in enumerate(slots):
-        row = played.lanes.at(slot)
-        led_to, data = played.led_to(row), jax.tree.map(lambda x, at=at: x[at], made.data)
+        row = pair.oracle.at(slot)
+        led_to, data = pair.expected(row), jax.tree.map(lambda x, at=at: x[at], made.data)
         assert data.item["observation"]["at"] == row.item
         assert made.known[at] == (led_to is not None)
         if led_to is None:
             lost = True
         else:
-            jax.tree.map(np.testing.assert_array_equal, data.next, observed(led_to))
-    if lost:
-        assert fbuf.Fault(int(played.state.fault)) == fbuf.Fault.LOST_NEXT
+            jax.tree.map(np.testing.assert_array_equal, data.next, item_of(led_to)["observation"])
+    pair.lost |= lost
+    assert int(pair.state.fault) == fbuf.Fault.LOST_NEXT * pair.lost
 
 
-def check_n_steps(played, n):
-    slots, made = read(fbuf.NStep(n, GAMMA, next_of="observation"), played)
+def check_n_steps(pair, n):
+    slots = pair.oracle.stored()
+    made = programs.read(fbuf.NStep(n, GAMMA, next_of="observation"), pair.state, slots)
     for at, slot in enumerate(slots):
-        lane, place = played.lanes.place(slot)
-        rows = []
-        for row in lane[place : place + n]:
-            if row.removed or row.dummy:
-                break
-            rows.append(row)
-            if row.end:
-                break
-        led_to, data = played.led_to(rows[-1]), jax.tree.map(lambda x, at=at: x[at], made.data)
+        rows = pair.oracle.ahead(slot, n)
+        led_to, data = pair.expected(rows[-1]), jax.tree.map(lambda x, at=at: x[at], made.data)
         assert data.reward == sum(GAMMA**k * (row.item % 7) for k, row in enumerate(rows))
         assert data.steps == len(rows)
         assert data.discount == (0 if rows[-1].terminated else GAMMA ** len(rows))
         assert made.known[at] == (led_to is not None)
         if led_to is not None:
-            jax.tree.map(np.testing.assert_array_equal, data.next, observed(led_to))
+            jax.tree.map(np.testing.assert_array_equal, data.next, item_of(led_to)["observation"])
 
 
-@pytest.mark.parametrize("ends", [40, 2])
+SWEEP = pytest.mark.sweep
+
+
 @pytest.mark.parametrize(
-    ("envs", "length", "autoreset", "lockstep"),
+    ("shape", "autoreset", "ends"),
     [
-        (None, 9, "same_step", True),
-        (3, 6, "same_step", True),
-        (3, 6, "next_step", True),
-        (3, 6, "same_step", False),
-        (None, 1, "same_step", True),
+        ((None, 9, True), "same_step", 9),
+        ((3, 6, True), "next_step", 2),
+        ((3, 6, False), "same_step", 2),
+        pytest.param((None, 9, True), "same_step", 2, marks=SWEEP),
+        pytest.param((3, 6, True), "same_step", 18, marks=SWEEP),
+        pytest.param((3, 6, False), "same_step", 18, marks=SWEEP),
+        pytest.param((None, 1, True), "same_step", 1, marks=SWEEP),
     ],
 )
-@settings(max_examples=10)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    turns=st.lists(st.sampled_from([1, 4, 14, "remove", "end"]), min_size=1, max_size=10),
-    often=st.sampled_from([0.0, 0.15, 0.6]),
-)
-def test_every_row_has_what_its_step_led_to(
-    envs, length, autoreset, lockstep, ends, seed, turns, often
-):
-    rng = np.random.default_rng(seed)
-    played = Played(envs, length, autoreset, lockstep, min(ends, length * (envs or 1)))
-    for turn in turns:
-        if turn == "remove":
-            played.remove(rng)
-        elif turn == "end":
-            played.end_episode(rng)
-        else:
-            played.add(turn, often, rng)
-        if played.lanes.stored():
-            check_transitions(played)
-    if played.lanes.stored():
-        check_n_steps(played, min(3, length))
+def test_every_row_has_what_its_step_led_to(shape, autoreset, ends):
+    for seed in range(12):
+        rng, often = np.random.default_rng(seed), (0.15, 0.6, 0.0)[seed % 3]
+        pair = Kept(shape, autoreset, ends)
+        for _ in range(rng.integers(2, 11)):
+            turn = rng.choice(
+                ["few", "many", "remove", "end", "clear"], p=[0.4, 0.2, 0.2, 0.15, 0.05]
+            )
+            if turn in ("few", "many"):
+                pair.add(5 if turn == "few" else 14, rng, often)
+            elif turn == "clear":
+                pair.clear()
+            else:
+                getattr(pair, turn)(rng)
+            if pair.oracle.stored():
+                check_transitions(pair)
+        if pair.oracle.stored():
+            check_n_steps(pair, min(3, shape[1]))
 
 
 def test_what_is_lost_is_masked():
@@ -241,21 +184,16 @@ def test_the_end_of_a_removed_row_is_no_loss():
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.LOST_NEXT
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, GAMMA, next_of="observation")]
 )
-def test_the_same_eagerly_jitted_scanned_and_under_vmap(view):
-    played = Played(3, 6, "same_step", True, 6)
-    for _ in range(3):
-        played.add(4, 0.2, np.random.default_rng(1))
-    state, keys = played.state, jax.random.split(jax.random.key(1), 4)
+def test_the_same_in_every_way(view):
+    pair = Kept((3, 6, True))
+    for seed in range(3):
+        pair.add(14, np.random.default_rng(seed), 0.2)
     draw = functools.partial(fbuf.sample, batch_size=8, view=view)
-    eager = jax.tree.map(lambda *x: np.stack(x), *[draw(state, key) for key in keys])
-    _, scanned = jax.lax.scan(lambda s, key: (s, draw(s, key)), state, keys)
-    both = jax.tree.map(lambda x: jnp.stack([x] * 4), state)
-    batched = jax.jit(jax.vmap(draw))(both, keys)
-    for other in (scanned, batched):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), eager, other)
+    programs.every_way(draw, pair.state, jax.random.split(jax.random.key(1), 2))
 
 
 def test_images_take_half_the_memory():

@@ -1,11 +1,46 @@
-"""Looking into trees: the one place in the tests that knows how they are laid out."""
+"""Looking into a state: the one place in the tests that knows how it is laid out."""
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import fbuf
 from fbuf.trees import mark_tree
 from fbuf.trees.sum_tree import Aggregate
+
+
+@jax.jit
+def rows(state):
+    """All rows as the item's tree, leaves `[capacity, ...]`."""
+    return state.storage.rows()
+
+
+def names(state, slots):
+    """The ids of stored rows."""
+    return fbuf.ids_at(state, jnp.asarray(slots, jnp.int32))
+
+
+def start_tree(index):
+    """The tree of the starts of a sampler that keeps one, None of another."""
+    index = getattr(index, "starts", index)
+    return getattr(index, "tree", None)
+
+
+def priority_tree(index):
+    """The tree of the priorities of a sampler that keeps them."""
+    return getattr(index, "priorities", index).tree
+
+
+def episode_trees(index):
+    """The trees of the first and the last starts of episodes, and how many episodes there are."""
+    return index.runs.firsts, index.runs.lasts, index.runs.count
+
+
+def lane_by_lane(oracle, slot):
+    """Where a slot lies in the trees of episodes."""
+    return (slot % oracle.envs) * oracle.length + slot // oracle.envs
 
 
 def marks(tree):
@@ -22,6 +57,11 @@ def marks(tree):
     np.testing.assert_array_equal(nodes, np.concatenate(counts))
     assert not marked.reshape(-1)[tree.capacity :].any()
     return marked.reshape(-1)[: tree.capacity].astype(bool)
+
+
+def leaves(tree):
+    """The leaves of a tree of priorities, as they are: `[capacity]`."""
+    return np.asarray(tree.leaves).reshape(-1)[: tree.capacity]
 
 
 def values(tree):

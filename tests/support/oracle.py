@@ -1,0 +1,248 @@
+"""What a buffer must do, in plain Python: lists, loops and floats, and a look at every row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+BAD_PRIORITY, OUT_OF_RANGE, STALE = 1, 2, 4
+
+
+@dataclasses.dataclass
+class Row:
+    """A row, where `priority` is the value as stored."""
+
+    item: int
+    generation: int
+    priority: float
+    terminated: bool
+    truncated: bool
+    dummy: bool
+    removed: bool = False
+
+    @property
+    def end(self):
+        return self.terminated or self.truncated
+
+
+class Oracle:
+    """Every row of every lane since the last clear. Without environments there is one lane.
+
+    `alpha`, `eps` and `new_priority` are those of the sampler; without priorities they do not
+    matter.
+    """
+
+    def __init__(
+        self, length, envs=1, autoreset="same_step", alpha=1.0, eps=0.0, new_priority="largest"
+    ):
+        self.length, self.envs, self.autoreset = length, envs, autoreset
+        self.alpha, self.eps, self.new_priority = alpha, eps, new_priority
+        self.capacity = length * envs
+        self.lanes: list[list[Row]] = [[] for _ in range(envs)]
+        self.laps = [0] * envs
+        self.resets = [False] * envs
+        self.fault, self.largest_ever = 0, 0.0
+
+    # What is done to a buffer.
+
+    def add(self, items, terminated=None, truncated=None, priority=None, mask=None):
+        """Rows `[steps, envs]`."""
+        default = self.default()
+        for lane, rows in enumerate(self.lanes):
+            chosen = [n for n in range(len(items)) if mask is None or mask[n][lane]]
+            for rank, step in enumerate(chosen):
+                dummy = self.autoreset == "next_step" and self.resets[lane]
+                kept = len(chosen) - rank <= self.length and not dummy
+                stored = default
+                if priority is not None:
+                    given = float(priority[step][lane])
+                    good = math.isfinite(given) and given >= 0
+                    stored = self.power(given) if good else default
+                    if kept and not good:
+                        self.fault |= BAD_PRIORITY
+                if kept:
+                    self.largest_ever = max(self.largest_ever, stored)
+                row = Row(
+                    int(items[step][lane]),
+                    self.laps[lane] + len(rows) // self.length,
+                    stored,
+                    not dummy and terminated is not None and bool(terminated[step][lane]),
+                    not dummy and truncated is not None and bool(truncated[step][lane]),
+                    dummy,
+                )
+                rows.append(row)
+                self.resets[lane] = row.end
+
+    def end_episode(self, lanes):
+        """Truncate what is open in some lanes, and forget that a reset is due."""
+        for lane, rows in enumerate(self.lanes):
+            if lanes[lane]:
+                if rows and not rows[-1].dummy and not rows[-1].end:
+                    rows[-1].truncated = True
+                self.resets[lane] = False
+
+    def update_priority(self, ids, priority, mask=None):
+        for row, given in zip(self.named(ids, mask), priority, strict=True):
+            if row is None:
+                continue
+            if not math.isfinite(given) or given < 0:
+                self.fault |= BAD_PRIORITY
+            else:
+                row.priority = self.power(given)
+                self.largest_ever = max(self.largest_ever, row.priority)
+
+    def remove(self, ids, mask=None):
+        for row in self.named(ids, mask):
+            if row is not None:
+                row.removed = True
+
+    def clear(self):
+        self.laps = [
+            lap + len(rows) // self.length + 1
+            for lap, rows in zip(self.laps, self.lanes, strict=True)
+        ]
+        self.lanes = [[] for _ in range(self.envs)]
+        self.resets = [False] * self.envs
+        self.fault, self.largest_ever = 0, 0.0
+
+    # Rows, by where they are.
+
+    def there(self, lane):
+        """The numbers of the rows of a lane that have not been overwritten."""
+        rows = self.lanes[lane]
+        return range(max(0, len(rows) - self.length), len(rows))
+
+    def slot(self, lane, at):
+        return at % self.length * self.envs + lane
+
+    def place(self, slot):
+        """The rows of the lane a slot is in, and the number of its row there, None without one."""
+        lane, step = slot % self.envs, slot // self.envs
+        found = [at for at in self.there(lane) if at % self.length == step]
+        return self.lanes[lane], found[0] if found else None
+
+    def at(self, slot):
+        """The row in a slot, None without one."""
+        rows, number = self.place(slot)
+        return None if number is None else rows[number]
+
+    def stored(self):
+        """Slots of the rows that can be found."""
+        return [
+            self.slot(lane, at)
+            for lane, rows in enumerate(self.lanes)
+            for at in self.there(lane)
+            if not rows[at].removed and not rows[at].dummy
+        ]
+
+    def named(self, ids, mask=None):
+        """The rows of ids `(slot, generation)`, None and a fault where there is none."""
+        found = []
+        for n, (slot, generation) in enumerate(ids):
+            found.append(None)
+            if slot == -1 or (mask is not None and not mask[n]):
+                continue
+            if not 0 <= slot < self.capacity:
+                self.fault |= OUT_OF_RANGE
+                continue
+            row = self.at(slot)
+            if row is None or row.removed or row.dummy or row.generation != generation:
+                self.fault |= STALE
+            else:
+                found[-1] = row
+        return found
+
+    def newest(self, count):
+        """Slots of the newest rows of environments that step together, whatever became of them."""
+        rows = [
+            (at, lane, self.slot(lane, at)) for lane in range(self.envs) for at in self.there(lane)
+        ]
+        return {slot for _, _, slot in sorted(rows)[-count:]}
+
+    # What a view may read from a row.
+
+    def ahead(self, slot, steps, cross=False):
+        """The rows from a slot on."""
+        rows, at = self.place(slot)
+        found = []
+        for row in rows[at:]:
+            if row.dummy and cross:
+                continue
+            if row.removed or row.dummy or len(found) == steps:
+                break
+            found.append(row)
+            if row.end and not cross:
+                break
+        return found
+
+    def back(self, slot, steps):
+        """The rows up to a slot, no further back than its episode, the newest last."""
+        rows, at = self.place(slot)
+        found = [rows[at]]
+        oldest = max(0, len(rows) - self.length)
+        while len(found) < steps and at > oldest:
+            at -= 1
+            if rows[at].end or rows[at].removed or rows[at].dummy:
+                break
+            found.insert(0, rows[at])
+        return found
+
+    # What a sampler may draw, and how often.
+
+    def power(self, priority):
+        base = priority + self.eps
+        return base**self.alpha if base > 0 else 0.0
+
+    def default(self):
+        """What a row without a priority gets, as stored."""
+        live = [self.at(slot).priority for slot in self.stored()]
+        largest = max(live, default=0.0) if self.new_priority == "largest" else self.largest_ever
+        return largest if largest > 0 else 1.0
+
+    def runs(self, window, stride=1, first=False):
+        """The starts of each episode, in the order of time; where one is missing, there are two."""
+        found = []
+        for lane, rows in enumerate(self.lanes):
+            run, last = [], None
+            for at in self.there(lane):
+                steps = rows[at : at + window]
+                whole = len(steps) == window and not any(r.dummy or r.removed for r in steps)
+                whole &= not any(row.end for row in steps[:-1])
+                begins = at == 0 or rows[at - 1].end or rows[at - 1].dummy
+                if not whole or at % self.length % stride or (first and not begins):
+                    continue
+                ended = last is not None and any(r.end or r.dummy for r in rows[last:at])
+                if last is None or ended or at - last != stride:
+                    run = []
+                    found.append(run)
+                run.append(self.slot(lane, at))
+                last = at
+        return found
+
+    def starts(self, window, stride=1, first=False):
+        """Slots of the starts."""
+        return {slot for run in self.runs(window, stride, first) for slot in run}
+
+    def evenly(self, slots):
+        """How likely each of some slots is, where they are alike."""
+        return dict.fromkeys(slots, 1 / max(len(slots), 1))
+
+    def by_episode(self, window, stride=1, first=False):
+        """How likely each slot is, where an episode is drawn first."""
+        runs = self.runs(window, stride, first)
+        return {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
+
+    def by_priority(self, starts):
+        """How likely each start is, in proportion to what is stored."""
+        values = {slot: self.at(slot).priority for slot in starts}
+        total = sum(values.values())
+        return {slot: value / total for slot, value in values.items() if value > 0}
+
+    def mixed(self, ways):
+        """How likely each slot is by ways `(share, likely)`; those that can draw nothing drop."""
+        whole = sum(share for share, likely in ways if likely)
+        found = {}
+        for share, likely in ways:
+            for slot in likely if share else ():
+                found[slot] = found.get(slot, 0) + share / whole * likely[slot]
+        return found

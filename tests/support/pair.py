@@ -1,0 +1,149 @@
+"""A buffer beside the oracle, to which the same is done."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from support import inside, programs
+from support.oracle import Oracle
+
+# Environments, the length of a lane, whether they step together.
+FLAT, TOGETHER, APART = (None, 9, True), (3, 40, True), (3, 40, False)
+NAN, INF = float("nan"), float("inf")
+
+
+def itself(numbers):
+    """Rows that are their own numbers."""
+    return np.asarray(numbers).astype(np.int32)
+
+
+def priorities_of(sampler):
+    """The part of a sampler that keeps priorities, None without one."""
+    given = getattr(sampler, "priorities", sampler)
+    return given if isinstance(given, fbuf.Prioritized) else None
+
+
+class Pair:
+    """A buffer and the oracle. `make` turns the numbers of rows into items."""
+
+    def __init__(
+        self, shape, sampler=None, autoreset="same_step", item=None, make=itself, **options
+    ):
+        envs, length, lockstep = shape
+        sampler = sampler or fbuf.Uniform()
+        self.state = fbuf.init(
+            jnp.int32(0) if item is None else item,
+            length * (envs or 1),
+            num_envs=envs,
+            lockstep=lockstep,
+            autoreset=autoreset,
+            sampler=sampler,
+            **options,
+        )
+        self.per = priorities_of(sampler)
+        given = {n: getattr(self.per, n) for n in ("alpha", "eps", "new_priority") if self.per}
+        self.oracle = Oracle(length, envs or 1, autoreset, **given)
+        self.make, self.next_of = make, options.get("next_of")
+        self.last = [lane + 1 for lane in range(envs or 1)]  # the number of each lane's next row
+        self.masks = not lockstep or envs is None  # whether rows may be left out
+        self.seen: list[tuple[int, int]] = []
+
+    @property
+    def one_lane(self):
+        return self.state.ring.num_envs is None
+
+    def add(self, steps, rng, often=0.0, bad=False, plain=False):
+        """Random rows; `plain` leaves out all that can be left out."""
+        envs = self.oracle.envs
+        shape, options, mask = (steps, envs), {}, None
+        ends = np.zeros(shape, bool)
+        if not plain:
+            ends, by_itself = rng.random((2, *shape)) < [[[often]], [[0.5]]]
+            options = {"terminated": ends & by_itself, "truncated": ends & ~by_itself}
+            if self.masks:
+                mask = rng.random(shape) < rng.choice([0.3, 0.8, 1.0])
+                options["mask"] = mask
+            if self.per is not None:
+                values = [0.0, 1.0, 2.0, 3.0, 4.0, 0.25] + [NAN, INF, -1.0] * bad
+                options["priority"] = rng.choice(values, shape).astype(np.float32)
+        # The rows of a lane count up by the number of lanes.
+        numbers = np.zeros(shape, int)
+        for step, lane in np.argwhere(np.ones(shape) if mask is None else mask):
+            numbers[step, lane] = self.last[lane]
+            self.last[lane] += envs
+        self.oracle.add(numbers, **options)
+        if self.next_of:
+            options["next_observation"] = self.make(self.after(numbers, ends))[self.next_of]
+        given = (self.make(numbers), options)
+        if self.one_lane:
+            given = jax.tree.map(lambda x: x[:, 0], given)
+        items, options = given
+        self.state = programs.add(self.state, items, **options, time_major=not self.one_lane)
+
+    def after(self, numbers, ends):
+        """What rows lead to: the number of the lane's next row; behind an end -n of their own."""
+        return np.where(ends, -numbers, numbers + self.oracle.envs)
+
+    def ids(self, rng, count=3, odd=False):
+        """Names of stored rows, and with `odd` also stale ones, and such as name nothing."""
+        live = [(slot, self.oracle.at(slot).generation) for slot in self.oracle.stored()]
+        self.seen = (self.seen + live)[-60:]
+        capacity = self.oracle.capacity
+        strange = [(-1, 0), (capacity, 0), (-7, 0), (2**31 - 1, 3), (capacity - 1, 0)]
+        pools = [live, live, strange, self.seen[-30:]] if odd else [live]
+        pools = [pool for pool in pools if pool]
+        picked = [pools[n] for n in rng.integers(0, len(pools), count)] if pools else []
+        return [pool[rng.integers(0, len(pool))] for pool in picked]
+
+    def named(self, ids):
+        slot, generation = np.array(ids, np.int32).T
+        return fbuf.Ids(jnp.asarray(slot), jnp.asarray(generation))
+
+    def remove(self, rng, count=3, odd=False):
+        ids = self.ids(rng, count, odd)
+        if ids:
+            mask = rng.random(count) < 0.7
+            self.oracle.remove(ids, mask)
+            self.state = programs.remove(self.state, self.named(ids), mask=mask)
+
+    def update(self, rng, count=3, odd=False):
+        ids = self.ids(rng, count, odd)
+        if ids and self.per is not None:
+            mask = rng.random(count) < 0.7
+            values = [0.0, 1.0, 3.0, 50.0] + [NAN, INF, -1.0] * odd
+            new = rng.choice(values, count).astype(np.float32)
+            self.oracle.update_priority(ids, new.tolist(), mask)
+            self.state = programs.update_priority(self.state, self.named(ids), new, mask=mask)
+
+    def end(self, rng):
+        lanes = rng.random(self.oracle.envs) < 0.5
+        self.oracle.end_episode(lanes)
+        mask = lanes[0] if self.one_lane else lanes
+        self.state = programs.end_episode(self.state, jnp.asarray(mask))
+
+    def clear(self):
+        self.oracle.clear()
+        self.state = programs.clear(self.state)
+
+    def step(self, rng, sizes, often, odd=False):
+        """One random operation; `sizes` are the steps of an add, the first of a plain one."""
+        kind = rng.choice(
+            ["add", "plain", "remove", "update", "end", "clear"],
+            p=[0.4, 0.1, 0.15, 0.12, 0.18, 0.05],
+        )
+        if kind == "add":
+            self.add(int(rng.choice(sizes)), rng, often, bad=odd)
+        elif kind == "plain":
+            self.add(sizes[0], rng, plain=True)
+        elif kind == "clear":
+            self.clear()
+        elif kind == "end":
+            self.end(rng)
+        else:
+            getattr(self, kind)(rng, 3, odd)
+
+    def rows(self):
+        return inside.rows(self.state)

@@ -1,0 +1,59 @@
+"""The verbs compiled once for the whole session: what a test costs is what it has to compile."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+
+import fbuf
+
+STATIC = {"add": ("time_major",), "sample": ("batch_size", "view")}
+
+
+@functools.cache
+def compiled(name, donate=False):
+    """A verb of fbuf in a jit of its own, one for all tests."""
+    return jax.jit(
+        getattr(fbuf, name),
+        static_argnames=STATIC.get(name, ()),
+        donate_argnums=(0,) if donate else (),
+    )
+
+
+add, remove, clear = compiled("add"), compiled("remove"), compiled("clear")
+update_priority, end_episode = compiled("update_priority"), compiled("end_episode")
+sample = compiled("sample")
+
+
+@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
+def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
+    """A batch, and all that can be asked of a state, in one program."""
+    batch = fbuf.sample(state, key, batch_size, view=view, beta=beta, step=step)
+    return batch, fbuf.size(state), fbuf.can_sample(state), fbuf.stats(state)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def reading(view, state, slots, key):
+    """What a view makes of slots."""
+    return view.read(state, slots, key)
+
+
+def read(view, state, slots, key=None):
+    """What a view makes of some slots, padded so that all tests of a shape share a program."""
+    key = jax.random.key(0) if key is None else key
+    padded = np.resize(np.asarray(slots, np.int32), max(state.capacity, len(slots)))
+    made = reading(view, state, padded, key)
+    return jax.tree.map(lambda x: np.asarray(x)[: len(slots)], made)
+
+
+def every_way(draw, state, keys):
+    """What `draw(state, key)` gives eagerly; it must give the same in each way of calling it."""
+    eager = jax.tree.map(lambda *x: np.stack(x), *[draw(state, key) for key in keys])
+    many = jax.tree.map(lambda x: np.stack([x] * len(keys)), state)
+    scan = lambda s, ks: jax.lax.scan(lambda s, k: (s, draw(s, k)), s, ks)[1]  # noqa: E731
+    for way in (jax.jit(scan)(state, keys), jax.jit(jax.vmap(draw))(many, keys)):
+        for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(way), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    return eager

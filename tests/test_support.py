@@ -1,0 +1,37 @@
+"""What the tests stand on: the wrong lines keep up with the package, the cache is bounded."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from support import cache
+from support.mutants import MUTANTS
+
+import fbuf
+
+PACKAGE = pathlib.Path(fbuf.__file__).parent
+
+
+@pytest.mark.parametrize("file", sorted({mutant.file for mutant in MUTANTS}))
+def test_every_wrong_line_is_of_a_text_that_is_there_once(file):
+    text = (PACKAGE / file).read_text()
+    for mutant in MUTANTS:
+        if mutant.file == file:
+            assert text.count(mutant.old) == 1, mutant.old
+            assert mutant.new != mutant.old
+
+
+def test_every_kind_of_bug_has_some():
+    kinds = [mutant.kind for mutant in MUTANTS]
+    assert all(kinds.count(kind) >= 3 for kind in kinds)
+
+
+def test_the_oldest_programs_make_way(tmp_path):
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(bytes(100))
+        os.utime(tmp_path / str(number), (number, number))
+    cache.bound(tmp_path, 250)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["3", "4"]
+    cache.bound(tmp_path / "none", 250)
