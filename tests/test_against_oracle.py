@@ -18,7 +18,7 @@ MANY = (20, 4, True)
 """More lanes than draws."""
 EXACT = {"alpha": 1.0, "eps": 0.0}
 STRIDE, GAPS = {"window": 3, "stride": 2}, {"window": 1, "stride": 2}
-FIRST = {"window": 3, "starts": "first"}
+FIRST = {"window": 3, "first_only": True}
 WINDOW, LONG = {"window": 2}, {"window": 4}
 BY_EPISODE = {"by": "episode"}
 
@@ -32,7 +32,9 @@ def prioritized(**options):
 
 
 def mixture(recent=0.3, **options):
-    return fbuf.Mixture(0.4, 0.3, recent, recent_rows=4, priorities=prioritized(**options))
+    return fbuf.Mixture(
+        0.4, prioritized=0.3, recent=recent, recent_rows=4, priorities=prioritized(**options)
+    )
 
 
 CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one of these
@@ -62,7 +64,7 @@ SWEPT = [
     *((ONE, uniform(**o), "same_step") for o in (WINDOW, LONG, STRIDE, FIRST)),
     *(
         (THREE, uniform(**o), "same_step")
-        for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "starts": "first"})
+        for o in ({}, WINDOW, LONG, FIRST, {"window": 1, "first_only": True})
     ),
     *((APART, uniform(**o), "next_step") for o in ({}, WINDOW, STRIDE)),
     *((ONE, uniform(**o, **BY_EPISODE), "next_step") for o in ({}, WINDOW, LONG, FIRST)),
@@ -114,11 +116,11 @@ def agree(pair, rng):
     dummies = [at for at in range(oracle.capacity) if (row := oracle.at(at)) and row.dummy]
     taken = sum(len(oracle.there(lane)) for lane in range(oracle.envs))
     assert int(stats["removed"]) == taken - len(stored)
-    assert "starts" not in stats or int(stats["starts"]) == len(starts)
+    assert "num_starts" not in stats or int(stats["num_starts"]) == len(starts)
     names(pair, stored)
     if pair.per is not None:
         assert not set(dummies) & set(starts)
-        np.testing.assert_allclose(stats["priority_of_new_rows"], oracle.default(), rtol=1e-5)
+        np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
     look_inside(pair, starts)
     if step is not None:
         an_epoch(pair, starts, key)
@@ -146,7 +148,7 @@ def likelihoods(pair):
     """The starts, and how likely each slot is that may be drawn."""
     oracle, sampler = pair.oracle, pair.state.sampler
     given = getattr(sampler, "priorities", sampler)
-    options = (given.window, given.stride, given.starts == "first")
+    options = (given.window, given.stride, given.first_only)
     starts = oracle.starts(*options)
     if isinstance(sampler, fbuf.Prioritized):
         return starts, oracle.by_priority(starts)
@@ -183,7 +185,7 @@ def look_inside(pair, starts):
         reached = np.maximum(inside.values(tree), 0)
         assert set(np.flatnonzero(reached).tolist()) == set(oracle.by_priority(starts))
     if getattr(state.sampler, "by", "start") == "episode":
-        options = (state.sampler.window, state.sampler.stride, state.sampler.starts == "first")
+        options = (state.sampler.window, state.sampler.stride, state.sampler.first_only)
         runs = oracle.runs(*options)
         firsts, lasts, count = inside.episode_trees(index)
         for tree, at in ((firsts, 0), (lasts, -1)):

@@ -39,7 +39,7 @@ import fbuf
 
 SEQUENCE = fbuf.Sequence(3, boundary="stop")
 HINDSIGHT = fbuf.Hindsight(lambda a, g: jnp.abs(a - g).sum(), "episode", goal="obs", achieved="obs")
-MIXTURE = fbuf.Mixture(0.4, 0.3, 0.3, priorities=fbuf.Prioritized(window=3))
+MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
 APART = {"num_envs": 16, "lockstep": False}
 SHARED = {"next_of": "obs"}
@@ -47,7 +47,7 @@ COMMON = [
     (with_masks, PRIORITIZED),
     (row_by_row, BY_EPISODE),
     (windows(SEQUENCE, then_remove=True), MIXTURE),
-    (next_observations(fbuf.NStep(3, 0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
+    (next_observations(fbuf.NStep(3, gamma=0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
     (apart, WINDOW, APART),
 ]
 SWEPT = [
@@ -59,8 +59,8 @@ SWEPT = [
     (next_observations(fbuf.Transition("obs")), UNIFORM, SHARED),
     (row_by_row, WINDOW),
     (windows(SEQUENCE, then_remove=True), WINDOW),
-    (windows(fbuf.NStep(3, 0.9, next_observation="obs"), then_remove=True), UNIFORM),
-    (windows(fbuf.FrameStack(3, "obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.NStep(3, gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),
     (sample_remove_add(HINDSIGHT), UNIFORM),
     (add_sample_update, PRIORITIZED),

@@ -220,7 +220,7 @@ def test_new_rows_follow_the_largest_priority_as_it_goes(run):
     assert inside.values(state.index.tree).tolist() == [1, 50, 0]
     state = run.add(state, one)  # over the second one, which was the largest until then
     assert inside.values(state.index.tree).tolist() == [1, 50, 0]
-    assert float(run.stats(state)["priority_of_new_rows"]) == 50
+    assert float(run.stats(state)["new_priority"]) == 50
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
@@ -239,14 +239,18 @@ WINDOW = fbuf.Prioritized(window=2)
 STRATIFIED = fbuf.Prioritized(window=2, draws="stratified", normalize="buffer")
 HINDSIGHT = fbuf.Hindsight(jnp.equal, goal="x", achieved="x")
 EVERYTHING = [
-    (fbuf.Mixture(1, 1, 1, priorities=WINDOW), {"next_of": "x"}, fbuf.Transition("x")),
-    (STRATIFIED, {}, fbuf.NStep(2, 0.9)),
+    (
+        fbuf.Mixture(1, prioritized=1, recent=1, priorities=WINDOW),
+        {"next_of": "x"},
+        fbuf.Transition("x"),
+    ),
+    (STRATIFIED, {}, fbuf.NStep(2, gamma=0.9)),
     (fbuf.Uniform(window=2, by="episode"), {"lockstep": False}, fbuf.Sequence(2)),
     (fbuf.Shuffled(window=2), {"autoreset": "next_step"}, HINDSIGHT),
-    (fbuf.Prioritized(), {}, fbuf.Sequence(2)),
-    (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, "x")),
+    (fbuf.Prioritized(), {}, fbuf.Sequence(2, boundary="pad")),
+    (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, field="x")),
     (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
-    (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, 0.9, next_of="x")),
+    (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, gamma=0.9, next_of="x")),
 ]
 
 

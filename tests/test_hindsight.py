@@ -53,7 +53,7 @@ def allowed(history, slot, strategy):
     ],
 )
 def test_goals_are_of_the_same_episode(strategy, shape, autoreset):
-    view, chosen = fbuf.Hindsight(reward_fn, strategy, ratio=0.75), []
+    view, chosen = fbuf.Hindsight(reward_fn, strategy=strategy, ratio=0.75), []
     key = jax.random.key(7)
     for oracle, slot, reading in every(view, shape, autoreset, key, count=120):
         row, item = oracle.at(slot), reading.data.item
@@ -94,7 +94,7 @@ def episodes():
 def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
     # Step 99 is the first one of the open episode, which goes on around the ring.
     # Among those that are relabelled: whether and where must be independent.
-    view = fbuf.Hindsight(reward_fn, strategy, ratio=0.5)
+    view = fbuf.Hindsight(reward_fn, strategy=strategy, ratio=0.5)
     slots = jnp.full(2 * DRAWS, slot, jnp.int32)
     data = programs.reading(view, episodes(), slots, jax.random.key(7)).data
     levels = np.asarray(data.item["goal"]["level"])[np.asarray(data.relabelled)]
@@ -108,7 +108,7 @@ def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
     "ratio", [0.8, 1.0, pytest.param(0, marks=SWEEP), pytest.param(0.1, marks=SWEEP)]
 )
 def test_the_share_that_is_relabelled(ratio):
-    view = fbuf.Hindsight(reward_fn, "final", ratio)
+    view = fbuf.Hindsight(reward_fn, strategy="final", ratio=ratio)
     state = episodes()
     slots = jnp.arange(DRAWS, dtype=jnp.int32) % 200
     data = programs.reading(view, state, slots, jax.random.key(3)).data
@@ -129,7 +129,7 @@ def test_the_share_that_is_relabelled(ratio):
 
 
 def test_another_key_chooses_anew_and_the_choice_is_not_the_samplers():
-    state, view = episodes(), fbuf.Hindsight(reward_fn, "future", 0.5)
+    state, view = episodes(), fbuf.Hindsight(reward_fn, strategy="future", ratio=0.5)
     one, same, other = (fbuf.sample(state, jax.random.key(k), 64, view=view) for k in (0, 0, 1))
     assert (one.data.item["reward"] == same.data.item["reward"]).all()
     assert (one.data.relabelled != other.data.relabelled).any()
@@ -138,7 +138,10 @@ def test_another_key_chooses_anew_and_the_choice_is_not_the_samplers():
 
 
 def test_the_same_in_every_way():
-    pair, view = played(TOGETHER, "next_step", 4, 0.15), fbuf.Hindsight(reward_fn, "episode", 0.5)
+    pair, view = (
+        played(TOGETHER, "next_step", 4, 0.15),
+        fbuf.Hindsight(reward_fn, strategy="episode", ratio=0.5),
+    )
     draw = functools.partial(fbuf.sample, batch_size=64, view=view)
     eager = programs.every_way(draw, pair.state, jax.random.split(jax.random.key(1), 2))
     assert eager.mask.all()
@@ -151,7 +154,9 @@ def test_the_same_in_every_way():
 )
 def test_where_nothing_can_be_drawn_nothing_happens(strategy):
     state = fbuf.init(ITEM, 64)
-    batch = fbuf.sample(state, jax.random.key(0), 8, view=fbuf.Hindsight(reward_fn, strategy))
+    batch = fbuf.sample(
+        state, jax.random.key(0), 8, view=fbuf.Hindsight(reward_fn, strategy=strategy)
+    )
     assert not batch.mask.any()
     np.testing.assert_array_equal(batch.weight, 0)
 
@@ -176,7 +181,11 @@ def test_the_reward_keeps_its_dtype(stored, function):
 def test_what_cannot_be_right_is_refused():
     for arguments, error, match in (
         ({"reward_fn": 1.0}, TypeError, r"fbuf.Hindsight: reward_fn must be a function"),
-        ({"strategy": "random"}, ValueError, "strategy must be 'future', 'final' or 'episode'"),
+        (
+            {"strategy": "random"},
+            ValueError,
+            "strategy must be one of 'future', 'final', 'episode'",
+        ),
         ({"ratio": 4}, ValueError, "ratio must be from 0 to 1, got 4"),
         ({"ratio": -0.1}, ValueError, "ratio must be from 0 to 1"),
         ({"ratio": "0.8"}, TypeError, "ratio must be a Python number"),

@@ -36,7 +36,9 @@ def drawn(state):
 @pytest.mark.parametrize(("given", "window"), WAYS, ids=str)
 def test_a_row_is_as_likely_as_all_ways_together_make_it(given, window):
     per = fbuf.Prioritized(alpha=1.0, eps=0.0, window=window)
-    sampler = fbuf.Mixture(*given, recent_rows=5, priorities=per)
+    sampler = fbuf.Mixture(
+        given[0], prioritized=given[1], recent=given[2], recent_rows=5, priorities=per
+    )
     for rows in (4, 10, 14, 21):  # not full; full; around the seam
         pair, rng = Pair((None, 10, True), sampler), np.random.default_rng(rows)
         pair.add(7, rng)
@@ -65,7 +67,7 @@ def test_a_row_is_as_likely_as_all_ways_together_make_it(given, window):
 
 
 def test_a_mixture_can_be_updated_and_emptied():
-    sampler = fbuf.Mixture(0.0, 1.0, priorities=PER)
+    sampler = fbuf.Mixture(0.0, prioritized=1.0, priorities=PER)
     state = fbuf.add(fbuf.init(jnp.int32(0), 8, sampler=sampler), jnp.arange(8, dtype=jnp.int32))
     ids = fbuf.Ids(jnp.arange(8, dtype=jnp.int32), jnp.zeros(8, jnp.int32))
     state = fbuf.update_priority(state, ids, jnp.array([0.0] * 6 + [1.0, 3.0]))

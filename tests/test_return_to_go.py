@@ -14,7 +14,7 @@ from support.pair import TOGETHER
 from test_views import EVERY, every, item_of, played
 
 import fbuf
-from fbuf.views import _episode
+from fbuf.views import episode
 
 ALL = 10**6
 GAMMA = 0.875
@@ -37,7 +37,7 @@ def test_return_to_go(shape, autoreset):
 @functools.cache
 def reaches():
     return jax.jit(
-        lambda ring, slots: (_episode.remaining(ring, slots), _episode.elapsed(ring, slots))
+        lambda ring, slots: (episode.remaining(ring, slots), episode.elapsed(ring, slots))
     )
 
 
@@ -50,7 +50,7 @@ def test_reach_of_long_episodes(lanes, steps, often):
     size = length * lanes
     flags = rng.choice([0, 1, 2, 4, 12], size, p=[1 - often, *[often / 4] * 4]).astype(np.uint8)
     flags |= rng.choice([0, 16], size).astype(np.uint8)  # a bit that means nothing
-    ring = fbuf._ring.empty(size, lanes, True, "same_step", follow=False)
+    ring = fbuf.storage.ring.empty(size, lanes, True, "same_step", follow=False)
     head, stored = steps % length * lanes, min(steps, length) * lanes
     cursor = jnp.array([[head], [steps // length], [stored]], jnp.int32)
     ring = dataclasses.replace(ring, cursor=cursor, flags=jnp.asarray(flags))
@@ -74,7 +74,7 @@ def test_reach_of_long_episodes(lanes, steps, often):
 
 @pytest.mark.parametrize("rows", [1, 2, *range(31, 36), *range(63, 68)])
 def test_a_removed_row_at_the_edge_of_a_chunk(rows):
-    ring = fbuf._ring.empty(300, 1, True, "same_step", follow=False)
+    ring = fbuf.storage.ring.empty(300, 1, True, "same_step", follow=False)
     ring = dataclasses.replace(ring, cursor=jnp.array([[rows], [0], [rows]], jnp.int32))
     for removed, expected in ((rows, (rows - 1, 0)), (rows - 1, (max(rows - 2, 0), 0))):
         flags = jnp.zeros(300, jnp.uint8).at[removed].set(4)
@@ -88,7 +88,7 @@ def test_a_removed_row_at_the_edge_of_a_chunk(rows):
 
 
 def test_what_is_behind_the_end_does_not_leak():
-    state = fbuf.init({"reward": 0.0}, 64, sampler=fbuf.Uniform(starts="first"))
+    state = fbuf.init({"reward": 0.0}, 64, sampler=fbuf.Uniform(first_only=True))
     reward = jnp.array([1.0, 2.0, jnp.nan, 5.0])
     ends = jnp.array([False, True, False, False])
     state = fbuf.add(state, {"reward": reward}, terminated=ends)
@@ -113,7 +113,7 @@ def test_what_is_behind_the_end_does_not_leak():
     ],
 )
 def test_long_episodes_are_summed_up_exactly_enough(gamma, dtype):
-    state = fbuf.init({"reward": jnp.zeros((), dtype)}, 5000, sampler=fbuf.Uniform(starts="first"))
+    state = fbuf.init({"reward": jnp.zeros((), dtype)}, 5000, sampler=fbuf.Uniform(first_only=True))
     reward = np.random.default_rng(0).integers(0, 2, 5000).astype(dtype)
     state = fbuf.add(state, {"reward": jnp.asarray(reward)})
     data = fbuf.sample(state, jax.random.key(0), 3, view=fbuf.ReturnToGo(gamma)).data
@@ -164,6 +164,6 @@ def test_what_cannot_be_right_is_refused():
         ("deep", "must be one real number in each item, got {'r'"),
     ):
         with pytest.raises(ValueError, match=match):
-            fbuf.sample(state, jax.random.key(0), 2, view=fbuf.ReturnToGo(0.9, name))
-    view = fbuf.ReturnToGo(0.9, "deep.r", fields=("x",))
+            fbuf.sample(state, jax.random.key(0), 2, view=fbuf.ReturnToGo(0.9, reward=name))
+    view = fbuf.ReturnToGo(0.9, reward="deep.r", fields=("x",))
     assert list(fbuf.sample(state, jax.random.key(0), 2, view=view).data.item) == ["x"]

@@ -85,19 +85,19 @@ def test_what_update_priority_makes_of_it():
     sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
     state = fbuf.init(jnp.int32(0), capacity=4, sampler=sampler)
     state = fbuf.add(state, jnp.arange(2, dtype=jnp.int32))
-    view = fbuf.Sequence(length=2)
+    view = fbuf.Sequence(length=2, boundary="pad")
     batch = fbuf.sample(state, jax.random.key(0), 32, view=view)
     # The second row has no step behind it; whatever lies there does not count.
-    error = jnp.where(batch.data.item == 1, 3.0, jnp.where(batch.data.there, 1.0, jnp.nan))
+    error = jnp.where(batch.data.item == 1, 3.0, jnp.where(batch.data.valid, 1.0, jnp.nan))
     good = fbuf.update_priority(
-        state, batch.ids, fbuf.sequence_priority(error, batch.data.learn, eta=0.5), donate=False
+        state, batch.ids, fbuf.sequence_priority(error, batch.data.loss_mask, eta=0.5), donate=False
     )
     assert int(good.fault) == 0
     after = fbuf.sample(good, jax.random.key(1), 32, view=view)
     weight = np.where(after.data.item[:, 0] == 0, 0.5 * 3 + 0.5 * 2, 3.0)
     np.testing.assert_allclose(after.probability, weight / 5.5, rtol=1e-6)
     bad = fbuf.update_priority(
-        state, batch.ids, fbuf.sequence_priority(-error, batch.data.learn), donate=False
+        state, batch.ids, fbuf.sequence_priority(-error, batch.data.loss_mask), donate=False
     )
     assert fbuf.Fault(int(bad.fault)) == fbuf.Fault.BAD_PRIORITY
     again = fbuf.sample(bad, jax.random.key(1), 32)
@@ -118,13 +118,31 @@ GOOD = jnp.ones((4, 3)), jnp.ones((4, 3), bool)
         (*GOOD, 1j, TypeError, "eta must be a number or a scalar array, got 1j"),
         (*GOOD, True, TypeError, "eta must be a number or a scalar array, got True"),
         (*GOOD, "most", TypeError, "eta must be a number or a scalar array, got 'most'"),
-        (GOOD[0][0], GOOD[1], 0.9, ValueError, r"priority must be of shape \(4, 3\), like learn"),
-        (GOOD[0], GOOD[1][:, 0], 0.9, ValueError, r"priority must be of shape \(4,\), like learn"),
-        (1.0, True, 0.9, ValueError, r"learn must be of shape \[..., T\]"),
-        (GOOD[0], GOOD[0], 0.9, TypeError, r"learn must be bool, got float32 of shape \(4, 3\)"),
+        (
+            GOOD[0][0],
+            GOOD[1],
+            0.9,
+            ValueError,
+            r"priority must be of shape \(4, 3\), like loss_mask",
+        ),
+        (
+            GOOD[0],
+            GOOD[1][:, 0],
+            0.9,
+            ValueError,
+            r"priority must be of shape \(4,\), like loss_mask",
+        ),
+        (1.0, True, 0.9, ValueError, r"loss_mask must be of shape \[..., T\]"),
+        (
+            GOOD[0],
+            GOOD[0],
+            0.9,
+            TypeError,
+            r"loss_mask must be bool, got float32 of shape \(4, 3\)",
+        ),
         (GOOD[1], GOOD[1], 0.9, TypeError, "priority must be real, got bool"),
         ([1.0], GOOD[1], 0.9, TypeError, "priority must be an array, got a list"),
-        (GOOD[0], [True], 0.9, TypeError, "learn must be an array, got a list"),
+        (GOOD[0], [True], 0.9, TypeError, "loss_mask must be an array, got a list"),
     ],
 )
 def test_what_is_refused(priority, learn, eta, error, message):

@@ -12,11 +12,11 @@ from scipy import stats
 from support import programs
 
 import fbuf
-from fbuf.samplers import _permutation
+from fbuf.samplers import permutation
 
 SWEEP = pytest.mark.sweep
 everywhere = lambda found: jnp.ones(found.shape, bool)  # noqa: E731
-permute = jax.jit(lambda *given: _permutation.permute(*given, everywhere))
+permute = jax.jit(lambda *given: permutation.permute(*given, everywhere))
 sample = programs.sample
 
 
@@ -147,7 +147,7 @@ def an_epoch_with(sampler, options, event, changed, stored):
 
 
 def test_few_starts_among_many_slots():
-    state = fbuf.init(jnp.int32(0), 4000, sampler=fbuf.Shuffled(starts="first"))
+    state = fbuf.init(jnp.int32(0), 4000, sampler=fbuf.Shuffled(first_only=True))
     state = fbuf.add(state, rows(4000), truncated=rows(4000) % 100 == 99)
     drawn = epoch(state, jax.random.key(0), 16, 0, 3)
     assert sorted(drawn) == list(range(0, 4000, 100))

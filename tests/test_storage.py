@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fbuf import _storage
+from fbuf.storage import store
 
 NARROW = ["bool", "uint8", "int8", "float8_e4m3fn", "bfloat16", "int16", "float16", "float32"]
 NEVER = ["complex64", "int4"]
@@ -40,8 +40,8 @@ def bits(x):
 
 @jax.jit
 def written_and_read(storage, rows):
-    storage = _storage.write(storage, jnp.array([7, 9, 0, 3]), rows)
-    return storage, _storage.read(storage, jnp.array([3, 0, 7, 3])), storage.rows()
+    storage = storage.write(jnp.array([7, 9, 0, 3]), rows)
+    return storage, storage.read(jnp.array([3, 0, 7, 3])), storage.read(jnp.arange(9))
 
 
 @pytest.mark.parametrize("fields", ITEMS, ids=str)
@@ -49,7 +49,7 @@ def test_rows_come_back_bit_for_bit(fields):
     rng = np.random.default_rng(0)
     item = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in fields]
     rows = [random((4, *shape), dtype, rng) for shape, dtype in fields]
-    storage, read, everything = written_and_read(_storage.empty(item, 9), rows)
+    storage, read, everything = written_and_read(store.empty(item, 9), rows)
     for was, now, all_, spec in zip(rows, read, everything, item, strict=True):
         assert (now.shape, now.dtype) == ((4, *spec.shape), spec.dtype)
         np.testing.assert_array_equal(bits(now), bits(was)[[3, 2, 0, 3]])
@@ -71,13 +71,13 @@ def test_rows_come_back_bit_for_bit(fields):
 )
 def test_a_word_is_as_wide_as_the_widest_number(dtypes, word, words):
     item = [jnp.zeros((), dtype) for dtype in dtypes]
-    storage = _storage.empty(item, 5)
+    storage = store.empty(item, 5)
     assert (storage.words.dtype, storage.words.shape) == (word, (5, words))
     assert len(storage.wide) == dtypes.count("complex64")
 
 
 def test_images_have_an_array_of_their_own():
-    storage = _storage.empty({"frame": jnp.zeros((84, 84, 4), jnp.uint8), "x": jnp.zeros(3)}, 2)
+    storage = store.empty({"frame": jnp.zeros((84, 84, 4), jnp.uint8), "x": jnp.zeros(3)}, 2)
     assert [leaf.shape for leaf in storage.wide] == [(2, 84, 84, 4)]
     assert storage.words.shape == (2, 3)
 
@@ -86,8 +86,8 @@ def test_64_bit_numbers_are_two_words():
     with jax.enable_x64(True):
         item = {"a": jnp.zeros(2), "b": jnp.int64(0), "c": jnp.zeros((), bool)}
         rows = {"a": jnp.array([[np.pi, -0.0]]), "b": jnp.array([-(2**40)]), "c": jnp.ones(1, bool)}
-        storage = jax.jit(_storage.write)(_storage.empty(item, 2), jnp.array([1]), rows)
+        storage = jax.jit(store.Storage.write)(store.empty(item, 2), jnp.array([1]), rows)
         assert storage.words.shape == (2, 7)
-        read = jax.jit(_storage.read)(storage, jnp.array([1]))
+        read = jax.jit(store.Storage.read)(storage, jnp.array([1]))
         for was, now in zip(jax.tree.leaves(rows), jax.tree.leaves(read), strict=True):
             np.testing.assert_array_equal(was, now)

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from support import inside
 
-from fbuf._ring import Span
+from fbuf.storage.ring import Span
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate
 
@@ -26,7 +26,7 @@ def filled(values, keeps=(Aggregate.SUM,)):
     values = jnp.asarray(values, jnp.float32)
     tree = sum_tree.empty(values.shape[0], keeps)
     slots = jnp.arange(values.shape[0], dtype=jnp.int32)
-    return sum_tree.write(tree, slots, values, jnp.int32(values.shape[0]))
+    return sum_tree.write(tree, slots, values)
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -92,7 +92,7 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
     for slot, value in zip(slots, new, strict=True):
         expected[slot] = value
     write = lambda slots, new: sum_tree.write(  # noqa: E731
-        sum_tree.empty(capacity, ALL), slots, new, jnp.int32(capacity)
+        sum_tree.empty(capacity, ALL), slots, new
     )
     tree = run(write, slots, new)
     np.testing.assert_array_equal(inside.values(tree), expected[:-1])
@@ -105,21 +105,19 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         rng = np.random.default_rng(0)
         tree = filled(rng.random(5000), ALL)
         slots = jnp.array(rng.integers(0, 5000, 700), jnp.int32)
-        tree = sum_tree.write(tree, slots, jnp.array(rng.random(700), jnp.float32), jnp.int32(5000))
+        tree = sum_tree.write(tree, slots, jnp.array(rng.random(700), jnp.float32))
         consecutive = jnp.arange(40, 140, dtype=jnp.int32)
         always = jnp.ones(100, bool)
         span = Span(
             consecutive,
             jnp.int32(40),
             jnp.int32(139),
-            jnp.zeros(100, jnp.uint8),
-            always,
             always,
             None,
             jnp.int32([100]),
             100,
         )
-        tree = sum_tree.write_span(tree, span, jnp.ones(100), jnp.int32(5000))
+        tree = sum_tree.write_span(tree, span, jnp.ones(100))
         u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
         return tree, sum_tree.draw(tree, u)
 

@@ -62,7 +62,7 @@ class Kept(Pair):
         """What a row led to, None if that has been lost."""
         if row.end:
             ring, ended = self.state.ring, self.ended
-            room = self.state.nexts.owner.shape[0] - self.oracle.envs
+            room = self.state.next_obs.owner.shape[0] - self.oracle.envs
             if not ring.lockstep:  # a ring for each lane
                 room //= self.oracle.envs
                 ended = [n for n in ended if (n - row.item) % self.oracle.envs == 0]
@@ -83,14 +83,16 @@ def check_transitions(pair):
         if led_to is None:
             lost = True
         else:
-            jax.tree.map(np.testing.assert_array_equal, data.next, item_of(led_to)["observation"])
+            jax.tree.map(
+                np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
+            )
     pair.lost |= lost
     assert int(pair.state.fault) == fbuf.Fault.LOST_NEXT * pair.lost
 
 
 def check_n_steps(pair, n):
     slots = pair.oracle.stored()
-    made = programs.read(fbuf.NStep(n, GAMMA, next_of="observation"), pair.state, slots)
+    made = programs.read(fbuf.NStep(n, gamma=GAMMA, next_of="observation"), pair.state, slots)
     for at, slot in enumerate(slots):
         rows = pair.oracle.ahead(slot, n)
         led_to, data = pair.expected(rows[-1]), jax.tree.map(lambda x, at=at: x[at], made.data)
@@ -99,7 +101,9 @@ def check_n_steps(pair, n):
         assert data.discount == (0 if rows[-1].terminated else GAMMA ** len(rows))
         assert made.known[at] == (led_to is not None)
         if led_to is not None:
-            jax.tree.map(np.testing.assert_array_equal, data.next, item_of(led_to)["observation"])
+            jax.tree.map(
+                np.testing.assert_array_equal, data.next_observation, item_of(led_to)["observation"]
+            )
 
 
 SWEEP = pytest.mark.sweep
@@ -166,10 +170,12 @@ def test_hindsight_has_it_too():
     ends = jnp.array([0, 1, 0, 0, 0], bool)
     led_to = jnp.where(ends, -9, numbers + 1)
     state = fbuf.add(state, rows, next_observation=led_to, truncated=ends)
-    view = fbuf.Hindsight(jnp.equal, "final", 1.0, achieved="at", next_of="observation")
+    view = fbuf.Hindsight(
+        jnp.equal, strategy="final", ratio=1.0, achieved="at", next_of="observation"
+    )
     data = fbuf.sample(state, jax.random.key(0), 64, view=view).data
     at = np.asarray(data.item["at"])
-    np.testing.assert_array_equal(data.next, np.where(at == 1, -9, at + 1))
+    np.testing.assert_array_equal(data.next_observation, np.where(at == 1, -9, at + 1))
     np.testing.assert_array_equal(data.item["goal"], np.where(at < 2, 1, 4))
 
 
@@ -186,7 +192,7 @@ def test_the_end_of_a_removed_row_is_no_loss():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, GAMMA, next_of="observation")]
+    "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, gamma=GAMMA, next_of="observation")]
 )
 def test_the_same_in_every_way(view):
     pair = Kept((3, 6, True))
@@ -223,7 +229,7 @@ def test_what_cannot_be_right_is_refused():
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.add(state, rows, next_observation=led_to)
-    for view in (fbuf.Transition("reward"), fbuf.NStep(2, 0.9, next_of="reward")):
+    for view in (fbuf.Transition("reward"), fbuf.NStep(2, gamma=0.9, next_of="reward")):
         with pytest.raises(ValueError, match="made with next_of='observation'; make it with"):
             fbuf.sample(state, jax.random.key(0), 2, view=view)
     plain = fbuf.init(item, 8)

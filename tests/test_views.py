@@ -94,20 +94,22 @@ def check_n_step(view, shape, autoreset):
         np.testing.assert_allclose(data.reward, expected, rtol=1e-5, atol=1e-5)
         assert data.steps == len(rows)
         assert data.discount == (0 if rows[-1].terminated else np.float32(GAMMA) ** len(rows))
-        np.testing.assert_array_equal(data.next, item_of(rows[-1].item)["next_observation"])
+        np.testing.assert_array_equal(
+            data.next_observation, item_of(rows[-1].item)["next_observation"]
+        )
         assert data.item["observation"] == rows[0].item
         assert reading.flags & 3 == rows[-1].terminated + 2 * rows[-1].truncated
 
 
 @EVERY
 def test_n_step(shape, autoreset):
-    check_n_step(fbuf.NStep(3, GAMMA), shape, autoreset)
+    check_n_step(fbuf.NStep(3, gamma=GAMMA), shape, autoreset)
 
 
 @ONE
 @pytest.mark.parametrize("n", [1, 9])
 def test_n_step_of_one_and_of_a_whole_lane(shape, autoreset, n):
-    check_n_step(fbuf.NStep(n, GAMMA), shape, autoreset)
+    check_n_step(fbuf.NStep(n, gamma=GAMMA), shape, autoreset)
 
 
 @EVERY
@@ -119,8 +121,8 @@ def test_sequence(shape, autoreset, boundary):
         lane, place = oracle.place(slot)
         data = reading.data
         there = [k < len(rows) for k in range(6)]
-        assert data.there.tolist() == there
-        assert data.learn.tolist() == [t and 2 <= k < 5 for k, t in enumerate(there)]
+        assert data.valid.tolist() == there
+        assert data.loss_mask.tolist() == [t and 2 <= k < 5 for k, t in enumerate(there)]
         flags = [row.terminated + 2 * row.truncated for row in rows] + [0] * (6 - len(rows))
         assert (reading.flags & 3).tolist() == flags
         for k in range(6):
@@ -133,11 +135,11 @@ def test_sequence(shape, autoreset, boundary):
             before = lane[number - 1] if number else None
             known = number > 0 and (k > 0 or place > len(lane) - oracle.length)
             if there[k] and known:
-                assert data.first[k] == (before.end or before.dummy)
+                assert data.is_first[k] == (before.end or before.dummy)
             elif there[k]:  # the oldest row: known to be a first one only while nothing has gone
-                assert data.first[k] == (len(lane) < oracle.length)
+                assert data.is_first[k] == (len(lane) < oracle.length)
             else:
-                assert not data.first[k]
+                assert not data.is_first[k]
         np.testing.assert_array_equal(data.state, item_of(rows[0].item)["next_observation"])
 
 
@@ -153,7 +155,7 @@ def check_frame_stack(view, shape, autoreset):
 
 @EVERY
 def test_frame_stack(shape, autoreset):
-    check_frame_stack(fbuf.FrameStack(4, "image"), shape, autoreset)
+    check_frame_stack(fbuf.FrameStack(4, field="image"), shape, autoreset)
 
 
 @ONE
@@ -166,7 +168,7 @@ def test_frame_stack_of_one_and_of_a_whole_lane(shape, autoreset, k):
     "view",
     [
         fbuf.Sequence(2, burn_in=1, state="image"),
-        pytest.param(fbuf.NStep(3, GAMMA), marks=pytest.mark.sweep),
+        pytest.param(fbuf.NStep(3, gamma=GAMMA), marks=pytest.mark.sweep),
         pytest.param(fbuf.FrameStack(3), marks=pytest.mark.sweep),
         pytest.param(fbuf.Sequence(3, boundary="stop"), marks=pytest.mark.sweep),
     ],
@@ -203,11 +205,11 @@ def test_write_changes_the_rows_that_are_still_there(run):
 
 def test_what_cannot_be_right_is_refused():
     for make, match in (
-        (lambda: fbuf.NStep(0, 0.9), "n must be from 1"),
-        (lambda: fbuf.NStep(2, 1.5), "gamma must be from 0 to 1"),
-        (lambda: fbuf.NStep(2, "0.9"), "gamma must be a Python number"),
+        (lambda: fbuf.NStep(0, gamma=0.9), "n must be from 1"),
+        (lambda: fbuf.NStep(2, gamma=1.5), "gamma must be from 0 to 1"),
+        (lambda: fbuf.NStep(2, gamma="0.9"), "gamma must be a Python number"),
         (lambda: fbuf.Sequence(0), "length must be from 1"),
-        (lambda: fbuf.Sequence(2, burn_in=-1), "burn_in must be from 1"),
+        (lambda: fbuf.Sequence(2, burn_in=-1), "burn_in must be from 0"),
         (lambda: fbuf.Sequence(2, boundary="wrap"), "boundary must be"),
         (lambda: fbuf.FrameStack(0), "k must be from 1"),
     ):
@@ -215,14 +217,17 @@ def test_what_cannot_be_right_is_refused():
             make()
     state = fbuf.add(fbuf.init({"x": jnp.zeros(3)}, 8), {"x": jnp.ones((8, 3))})
     for view, match in (
-        (fbuf.NStep(2, 0.9), "reward names 'reward', which the items of this buffer lack"),
-        (fbuf.NStep(2, 0.9, reward="x"), "must be one real number in each item"),
-        (fbuf.Sequence(9), "9 steps, more than a lane of this buffer has room for, 8"),
-        (fbuf.NStep(9, 0.9), "n is 9 steps, more than a lane"),
-        (fbuf.FrameStack(9, "x"), "k is 9 steps, more than a lane"),
-        (fbuf.FrameStack(2, "x", fields=("y",)), "fields leaves out 'x'"),
+        (fbuf.NStep(2, gamma=0.9), "reward names 'reward', which the items of this buffer lack"),
+        (fbuf.NStep(2, gamma=0.9, reward="x"), "must be one real number in each item"),
+        (
+            fbuf.Sequence(9, boundary="pad"),
+            "9 steps, more than a lane of this buffer has room for, 8",
+        ),
+        (fbuf.NStep(9, gamma=0.9), "n is 9 steps, more than a lane"),
+        (fbuf.FrameStack(9, field="x"), "k is 9 steps, more than a lane"),
+        (fbuf.FrameStack(2, field="x", fields=("y",)), "fields leaves out 'x'"),
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
-        (fbuf.Sequence(2, state="h"), "state names 'h'"),
+        (fbuf.Sequence(2, state="h", boundary="pad"), "state names 'h'"),
         (fbuf.FrameStack(2), "field names 'observation'"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -239,5 +244,5 @@ def test_what_cannot_be_right_is_refused():
     deep = fbuf.init({"a": {"b": jnp.zeros(())}}, 4)
     with pytest.raises(ValueError, match=r"fields\['a.b'\] overlaps with another field"):
         fbuf.write(deep, ids, {"a": {"b": jnp.zeros(2)}, "a.b": jnp.ones(2)}, donate=False)
-    stack = fbuf.FrameStack(2, "a.b", fields=("a",))  # the field is inside
+    stack = fbuf.FrameStack(2, field="a.b", fields=("a",))  # the field is inside
     assert fbuf.sample(deep, jax.random.key(0), 3, view=stack).data["a"]["b"].shape == (3, 2)

@@ -118,6 +118,6 @@ def test_what_cannot_be_right_is_refused():
             fbuf.add(lanes, items, **options)
     for mask, match in ((jnp.ones(2, bool), r"of shape \(3,\)"), (jnp.ones(3), "must be bool")):
         with pytest.raises((ValueError, TypeError), match=match):
-            fbuf.end_episode(lanes, mask)
+            fbuf.end_episode(lanes, mask=mask)
     with pytest.raises(ValueError, match="time_major is for buffers made with num_envs"):
         fbuf.add(fbuf.init(item, 4), jnp.zeros(3), time_major=True)

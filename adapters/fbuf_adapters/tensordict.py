@@ -132,12 +132,12 @@ class TensorDictReplayBuffer:
         self._capacity = capacity
         self._num_envs = num_envs
         self._plain_items = isinstance(view, fbuf.Item)
-        self._in_part = isinstance(sampler, fbuf.Shuffled) or sampler.follows_episodes
+        self._in_part = sampler.in_order or sampler.follows_episodes
         """Whether there may be rows, and fewer to draw than are asked for."""
         self._batch_size = batch_size
         self._device = torch.device(device)
         self._priority_key = priority_key
-        self._prioritized = isinstance(sampler, (fbuf.Prioritized, fbuf.Mixture))
+        self._prioritized = sampler.keeps_priorities
         self._dtypes: dict[tuple[str, ...], torch.dtype] | None = None
         """Of all leaves, as they were given."""
         self._item_dims = torch.Size()

@@ -119,7 +119,7 @@ class _Entry:
         if "host" in kinds:
             given = {name: _owned(self._name, name, value) for name, value in given.items()}
             if self._host_check is not None:
-                self._host_check(*before, given)
+                self._host_check(before[0], given)
         kinds |= set(map(_kind, map(type, jax.tree.leaves(states))))
         if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)

@@ -171,7 +171,7 @@ HANDED_OUT = sorted(name for name in fbuf.__all__ if _is_handed_out(getattr(fbuf
 
 def stored(state: Any) -> Any:
     """The items of all slots, in the order of the slots."""
-    return state.storage.rows()
+    return state.storage.read(jnp.arange(state.capacity))
 
 
 def flags(state: Any) -> list[int]:

@@ -168,7 +168,7 @@ def test_what_follows_is_given_apart():
     last = (batch.data.item["action"] == 1) | (batch.data.item["action"] == COUNT - 1)
     assert set(last.tolist()) == {True, False}
     wanted = batch.data.item["obs"] + torch.where(last, 0.5, 1.0)[:, None]
-    assert torch.equal(jax.tree.leaves(batch.data.next)[0], wanted)
+    assert torch.equal(jax.tree.leaves(batch.data.next_observation)[0], wanted)
 
 
 # 64 bits.

@@ -327,7 +327,7 @@ def test_what_a_view_makes_anew_has_its_own_dtype():
     assert batch["steps"].dtype in (torch.int32, torch.int64)
     assert torch.equal(batch["item", "steps"], data["steps"][batch["index"]])
     assert batch["item", "reward"].dtype == torch.int64
-    assert torch.equal(batch["next"], (batch["index"] + 1).clamp(max=7))
+    assert torch.equal(batch["next_observation"], (batch["index"] + 1).clamp(max=7))
 
 
 def test_stacked_frames_have_their_dtype():

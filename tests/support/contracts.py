@@ -85,7 +85,7 @@ def apart(state, key):
     state = fbuf.add(state, items, truncated=ends, mask=mask)
     batch = fbuf.sample(state, key, BATCH)
     state = fbuf.remove(state, batch.ids)
-    return fbuf.end_episode(state, mask[:, 0]), consumed(batch)
+    return fbuf.end_episode(state, mask=mask[:, 0]), consumed(batch)
 
 
 def next_observations(view):

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.trees import mark_tree
+from fbuf.trees import bit_tree
 from fbuf.trees.sum_tree import Aggregate
 
 
 @jax.jit
 def rows(state):
     """All rows as the item's tree, leaves `[capacity, ...]`."""
-    return state.storage.rows()
+    return state.storage.read(jnp.arange(state.capacity))
 
 
 def names(state, slots):
@@ -25,7 +25,7 @@ def names(state, slots):
 def start_tree(index):
     """The tree of the starts of a sampler that keeps one, None of another."""
     index = getattr(index, "starts", index)
-    return getattr(index, "tree", None)
+    return getattr(index, "bits", None)
 
 
 def priority_tree(index):
@@ -35,7 +35,7 @@ def priority_tree(index):
 
 def episode_trees(index):
     """The trees of the first and the last starts of episodes, and how many episodes there are."""
-    return index.runs.firsts, index.runs.lasts, index.runs.count
+    return index.segments.firsts, index.segments.lasts, index.segments.count
 
 
 def lane_by_lane(oracle, slot):
@@ -45,7 +45,7 @@ def lane_by_lane(oracle, slot):
 
 def marks(tree):
     """Which slots are marked; every node must count the marks under it."""
-    nodes, (lowest, *levels) = np.asarray(tree.nodes), mark_tree._levels(tree.capacity)
+    nodes, (lowest, *levels) = np.asarray(tree.nodes), bit_tree._levels(tree.capacity)
     words = nodes[: lowest.size].view(np.uint32)
     marked = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     counts, span = [words.view(np.int32)], 32

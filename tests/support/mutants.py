@@ -95,7 +95,7 @@ MUTANTS = [
         ("else count) - 1 - number", "else count) - number", "windows", STRIDE),
     ),
     *of(
-        "_storage.py",
+        "store.py",
         ("min(field.dtype.itemsize, 4) for", "4 for", "dtype", STORAGE),
         ("return bits.reshape(shape) != 0", "return bits.reshape(shape) > 1", "dtype", STORAGE),
         ("[narrow.get(number, rows) for", "[rows for", "views", WRITTEN),
@@ -149,9 +149,9 @@ MUTANTS = [
     ),
     *of(
         "samplers/_start_index.py",
-        ("mark_tree.read(index.tree, written) & (span.slots < ring.capacity)", "mark_tree.read(index.tree, written)", "mask", FLAT),
+        ("bit_tree.read(index.tree, written) & (span.slots < ring.capacity)", "bit_tree.read(index.tree, written)", "mask", FLAT),
         ("_sum(jnp.where(span.was_stored, gone, 0))", "_sum(gone)", "count", STRIDE),
-        ("mark_tree.read(index.tree, inside) & _ring.holds(ring, starts)", "mark_tree.read(index.tree, inside) & (starts < ring.capacity)", "windows", STRIDE),
+        ("bit_tree.read(index.tree, inside) & _ring.holds(ring, starts)", "bit_tree.read(index.tree, inside) & (starts < ring.capacity)", "windows", STRIDE),
         ("starts = jnp.where(last_of_each(starts), starts, ring.capacity)", "starts = starts + 0", "windows", STRIDE),
         ("if ring.heads > 1:", "if ring.heads > 99:", "count", RUNS_APART),
         ("_bits.below(bits[0], _ring.filled(ring))", "_bits.below(bits[0], jnp.int32(ring.capacity))", "mask", STRIDE),
@@ -168,7 +168,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/_runs.py",
-        ("jnp.where(same & stays & mark_tree", "jnp.where(same & mark_tree", "by-episode", GAPS),
+        ("jnp.where(same & stays & bit_tree", "jnp.where(same & bit_tree", "by-episode", GAPS),
         ("same = places.position >= length + stride", "same = places.position > length + stride", "by-episode", RUNS),
         ("mend = complete & is_start &", "mend = is_start &", "by-episode", RUNS),
         ("begins = (is_one & ~last &", "begins = (is_one &", "by-episode", GAPS),
@@ -210,10 +210,10 @@ MUTANTS = [
     *of(
         "samplers/shuffled.py",
         ("jax.random.fold_in(key, epoch)", "key", "order", EPOCHS),
-        ("mark_tree.read(index.tree, found) & _ring.holds(ring, found)", "mark_tree.read(index.tree, found)", "count", SHUFFLED),
+        ("bit_tree.read(index.tree, found) & _ring.holds(ring, found)", "bit_tree.read(index.tree, found)", "count", SHUFFLED),
         ("mask = (number < left) & (total > 0)", "mask = number < left", "mask", SHUFFLED),
     ),
-    *of("samplers/_permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
+    *of("samplers/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
     *of("samplers/_bits.py", ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN)),
     *of(
         "trees/_levels.py",
@@ -223,7 +223,7 @@ MUTANTS = [
         ("[ordered[1:] != ordered[:-1], jnp.ones(1, bool)]", "[jnp.ones(1, bool), ordered[1:] != ordered[:-1]]", "order", SUMS),
     ),
     *of(
-        "trees/mark_tree.py",
+        "trees/bit_tree.py",
         ("passed = passed_count <= rank", "passed = passed_count < rank", "tree rounding", MARKS),
         ("beyond = low <= rank", "beyond = low < rank", "tree rounding", MARKS),
         ("jnp.where(at < child, -1, jnp", "jnp.where(at <= child, -1, jnp", "tree rounding", MARKS),
@@ -266,7 +266,7 @@ MUTANTS = [
         ("flags = jnp.where(there, steps.flags, 0)", "flags = steps.flags", "mask", SEQUENCE),
     ),
     *of(
-        "views/_episode.py",
+        "views/episode.py",
         ("if forward else (0, _ENDS | REMOVED)", "if forward else (0, REMOVED)", "episode end", REACH),
         ("> 0, step + number - 1, last)", "> 0, step + number, last)", "episode end", REACH),
     ),

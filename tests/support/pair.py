@@ -122,7 +122,7 @@ class Pair:
         lanes = rng.random(self.oracle.envs) < 0.5
         self.oracle.end_episode(lanes)
         mask = lanes[0] if self.one_lane else lanes
-        self.state = programs.end_episode(self.state, jnp.asarray(mask))
+        self.state = programs.end_episode(self.state, mask=jnp.asarray(mask))
 
     def clear(self):
         self.oracle.clear()

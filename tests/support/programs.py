@@ -37,7 +37,7 @@ def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
 @functools.partial(jax.jit, static_argnums=0)
 def reading(view, state, slots, key):
     """What a view makes of slots."""
-    return view.read(state, slots, key)
+    return view.read(fbuf.views.Reader("view", state), slots, key)
 
 
 def read(view, state, slots, key=None):

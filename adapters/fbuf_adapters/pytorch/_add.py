@@ -64,7 +64,7 @@ def add_from_torch(
         >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
         >>> observation = torch.ones(3, 2)
         >>> state = pytorch.add_from_torch(state, {"x": observation})
-        >>> observation.zero_().sum(), float(state.storage.rows()["x"].sum())
+        >>> observation.zero_().sum(), float(fbuf.rows(state).data["x"].sum())
         (tensor(0.), 6.0)
     """
     _tensors.check_torch("add_from_torch")

@@ -29,10 +29,11 @@ _CPU = torch.device("cpu")
 torch.serialization.add_safe_globals(
     [
         *(
+            fbuf.Batch,
             fbuf.Sample,
             fbuf.Ids,
             fbuf.MixedSample,
-            fbuf.ItemAndNext,
+            fbuf.TransitionStep,
             fbuf.NStepTransition,
             fbuf.SequenceSteps,
         ),
@@ -138,5 +139,5 @@ def _made_with(state: fbuf.State[Any]) -> dict[str, Any]:
         "num_envs": ring.num_envs,
         "autoreset": ring.autoreset,
         "lockstep": ring.lockstep,
-        "next_of": None if state.nexts is None else state.nexts.field,
+        "next_of": None if state.next_obs is None else state.next_obs.field,
     }

@@ -141,7 +141,7 @@ class ReplayBuffer:
         self._batch_size = batch_size
         self._leading = 0 if num_envs is None else 1
         self._key = jax.device_put(jax.random.key(seed), self._jax_device)
-        self._in_order = isinstance(sampler, fbuf.Shuffled)
+        self._in_order = sampler.in_order
         self._drawn = 0
         """How many batches have been drawn: with the key it says what the next one is."""
         self._lock = threading.RLock()
@@ -370,7 +370,7 @@ class ReplayBuffer:
             if self._batch_size is None:
                 raise ValueError(f"{_where('__iter__')} batch_size is not given to the buffer")
             figures = fbuf.stats(self._filled("__iter__"))
-            rows = int(figures.get("starts", figures["size"]))
+            rows = int(figures.get("num_starts", figures["size"]))
             batches = -(-rows // self._batch_size)
             self._drop_ahead()
             self._drawn += -self._drawn % max(batches, 1)
