@@ -179,5 +179,5 @@ def test_an_empty_buffer_and_bad_input():
     for sampler in (fbuf.Uniform(), fbuf.Prioritized(), fbuf.Mixture()):
         with pytest.raises(ValueError, match="draws with replacement"):
             fbuf.sample(fbuf.init(jnp.int32(0), 8, sampler=sampler), jax.random.key(0), 4, step=0)
-    with pytest.raises(ValueError, match="starts must be"):
-        fbuf.Shuffled(starts="last")
+    with pytest.raises(TypeError, match="first_only must be"):
+        fbuf.Shuffled(first_only="last")

@@ -87,8 +87,8 @@ def test_what_cannot_be_right_is_refused():
         ({"window": 0}, "window must be from 1"),
         ({"window": 2.0}, "window must be an int"),
         ({"stride": -1}, "stride must be from 1"),
-        ({"starts": "last"}, "starts must be 'any' or 'first'"),
-        ({"by": "row"}, "by must be 'start' or 'episode'"),
+        ({"first_only": "last"}, "first_only must be True or False"),
+        ({"by": "row"}, "by must be one of 'start', 'episode'"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.Uniform(**options)

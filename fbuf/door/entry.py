@@ -105,7 +105,7 @@ class _Entry:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = self._bound(args, kwargs)
-        before = () if self._state is None else (given.pop(self._state),)
+        before: tuple[Any, ...] = () if self._state is None else (given.pop(self._state),)
         states = before[0] if before and isinstance(before[0], tuple) else before
         for state in states:
             require_state(self._name, state)
