@@ -1,7 +1,7 @@
 """What each trick that orders things for XLA is worth: fbuf with it and without it.
 
-    python benchmarks/ablations/order.py [--python PATH ...]    about an hour on 2 cores
-    python benchmarks/ablations/order.py --quick                some minutes: programs, few cases
+    python benchmarks/ablations/order.py [--python PATH ...]    hours, on 2 cores
+    python benchmarks/ablations/order.py --quick                four variants, two cases, no times
 
 It writes `results/order.json` and `order.md`. With `--python` other interpreters are measured too,
 for example one with an older jax; each needs jax and chex, and fbuf is taken from this tree. Where
@@ -13,10 +13,11 @@ the trick: `VARIANTS`. Of each variant three things are asked:
 
 - Programs: each of `cases()` is compiled as a `lax.scan` whose carry, the buffer, is donated. It is
   in place if all of the state is aliased and the temporary memory is small; `copy` operations of
-  large arrays are counted in the compiled text. Lines are those of StableHLO. A case whose StableHLO
-  is the same as with the trick is not compiled again.
+  large arrays are counted in the compiled text. Lines are those of StableHLO. A case whose
+  StableHLO is the same as with the trick is not compiled again.
 - Times: microseconds a step, in `lax.scan` and called from Python. Every process runs one variant;
-  the processes take turns. A figure is the median over processes of the fastest round of each.
+  the processes take turns. A figure is the median over processes of the fastest round of each; a
+  round is short, so that on a busy machine some have a core for themselves.
 - GPU: kernels, temporary bytes and large copies of the same cases, compiled for an H200.
 """
 
@@ -73,18 +74,28 @@ def text(file: str, old: str, new: str) -> Edit:
 
 LOOPS = ("_rows.py", "trees/_levels.py", "trees/sum_tree.py", "trees/mark_tree.py", "_loop.py")
 COUNTERS = tuple(
-    Edit(file, r"lax\.fori_loop\((?:zero|(?:_loop\.)?zero_after\([^()]*\))(?=, )", "lax.fori_loop(0")
+    Edit(
+        file, r"lax\.fori_loop\((?:zero|(?:_loop\.)?zero_after\([^()]*\))(?=, )", "lax.fori_loop(0"
+    )
     for file in LOOPS
 )
-BLANKS = (text("_loop.py", "return jnp.full(shape, zero.astype(dtype))", "return jnp.zeros(shape, dtype)"),)
-ZEROS = (
-    Edit("_loop.py", r"return \(batch\.reshape\(-1\)\[0\] == .*", "return jnp.int32(0)"),
+BLANKS = (
+    text(
+        "_loop.py", "return jnp.full(shape, zero.astype(dtype))", "return jnp.zeros(shape, dtype)"
+    ),
 )
+ZEROS = (Edit("_loop.py", r"return \(batch\.reshape\(-1\)\[0\] == .*", "return jnp.int32(0)"),)
 KEYS = tuple(
-    Edit(file, r"    key = _order\.key_after\(.*\n", "")
+    Edit(file, r"^ *key = _order\.key_after\(.*\n", "")
     for file in ("samplers/_runs.py", "samplers/_start_index.py", "samplers/prioritized.py")
 )
-FETCHED = (Edit("_loop.py", r"    unrolled = min\(_UNROLLED", "    return batch\n    unrolled = min(_UNROLLED"),)
+FETCHED = (
+    Edit(
+        "_loop.py",
+        r"    unrolled = min\(_UNROLLED",
+        "    return batch\n    unrolled = min(_UNROLLED",
+    ),
+)
 READ_ROW_TWICE = (Edit("_rows.py", r"slots\.shape\[0\] == 1:", "slots.shape[0] == -1:"),)
 READ_LEAF_TWICE = (Edit("trees/_levels.py", r"slots\.shape\[0\] == 1:", "slots.shape[0] == -1:"),)
 BARRIERS = {
@@ -126,9 +137,17 @@ def plain(place: str) -> Edit:
 
 
 NO_AFTER = tuple(plain(place) for place in AFTER)
-NO_CUSTOM_VMAP = (Edit("_loop.py", r"@jax\.custom_batching.*\n(def zero_after.*\n(?:.*\n)*?)\n\n@zero_after(?:.*\n)*?\n\n", r"\1\n\n"),)
+NO_CUSTOM_VMAP = (
+    Edit(
+        "_loop.py",
+        r"@jax\.custom_batching.*\n(def zero_after.*\n(?:.*\n)*?)\n\n@zero_after(?:.*\n)*?\n\n",
+        r"\1\n\n",
+    ),
+)
 ENDS = (Edit("_ring.py", r"    ends \|= before\.position < 0\n", ""),)
-FOUND = (text("trees/mark_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),)
+FOUND = (
+    text("trees/mark_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
+)
 CLEARED = (
     text("trees/sum_tree.py", "jnp.minimum(tree.nodes[-1], 0)", "jnp.zeros_like(tree.nodes[-1])"),
     text("samplers/prioritized.py", "jnp.minimum(index.largest_ever, 0)", "jnp.float32(0)"),
@@ -138,7 +157,10 @@ CLEARED = (
 ASU, SUA = "add, sample, update; prioritised", "sample, update, add; prioritised"
 START, EPISODE, PRIORITISED = "windows by start", "windows by episode", "windows, prioritised"
 ONE_EPISODE, ONE_WINDOWS = "one row; by episode", "one row; windows, prioritised"
-REMOVES, ENDS_FIRST = "sample, update, remove, add; prioritised", "sample, update, end, add; prioritised"
+REMOVES, ENDS_FIRST = (
+    "sample, update, remove, add; prioritised",
+    "sample, update, end, add; prioritised",
+)
 APART, NEXT = "envs apart, by episode", "next_of; uniform"
 ONE_NEXT, ONE_ENDS = "one row, next_of; uniform", "one row; sample, update, end, add; prioritised"
 COMMON = (ASU, SUA, START, EPISODE, PRIORITISED)
@@ -256,7 +278,9 @@ def after(value, never):
 TIE_BARRIER = (
     SAMPLE_ORDER,
     Edit("_order.py", r"\Z", BARRIER),
-    text("_order.py", "import jax.numpy as jnp\n", "import jax.numpy as jnp\nfrom jax import lax\n"),
+    text(
+        "_order.py", "import jax.numpy as jnp\n", "import jax.numpy as jnp\nfrom jax import lax\n"
+    ),
 )
 TIE_BARRIER_THROUGH = (
     *TIE_BARRIER[1:],
@@ -266,7 +290,11 @@ TIE_BARRIER_THROUGH = (
         "    slot, reading = jax.lax.optimization_barrier((ids.slot, reading))\n"
         "    ids = dataclasses.replace(ids, slot=slot)\n    impossible = ()\n    mask = ",
     ),
-    Edit("views/_protocol.py", r"^@dataclasses\.dataclass\(frozen=True\)\nclass Reading", "@jax.tree_util.register_dataclass\n@dataclasses.dataclass(frozen=True)\nclass Reading"),
+    Edit(
+        "views/_protocol.py",
+        r"^@dataclasses\.dataclass\(frozen=True\)\nclass Reading",
+        "@jax.tree_util.register_dataclass\n@dataclasses.dataclass(frozen=True)\nclass Reading",
+    ),
 )
 
 VARIANTS: dict[str, Variant] = {
@@ -298,7 +326,9 @@ VARIANTS: dict[str, Variant] = {
     "i ends": Variant("flags left out are constants", ENDS, timed=True),
     "j found": Variant("the row of the top is a constant", FOUND, timed=True),
     "k cleared": Variant("what is cleared is a constant", CLEARED),
-    "tie: one element": Variant("`never` is a scalar, of one element a read", TIE_SCALAR, timed=True),
+    "tie: one element": Variant(
+        "`never` is a scalar, of one element a read", TIE_SCALAR, timed=True
+    ),
     "tie: any row": Variant("`never` is a scalar, of all rows of a read", TIE_ANY, timed=True),
     "tie: barrier": Variant("`optimization_barrier((value, *reads))[0]`", TIE_BARRIER, timed=True),
     "tie: barrier, reads through it": Variant(
@@ -417,6 +447,7 @@ def cases() -> dict[str, Case]:
     by_start, by_episode = fbuf.Uniform(window=3), fbuf.Uniform(window=3, by="episode")
     windowed = fbuf.Prioritized(window=3)
     mixture = fbuf.Mixture(0.4, 0.3, 0.3, priorities=windowed)
+    shared = {"next_of": "observation"}
     envs, apart = {"num_envs": 16}, {"num_envs": 16, "lockstep": False}
     view = fbuf.Sequence(3, boundary="stop")
     turn = ("add", "sample", "update", "remove")
@@ -447,7 +478,7 @@ def cases() -> dict[str, Case]:
         "frames; uniform": (of(*no_update, view=fbuf.FrameStack(3, "observation")), uniform, {}),
         "envs apart, by episode": (of("masked add", "sample", "remove", "end"), by_episode, apart),
         "envs apart, prioritised": (of("masked add", "sample", "remove", "end"), windowed, apart),
-        "next_of; uniform": (of("add", "sample", "remove", "end"), uniform, {"next_of": "observation"}),
+        "next_of; uniform": (of("add", "sample", "remove", "end"), uniform, shared),
         "sample, update, remove others; prioritised": (
             of("sample", "update", "remove others"), prioritized, {}),
         "sample, remove, add; by start": (
@@ -461,7 +492,7 @@ def cases() -> dict[str, Case]:
         "one row; sample, update, end, add; prioritised": (
             of("sample", "update", "end", "add", batch=1, added=1), prioritized, {}),
         "one row, next_of; uniform": (
-            of("sample", "remove", "end", "add", batch=1, added=1), uniform, {"next_of": "observation"}),
+            of("sample", "remove", "end", "add", batch=1, added=1), uniform, shared),
     }  # fmt: skip
 
 
@@ -501,6 +532,7 @@ def scan_of(case: Case, seeds: int) -> tuple[Any, tuple[Any, Any]]:
 
 
 def size_of(tree: Any) -> int:
+    """The bytes in a tree of arrays."""
     import jax
 
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -526,11 +558,11 @@ def large_copies(hlo: str, large: int) -> list[str]:
 
 def look(task: dict[str, Any]) -> list[dict[str, Any]]:
     """Compile the cases, for the CPU or for a GPU, and read the programs."""
-    import jax
-
     on_gpu = task["target"] == "gpu"
     if on_gpu:
-        import gpu_build  # it prepares jax for it
+        import gpu_build  # before jax, which it prepares
+    import jax
+
     records = []
     for name, case in cases().items():
         if task["only"] and name not in task["only"]:
@@ -581,7 +613,7 @@ def look(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 # --- what is timed -------------------------------------------------------------------------------
 
-STEPS, ROUNDS = 100, 60
+STEPS, ROUNDS = 50, 80
 MODES = ("in scan", "one call", "from Python")
 ROWS = 10**6
 
@@ -594,8 +626,6 @@ def clock(task: dict[str, Any]) -> list[dict[str, Any]]:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     import jax.numpy as jnp
-    import numpy as np
-    from jax import lax
 
     import fbuf
 
@@ -617,74 +647,86 @@ def clock(task: dict[str, Any]) -> list[dict[str, Any]]:
         "windows prioritised": (byte, ROWS, fbuf.Prioritized(window=4), view),
     }
     records = []
-    for name, (one, rows, sampler, view) in programs.items():
-        if task["only"] and name not in task["only"]:
-            continue
-        state = fbuf.init(one, rows, sampler=sampler)
-        for at in range(0, rows, ROWS):
-            number = np.arange(at, at + ROWS)
-            new = jax.tree.map(lambda x: jnp.ones((ROWS, *x.shape), x.dtype), one)
-            state = fbuf.add(state, new, truncated=jnp.asarray(number % 500 == 499))
-        new = jax.tree.map(lambda x: jnp.ones((ADDED, *x.shape), x.dtype), one)
+    for name, program in programs.items():
+        if not task["only"] or name in task["only"]:
+            for mode, us in clock_one(*program, task["modes"], task["rounds"]):
+                records.append({"program": name, "mode": mode, **us})
+    return records
 
-        def step(carry: Any, key: Any) -> Any:
-            state, total = carry
-            ends = jax.random.bits(key, (ADDED,), jnp.uint8) == 0
-            state = fbuf.add(state, new, truncated=ends)
-            batch = fbuf.sample(state, key, BATCH, view=view)
+
+def clock_one(
+    one: Any, rows: int, sampler: Any, view: Any, modes: list[str], rounds: int
+) -> list[tuple[str, dict[str, float]]]:
+    """Microseconds a step of one program, in some ways of calling it."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    import fbuf
+
+    state = fbuf.init(one, rows, sampler=sampler)
+    for at in range(0, rows, ROWS):
+        number = np.arange(at, at + ROWS)
+        new = jax.tree.map(lambda x: jnp.ones((ROWS, *x.shape), x.dtype), one)
+        state = fbuf.add(state, new, truncated=jnp.asarray(number % 500 == 499))
+    new = jax.tree.map(lambda x: jnp.ones((ADDED, *x.shape), x.dtype), one)
+
+    def step(carry: Any, key: Any) -> Any:
+        state, total = carry
+        ends = jax.random.bits(key, (ADDED,), jnp.uint8) == 0
+        state = fbuf.add(state, new, truncated=ends)
+        batch = fbuf.sample(state, key, BATCH, view=view)
+        if isinstance(sampler, fbuf.Prioritized):
+            state = fbuf.update_priority(state, batch.ids, batch.weight)
+        for leaf in jax.tree.leaves((batch.data, batch.truncated)):
+            total += leaf.sum(dtype=jnp.float32)
+        return (state, total), None
+
+    keys = jax.random.split(jax.random.key(1), STEPS)
+    run = jax.jit(lambda s, k: lax.scan(step, (s, jnp.float32(0)), k)[0], donate_argnums=0)
+    call = jax.jit(lambda s, k: step((s, jnp.float32(0)), k)[0], donate_argnums=0)
+    several = list(keys[:16])
+
+    def in_scan() -> None:
+        nonlocal state
+        state, total = run(state, keys)
+        jax.block_until_ready((state, total))
+
+    def one_call() -> None:
+        nonlocal state
+        for i in range(STEPS):
+            state, total = call(state, several[i % 16])
+            jax.block_until_ready(total)
+
+    def calls() -> None:
+        nonlocal state
+        for i in range(STEPS):
+            state = fbuf.add(state, new)
+            batch = fbuf.sample(state, several[i % 16], BATCH, view=view)
             if isinstance(sampler, fbuf.Prioritized):
                 state = fbuf.update_priority(state, batch.ids, batch.weight)
-            for leaf in jax.tree.leaves((batch.data, batch.truncated)):
-                total += leaf.sum(dtype=jnp.float32)
-            return (state, total), None
+            jax.block_until_ready((state, batch))
 
-        keys = jax.random.split(jax.random.key(1), STEPS)
-        run = jax.jit(lambda s, k: lax.scan(step, (s, jnp.float32(0)), k)[0], donate_argnums=0)
-        call = jax.jit(lambda s, k: step((s, jnp.float32(0)), k)[0], donate_argnums=0)
-        several = list(keys[:16])
-
-        def in_scan() -> None:
-            nonlocal state
-            state, total = run(state, keys)
-            jax.block_until_ready((state, total))
-
-        def one_call() -> None:
-            nonlocal state
-            for i in range(STEPS):
-                state, total = call(state, several[i % 16])
-                jax.block_until_ready(total)
-
-        def calls() -> None:
-            nonlocal state
-            for i in range(STEPS):
-                state = fbuf.add(state, new)
-                batch = fbuf.sample(state, several[i % 16], BATCH, view=view)
-                if isinstance(sampler, fbuf.Prioritized):
-                    state = fbuf.update_priority(state, batch.ids, batch.weight)
-                jax.block_until_ready((state, batch))
-
-        modes = {"in scan": in_scan, "one call": one_call, "from Python": calls}
-        for mode, take in modes.items():
-            if mode not in task["modes"]:
-                continue
+    ways = {"in scan": in_scan, "one call": one_call, "from Python": calls}
+    found = []
+    for mode, take in ways.items():
+        if mode not in modes:
+            continue
+        take()
+        wall, used = [], []
+        for _ in range(rounds):
+            start, began = time.perf_counter(), time.process_time()
             take()
-            wall, used = [], []
-            for _ in range(task["rounds"]):
-                start, began = time.perf_counter(), time.process_time()
-                take()
-                wall.append((time.perf_counter() - start) / STEPS * 1e6)
-                used.append((time.process_time() - began) / STEPS * 1e6)
-            records.append(
-                {
-                    "program": name,
-                    "mode": mode,
-                    "us": min(wall),
-                    "us_median": statistics.median(wall),
-                    "us_processor": min(used),
-                }
-            )
-        del state
-    return records
+            wall.append((time.perf_counter() - start) / STEPS * 1e6)
+            used.append((time.process_time() - began) / STEPS * 1e6)
+        us = {
+            "us": min(wall),
+            "us_median": statistics.median(wall),
+            "us_processor": min(used),
+        }
+        found.append((mode, us))
+    return found
 
 
 # --- the processes -------------------------------------------------------------------------------
@@ -693,7 +735,9 @@ def clock(task: dict[str, Any]) -> list[dict[str, Any]]:
 def version_of(python: str) -> str:
     """The version of jax that an interpreter has."""
     code = "import jax; print(jax.__version__)"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def run_worker(
@@ -711,13 +755,11 @@ def run_worker(
             command = ["taskset", "-c", str(core), *command]
         path = f"{folder}{os.pathsep}{HERE.parent}"
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        if task["do"] == "look" and not task.get("optimised"):
+        if task.get("target") == "cpu":
             # LLVM comes after all that is looked at, and takes half of the time.
             flags = os.environ.get("XLA_FLAGS", "")
             environment["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0 or not result.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise RuntimeError(f"failed with exit status {done.returncode}: {last}")
@@ -834,7 +876,8 @@ def program_lines(records: list[dict[str, Any]], names: list[str]) -> list[str]:
         mine = [
             r
             for r in records
-            if r["kind"] == "program" and (r["target"], r["jax"], r["seeds"]) == (target, version, seeds)
+            if r["kind"] == "program"
+            and (r["target"], r["jax"], r["seeds"]) == (target, version, seeds)
         ]
         base = {r["case"]: r for r in mine if r["variant"] == "as it is"}
         many = f", {seeds} buffers under `vmap`" if seeds else ""
@@ -875,7 +918,10 @@ def time_lines(records: list[dict[str, Any]], names: list[str]) -> list[str]:
         columns = list(dict.fromkeys((r["program"], r["mode"]) for r in mine))
         turns = 1 + max(r["turn"] for r in mine)
         where = "one core" if pinned else "all cores"
-        lines += ["", f"### jax {version}, {where}, medians of {turns} processes, microseconds a step"]
+        lines += [
+            "",
+            f"### jax {version}, {where}, medians of {turns} processes, microseconds a step",
+        ]
         rows = []
         for name in names:
             cells = [name]
@@ -883,9 +929,7 @@ def time_lines(records: list[dict[str, Any]], names: list[str]) -> list[str]:
                 found = [
                     r for r in mine if r["variant"] == name and (r["program"], r["mode"]) == column
                 ]
-                cells.append(
-                    f"{statistics.median(r['us'] for r in found):.1f}" if found else "-"
-                )
+                cells.append(f"{statistics.median(r['us'] for r in found):.1f}" if found else "-")
             if any(cell != "-" for cell in cells[1:]):
                 rows.append(cells)
         lines += ["", *render(["variant", *(f"{p}, {m}" for p, m in columns)], rows)]
@@ -897,15 +941,15 @@ def report(records: list[dict[str, Any]], names: list[str]) -> list[str]:
     return [
         "# What each trick that orders things for XLA is worth",
         "",
-        "Written by `benchmarks/ablations/order.py`, which says what is measured. Each variant is the",
+        "Written by `benchmarks/ablations/order.py`, which says what is measured. A variant is the",
         "package with some lines replaced by what one would write without the trick.",
         "",
         *(f"- **{name}**: {VARIANTS[name].what}" for name in names),
         "",
         "## Programs",
         "",
-        f"A case is in place if all of the state is aliased, no array of {LARGE:,} bytes or more is",
-        "copied, and the temporary memory is smaller than that.",
+        f"A case is in place if all of the state is aliased, no array of {LARGE:,} bytes or more",
+        "is copied, and the temporary memory is smaller than that.",
         *program_lines(records, names),
         "",
         "## Times",
@@ -925,10 +969,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few variants and cases, no times")
     parser.add_argument("--python", action="append", default=[], help="an interpreter; repeatable")
     parser.add_argument("--gpu", help="an interpreter that can compile for a GPU")
-    parser.add_argument("--do", action="append", choices=("programs", "gpu", "vmap", "pinned", "times"))
+    parser.add_argument(
+        "--do", action="append", choices=("programs", "gpu", "vmap", "pinned", "times")
+    )
     parser.add_argument("--variant", action="append", choices=tuple(VARIANTS))
     parser.add_argument("--only", action="append", default=[], help="a case or timed program")
-    parser.add_argument("--mode", action="append", default=[], help="in scan, one call, from Python")
+    parser.add_argument(
+        "--mode", action="append", default=[], help="in scan, one call, from Python"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="programs compiled at once")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--records", type=pathlib.Path, help="keep the figures here, and go on")
@@ -944,7 +992,9 @@ def main() -> None:
         return
     names = options.variant or list(QUICK_VARIANTS if options.quick else VARIANTS)
     only = options.only or (QUICK_CASES if options.quick else [])
-    do = options.do or (["programs"] if options.quick else ["programs", "vmap", "gpu", "pinned", "times"])
+    do = options.do or (
+        ["programs"] if options.quick else ["programs", "vmap", "gpu", "pinned", "times"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = options.records or pathlib.Path(folder) / "records.jsonl"
         study = Study(pathlib.Path(folder), file, names)
@@ -959,7 +1009,13 @@ def main() -> None:
                     study.times(python, options.processes, kind == "pinned", options.only, modes)
         if options.gpu and "gpu" in do:
             study.programs(options.gpu, "gpu", [0], only, options.jobs)
-        write_report("order", options.results, about("fbuf", "jax"), study.records, report(study.records, names))
+        write_report(
+            "order",
+            options.results,
+            about("fbuf", "jax"),
+            study.records,
+            report(study.records, names),
+        )
 
 
 if __name__ == "__main__":
