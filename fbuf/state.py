@@ -22,17 +22,18 @@ class State(Generic[Item]):
     """A replay buffer: one immutable pytree, made by `fbuf.init`.
 
     Carry it through `jit`, `scan`, `vmap` and `shard_map` like any other pytree, and save it like
-    one. Its fields are for reading; change them through the functions of `fbuf` only, since they
+    one. Read its fields if you like, but change them only through the functions of `fbuf`: these
     keep the fields consistent with each other.
 
     Attributes:
-        storage: The rows, packed; `fbuf.rows` shows them.
-        ring: Where the next row goes, and each row's flags.
+        storage: The rows, packed. `fbuf.rows(state)` shows them as the item's own tree.
+        ring: Where the next row goes, and the flags of each row.
         next_obs: The next observations that no following row has; None unless the buffer was made
             with `next_of`.
-        index: What the sampler keeps to draw in less than O(capacity); its own pytree.
-        fault: uint32 bits of `fbuf.Fault`, sticky.
-        sampler: Which rows may be drawn and how likely; static.
+        index: What the sampler keeps so that it draws in less than O(capacity); a pytree of its
+            own.
+        fault: uint32 bits of `fbuf.Fault`. A bit that is set stays set until `fbuf.clear`.
+        sampler: Which rows may be drawn, and how likely each is; static.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -50,7 +51,7 @@ class State(Generic[Item]):
 
     @property
     def capacity(self) -> int:
-        """How many rows the buffer holds at most."""
+        """How many rows the buffer can hold."""
         return self.ring.capacity
 
     def __repr__(self) -> str:
@@ -79,17 +80,16 @@ def _described(state: State[Any]) -> list[str]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch(Generic[Item]):
-    """Rows that were read, by `fbuf.read` or `fbuf.rows`. `B` is how many.
+    """Rows that were read by `fbuf.read` or `fbuf.rows`. `B` is the number of rows.
 
     Attributes:
-        data: What the view made of the rows; with `fbuf.Item()` the item's own tree, each leaf
+        data: What the view made of the rows. With `fbuf.Item()` it is the item's own tree, leaves
             `[B, ...]`.
-        ids: Which rows these are; hand them to `update_priority`, `write` and `remove`.
-        mask: `[B]` bool; False where there is no row, or the view could not make of it what it is
-            for, as its next observation is lost (see `fbuf.Transition`). The data means nothing
-            there.
-        terminated: `[B]` bool; the episode ended by itself at this row.
-        truncated: `[B]` bool; the episode was cut off after this row.
+        ids: Which rows these are, for `update_priority`, `write`, `remove` and `read`.
+        mask: `[B]` bool. False where there is no row, or where a next observation is lost (see
+            `fbuf.Transition`). The data means nothing there.
+        terminated: `[B]` bool: the episode ended by itself at this row.
+        truncated: `[B]` bool: the episode was cut off after this row.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -117,7 +117,7 @@ class Sample(Batch[Item]):
         mask: As in `fbuf.Batch`; also False where there was nothing to draw.
         terminated: As in `fbuf.Batch`.
         truncated: As in `fbuf.Batch`.
-        probability: `[B]` float32; how likely one draw was to be this row.
+        probability: `[B]` float32: how likely one draw is to be this row.
         weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
 
     Examples:

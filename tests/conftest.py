@@ -12,16 +12,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 # Of every program that was kept it would be said at length that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import functools
 import pathlib
-from types import SimpleNamespace
 
 import hypothesis
 import jax
 import pytest
 from support import programs
-
-import fbuf
 
 pytest.register_assert_rewrite("support.contracts", "support.inside")
 
@@ -64,30 +60,10 @@ def _place(request):
         yield
 
 
-WRITES = ("add", "update_priority", "remove", "clear")
-READS = ("sample", "size", "can_sample", "stats")
-WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
-
-
-def verbs(way):
-    """The functions of fbuf, called in one of four ways."""
-    if way == "eager":
-        found = {name: getattr(fbuf, name) for name in WRITES}
-    elif way == "eager_keep":
-        found = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
-    else:
-        found = {name: programs.compiled(name, way == "jit_donate") for name in WRITES}
-    reads = {
-        name: getattr(fbuf, name) if way.startswith("eager") else programs.compiled(name)
-        for name in READS
-    }
-    return SimpleNamespace(way=way, **found, **reads)
-
-
 SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]
 
 
 @pytest.fixture(params=["eager", "jit_donate", *SWEPT])
 def run(request):
     """The functions of fbuf, called in one of four ways."""
-    return verbs(request.param)
+    return programs.verbs(request.param)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import WAYS, verbs
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from support.contracts import (
+from support.programs import WAYS, verbs
     BATCH,
     ITEM,
     PRIORITIZED,

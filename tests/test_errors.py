@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import WAYS, verbs
 from support import inside
+from support.programs import WAYS, verbs
 
 import fbuf
 

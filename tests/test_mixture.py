@@ -147,7 +147,7 @@ def test_what_cannot_be_right_is_refused():
         ({"uniform": "half"}, "uniform must be a Python number"),
         ({"uniform": 0, "prioritized": 0}, "all shares are 0"),
         ({"recent_rows": 0}, "recent_rows must be from 1"),
-        ({"priorities": fbuf.Prioritized}, "priorities must be a fbuf.Prioritized"),
+        ({"priorities": fbuf.Prioritized}, "priorities must be a Prioritized"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.Mixture(**options)

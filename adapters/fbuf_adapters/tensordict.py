@@ -42,37 +42,35 @@ _WIDE = (torch.float64, torch.complex128)
 
 
 class TensorDictReplayBuffer:
-    """A replay buffer for programs written for TorchRL's: change the constructor, and no more.
+    """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 
-    It has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and gives the same keys.
-    What is better: draws are exact at any size, priorities are updated in O(B log N), rows that
-    were overwritten meanwhile are told apart from those that were drawn, and the same seed gives
-    the same batches. What is different:
+    It has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and returns the same
+    keys. What is better: draws are exact at any size, updates of priorities take O(B log N), an
+    update for a row that was overwritten is ignored, and the same seed gives the same batches. What
+    is different:
 
-    - All rows have the same keys, shapes and dtypes; another one is an error, never a copy of what
-      was there before.
-    - `int64` is stored in 32 bits, and comes back as it was; a number that needs more is an error.
-      `float64` is stored bit by bit.
-    - Weights are divided by the largest of the batch, not of the buffer, unless the sampler says
-      so: `fbuf.Prioritized(normalize="buffer")`.
-    - A sampler is not an object to be changed: set `alpha` and `beta` of the buffer instead.
-    - Single rows cannot be looked up or changed (`rb[3]`); `rb.buffer.state` has them all.
+    - All rows have the same keys, shapes and dtypes. A row that differs is an error.
+    - `int64` is stored in 32 bits and comes back as int64. A number that needs more bits is an
+      error. `float64` keeps all its bits.
+    - Weights are divided by the largest in the batch, where TorchRL divides by the largest in the
+      buffer. For that, use `fbuf.Prioritized(normalize="buffer")`.
+    - A sampler cannot be changed. Set `alpha` and `beta` of the buffer instead.
+    - Rows cannot be indexed (`rb[3]`). Use `fbuf.read` or `fbuf.rows` of `rb.buffer.state`.
 
     Args:
         capacity: As for `fbuf.init`.
-        num_envs: As for `fbuf.init`: then TensorDicts are `[num_envs]`, for one step, or
-            `[num_envs, T]`, as collectors give them.
+        num_envs: As for `fbuf.init`. TensorDicts are then `[num_envs]` for one step, or `[num_envs,
+            T]`, as collectors return them.
         autoreset: As for `fbuf.init`.
-        sampler: As for `fbuf.init`. A window or `fbuf.Sequence` finds where episodes end in
-            `("next", "terminated")` and `("next", "truncated")`; if there is neither, in
-            `("next", "done")`.
-        view: What each drawn row is turned into. Of what a view returns, its fields become keys;
-            with other views than `fbuf.Item()` floats of 64 bits are refused.
-        batch_size: For `sample()` without one, and for iteration.
-        priority_key: Where priorities are found, by `extend` and `update_tensordict_priority`.
-        transform: A TorchRL transform, or a function of a TensorDict. It is called with every
-            batch, and its `inv`, if it has one, with everything that is written.
-        device: As for `fbuf_adapters.pytorch.ReplayBuffer`, as all that follow.
+        sampler: As for `fbuf.init`. The ends of episodes are taken from `("next", "terminated")`
+            and `("next", "truncated")`; if there is neither, from `("next", "done")`.
+        view: What a drawn row turns into. The fields of the view's result become keys. Views other
+            than `fbuf.Item()` refuse 64-bit floats.
+        batch_size: For iteration, and for `sample()` without a `batch_size`.
+        priority_key: The key where `extend` and `update_tensordict_priority` look for priorities.
+        transform: A TorchRL transform, or a function of a TensorDict. The buffer calls it with
+            every batch, and calls its `inv`, if it has one, with everything that you write.
+        device: As for `fbuf_adapters.pytorch.ReplayBuffer`. The same holds for the arguments below.
         seed: See there.
         pin_memory: See there.
         to: See there.
@@ -80,8 +78,8 @@ class TensorDictReplayBuffer:
 
     Attributes:
         buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
-        alpha: Used for the priorities that are given from now on; None is the sampler's.
-        beta: Used for the weights of what is drawn from now on; None is the sampler's.
+        alpha: The exponent for priorities that you give from now on; None is the sampler's.
+        beta: The exponent for weights of batches drawn from now on; None is the sampler's.
 
     Examples:
         >>> import fbuf, torch
@@ -155,13 +153,13 @@ class TensorDictReplayBuffer:
     # Writing.
 
     def add(self, data: TensorDictBase) -> int:
-        """Write one item, a TensorDict of no batch dimension.
+        """Add one item, a TensorDict without a batch dimension.
 
         Args:
             data: The item.
 
         Returns:
-            The slot it is in; -1 if a transform keeps it back.
+            The slot of the item; -1 if a transform keeps it back.
 
         Raises:
             InteropError: As `extend`.
@@ -176,19 +174,20 @@ class TensorDictReplayBuffer:
         return int(slots[0]) if len(slots) else -1
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Write a batch of items.
+        """Add a batch of items.
 
         Args:
             data: A TensorDict whose first batch dimension counts the items, `B`; with environments
-                see `num_envs`. If it has the priority key, that is the items' priorities, `[B]` or
-                `[B, 1]`, and stored like all else; without it they get the sampler's default.
+                see `num_envs`. The priority key, if it is there, holds the priorities of the items,
+                `[B]` or `[B, 1]`, and is stored like all other keys. Without it the items get the
+                sampler's default.
 
         Returns:
-            int64 of those dimensions: the slots they are in.
+            int64 of those dimensions: the slots of the items.
 
         Raises:
-            InteropError: If `data` is no TensorDict, has no batch dimension, or a leaf of it cannot
-                be stored: it requires grad, is no tensor, is not as it was in the first call.
+            InteropError: If `data` is not a TensorDict, has no batch dimension, or has a leaf that
+                cannot be stored: it requires grad, is not a tensor, or differs from the first call.
             RuntimeError: If the buffer is closed.
         """
         _check_tensordict("extend", data)
@@ -228,17 +227,17 @@ class TensorDictReplayBuffer:
         return slots.reshape(given[: len(lead)])
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Give rows new priorities, by their slots.
+        """Give rows new priorities, by slot.
 
-        A slot says nothing of which row was in it when it was drawn; `update_tensordict_priority`
-        knows that.
+        A slot does not say which row was in it when it was drawn. `update_tensordict_priority`
+        knows, and ignores rows that were replaced since.
 
         Args:
-            index: Integers, `[B]` or one: slots. Negative ones are passed over.
-            priority: As many numbers, or one for all, at least 0.
+            index: Slots: integers `[B]`, or one. Negative ones are ignored.
+            priority: Numbers of at least 0: one for each slot, or one for all.
 
         Raises:
-            InteropError: If a tensor cannot be handed over.
+            InteropError: If JAX cannot take a tensor.
             ValueError: If the sampler keeps no priorities.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
@@ -249,16 +248,17 @@ class TensorDictReplayBuffer:
             self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give drawn rows new priorities, found under the priority key.
+        """Give drawn rows the priorities that `data` holds under the priority key.
 
-        Rows that were replaced since are left alone. If the sampler keeps no priorities nothing is
-        done, as in TorchRL.
+        Rows that were replaced since are ignored. If the sampler keeps no priorities, nothing
+        happens, as in TorchRL.
 
         Args:
-            data: A batch of `sample`, or part of one. Of more numbers a row the largest counts.
+            data: A batch from `sample`, or part of one. If a row has several numbers, the largest
+                counts.
 
         Raises:
-            InteropError: If it lacks the priority key, or what `sample` has put in.
+            InteropError: If it lacks the priority key, or the keys that `sample` added.
             RuntimeError: As `update_priority`.
         """
         if not self._prioritized:
@@ -281,7 +281,7 @@ class TensorDictReplayBuffer:
         self._update(ids, priority.detach().float().reshape(count, -1).amax(1), count)
 
     def empty(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         with self.buffer.lock:
             self.buffer.empty()
             self._write_count, self._ready = 0, False
@@ -293,17 +293,17 @@ class TensorDictReplayBuffer:
 
         Args:
             batch_size: `B`; None is that of the buffer.
-            return_info: Whether to return what is told of the draw a second time, by itself.
+            return_info: Whether to return `"index"` and the weights once more, in a dict.
 
         Returns:
-            A TensorDict of batch size `[B]`: what was stored, under the same keys and in the same
+            A TensorDict of batch size `[B]`: what you stored, under the same keys and in the same
             dtypes, `"index"` (int64 slots), `"index_generation"`, and with priorities `"_weight"`
-            and `"priority_weight"` (float32 `[B]`, the same tensor), under which TorchRL's losses
-            look for it. With `return_info` that, and a dict of the latter.
+            and `"priority_weight"` (the same float32 tensor `[B]` under the two names that
+            TorchRL's losses use). With `return_info`, that and a dict of the added keys.
 
         Raises:
             ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`.
-            RuntimeError: See there; or if there is nothing to draw yet.
+            RuntimeError: As there. Also if there is nothing to draw yet.
         """
         self._check_ready()
         batch: Any = self.buffer.sample(batch_size, beta=self.beta if self._prioritized else None)
@@ -312,12 +312,12 @@ class TensorDictReplayBuffer:
         return batch, {key: batch[key] for key in _OURS if key in batch.keys()}  # noqa: SIM118
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        """Batches without end; with `fbuf.Shuffled` those of one epoch."""
+        """Return batches without end; with `fbuf.Shuffled`, those of one epoch."""
         self._check_ready()
         return cast("Iterator[TensorDictBase]", iter(self.buffer))
 
     def next(self) -> TensorDictBase | None:
-        """The next batch of one iteration; None when that has ended."""
+        """Return the next batch of one iteration; None when it has ended."""
         if self._iterator is None:
             self._iterator = iter(self)
         batch = next(self._iterator, None)
@@ -326,15 +326,15 @@ class TensorDictReplayBuffer:
         return batch
 
     def __len__(self) -> int:
-        """How many rows can be found."""
+        """Count the rows, without removed ones."""
         return len(self.buffer)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether there is any row to draw; how many does not matter."""
+        """Whether there is a row to draw; `batch_size` does not matter."""
         return self.buffer.can_sample()
 
     def stats(self) -> dict[str, float]:
-        """Figures for a log, see `fbuf.stats`."""
+        """Return figures for a log; see `fbuf.stats`."""
         return {**self.buffer.stats(), "write_count": self._write_count}
 
     @property
@@ -344,17 +344,17 @@ class TensorDictReplayBuffer:
 
     @property
     def write_count(self) -> int:
-        """How many items have been written, those that made way included."""
+        """How many items have been added, replaced ones included."""
         return self._write_count
 
     # Transforms.
 
     def append_transform(self, transform: Any) -> TensorDictReplayBuffer:
-        """Have one more transform called with every batch, after the others."""
+        """Call one more transform with every batch, after the others."""
         return self.insert_transform(len(self._transforms), transform)
 
     def insert_transform(self, index: int, transform: Any) -> TensorDictReplayBuffer:
-        """Have one more transform called with every batch, at this place among the others."""
+        """Call one more transform with every batch, at this place among the others."""
         if hasattr(transform, "eval"):
             transform.eval()
         self._transforms.insert(index, transform)
@@ -363,9 +363,9 @@ class TensorDictReplayBuffer:
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that what comes next depends on; see `ReplayBuffer.state_dict`.
+        """Return all that future calls depend on; see `ReplayBuffer.state_dict`.
 
-        Transforms that have a `state_dict` are part of it.
+        It includes the `state_dict` of every transform that has one.
         """
         with self.buffer.lock:
             buffer = self.buffer.state_dict()
@@ -385,7 +385,7 @@ class TensorDictReplayBuffer:
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; see `ReplayBuffer.load_state_dict`."""
+        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
         with self.buffer.lock:
             saved = state_dict["transforms"]
             if len(saved) != len(self._transforms):
@@ -408,7 +408,7 @@ class TensorDictReplayBuffer:
             self._write_count, self._ready = state_dict["write_count"], False
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save it in a folder, which is made if need be; whole, or not at all."""
+        """Save the buffer in a folder, and make the folder if need be; whole, or not at all."""
         folder = pathlib.Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / "buffer.part"
@@ -426,7 +426,7 @@ class TensorDictReplayBuffer:
         self.load_state_dict(torch.load(pathlib.Path(path) / "buffer.pt"))
 
     def close(self) -> None:
-        """Give the memory back; see `ReplayBuffer.close`."""
+        """Free the memory; see `ReplayBuffer.close`."""
         self.buffer.close()
 
     # The rest is not for users.

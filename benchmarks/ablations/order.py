@@ -41,10 +41,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.append(str(HERE.parents[1]))
 PACKAGE = HERE.parents[1] / "fbuf"
 
-from timing import about, render, write_report  # noqa: E402
+from benchmarks.harness import about  # noqa: E402
+from benchmarks.report import save as write_report  # noqa: E402
+from benchmarks.report import table as render  # noqa: E402
 
 # --- the variants --------------------------------------------------------------------------------
 

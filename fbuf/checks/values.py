@@ -72,7 +72,7 @@ def number(function: str, argument: str, value: Any, largest: float = math.inf) 
     """A Python number from 0 to `largest`, static; float32 must be able to hold it."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"fbuf.{function}: {argument} is traced, but part of the program; give a Python number"
+            f"fbuf.{function}: {argument} is traced, but it is static; give a Python number"
         )
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"fbuf.{function}: {argument} must be a Python number, got {value!r}")

@@ -2,12 +2,12 @@
 
 A verb is written once, as the plain function that is traced. `verb` makes of it what users call:
 
-1. Arguments are checked that must be known before anything is traced, such as a batch size.
-2. Values of the host become the buffer's own. NumPy arrays are copied: JAX may read them after the
-   call has returned, when their owner has filled them anew. What is no array, or would be cut to 32
-   bits, is refused by the name of its argument.
-3. Inside a trace the function runs as it is. Eagerly it runs compiled, and if it changes the state
-   it writes into the memory of the state that it is given, unless `donate=False`.
+1. Arguments that must be known before tracing, such as a batch size, are checked. 2. Values of the
+host become the buffer's own. NumPy arrays are copied, because JAX may read them after the call has
+returned, when their owner has filled them anew. Anything that is not an array, or that JAX would
+cut to 32 bits, is refused by the name of its argument. 3. Inside a trace the function runs as it
+is. From Python it runs compiled, and a verb that changes the state writes into the memory of the
+given state, unless `donate=False`.
 """
 
 from __future__ import annotations
@@ -207,6 +207,6 @@ def _refuse_own_arrays(function: str, state: Any, given: dict[str, Any]) -> None
             if id(leaf) in own:
                 raise ValueError(
                     f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is an array of the "
-                    "state itself, which this call consumes; give a copy (jnp.copy), or keep the "
-                    "state with donate=False"
+                    "state itself, which this call consumes; give a copy (jnp.copy), or use "
+                    "donate=False"
                 )

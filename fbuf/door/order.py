@@ -33,9 +33,8 @@ def warn_if_sampled(function: str, state: State[Any]) -> None:
     found = _read.get(id(state.fault))
     if found is not None and found() is state.fault:
         warnings.warn(
-            f"fbuf.{function}: this state was sampled before in the same compiled step, and "
-            "nothing tells XLA to read the batch first: it may copy the whole storage at every "
-            f"step. Call state = fbuf.after(state, batch) before fbuf.{function}, or {function} "
-            "before you sample",
+            f"fbuf.{function}: this compiled step samples the state before it changes it, and XLA "
+            "may then copy the whole storage at every step. Call state = fbuf.after(state, batch) "
+            f"before fbuf.{function}, or call fbuf.{function} before you sample",
             stacklevel=4,
         )

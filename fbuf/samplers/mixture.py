@@ -30,27 +30,28 @@ class MixedIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Sampler):
-    """For each draw choose by chance how it is drawn: uniformly, by priority, or from the newest.
+    """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
 
-    The probability of a row is the sum of what each of the three gives it, so importance weights
-    are right for all draws alike: `(N * probability) ** -beta`, divided by the largest in the
-    batch. What has nothing to draw from is left out, and the others take its share.
+    The probability of a row is that of all three ways together, so importance weights are right for
+    every draw: `(N * probability) ** -beta`, divided by the largest in the batch. A way that has
+    nothing to draw from leaves its share to the others.
 
     Attributes:
-        uniform: The share of draws from all rows alike. Shares are at least 0, and divided by their
-            sum.
+        uniform: The share of uniform draws. Shares are at least 0, and are divided by their sum.
         prioritized: The share of draws by priority.
-        recent: The share of draws from the newest `recent_rows` rows, each alike. Needs
-            environments that step together.
-        recent_rows: How many these are, those of all environments together.
-        priorities: How the draws by priority are made, and what `window`, `stride` and `first_only`
-            are for all of them. Of its options `normalize` and `draws` do not matter here.
+        recent: The share of uniform draws from the newest `recent_rows` rows. The buffer must have
+            `lockstep=True`.
+        recent_rows: How many rows are recent, counting all environments together.
+        priorities: The sampler of the draws by priority. Its `window`, `stride` and `first_only`
+            hold for all three ways. Its `normalize` and `draws` do not matter here.
 
-    Cost: as `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.7 bytes a row.
+    Cost: that of `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.7 bytes a
+    row.
 
     Raises:
-        ValueError: If a share is negative or not finite, or all are 0, or `recent_rows` is below 1.
-        TypeError: If `priorities` is no `fbuf.Prioritized`, or a number is none.
+        ValueError: If a share is negative or not finite, if all shares are 0, or if `recent_rows`
+            is below 1.
+        TypeError: If `priorities` is not a `fbuf.Prioritized`, or if a share is not a number.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Prioritised sampling: rows in proportion to their priority, with importance weights."""
+"""Prioritised sampling: rows in proportion to their priorities, with importance weights."""
 
 from __future__ import annotations
 
@@ -41,34 +41,35 @@ class PriorityIndex:
 class Prioritized(Sampler):
     """Draw rows in proportion to `(priority + eps) ** alpha`, with replacement.
 
-    The power is applied once, when a priority is stored, and what is stored is float32. A priority
-    of 0 with `eps=0` means the row is never drawn until it is given another one.
+    The power is applied once, when a priority is stored, in float32. With `eps=0`, a row of
+    priority 0 is never drawn until you give it another priority.
 
     Attributes:
-        alpha: How much priorities matter: 0 makes all rows alike, 1 takes them as they are. At
-            least 0. A traced `alpha` can be given to `add` and `update_priority` instead, for a
-            schedule; it then holds for the priorities stored by that call.
-        beta: How far importance weights make up for it: 0 not at all, 1 fully. At least 0. A
-            traced `beta` can be given to `sample` instead.
-        eps: Added to every priority before the power, so that none is 0. At least 0.
-        new_priority: What a row gets when `add` is given none: `"largest"`, the largest priority
-            stored in the buffer now, or `"largest_ever"`, the largest ever stored (cheaper to
-            keep; one outlier stays for good). In an empty buffer it is 1.
-        normalize: Weights are divided by the largest weight in the `"batch"`, or by the largest
-            one any row of the `"buffer"` would have (steadier, and smaller).
-        window: How many steps of one episode must follow from a row, itself included, for it to
-            be drawn, see `fbuf.Uniform`. Until then, and after, a row keeps its priority.
-        stride: Draw every `stride`-th step of a lane. It must divide the length of a lane.
-        first_only: Draw only the first steps of episodes.
-        draws: `"independent"`, or `"stratified"`: one draw from each of `batch_size` equal shares
-            of the total, in random order (less variance, but not independent).
+        alpha: How much priorities matter: with 0 all rows are equally likely, with 1 priorities
+            count as they are. At least 0. For a schedule, give `alpha` to `add` and
+            `update_priority` instead, where it may be traced; it holds for the priorities that this
+            call stores.
+        beta: How far importance weights make up for the priorities: 0 not at all, 1 fully. At least
+            0. For a schedule, give `beta` to `sample` instead, where it may be traced.
+        eps: Added to every priority before the power, so that no row is lost. At least 0.
+        new_priority: What a row gets if you give `add` no priority. `"largest"`: the largest in the
+            buffer now. `"largest_ever"`: the largest ever stored, which is cheaper to keep, but
+            never forgets an outlier. In an empty buffer it is 1.
+        normalize: `"batch"`: weights are divided by the largest in the batch. `"buffer"`: by the
+            largest that any row of the buffer would have; these weights are smaller and vary less.
+        window: How many steps of one episode must follow from a row, counting itself, for it to be
+            drawn; see `fbuf.Uniform`. A row keeps its priority while it cannot be drawn.
+        stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
+        first_only: Draw only first steps of episodes.
+        draws: `"independent"`: each draw by itself. `"stratified"`: one draw from each of
+            `batch_size` equal shares of the total, in random order; this has less variance.
 
     Cost: O(B log N) time to add, sample and update B rows, O(B window log N) to remove them;
     4.5 bytes a row with the defaults.
 
     Raises:
-        ValueError: If an argument is out of its range.
-        TypeError: If a number is traced: these are static, see `alpha` and `beta` above.
+        ValueError: If an argument is out of range.
+        TypeError: If a number is traced. A sampler is static; see `alpha` and `beta` above.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

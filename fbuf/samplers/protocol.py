@@ -1,8 +1,8 @@
 """What a sampler is: the one interface between the verbs of `fbuf` and the files of this folder.
 
-A sampler is a frozen, hashable dataclass, static under jit. What it keeps of the rows is its
-index, a pytree in `State.index` that only the sampler looks into. To add one, write a file with a
-subclass of `Sampler`; nothing else changes. `docs/extending.md` shows it.
+A sampler is a frozen, hashable dataclass, static under jit. It keeps an index, a pytree in
+`State.index` that only the sampler looks into. To add a sampler, write one file with a subclass of
+`Sampler`; nothing else changes. `docs/extending.md` shows one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Draw:
     """What a sampler drew. `B` is the batch size.
 
     Attributes:
-        slots: int32 `[B]`, each in range even where `mask` is False.
-        probability: float32 `[B]`; of drawing that slot in one draw.
+        slots: int32 `[B]`; in range, also where `mask` is False.
+        probability: float32 `[B]`: how likely one draw is to be that slot.
         weight: float32 `[B]`; importance weights, at most 1.
-        log_weight: float32 `[B]`; their logarithms before they were divided by the largest: 0 for
-            a slot as likely as under uniform sampling. Never NaN.
-        mask: bool `[B]`; False where there was nothing to draw.
+        log_weight: float32 `[B]`: the logarithms of the weights before the division by the largest.
+            0 for a slot that is as likely as under uniform sampling. Never NaN.
+        mask: bool `[B]`: False where there was nothing to draw.
     """
 
     slots: jax.Array
@@ -43,14 +43,14 @@ class Draw:
 class Sampler(abc.ABC):
     """Which rows may be drawn, and how likely each is.
 
-    Every method gets the index, and the ring, which says which rows are there. Slots equal to
-    `ring.capacity` stand for no row, and are to be left out.
+    Every method gets the index, and the ring, which says which rows are there. Leave out slots
+    equal to `ring.capacity`: they stand for no row.
 
     Attributes:
-        window: How many steps of one episode must follow from a row, itself included, for it to be
+        window: How many steps of one episode must follow from a row, counting itself, for it to be
             drawn.
-        keeps_priorities: Whether `add` may be given priorities, and `update_priority` be called.
-        in_order: Whether batches are numbered: `fbuf.sample` then must be given `step`.
+        keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
+        in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`.
     """
 
     window: int = 1
@@ -59,12 +59,12 @@ class Sampler(abc.ABC):
 
     @property
     def follows_episodes(self) -> bool:
-        """Whether the ring has to know where in its episode each row is (`Span.in_episode`)."""
+        """Whether the ring must know where in its episode each row is (`Span.in_episode`)."""
         return self.window > 1
 
     @abc.abstractmethod
     def init(self, ring: Ring) -> Index:
-        """The index of an empty buffer. Raises `ValueError` if it cannot be one of this shape."""
+        """The index of an empty buffer; raise `ValueError` if the sampler cannot serve it."""
 
     @abc.abstractmethod
     def add(
@@ -75,7 +75,7 @@ class Sampler(abc.ABC):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[Index, jax.Array]:
-        """Take note of rows just written, and return the fault bits of each, uint32 `[B]`.
+        """Take note of the rows just written. Return the fault bits of each, uint32 `[B]`.
 
         `ring` is the ring with the rows in it. `priority` is float32 `[B]`, or None.
         """
@@ -88,16 +88,15 @@ class Sampler(abc.ABC):
         priority: jax.Array,
         alpha: chex.Array | float | None,
     ) -> tuple[Index, jax.Array]:
-        """Change the priority of stored rows, and return the fault bits of each, uint32 `[B]`.
+        """Change the priorities of stored rows. Return the fault bits of each, uint32 `[B]`.
 
-        A slot may come more than once: the last priority counts. Only called where
-        `keeps_priorities`.
+        If a slot repeats, its last priority counts. Only called if `keeps_priorities` is True.
         """
         raise NotImplementedError
 
     @abc.abstractmethod
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
-        """Never draw these rows again, which are marked as removed already. No slot comes twice."""
+        """Never draw these rows again; their flags say so already. No slot repeats."""
 
     @abc.abstractmethod
     def can_sample(self, index: Index, ring: Ring) -> jax.Array:
@@ -113,11 +112,11 @@ class Sampler(abc.ABC):
         beta: chex.Array | float | None,
         step: jax.Array | None,
     ) -> Draw:
-        """Draw rows: with replacement, or where `in_order` the batch of number `step`."""
+        """Draw rows with replacement or, if `in_order` is True, the batch of number `step`."""
 
     @abc.abstractmethod
     def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
-        """How likely one draw is to be each of these stored rows: float32 like `slots`, `[B]`."""
+        """How likely one draw is to be each of these stored rows: float32 `[B]`, like `slots`."""
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
         """Figures for logging. Scalars."""

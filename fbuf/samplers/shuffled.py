@@ -18,32 +18,31 @@ from fbuf.storage.ring import Ring, Span
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled(Sampler):
-    """Draw every row once before any is drawn again, in random order; or every window.
+    """Draw every row, or every window, once before any is drawn again, in random order.
 
-    `fbuf.sample(state, key, batch_size, step=i)` gives the i-th batch. `n` rows make an epoch of
-    `ceil(n / batch_size)` batches; what is missing in the last of them is masked. The key is that
-    of the whole run: keep it, and count `step` on. It says the order of every epoch, each another
-    one, and nothing else is kept: no order is laid out, and a run goes on where it was from `i`.
+    `fbuf.sample(state, key, batch_size, step=i)` returns the i-th batch. `n` rows make an epoch of
+    `ceil(n / batch_size)` batches; the last one is masked where nothing is left. Use one key for
+    the whole run, and count `step` up. Key and epoch choose the order, which is never stored: to
+    resume a run, go on with the next `i`.
 
-    The buffer may be written meanwhile. A batch never holds a row twice. For each row that becomes
-    one to be drawn since an epoch began, or is none any more, at most two others are drawn twice in
-    it or left out. The exceptions: the order changes altogether when the number of slots taken
-    passes a power of two, and at any change while fewer than an eighth of them are starts; and as
-    an epoch's number is `step // ceil(n / batch_size)`, a buffer that grows begins a new one now
-    and then. In a full ring without a window the order is that of the slots: it stays, whatever is
-    written to them.
+    You may write rows meanwhile. A batch never holds a row twice. For each row that becomes
+    drawable during an epoch, or no longer is, at most two other rows are drawn twice in it or left
+    out. There are exceptions. The whole order changes when the number of slots taken passes a power
+    of two, and at every change while fewer than an eighth of the slots are starts. The number of an
+    epoch is `step // ceil(n / batch_size)`, so a growing buffer begins a new epoch now and then. In
+    a full ring without a window the order is one of slots: writing does not change it.
 
     Attributes:
         window: As for `fbuf.Uniform`.
         stride: As for `fbuf.Uniform`.
         first_only: As for `fbuf.Uniform`.
 
-    Cost: as `fbuf.Uniform`, and O(B) for the order. 0.134 bytes a row.
+    Cost: that of `fbuf.Uniform`, and O(B) for the order; 0.134 bytes a row.
 
     Raises:
-        ValueError: If an argument is out of its range; when traced, if `fbuf.sample` is not given
-            `step`, or is given priorities.
-        TypeError: If `window` or `stride` is no int.
+        ValueError: If an argument is out of range. When traced, if you do not give `step` to
+            `fbuf.sample`, or give it priorities.
+        TypeError: If `window` or `stride` is not an int.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

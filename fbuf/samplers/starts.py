@@ -89,8 +89,7 @@ def check_lanes(sampler: str, ring: Ring, window: Window) -> None:
         either = f"{shorter} or {longer}" if shorter else f"{longer}"
         raise ValueError(
             f"fbuf.init: {sampler}(stride={window.stride}) must divide the length of a lane, "
-            f"{here}, or steps would lie closer together where the ring closes; take a capacity "
-            f"of {either}"
+            f"{here}; take a capacity of {either}"
         )
 
 

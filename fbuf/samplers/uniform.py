@@ -1,4 +1,4 @@
-"""Uniform sampling: every stored row alike, every window, or every episode."""
+"""Uniform sampling: of rows, of windows, or of episodes."""
 
 from __future__ import annotations
 
@@ -29,34 +29,32 @@ class UniformIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform(Sampler):
-    """Draw every row with the same probability, with replacement; or the start of every window.
+    """Draw every row, or every window, with the same probability, with replacement.
 
-    With a window only those rows are drawn from which so many steps of one episode are there: none
-    is rejected, cut short, or moved. These are the starts, each exactly as likely as any other; or,
-    with `by="episode"`, first an episode is drawn, each as likely as any other that has a start,
-    and then one of its starts. An episode that is still going on counts with what it has so far.
+    With `window=n` only rows are drawn from which `n` steps of one episode follow, counting the row
+    itself. These rows are the starts. No draw is rejected, cut short or moved, and all starts are
+    equally likely. With `by="episode"` a draw takes an episode first, all equally likely among
+    those that have a start, and then one of its starts. An open episode counts with the starts it
+    has so far.
 
-    Its index is a bit a row and the counts above them, 0.134 bytes a row (three times that by
-    episode), kept as rows are written and removed. As long as nothing is removed and there is no
-    window, a slot is the rank itself.
+    The index has one bit a row and counts above the bits: 0.134 bytes a row, and three times that
+    by episode. Without a window, and as long as nothing is removed, a draw does not look at it.
 
     Attributes:
-        window: How many steps of one episode must follow from a row, itself included, for it to
-            be drawn. From 1 to the length of a lane.
-        by: `"start"`: every start alike; `"episode"`: every episode alike, and in it every start.
-            Where a removed row parts the starts of an episode, they count as two. Importance
-            weights make up for the lengths of episodes if `beta` is given to `fbuf.sample`;
-            without, they are 1.
-        stride: Draw every `stride`-th step of a lane. It must divide the length of a lane.
-        first_only: Draw only the first steps of episodes.
+        window: How many steps of one episode must follow from a row, counting itself, for it to be
+            drawn. From 1 to the length of a lane.
+        by: `"start"`: all starts are equally likely. `"episode"`: all episodes are equally likely,
+            and all starts within one. A removed row splits an episode into two. Weights are 1; if
+            you give `beta` to `fbuf.sample`, they make up for the lengths of episodes.
+        stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
+        first_only: Draw only first steps of episodes.
 
-    Cost: adding B rows O(B log N), drawing B rows O(B), or O(B log N) with a window, by episode,
-    or while rows are removed. On a GPU the rank is always looked up, as a branch there waits for
-    the host. Removing B rows O(B window log N).
+    Cost: adding B rows takes O(B log N). Drawing B rows takes O(B), or O(B log N) with a window, by
+    episode, after a removal, and on a GPU. Removing B rows takes O(B window log N).
 
     Raises:
-        ValueError: If an argument is out of its range.
-        TypeError: If `window` or `stride` is no int, or `first_only` no bool.
+        ValueError: If an argument is out of range.
+        TypeError: If `window` or `stride` is not an int, or if `first_only` is not a bool.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

@@ -1,7 +1,7 @@
 """Faults: what went wrong inside a compiled step, kept as sticky bits in the state.
 
-Raising from inside a donated call would lose the buffer, so a bad value is skipped, a bit is set,
-and the host asks when it wants to.
+An exception from inside a donated call would lose the buffer. So a bad value is skipped and a bit
+is set, and the host asks for it when it wants to.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Fault(enum.IntFlag):
     """
 
     BAD_PRIORITY = 1
-    """A priority was NaN, infinite, negative, or too large for the sum tree to add up."""
+    """A priority was NaN, infinite, negative, or too large to be summed in float32."""
     ID_OUT_OF_RANGE = 2
-    """An id named a slot the buffer does not have."""
+    """An id named a slot that the buffer does not have."""
     STALE_ID = 4
     """An id named a row that has been overwritten or removed since it was drawn."""
     LOST_NEXT = 8
-    """More episodes ended than `max_ends` keeps the last observation of."""
+    """More episodes ended than the buffer keeps last observations of (`max_ends`)."""
 
 
 MEANING = {

@@ -13,11 +13,11 @@ NO_SLOT = -1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """Names of rows: the slot, and the generation that tells a row from its successors there.
+    """Names of rows: the slot, and the generation that tells a row from later rows in that slot.
 
     Attributes:
-        slot: int32 in `[0, capacity)`, or -1 for "no row".
-        generation: int32; which lap of the ring wrote the row. Only equality means anything.
+        slot: int32 in `[0, capacity)`, or -1 for no row.
+        generation: int32: the lap of the ring that wrote the row. Compare it for equality only.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -2,9 +2,9 @@
 
 The narrow fields of a row lie side by side in one array of words. To read a row at random is then
 to read one stretch of memory, and one gather serves all of them: with four fields and a million
-rows that takes half the time of an array a field (`benchmarks/row_access.py`). It also leaves a
-state with few arrays, each of which costs time whenever a function is called from Python. Wide
-fields, such as images, have an array each: packing them would cost more than it saves.
+rows that takes half the time of an array a field (`benchmarks/ablations/row_access.py`). It also
+leaves a state with few arrays, each of which costs time in every call from Python. Wide fields,
+such as images, have an array each: packing them would cost more than it saves.
 
 A word is as wide as the widest number in a narrow field, at most 32 bits. Within a row the fields
 lie by the width of their numbers, the widest first, so that little is lost to padding.
@@ -29,7 +29,7 @@ from fbuf.xla.rows import read_rows, write_rows
 Item = TypeVar("Item")
 
 NARROW = 1024
-"""The most bytes of a narrow field in a row; see `benchmarks/row_access.py`."""
+"""The most bytes of a narrow field in a row; see `benchmarks/ablations/row_access.py`."""
 
 _NARROW_SMALL = 64
 """The same for numbers of less than 32 bits, which have to be put together into words."""

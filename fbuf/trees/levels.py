@@ -5,8 +5,8 @@ Row `r` is summed up by node `r % FANOUT` of row `r // FANOUT` one level up.
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
 and as one kernel, while the vectorised form costs several times as much, and a loop that carries
-two levels copies both at every turn (`benchmarks/tree_shapes.py` measures it). On a GPU a loop is
-a kernel a turn, and the vectorised gather and scatter is one kernel a level. Both give the same
+two levels copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a
+kernel a turn, and the vectorised gather and scatter is one kernel a level. Both give the same
 bits: `lax.platform_dependent` picks one at lowering.
 """
 
@@ -23,7 +23,7 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.loop import blank, zero_after
 
 FANOUT = 16
-"""Children of a node: on CPU one cache line of float32; see `benchmarks/tree_shapes.py`."""
+"""Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
 
 Reduce = Callable[[jax.Array], jax.Array]
 """What nodes keep of their rows: `[..., FANOUT, aggregates]` to `[..., aggregates]`."""

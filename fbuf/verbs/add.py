@@ -46,48 +46,49 @@ def add(
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]:
-    """Write rows behind the newest one; in a full buffer the oldest rows make way.
+    """Write rows after the newest one; in a full buffer they replace the oldest ones.
 
-    `B` is the number of rows given. Rows go to consecutive slots, in the order given. Of more
-    items than the capacity, the last `capacity` are kept.
+    `B` is the number of rows. They go to consecutive slots, in the order given. Of more rows than
+    `capacity`, the buffer keeps the last `capacity`.
 
     Args:
-        state: The buffer. Called eagerly it is consumed, see `donate`.
-        items: The item's tree, with one leading axis (a batch, leaves `[B, ...]`) or none (one
-            item). In a buffer with environments `[num_envs, ...]` is one step of all of them, and
-            `[num_envs, T, ...]` are T. Shapes are never broadcast and dtypes never cast; Python
-            scalars are taken.
-        terminated: bool, of the leading shape of `items` (a scalar for one item); the episode
-            ended by itself at this row. None is False. Stored with the row.
-        truncated: bool, like `terminated`; the episode was cut off after this row. None is False.
-        next_observation: What each row's step led to, for a buffer made with `next_of`, and then
-            not to be left out: a tree like that field, of the leading shape of `items`. At the end
-            of an episode the last observation of that episode, not the first one of the next. It is
-            kept for the newest row and the ends of episodes only; the following row has the others.
-        priority: Real, like `terminated`, finite and at least 0; the rows' priorities, before
-            `eps` and `alpha`. None gives each row the sampler's default.
-        mask: bool, like `terminated`; the rows to write, others leave no gap. None is all. With
-            environments the buffer must be made with `lockstep=False`, for it: each environment
-            then has a head of its own.
-        time_major: T steps are given as `[T, num_envs, ...]`, flags and priorities too.
-        alpha: At least 0, may be traced; used for `priority` instead of the sampler's.
-        donate: If called eagerly, write into the memory of `state`, which is then used up (the
-            copy that `donate=False` makes takes time in proportion to the capacity). Inside
-            `jit` it has no meaning: donate there to the outermost jit.
+        state: The buffer. A call from Python consumes it; see `donate`.
+        items: The item's tree: leaves `[B, ...]` for a batch, or shaped like the item's for one
+            item. With `num_envs`, `[num_envs, ...]` is one step of all environments, and
+            `[num_envs, T, ...]` are T steps. Shapes are never broadcast and dtypes never cast.
+            Python scalars are accepted.
+        terminated: bool, in the leading shape of `items` (a scalar for one item): the episode ended
+            by itself at this row. None is False. The buffer stores it with the row.
+        truncated: bool, like `terminated`: the episode was cut off after this row. None is False.
+        next_observation: The observation after each row's step: a tree like the field `next_of`, in
+            the leading shape of `items`. A buffer made with `next_of` needs it, and no other takes
+            it. At the end of an episode give the last observation of that episode, not the first
+            one of the next. The buffer keeps it for the newest row and for ends of episodes; it
+            reads all others from the following row.
+        priority: Real, like `terminated`, finite and at least 0: the priorities of the rows. The
+            sampler applies `eps` and `alpha` to them. None gives each row the sampler's default.
+        mask: bool, like `terminated`: which rows to write. The others leave no gap. None is all.
+            With `num_envs` the buffer must be made with `lockstep=False`.
+        time_major: Take T steps as `[T, num_envs, ...]`; flags and priorities, too.
+        alpha: A number of at least 0, may be traced. It replaces the sampler's `alpha` for these
+            priorities.
+        donate: In a call from Python, write into the memory of `state`; you cannot use `state`
+            afterwards. False copies the buffer first, which takes time in proportion to the
+            capacity. Inside `jit` it means nothing: donate at the outermost `jit`.
 
     Returns:
         The buffer with the rows in it.
 
     Raises:
         ValueError: When traced, if a shape or the tree does not fit, if the batch is empty, or if
-            `priority` or `alpha` is given and the sampler keeps none.
+            you give `priority` or `alpha` and the sampler keeps no priorities.
         TypeError: When traced, if a dtype does not fit.
         RuntimeError: If `state` has been consumed.
 
     Faults:
-        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed. The row is
-            written all the same, with the sampler's default priority.
-        LOST_NEXT: More episodes ended than the buffer keeps the last observation of.
+        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed. The buffer
+            writes the row with the sampler's default priority.
+        LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
 
     Cost: O(B log N) time and O(B) memory, whatever is stored.
 

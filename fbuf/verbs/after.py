@@ -13,24 +13,24 @@ from fbuf.xla.tie import tie
 
 @verb()
 def after(state: State[Item], batch: Any) -> State[Item]:
-    """The same buffer, whose next changes come after a batch has been read.
+    """Make the next write to a buffer wait until a batch is read.
 
-    Call it in a compiled step that samples first and then adds, or ends episodes, without an update
-    of priorities between:
+    Call it in a compiled step that samples first and then adds or ends episodes, without an update
+    of priorities between the two:
 
         batch = fbuf.sample(state, key, 256)
         state = fbuf.add(fbuf.after(state, batch), rows)
 
-    Without it nothing tells XLA that the rows are read before they are overwritten, and it may copy
-    the whole storage at every step. Outside of `jit` it changes nothing.
+    Without it, XLA does not know that rows are read before they are overwritten, and may copy the
+    whole storage at every step. Outside `jit` it changes nothing.
 
     Args:
         state: The buffer; never consumed.
-        batch: What was read of it: from `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or
+        batch: What was read: the result of `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or
             arrays that were computed from all of it.
 
     Returns:
-        The state, with the same numbers.
+        The same state.
 
     Raises:
         RuntimeError: If `state` has been consumed.

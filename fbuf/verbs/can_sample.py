@@ -14,21 +14,22 @@ from fbuf.state import State
 
 @verb(checks={"min_size": check.count})
 def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
-    """Whether there is any row to draw: one that is stored, and of a priority above 0.
+    """Whether there is a row to draw, and at least `min_size` rows are stored.
 
-    With a window it takes a row from which so many steps are there.
+    A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are
+    stored.
 
     Args:
         state: The buffer; never consumed.
-        min_size: How many rows there must be besides, to warm up; an int of at least 0 that may be
-            traced. As with `fbuf.size`, removed rows do not count.
+        min_size: How many rows must be stored, an int of at least 0, may be traced. Use it to wait
+            until there are enough rows to learn from. Removed rows do not count.
 
     Returns:
         bool scalar.
 
     Raises:
         ValueError: If `min_size` is negative.
-        TypeError: If `min_size` is no int.
+        TypeError: If `min_size` is not an int.
         RuntimeError: If `state` has been consumed.
 
     Examples:

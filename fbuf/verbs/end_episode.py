@@ -19,23 +19,24 @@ from fbuf.xla.tie import tie
 def end_episode(
     state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
 ) -> State[Item]:
-    """Close the open episodes, as when a collector starts anew and its environments are reset.
+    """End the open episodes: call it when your collector resets its environments.
 
-    The newest row of an environment becomes truncated, and what is added next begins an episode.
-    An environment whose newest row has ended an episode already, or that has no row, stays as it
-    is; with `autoreset="next_step"` its next row is not taken for the dummy of a reset any more.
+    The newest row of each environment becomes truncated, and the next row that you add begins an
+    episode. An environment without rows stays as it is, and so does one whose newest row ended its
+    episode; with `autoreset="next_step"`, the next row of that one begins an episode and is no
+    dummy.
 
     Args:
-        state: The buffer. Called eagerly it is consumed, see `donate`.
-        mask: bool `[num_envs]`, or one bool for all; whose episodes. None is all.
+        state: The buffer. A call from Python consumes it; see `donate`.
+        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
         donate: As for `fbuf.add`.
 
     Returns:
-        The buffer. With `next_of` the last observation of these episodes is what their newest rows
-        were said to have led to.
+        The buffer. With `next_of`, the last observation of such an episode is the
+        `next_observation` that you gave with its newest row.
 
     Raises:
-        ValueError: When traced, if `mask` is of another shape.
+        ValueError: When traced, if `mask` has another shape.
         TypeError: When traced, if `mask` is not bool.
         RuntimeError: If `state` has been consumed.
 

@@ -15,18 +15,18 @@ from fbuf.storage.ids import Ids
 
 @verb()
 def ids_at(state: State[Any], slots: chex.Array) -> Ids:
-    """Name the rows that are in these slots now.
+    """Name the rows that lie in these slots now.
 
-    For programs that know rows by their slots alone. Ids from a sample say more: they are those of
-    the rows that were drawn, also when others have taken their slots since.
+    It is for programs that know only slots. The ids of a batch are better: they name the rows that
+    were drawn, also when other rows have taken their slots since.
 
     Args:
         state: The buffer; never consumed.
         slots: int32, of any shape.
 
     Returns:
-        Their ids, of the same shape. A slot that is outside the buffer, holds no row, or one that
-        has been removed, gives an id that names no row (slot -1).
+        Their ids, shaped like `slots`. A slot outside the buffer, an unwritten slot, and the slot
+        of a removed row give an id that names no row (slot -1).
 
     Raises:
         TypeError: When traced, if `slots` is not int32.

@@ -32,42 +32,42 @@ def init(
 ) -> State[Item]:
     """Make an empty buffer.
 
-    All memory is taken here; nothing grows later. The state's arrays are those of the default
-    device; `jax.device_put` moves them, with a sharding if you like.
+    `init` allocates all memory; nothing grows later. The arrays lie on JAX's default device.
+    `jax.device_put` moves them, with a sharding if you like.
 
     Args:
         item: One unbatched item: any pytree of arrays, Python scalars or `jax.ShapeDtypeStruct`
             (so that `jax.eval_shape` of a step function will do). Only shapes and dtypes are read.
-        capacity: How many rows to keep, from 1 to 2**31 - 17. When they are used up, the oldest
-            row makes way for the next one. A multiple of `num_envs`.
-        num_envs: How many environments step together. Each then has a lane of
-            `capacity // num_envs` rows, and `fbuf.add` takes a leading axis of this length.
-            None is for rows that need not be told apart, or come from one environment.
+        capacity: How many rows to keep, from 1 to 2**31 - 17. In a full buffer the next row
+            replaces the oldest one. Must be a multiple of `num_envs`.
+        num_envs: How many environments there are. Each has a lane of `capacity // num_envs` rows,
+            and `fbuf.add` takes rows with a leading axis of this length. None is for one
+            environment, and for rows whose order does not matter.
         sampler: Which rows may be drawn, and how likely each is.
-        autoreset: What an environment does when an episode has ended, as Gymnasium has it.
-            `"same_step"` (gymnax, brax and most others in JAX): the step that ends one also resets,
-            and the next row begins the next episode. `"next_step"` (Gymnasium's default): the next
-            step ignores its action and resets; its row is kept, but never drawn, and in no window.
-            `"disabled"`: you reset yourself; for a buffer the same as `"same_step"`.
-        lockstep: Whether the environments always step together. False is for collectors whose
-            environments come at times of their own: each gets a head, and `fbuf.add` a `mask` of
-            those that have stepped. It costs a little more at every call.
-        next_of: The name of a field (`"a.b"` for one in another) of which not only the value a step
-            began with is wanted, but also the one it led to: the observation. `fbuf.add` then takes
-            `next_observation`, and `fbuf.Transition` and `fbuf.NStep` give it back, read from the
-            following row instead of stored twice.
-        max_ends: Of how many ends of episodes to keep what they led to, which no following row has.
-            None is a sixteenth of the capacity; `Fault.LOST_NEXT` tells if that was too few. With
-            `lockstep=False` every environment has its share of them.
+        autoreset: What an environment does at the end of an episode, in Gymnasium's words.
+            `"same_step"` (gymnax, brax and most others in JAX): the step that ends an episode also
+            resets, and the next row begins the next episode. `"next_step"` (Gymnasium's default):
+            the next step ignores its action and resets. The buffer stores the row of that step, but
+            never draws it. `"disabled"`: you reset; the buffer treats it like `"same_step"`.
+        lockstep: Whether all environments step together. With False each lane has a write position
+            of its own, and `fbuf.add` takes a `mask` of the environments that have stepped. It
+            costs a little more at every call.
+        next_of: The name of the observation among the item's fields (`"a.b"` for a field in a
+            field). Give it to have next observations without storing them twice: `fbuf.add` then
+            takes `next_observation`, and `fbuf.Transition`, `fbuf.NStep` and `fbuf.Hindsight` read
+            it from the following row.
+        max_ends: How many ends of episodes to keep the last observation of, because no following
+            row has it. None is a sixteenth of the capacity. `Fault.LOST_NEXT` says that it was too
+            few. With `lockstep=False` every environment has an equal share.
 
     Returns:
-        The state: zeros, and no row that can be drawn.
+        An empty buffer.
 
     Raises:
-        ValueError: If an argument is out of range, `capacity` is no multiple of `num_envs`,
-            `item` holds no array, or the sampler cannot do with lanes of this length.
-        TypeError: If a leaf cannot be stored as it is: 64-bit with 64-bit types off, a PRNG key,
-            or no array at all.
+        ValueError: If an argument is out of range, `capacity` is not a multiple of `num_envs`,
+            `item` holds no array, or the lanes are too short for the sampler's window.
+        TypeError: If the buffer cannot store a leaf as it is: it is 64-bit while JAX's 64-bit types
+            are off, it is a PRNG key, or it is not an array.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

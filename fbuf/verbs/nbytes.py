@@ -12,15 +12,15 @@ from fbuf.verbs.init import init
 
 
 def nbytes(item: Any, capacity: int, **options: Any) -> int:
-    """How many bytes `fbuf.init` would take with these arguments; allocates nothing.
+    """Count the bytes that `fbuf.init` would allocate, without allocating them.
 
     Args:
         item: As for `fbuf.init`.
         capacity: As for `fbuf.init`.
-        options: Whatever else `fbuf.init` takes, by its name.
+        options: All options of `fbuf.init`.
 
     Returns:
-        The size of the whole state in bytes.
+        The size of the whole state, in bytes.
 
     Raises:
         ValueError: As `fbuf.init`.
@@ -32,7 +32,7 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
         >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"
         '26.3 GiB'
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
-        28230836
+        28229568
     """
     specs = batches.item_specs("nbytes", item)
     capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)

@@ -14,20 +14,20 @@ from fbuf.storage.ids import NO_SLOT, Ids
 
 @verb(static=("count",), checks={"count": check.integer})
 def newest_ids(state: State[Any], count: int) -> Ids:
-    """Name the newest rows, in the order they were added.
+    """Name the newest rows, oldest first.
 
     Args:
         state: The buffer; never consumed.
-        count: How many, a static int from 1 to the capacity; of each environment, if there are
-            several.
+        count: How many rows, a static int from 1 to the capacity. With `num_envs`, how many of each
+            environment.
 
     Returns:
-        Their ids, the oldest of them first: `[count]`, or `[num_envs, count]`. Where there are
-        fewer rows, the first ids name no row (slot -1); so do those of rows that were removed.
+        Their ids, `[count]`, or `[num_envs, count]`, the newest row last. Ids of removed rows name
+        no row (slot -1). If there are fewer rows, the first ids name no row.
 
     Raises:
-        ValueError: When traced, if `count` is more than there is room for.
-        TypeError: When traced, if `count` is no int.
+        ValueError: When traced, if `count` is larger than a lane.
+        TypeError: When traced, if `count` is not an int.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(count) for each environment.

@@ -15,23 +15,23 @@ from fbuf.storage.ids import Ids
 
 @verb()
 def probability(state: State[Any], ids: Ids) -> jax.Array:
-    """How likely one draw by `fbuf.sample` is to be each of these rows, as the buffer is now.
+    """Compute how likely one draw is to be each of these rows, from the buffer as it is now.
 
     Args:
         state: The buffer; never consumed.
         ids: Which rows, of any shape.
 
     Returns:
-        float32, shaped like `ids`. 0 where an id names no row, one that was overwritten or removed,
-        or one that the sampler would not draw, such as a row with too few steps behind it for the
-        sampler's window. For `fbuf.Shuffled` it is one of as many rows as an epoch has.
+        float32, shaped like `ids`. It is 0 where an id names no row, a row that was overwritten or
+        removed, or a row that the sampler does not draw, because its window is not complete for
+        example. For `fbuf.Shuffled` it is 1 divided by the number of rows in an epoch.
 
     Raises:
-        ValueError: When traced, if `ids` names no rows at all.
-        TypeError: When traced, if `ids` are not `fbuf.Ids`.
+        ValueError: When traced, if `ids` is empty.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`.
         RuntimeError: If `state` has been consumed.
 
-    Cost: O(B), by episode O(B log N).
+    Cost: O(B); by episode O(B log N).
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

@@ -13,19 +13,19 @@ from fbuf.storage.faults import MEANING, Fault
 
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
-    """Report on the host what was skipped inside compiled code, if anything was.
+    """Raise if compiled code has skipped a bad value since the last `fbuf.clear`.
 
-    Call it now and then from the host loop (it waits for the state to be computed). The buffer
-    stays usable whatever it reports: bad entries were skipped, all others applied.
+    Call it from the host loop now and then: it waits until the state is computed. The buffer stays
+    usable, whatever the report: bad entries were skipped, and all others applied.
 
     Args:
         state: The buffer, or a `vmap`ped batch of buffers.
-        ignore: Faults not to raise for. By default stale ids: a learner that lags behind its
-            actors meets them by design, and they were safely ignored. `Fault(0)` ignores none.
+        ignore: Faults that do not raise. By default stale ids: a learner that lags behind its
+            actors meets them all the time, and they do no harm. `Fault(0)` ignores none.
 
     Raises:
         RuntimeError: If any other fault bit is set; the message says what happened and what to do.
-            Also if `state` has been consumed.
+            Also if `state` was consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
     Examples:

@@ -42,28 +42,29 @@ def read(
     view: View = Item(),
     key: chex.PRNGKey | None = None,
 ) -> Batch[Any]:
-    """Read rows by their ids, without drawing; the state does not change.
+    """Read rows by their ids; the state does not change.
 
     Args:
         state: The buffer; never consumed.
-        ids: Which rows: from `fbuf.sample`, `fbuf.newest_ids` or `fbuf.ids_at`, of any shape. Rows
+        ids: Which rows, of any shape: from `fbuf.sample`, `fbuf.newest_ids` or `fbuf.ids_at`. Rows
             may repeat.
-        view: What each row is turned into, as for `fbuf.sample`; static. A sampler draws rows that
-            have the steps that a view wants; ids of yours need not: look at `valid` of
-            `fbuf.Sequence`, `steps` of `fbuf.NStep`.
-        key: A key of `jax.random`, for views that leave something to chance (`fbuf.Hindsight`);
-            consumed.
+        view: What a row turns into, as for `fbuf.sample`; static. The rows that you name may lack
+            steps that the view wants: look at `valid` of `fbuf.Sequence` and `steps` of
+            `fbuf.NStep`.
+        key: A key of `jax.random`, for views that leave something to chance (`fbuf.Hindsight`). Use
+            a key once only.
 
     Returns:
-        The batch, its axes those of `ids`. Where an id names no row, or one that was overwritten or
-        removed since, `mask` is False and the id names no row; the data then means nothing.
+        The batch; leaves begin with the axes of `ids`. If an id names no row, or a row that was
+        overwritten or removed since, its `mask` is False, its data means nothing, and its id in the
+        batch names no row.
 
     Raises:
-        ValueError: When traced, if `ids` names no rows at all, or the view needs a key.
-        TypeError: When traced, if `ids` are not `fbuf.Ids`, or `view` is no view.
+        ValueError: When traced, if `ids` is empty, or if the view needs a key.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `view` is not a view.
         RuntimeError: If `state` has been consumed.
 
-    Cost: that of the view, O(B) for `fbuf.Item`.
+    Cost: that of the view; O(B) for `fbuf.Item`.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -76,21 +77,29 @@ def read(
     flat, shape = batches.ids("read", ids)
     if view.is_random and key is None:
         raise ValueError(
-            f"fbuf.read: {type(view).__name__} leaves something to chance; give a key, such as "
-            "jax.random.key(0)"
+            f"fbuf.read: {type(view).__name__} is random and needs a key; give "
+            "key=jax.random.key(0)"
         )
     live, _, _ = state.ring.find(flat)
-    batch = gathered(state, jnp.where(live, flat.slot, 0), live, view, key)
+    batch = gathered(state, jnp.where(live, flat.slot, 0), live, view, key, zeros=True)
     if len(shape) == 1:
         return batch
     return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
 
 
 def gathered(
-    state: State[Any], slots: jax.Array, mask: jax.Array, view: View, key: Any
+    state: State[Any],
+    slots: jax.Array,
+    mask: jax.Array,
+    view: View,
+    key: Any,
+    zeros: bool = False,
 ) -> Batch[Any]:
-    """What a view makes of the rows at `[B]` slots, of which a mask says which are meant."""
-    reader = Reader(type(view).__name__, state)
+    """What a view makes of the rows at `[B]` slots, of which a mask says which are meant.
+
+    With `zeros` the data of the others is 0; without, it is that of some row.
+    """
+    reader = Reader(type(view).__name__, state, mask)
     reading = view.read(reader, slots, key)
     if reading.known is not None:
         mask &= reading.known
@@ -100,10 +109,18 @@ def gathered(
     ids = dataclasses.replace(ids, slot=tie(ids.slot, *reader.reads))
     flags = jnp.where(mask.reshape(-1, *(1,) * (reading.flags.ndim - 1)), reading.flags, 0)
     flags = jnp.swapaxes(flags, 0, 1) if reading.time_major else flags
+    data = reading.data
+    if zeros and not reading.time_major:  # steps that are not valid are zeros already
+        data = jax.tree.map(lambda leaf: _where(mask, leaf), data)
     return Batch(
-        data=reading.data,
+        data=data,
         ids=ids,
         mask=mask,
         terminated=flags & TERMINATED > 0,
         truncated=flags & TRUNCATED > 0,
     )
+
+
+def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:
+    """`[B, ...]` with zeros where a mask is False."""
+    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))

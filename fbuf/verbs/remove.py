@@ -20,14 +20,14 @@ from fbuf.xla.duplicates import last_of_each
 def remove(
     state: State[Item], ids: Ids, *, mask: chex.Array | bool | None = None, donate: bool = True
 ) -> State[Item]:
-    """Take rows out of the buffer: they are never drawn again, and their ids become stale.
+    """Remove rows: they are never drawn again, and their ids become stale.
 
-    Their slots stay taken until the ring comes around to them.
+    A removed row keeps its slot until the ring comes around and overwrites it.
 
     Args:
-        state: The buffer. Called eagerly it is consumed, see `donate`.
-        ids: `sample.ids`, of any shape. Rows may repeat; entries that name no row are passed over.
-        mask: bool, shaped like `ids`, or one bool for all; entries to apply. None is all.
+        state: The buffer. A call from Python consumes it; see `donate`.
+        ids: `batch.ids`, of any shape. Rows may repeat. Ids that name no row are ignored.
+        mask: bool, shaped like `ids`, or one bool for all: which entries to apply. None is all.
         donate: As for `fbuf.add`.
 
     Returns:
@@ -35,14 +35,14 @@ def remove(
 
     Raises:
         ValueError: When traced, if a shape does not fit, or `ids` names no rows at all.
-        TypeError: When traced, if `ids` are not `fbuf.Ids`, or `mask` is not bool.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` is not bool.
         RuntimeError: If `state` has been consumed.
 
     Faults:
         ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
         STALE_ID: A row has been overwritten, or removed before; that entry is skipped.
 
-    Cost: O(B log N) time, O(B) memory; sorts ids when B > 1024, else compares them in pairs.
+    Cost: O(B log N) time, O(B) memory. It sorts more than 1024 ids, and compares fewer in pairs.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -13,22 +13,21 @@ from fbuf.views.protocol import View
 
 
 def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
-    """Read all rows, in the order they were added: to look at them, to plot, to export.
+    """Read all rows, oldest first: to look at them, to plot, to export.
 
-    It copies the whole buffer. In a training step use `fbuf.sample` or `fbuf.read`.
+    It copies the whole buffer. In a training step, use `fbuf.sample` or `fbuf.read`.
 
     Args:
         state: The buffer; never consumed.
-        view: What each row is turned into, as for `fbuf.read`; static.
+        view: What a row turns into, as for `fbuf.read`; static.
 
     Returns:
-        The rows, the oldest first: leaves `[capacity, ...]`, or
-        `[num_envs, capacity // num_envs, ...]`. `mask` is False where there is no row, which is
-        before the oldest one, or one that was removed.
+        The rows: leaves `[capacity, ...]`, or `[num_envs, capacity // num_envs, ...]`. The newest
+        row is last. `mask` is False where a row was removed, and before the oldest row.
 
     Raises:
         ValueError: When traced, if the view leaves something to chance.
-        TypeError: When traced, if `view` is no view.
+        TypeError: When traced, if `view` is not a view.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(N).

@@ -42,16 +42,17 @@ def sample(
 
     Args:
         state: The buffer; never consumed.
-        key: A key of `jax.random`; consumed, so do not use it again.
+        key: A key of `jax.random`. Use a key once only.
         batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
-        view: What each drawn row is turned into; static.
-        beta: At least 0, may be traced; used for the importance weights instead of the sampler's.
+        view: What a drawn row turns into; static.
+        beta: A number of at least 0, may be traced. It replaces the sampler's `beta` in the
+            importance weights.
         step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced.
 
     Returns:
-        The batch. From a buffer with nothing to draw (see `fbuf.can_sample`) it comes back with
-        `mask` all False, weights 0 and ids that name no row, so that it is safe to learn from
-        weighted by `weight`, and to hand its ids to `update_priority`.
+        The batch. If there is nothing to draw (see `fbuf.can_sample`), its `mask` is False, its
+        weights are 0, and its ids name no row. It is safe to use: a loss multiplied by `weight` is
+        0, and `update_priority` ignores such ids.
 
     Raises:
         ValueError: When traced, if `batch_size` or `beta` is out of range.

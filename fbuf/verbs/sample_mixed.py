@@ -24,12 +24,12 @@ from fbuf.views.protocol import View
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixedSample(Generic[Item]):
-    """A batch drawn by `fbuf.sample_mixed`, that of one buffer after that of the other.
+    """A batch drawn by `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
 
     Attributes:
-        sample: As from `fbuf.sample`, its leaves `[batch_size, ...]`. `probability` is that within
-            the buffer, `weight` is normalised over the whole batch.
-        source: int32 `[batch_size]`; the number of the buffer each draw is from.
+        sample: A sample as from `fbuf.sample`, leaves `[batch_size, ...]`. `probability` is that
+            within each buffer. `weight` is normalised over the whole batch.
+        source: int32 `[batch_size]`: the number of the buffer that each draw is from.
         counts: How many draws are from each buffer; static.
 
     Examples:
@@ -45,7 +45,7 @@ class MixedSample(Generic[Item]):
     counts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def ids(self, source: int) -> Ids:
-        """The ids of one buffer's draws, to hand to its `fbuf.update_priority`."""
+        """The ids of one buffer's draws, for `fbuf.update_priority` of that buffer."""
         return jax.tree.map(lambda leaf: self.of(source, leaf), self.sample.ids)
 
     def of(self, source: int, values: jax.Array) -> jax.Array:
@@ -62,31 +62,32 @@ def sample_mixed(
     view: View = ItemView(),
     beta: chex.Array | float | None = None,
 ) -> MixedSample[Any]:
-    """Draw one batch from several buffers, such as offline and online data; none changes.
+    """Draw one batch from several buffers, such as offline and online data.
 
     Args:
-        sources: Buffers of the same item, and the share of each, a Python number above 0. Shares
-            are divided by their sum. The number of draws from each is exactly `share * batch_size`
-            where that is whole; what is left over goes to those that miss most by rounding down.
-        key: A key of `jax.random`; consumed.
-        batch_size: How many draws in all, a static int; at least one for each buffer.
-        view: What each drawn row is turned into; static.
+        sources: Pairs of a buffer and its share. All buffers hold the same item. A share is a
+            Python number above 0; shares are divided by their sum. Each buffer gets exactly `share
+            * batch_size` draws if that is a whole number. If not, it is rounded down, and the draws
+            left over go to the buffers that lost most.
+        key: A key of `jax.random`. Use a key once only.
+        batch_size: How many draws in all, a static int: at least one for each buffer.
+        view: What a drawn row turns into; static.
         beta: As for `fbuf.sample`, for all buffers.
 
     Returns:
-        The batch. A weight makes up for how a buffer's sampler prefers some of its rows to others,
-        not for the shares, which are meant: it is `(N * probability) ** -beta` with the buffer's
-        own `N` and `probability`, divided by the largest in the whole batch. So the draws of a
-        uniform buffer all have one weight, and those of a prioritised one lie around it.
-        The part of a buffer that has nothing to draw is masked, its weights are 0.
+        The batch. Weights make up for what a buffer's sampler prefers, not for the shares, which
+        you chose. A weight is `(N * probability) ** -beta` with the buffer's own `N` and
+        `probability`, divided by the largest weight in the whole batch. So all draws from a uniform
+        buffer have the same weight. The part of a buffer that has nothing to draw is masked, with
+        weights 0.
 
     Raises:
-        ValueError: When traced, if there are no sources, a share is not above 0, the items differ,
-            a buffer draws by `fbuf.Shuffled`, or would get no draw.
-        TypeError: When traced, if a source is no pair of a state and a Python number.
+        ValueError: When traced, if there are no sources, if a share is not above 0, if the items
+            differ, if a buffer draws by `fbuf.Shuffled`, or if a buffer would get no draw.
+        TypeError: When traced, if a source is not a pair of a state and a Python number.
         RuntimeError: If a state has been consumed.
 
-    Cost: that of `fbuf.sample` for each.
+    Cost: that of one `fbuf.sample` for each buffer.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

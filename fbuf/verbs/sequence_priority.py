@@ -1,4 +1,4 @@
-"""One priority for a sequence, of those of its steps."""
+"""One priority for a sequence, from those of its steps."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def _share(verb: str, argument: str, value: Any) -> Any:
 def sequence_priority(
     priority: chex.Array, loss_mask: chex.Array, *, eta: chex.Array | float = 0.9
 ) -> jax.Array:
-    """Reduce priorities given per step to one for the sequence: `eta * max + (1 - eta) * mean`.
+    """Make one priority for a sequence from those of its steps: `eta * max + (1 - eta) * mean`.
 
-    The mean alone would hide one large error among many small ones, the largest alone would draw
-    a sequence for a single step of it.
+    The mean alone would hide one large error among many small ones. The largest alone would draw a
+    whole sequence for the sake of one step.
 
     Args:
-        priority: Real `[..., T]`, at least 0: the magnitude of the error at each step.
-        loss_mask: bool `[..., T]`; the steps that count, such as `loss_mask` of
-            `fbuf.SequenceSteps`. The others may hold anything, also NaN.
-        eta: From 0 (the mean) to 1 (the largest). May be a traced scalar, which is not checked.
+        priority: Real `[..., T]`, at least 0: the size of the error at each step, without its sign.
+        loss_mask: bool `[..., T]`: the steps that count, as in `fbuf.SequenceSteps`. The other
+            steps may hold anything, also NaN.
+        eta: From 0 (the mean) to 1 (the largest). A traced scalar is not checked.
 
     Returns:
-        float32 `[...]`, for `fbuf.update_priority`. It is 0 where there is no step to learn from,
-        and NaN where a step to learn from has a priority that is NaN or negative: such an entry is
-        skipped by `fbuf.update_priority`, which reports BAD_PRIORITY.
+        float32 `[...]`, for `fbuf.update_priority`. It is 0 where `loss_mask` is False throughout.
+        It is NaN where a step that counts has a priority that is NaN or negative;
+        `fbuf.update_priority` skips that entry, and reports BAD_PRIORITY.
 
     Raises:
         ValueError: When traced, if the shapes differ or have no axis of steps, or if `eta` is not

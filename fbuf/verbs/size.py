@@ -12,7 +12,7 @@ from fbuf.state import State
 
 @verb()
 def size(state: State[Any]) -> jax.Array:
-    """How many rows can be found in the buffer; removed rows do not count.
+    """Count the rows in the buffer, without removed ones.
 
     Args:
         state: The buffer; never consumed.

@@ -13,17 +13,17 @@ from fbuf.state import State
 
 @verb()
 def stats(state: State[Any]) -> dict[str, jax.Array]:
-    """Figures for a log: scalars, cheap, and without effect on the buffer.
+    """Return figures for a log: cheap scalars.
 
     Args:
         state: The buffer; never consumed.
 
     Returns:
-        `size`, `capacity`, `removed` (rows taken out and not yet overwritten, dummies included),
-        `fault` (bits of `fbuf.Fault`), and what the sampler adds: with a window `num_starts`, how
-        many rows it may start at; by episode `num_episodes`, those with a start; for `Prioritized`
-        `priority_total`, the sum of all stored priorities, and `new_priority`, the one that a new
-        row would get.
+        `size`, `capacity`, `removed` (removed rows and dummies that are not overwritten yet),
+        `fault` (bits of `fbuf.Fault`), and what the sampler adds. With a window: `num_starts`, the
+        number of rows that may be drawn. By episode: `num_episodes`, the number of episodes with a
+        start. For `Prioritized`: `priority_total`, the sum of all stored priorities, and
+        `new_priority`, what a new row would get.
 
     Raises:
         RuntimeError: If `state` has been consumed.

@@ -27,25 +27,26 @@ def update_priority(
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> State[Item]:
-    """Give sampled rows new priorities, as learned from their TD errors.
+    """Give rows new priorities, as a rule the sizes of their TD errors.
 
-    What is stored is `(priority + eps) ** alpha`.
+    The sampler stores `(priority + eps) ** alpha`.
 
     Args:
-        state: The buffer. Called eagerly it is consumed, see `donate`.
-        ids: `sample.ids`, of any shape. Rows may repeat: the last priority given then counts.
-            Entries that name no row (from the masked part of a sample) are passed over.
-        priority: Real, shaped like `ids`; finite and at least 0: the magnitude of the error.
-        mask: bool, shaped like `ids`, or one bool for all; entries to apply. None is all.
-        alpha: At least 0, may be traced; used instead of the sampler's.
+        state: The buffer. A call from Python consumes it; see `donate`.
+        ids: `batch.ids`, of any shape. If a row repeats, its last priority counts. Ids that name no
+            row, as in the masked part of a batch, are ignored.
+        priority: Real, shaped like `ids`, finite and at least 0: the size of the error, without its
+            sign.
+        mask: bool, shaped like `ids`, or one bool for all: which entries to apply. None is all.
+        alpha: A number of at least 0, may be traced. It replaces the sampler's `alpha`.
         donate: As for `fbuf.add`.
 
     Returns:
         The buffer with the new priorities.
 
     Raises:
-        ValueError: When traced, if a shape does not fit, or the sampler keeps no priorities.
-        TypeError: When traced, if `ids` are not `fbuf.Ids`, or a dtype does not fit.
+        ValueError: When traced, if a shape does not fit, or if the sampler keeps no priorities.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if a dtype does not fit.
         RuntimeError: If `state` has been consumed.
 
     Faults:

@@ -42,33 +42,33 @@ def write(
     mask: chex.Array | bool | None = None,
     donate: bool = True,
 ) -> State[Item]:
-    """Change fields of stored rows: latents, search results, returns computed afterwards.
+    """Change fields of stored rows, such as latents, search results or returns.
 
     Args:
-        state: The buffer. Called eagerly it is consumed, see `donate`.
-        ids: `sample.ids`, of any shape. Rows may repeat: the last value given then counts. Entries
-            that name no row are passed over.
-        fields: What to write: the name of a field (`"a.b"` for one inside another) to its values,
-            a tree like the field's with the shape of `ids` before that of the field. Fields that
-            are not named stay as they are; of the field `next_of` names, what a row is given is
-            also the next observation of the row before it. Shapes are never broadcast and dtypes
-            never cast.
-        mask: bool, shaped like `ids`, or one bool for all; entries to apply. None is all.
+        state: The buffer. A call from Python consumes it; see `donate`.
+        ids: `batch.ids`, of any shape. If a row repeats, its last value counts. Ids that name no
+            row are ignored.
+        fields: A dict from names of fields (`"a.b"` for a field in a field) to values. Values have
+            the tree of the field, and shapes of `ids` followed by those of the field. Fields that
+            you do not name stay as they are. If you write the field `next_of`, you also change the
+            next observation of the row before. Shapes are never broadcast and dtypes never cast.
+        mask: bool, shaped like `ids`, or one bool for all: which entries to apply. None is all.
         donate: As for `fbuf.add`.
 
     Returns:
         The buffer with the fields changed.
 
     Raises:
-        ValueError: When traced, if the items have no such field, or a shape or tree does not fit.
-        TypeError: When traced, if `ids` are not `fbuf.Ids`, or a dtype does not fit.
+        ValueError: When traced, if the items have no such field, or if a shape or a tree does not
+            fit.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if a dtype does not fit.
         RuntimeError: If `state` has been consumed.
 
     Faults:
         ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
-        STALE_ID: A row has been overwritten or removed since; that entry is skipped.
+        STALE_ID: A row has been overwritten or removed since it was drawn; that entry is skipped.
 
-    Cost: O(B) time and memory; the narrow fields of a row are read and written together.
+    Cost: O(B) time and memory. Narrow fields of a row are read and written together.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

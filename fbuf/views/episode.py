@@ -22,7 +22,7 @@ _Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
-    """How many rows after each of `[B]` rows belong to its episode, as far as they are there.
+    """Count the stored rows of the episode after each of `[B]` rows.
 
     Counted to an end of either kind or the newest row, but not beyond a removed row or a dummy. 0
     for a slot that holds no row. O(B longest) reads of a byte, where `longest` is the largest of

@@ -1,4 +1,4 @@
-"""The frame stack view: frames are stored once, and stacked when they are sampled."""
+"""The frame stack view: frames are stored once, and stacked when they are drawn."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fbuf.views.reader import Fields, Reader, check_fields
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack(View):
-    """Return each drawn row as it was added, with a field stacked with those of the rows before.
+    """Return each drawn row with one field stacked: its own frame and those of the rows before.
 
-    The stack does not reach back beyond the first row of the episode, the oldest row, or a row that
-    was removed: the first one that is there is repeated, as environments' own frame stacks do.
+    The stack does not reach beyond the first row of the episode, the oldest row, or a removed row.
+    It repeats the first frame that is there, as environments' own frame stacks do.
 
     Attributes:
-        k: How many frames, the drawn row's own included; at least 1.
-        field: The name of the field to stack, `"a.b"` for a field in a field.
-        fields: As for `fbuf.Item`: which fields to gather, the stacked one among them.
+        k: How many frames, counting that of the drawn row; at least 1.
+        field: The name of the field to stack (`"a.b"` for a field in a field).
+        fields: As for `fbuf.Item`: which fields to gather; the stacked one must be among them.
 
     The field's leaves become `[B, ..., k]`, the oldest frame first; all others stay `[B, ...]`.
 
-    Cost: O(B k) reads of that field; a frame is stored once instead of k times.
+    Cost: O(B k) reads of that field.
 
     Raises:
-        ValueError: If `k` is out of range; when traced, if it is more than a lane has room for, if
-            the items have no such field, or `fields` leaves it out.
+        ValueError: If `k` is out of range. When traced, if it is longer than a lane, if the items
+            have no such field, or if `fields` leaves it out.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

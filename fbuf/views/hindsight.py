@@ -1,4 +1,4 @@
-"""The hindsight view: what the agent has reached anyway becomes the goal it had."""
+"""The hindsight view: what the agent achieved later becomes the goal of a row."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class HindsightStep:
     """What `fbuf.Hindsight` makes of a row.
 
     Attributes:
-        item: The row, leaves `[B, ...]`; where it is relabelled with another goal, and the reward
-            for that one.
-        relabelled: bool `[B]`; which rows are. The others are as they were added.
+        item: The row, leaves `[B, ...]`. A relabelled row has a new goal, and the reward for that
+            goal.
+        relabelled: bool `[B]`: which rows are relabelled. The others are as you added them.
         next_observation: What the row's step led to, as by `fbuf.Transition`; None for a buffer
             made without `next_of`.
 
@@ -44,49 +44,49 @@ class HindsightStep:
 
 @dataclasses.dataclass(frozen=True)
 class Hindsight(View):
-    """Replace the goals of some of the drawn rows by what was achieved later in the episode.
+    """Replace the goals of some drawn rows by what the same episode achieved later.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
-    what a row of the same episode has achieved, and its reward is computed anew; nothing is written
-    to the buffer, so the next draw of the row may get another goal, or keep its own.
+    what a row of the same episode achieved, and its reward is computed anew. The buffer stays as it
+    is: the next draw of the row may get another goal, or keep its own.
 
-    An episode counts as far as it is there: to its end or the newest row, back to its first row or
-    the oldest one, and not across a row that was removed or a dummy. It may be of any length.
+    Goals come from the stored part of the episode: forward to its end or to the newest row, back to
+    its first row or to the oldest row, and never across a removed row or a dummy. An episode may
+    have any length.
 
-    `Sample.terminated` stays as stored. If reaching the goal ends an episode, a relabelled row
-    that reaches its new goal ends one, and a row that reached its old one may not: take it from the
-    reward instead.
+    `Sample.terminated` stays as stored. If reaching the goal ends an episode, take termination from
+    the new reward: a relabelled row may reach its new goal, or no longer reach a goal.
 
     Attributes:
-        reward_fn: `reward_fn(achieved, goal)` is the reward for one row: it gets what the row's
-            step achieved and the new goal, both unbatched, and returns one number, which becomes
-            the stored reward's dtype (a bool may, and an integer, but no float becomes an
-            integer). It must be a pure JAX function. It is part of the view, which is static under
-            jit: define it once, for a lambda written anew at each call compiles anew.
-        strategy: Which rows the new goal may be from, all of them alike: `"future"`, the drawn row
-            and those after it; `"episode"`, all of the episode; `"final"`, only the last one.
-        ratio: How likely a draw is to be relabelled, from 0 to 1. 0.8 is four new goals for one
-            stored.
-        goal: The name of the goal among the item's fields, `"a.b"` for a field in a field. It may
+        reward_fn: A pure JAX function `reward_fn(achieved, goal)` that returns the reward of one
+            row. It gets what the row's step achieved and the new goal, both unbatched, and returns
+            one number. The number is cast to the dtype of the stored reward; a float is never cast
+            to an integer. Define the function once: it is static under `jit`, and a lambda that is
+            written anew at each call compiles anew.
+        strategy: Which rows of the episode the new goal may come from, all equally likely.
+            `"future"`: the drawn row and later ones. `"episode"`: all rows. `"final"`: the last
+            row.
+        ratio: How likely a draw is to be relabelled, from 0 to 1. With 0.8 there are four new goals
+            for each stored one.
+        goal: The name of the goal among the item's fields (`"a.b"` for a field in a field). It may
             be a tree.
-        achieved: The name of the field with what the row's own step achieved, that is, after it.
-            Of the goal's tree, shapes and dtypes.
+        achieved: The name of the field that holds what the row's step achieved. It has the tree,
+            shapes and dtypes of the goal.
         reward: The name of the reward. It must be one real number.
-        next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: where an
-            observation holds a copy of it, take the one of the item.
-        fields: As for `fbuf.Item`: which fields of the row to gather, the goal and the reward
-            among them if they are wanted.
+        next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: if an
+            observation holds a copy of the goal, use that of the item instead.
+        fields: As for `fbuf.Item`: which fields of the row to gather. Name the goal and the reward
+            if you want them.
 
-    Cost: O(B L) reads of a flag, where L is the number of rows from a drawn row to the end of its
-    episode, the largest in the batch; with `"episode"` also to its first row. Two rows are read for
-    each draw.
+    Cost: O(B L) reads of a flag, where L is the longest way in the batch from a drawn row to the
+    end of its episode; with `"episode"` also to its first row. Two rows are read for each draw.
 
     Raises:
-        ValueError: If `strategy` or `ratio` is none of those; when traced, if the items have no
-            such fields, `goal` and `achieved` are not alike, or `reward_fn` returns something else
-            than one number that the reward can hold.
-        TypeError: If `reward_fn` cannot be called or hashed, `ratio` is no number, or `fields` no
-            tuple of names.
+        ValueError: If `strategy` or `ratio` is out of range. When traced, if the items have no such
+            fields, if `goal` and `achieved` differ in tree, shapes or dtypes, or if `reward_fn`
+            does not return one number that the reward's dtype can hold.
+        TypeError: If `reward_fn` cannot be called or hashed, if `ratio` is not a number, or if
+            `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

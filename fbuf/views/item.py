@@ -12,16 +12,16 @@ from fbuf.views.reader import Fields, Reader, check_fields
 
 @dataclasses.dataclass(frozen=True)
 class Item(View):
-    """Return each drawn row as it was added: `data` has the item's tree, leaves `[B, ...]`.
+    """Return each drawn row as you added it: `data` has the item's tree, leaves `[B, ...]`.
 
     Attributes:
-        fields: The names of the fields to gather (`"a.b"` for one in another), in a tuple; `data`
-            is then a dict of them. What is not named is not read, unless it is narrow. None is
-            the whole item.
+        fields: The names of the fields to gather (`"a.b"` for a field in a field), in a tuple;
+            `data` is then a dict of them. Fields that you do not name are not read, unless they are
+            narrow. None is the whole item.
 
     Raises:
-        TypeError: If `fields` is no tuple of names.
-        ValueError: When traced, if the items lack one of them.
+        TypeError: If `fields` is not a tuple of names.
+        ValueError: When traced, if the items have no such field.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

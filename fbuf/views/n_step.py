@@ -18,17 +18,15 @@ from fbuf.views.steps import following
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStepTransition:
-    """What `fbuf.NStep` makes of a row.
-
-    The target is `reward + discount * value(next_observation)`.
+    """What `fbuf.NStep` makes of a row: `reward + discount * value(next_observation)` is a target.
 
     Attributes:
-        item: The row itself, as it was added; leaves `[B, ...]`.
+        item: The row itself, as you added it; leaves `[B, ...]`.
         reward: float32 `[B]`; `r[0] + gamma * r[1] + ... + gamma**(k-1) * r[k-1]`.
-        next_observation: What the last of the k rows led to; leaves `[B, ...]`.
-        discount: float32 `[B]`; `gamma**k`, or 0 if the last of them terminated the episode.
-        steps: int32 `[B]`; k, how many steps there were: n, or fewer at the end of an episode or
-            at the newest row.
+        next_observation: The observation after the last of the k steps; leaves `[B, ...]`.
+        discount: float32 `[B]`: `gamma**k`, or 0 if the last of the k steps terminated the episode.
+        steps: int32 `[B]`: k, the number of steps. It is n, or less at the end of an episode and at
+            the newest row.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -49,34 +47,34 @@ class NStepTransition:
 
 @dataclasses.dataclass(frozen=True)
 class NStep(View):
-    """Sum up rewards over the n steps from each drawn row, as far as its episode goes.
+    """Sum up the rewards of up to n steps from each drawn row, within its episode.
 
-    The sum stops behind a row that is terminated or truncated, at the newest row, and before one
-    that was removed; `discount` is by the steps that there were. To draw only rows from which all
-    n steps are there use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those
-    of the last row summed up.
+    The sum stops after a row that is terminated or truncated, at the newest row, and before a
+    removed row; `discount` is right for the steps that were summed up. To draw only rows with all n
+    steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of the last
+    row summed up.
 
     Attributes:
         n: How many steps, at least 1.
         gamma: The discount of a step, from 0 to 1.
-        reward: The name of the reward among the item's fields, `"a.b"` for a field in a field. It
-            must be one number.
-        next_observation: The name of the observation that a row's step led to. It is read from
-            the last row, and so is right at the end of an episode of either kind. It means nothing
-            for a buffer made with `next_of`, which is read as by `fbuf.Transition`.
+        reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
+            must be one real number.
+        next_observation: For a buffer made without `next_of`: the name of the field that holds the
+            next observation, which is read from the last row. With `next_of` it means nothing: the
+            next observation is read as by `fbuf.Transition`.
         next_of: As for `fbuf.Transition`.
-        fields: As for `fbuf.Item`: which fields of the row itself to gather.
+        fields: As for `fbuf.Item`: which fields of the row to gather.
 
     Cost: O(B n) reads.
 
     Raises:
-        ValueError: If `n` or `gamma` is out of range; when traced, if `n` is more than a lane has
-            room for, the items have no such fields, or the reward is not one real number.
+        ValueError: If `n` or `gamma` is out of range. When traced, if `n` is longer than a lane, if
+            the items have no such fields, or if the reward is not one real number.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
         >>> item = {"reward": jnp.zeros(()), "next_observation": jnp.zeros(())}
-        >>> state = fbuf.init(item, capacity=8, sampler=fbuf.Uniform(starts="first"))
+        >>> state = fbuf.init(item, capacity=8, sampler=fbuf.Uniform(first_only=True))
         >>> rows = {"reward": jnp.ones(3), "next_observation": jnp.array([1.0, 2.0, 3.0])}
         >>> state = fbuf.add(state, rows, terminated=jnp.array([False, False, True]))
         >>> batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.NStep(n=2, gamma=0.5))

@@ -1,9 +1,9 @@
 """What a view is: the one interface between the verbs of `fbuf` and the files of this folder.
 
-A view is a frozen, hashable dataclass, static under jit, that turns drawn slots into what the
-learner wants of them: the rows themselves, the steps that follow, frames stacked. It reads through
-a `Reader` and changes nothing. To add one, write a file with a subclass of `View`; nothing else
-changes. `docs/extending.md` shows it.
+A view is a frozen, hashable dataclass, static under jit. It turns slots into what the learner
+wants: the rows themselves, the steps that follow, stacked frames. It reads through a `Reader` and
+changes nothing. To add a view, write one file with a subclass of `View`; nothing else changes.
+`docs/extending.md` shows one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class Reading:
 
     Attributes:
         data: What becomes `data` of the batch.
-        flags: uint8 `[B]`, or `[B, T]`; the flags of the rows that `data` stands for.
-        known: bool `[B]`; False where the view could not make what it is for: such a draw is
-            masked. None if it always could.
-        time_major: Whether flags of `[B, T]` become `[T, B]`, as `data` is; static.
+        flags: uint8 `[B]` or `[B, T]`: the flags of the rows that `data` stands for.
+        known: bool `[B]`: False where the view could not make its result; such a draw is masked.
+            None if it always could.
+        time_major: Whether `data` is `[T, B, ...]`, so that flags `[B, T]` must become `[T, B]`;
+            static.
     """
 
     data: Any
@@ -40,14 +41,14 @@ class View(abc.ABC):
     """What a drawn row turns into.
 
     Attributes:
-        is_random: Whether it leaves something to chance, and so needs a key.
+        is_random: Whether the view leaves something to chance, and so needs a key.
     """
 
     is_random: ClassVar[bool] = False
 
     @abc.abstractmethod
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Read the rows at `[B]` slots, each of which is in range.
+        """Read the rows at `[B]` slots; every slot is in range.
 
-        `key` is a random key of the view's own, None unless `is_random`.
+        `key` is a random key for this view only; None unless `is_random` is True.
         """

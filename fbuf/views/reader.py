@@ -1,7 +1,7 @@
-"""The reader: what a view reads a buffer through.
+"""The reader: a view reads a buffer through it.
 
-It keeps what it has read. Whoever changes the buffer afterwards must wait for that, or XLA copies
-the storage (`fbuf.xla.tie`); a view need not know.
+It keeps what it has read. A later write must wait for these reads, or XLA copies the storage
+(`fbuf.xla.tie`). A view need not know that.
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ class Reader:
     Attributes:
         ring: Which slots hold rows, and which follow which: `ring.later(slots, steps)`,
             `ring.newer(slots)`, `ring.older(slots)`.
-        window: From each drawn row at least so many steps of its episode are there.
+        window: The sampler's window: from each drawn row, at least this many steps of its episode
+            are stored.
         reads: What has been read.
+        mask: bool `[B]`; which of the drawn rows are meant. None is all.
     """
 
-    def __init__(self, view: str, state: State[Any]) -> None:
-        """Read for a view of this name."""
+    def __init__(self, view: str, state: State[Any], mask: jax.Array | None = None) -> None:
+        """Read for a view of this name. A mask says which of the drawn rows are meant."""
         self.view = view
         self.ring: Ring = state.ring
         self.window: int = state.sampler.window
         self.reads: list[jax.Array] = []
+        self.mask = mask
         self._state = state
 
     @property
     def storage(self) -> Storage[Any]:
-        """The rows themselves. What is read from here, in a loop say, `record` afterwards."""
+        """The rows themselves. If you read from here, in a loop say, `record` the result."""
         return self._state.storage
 
     def record(self, read: jax.Array) -> jax.Array:
-        """Keep what was read in another way: by a loop of the view's own."""
+        """Keep what a loop of the view's own has read."""
         self.reads.append(read)
         return read
 
     def flags(self, slots: jax.Array) -> jax.Array:
-        """The flags of rows, see `fbuf.storage.ring`: uint8, shaped like the slots."""
+        """The flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""
         found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
         return self.record(found)
 
@@ -83,8 +86,8 @@ class Reader:
 
         Args:
             slots: Where.
-            fields: None for the item's own tree; names for a dict of these fields.
-            instead: Leaves by number that are not read, but taken from here.
+            fields: None for the item's own tree, or names for a dict of these fields.
+            instead: Leaves by number to take from here instead of reading them.
         """
         wanted: Any
         if fields is None:
@@ -102,7 +105,7 @@ class Reader:
         return self.storage.find(self.view, argument, name)
 
     def number(self, name: str, argument: str) -> int:
-        """The leaf of a field that must be one real number, such as the reward."""
+        """The number of the leaf of a field that must be one real number, such as the reward."""
         number: Any = self.numbers(name, argument)
         if isinstance(number, int):
             field = self.storage.fields[number]
@@ -124,7 +127,7 @@ class Reader:
 
     @property
     def next_of(self) -> str | None:
-        """The field whose next value the buffer keeps, None if it keeps none."""
+        """The name of the field whose next value the buffer keeps; None if it keeps none."""
         return None if self._state.next_obs is None else self._state.next_obs.field
 
     def next_observation(
@@ -147,15 +150,15 @@ class Reader:
         return found, known
 
     def steps_to_end(self, slots: jax.Array) -> jax.Array:
-        """How many rows after each of `[B]` rows belong to its episode, as far as they are there.
+        """Count the stored rows of the episode after each of `[B]` rows.
 
-        Counted to an end of either kind or the newest row, but not beyond a removed row or a
+        The count stops at an end of either kind, at the newest row, and before a removed row or a
         dummy. int32 `[B]`; O(B longest) reads of a byte.
         """
         return self.record(episode.remaining(self.ring, slots))
 
     def steps_since_start(self, slots: jax.Array) -> jax.Array:
-        """How many rows before each of `[B]` rows belong to its episode: as `steps_to_end`."""
+        """Count the rows of the episode before each of `[B]` rows, as `steps_to_end` does."""
         return self.record(episode.elapsed(self.ring, slots))
 
     def check_lane(self, what: str, steps: int) -> None:

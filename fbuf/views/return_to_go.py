@@ -23,11 +23,11 @@ class ReturnToGoStep:
     """What `fbuf.ReturnToGo` makes of a row.
 
     Attributes:
-        item: The row itself, as it was added; leaves `[B, ...]`.
-        return_to_go: float32 `[B]`; `r[0] + gamma * r[1] + gamma**2 * r[2] + ...`, from the row to
-            the last one of its episode that is there.
-        complete: bool `[B]`; that one ends the episode. False while the episode is still open, or
-            if a row before its end was removed: then rewards are missing.
+        item: The row itself, as you added it; leaves `[B, ...]`.
+        return_to_go: float32 `[B]`: `r[0] + gamma * r[1] + gamma**2 * r[2] + ...`, from the row to
+            the last stored row of its episode.
+        complete: bool `[B]`: the sum reaches the end of the episode. False if the episode is still
+            open, or if a row before its end was removed.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -46,24 +46,24 @@ class ReturnToGoStep:
 class ReturnToGo(View):
     """Sum up the rewards from each drawn row to the end of its episode.
 
-    The sum stops behind a row that is terminated or truncated, at the newest row, and before one
-    that was removed or is a dummy; `complete` tells the first case from the others.
-    `Sample.terminated` and `.truncated` are those of the last row summed up. Episodes may be of any
-    length. Where nothing was drawn (`Sample.mask` is False) the sum means nothing.
+    The sum stops after a row that is terminated or truncated, at the newest row, and before a
+    removed row or a dummy; `complete` is True in the first case only. `Sample.terminated` and
+    `.truncated` are those of the last row summed up. An episode may have any length. Where
+    `Sample.mask` is False the sum means nothing.
 
     Attributes:
         gamma: The discount of a step, from 0 to 1.
-        reward: The name of the reward among the item's fields, `"a.b"` for a field in a field. It
-            must be one real number; it is summed up in float32.
-        fields: As for `fbuf.Item`: which fields of the row itself to gather.
+        reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
+            must be one real number. It is summed up in float32.
+        fields: As for `fbuf.Item`: which fields of the row to gather.
 
-    Cost: O(B L) reads of a reward and a flag, where L is the number of rows from a drawn row to the
-    end of its episode, the largest in the batch.
+    Cost: O(B L) reads of a reward and a flag, where L is the longest way in the batch from a drawn
+    row to the end of its episode.
 
     Raises:
-        ValueError: If `gamma` is out of range; when traced, if the items have no such fields, or
+        ValueError: If `gamma` is out of range. When traced, if the items have no such fields, or if
             the reward is not one real number.
-        TypeError: If `gamma` is no number, or `fields` no tuple of names.
+        TypeError: If `gamma` is not a number, or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

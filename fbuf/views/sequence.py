@@ -1,4 +1,4 @@
-"""The sequence view: steps one after the other, for recurrent agents and world models."""
+"""The sequence view: consecutive steps, for recurrent agents and world models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SequenceSteps:
     """What `fbuf.Sequence` makes of a row. `T` is `burn_in + length + bootstrap`.
 
     Attributes:
-        item: The steps as they were added; leaves `[B, T, ...]`, zeros where `valid` is False.
-        valid: bool `[B, T]`; there is such a step.
-        loss_mask: bool `[B, T]`; it is valid, and one of the `length` steps to learn from.
-        is_first: bool `[B, T]`; it is known to be the first step of an episode.
-        state: The field `state` of the first step alone, leaves `[B, ...]`; None if none is named.
+        item: The steps as you added them; leaves `[B, T, ...]`, zeros where `valid` is False.
+        valid: bool `[B, T]`: there is such a step.
+        loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps to learn from.
+        is_first: bool `[B, T]`: the step is known to be the first of an episode.
+        state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
 
-    With `time_major` all but `state` are `[T, B, ...]`.
+    With `time_major=True` all but `state` are `[T, B, ...]`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -47,39 +47,37 @@ class SequenceSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence(View):
-    """Read the steps that follow each drawn row, itself included.
+    """Read the steps that follow each drawn row, counting the row itself.
 
-    `Sample.terminated` and `.truncated` are `[B, T]`, False where there is no step.
+    `Sample.terminated` and `.truncated` are `[B, T]`, and False where `valid` is False.
 
     Attributes:
         length: How many steps to learn from, at least 1.
         burn_in: How many steps before them only warm up a recurrent state.
-        bootstrap: How many steps behind them are only there for targets.
-        boundary: What happens where an episode ends before the sequence does. `"stop"`: it never
-            does. The sampler must draw whole windows: its `window` is at least
-            `burn_in + length + bootstrap`. `"pad"`: behind the end, and behind the newest row,
-            steps are not valid. `"cross"`: the sequence runs on into the next episode, over the
-            dummy between them, as far as the newest row or a row that was removed; reset your
-            recurrent state where `is_first` says. Both are for samplers with a shorter window: over
-            whole windows no sequence would ever reach an end.
-        state: The name of a field to read at the first step only, such as a stored recurrent state;
-            among the items its steps are read all the same, unless `fields` leaves it out.
+        bootstrap: How many steps after them only serve for targets.
+        boundary: What a sequence does at the end of an episode. `"stop"`: it never gets there; the
+            sampler's `window` must be at least `burn_in + length + bootstrap`. `"pad"`: after the
+            end, and after the newest row, steps are not valid. `"cross"`: the sequence runs on into
+            the next episode, over the dummy between them, up to the newest row or a removed row;
+            reset your recurrent state where `is_first` is True. `"pad"` and `"cross"` need a
+            sampler with a shorter window: over whole windows no sequence would ever reach an end.
+        state: The name of a field to read at the first step only, such as a stored recurrent state.
+            The item has it for all steps, too, unless `fields` leaves it out.
         time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
         fields: As for `fbuf.Item`: which fields of the steps to gather.
 
-    The drawn row is the first step of all. So of an episode's first `burn_in` steps none is learned
-    from, as in R2D2, unless with `"cross"` a sequence comes from the episode before. With `"pad"`
-    and `"cross"` a row near the newest one may leave nothing to learn from: `loss_mask` is then
-    False throughout. Leave its priority as it is, with `mask=loss_mask.any(axis=1)` for
-    `fbuf.update_priority`. A target needs the step after: for a step that did not terminate there
-    is one if `valid` holds for the next step, and this one was not truncated.
+    The burn-in begins at the drawn row. So the first `burn_in` steps of an episode are not learned
+    from, as in R2D2, unless a sequence crosses into it from the episode before. Near the newest
+    row, with `"pad"` and `"cross"`, `loss_mask` can be False throughout: leave the priority of such
+    a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`. A target can
+    bootstrap from the next step if that step is valid and this one was not truncated.
 
     Cost: O(B T) reads.
 
     Raises:
-        ValueError: If an argument is out of its range; when traced, if the sampler's window does
-            not suit `boundary`, or the items have no such field.
-        TypeError: If an argument is of another type.
+        ValueError: If an argument is out of range. When traced, if the sampler's window does not
+            fit `boundary`, or if the items have no such field.
+        TypeError: If an argument has another type.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -123,6 +121,8 @@ class Sequence(View):
         steps = following(reader, slots, total, over_dummies=crosses, before=True)
         assert steps.before is not None
         valid = steps.unbroken if crosses else steps.same_episode
+        if reader.mask is not None:
+            valid &= reader.mask[:, None]
         number = jnp.arange(total, dtype=jnp.int32)
         loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & ENDS > 0

@@ -1,4 +1,4 @@
-"""The transition view: a row and the observation its step led to, which is not stored twice."""
+"""The transition view: a row and its next observation, which is not stored twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class TransitionStep:
     """What `fbuf.Transition` makes of a row.
 
     Attributes:
-        item: The row itself, as it was added; leaves `[B, ...]`.
-        next_observation: What its step led to: a tree like the field `next_of`, leaves `[B, ...]`.
+        item: The row itself, as you added it; leaves `[B, ...]`.
+        next_observation: The observation after its step: a tree like the field `next_of`, leaves
+            `[B, ...]`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -36,19 +37,19 @@ class TransitionStep:
 
 @dataclasses.dataclass(frozen=True)
 class Transition(View):
-    """Return each drawn row and the observation its step led to.
+    """Return each drawn row and its next observation.
 
-    That is read from the following row; at the end of an episode of either kind, and at the newest
-    row, from a small store beside the rows. So for images a buffer takes half the memory, and every
-    row that is there has its next observation, also across the seam of the ring.
+    The view reads it from the following row. At the end of an episode, and at the newest row, it
+    reads it from a small store beside the rows. So each observation is stored once, which halves
+    the memory of a buffer of images, and every row has its next observation.
 
-    The buffer must be made with `next_of`, and `fbuf.add` be given `next_observation`. If more
-    episodes end than it has room for (`max_ends`), draws of the oldest of these rows come masked.
+    Make the buffer with `next_of`, and give `next_observation` to `fbuf.add`. If more episodes end
+    than the buffer has room for (`max_ends`), draws of the oldest of these last rows are masked.
 
     Attributes:
-        next_of: The name of the observation, which must be the one the buffer was made with. None
-            is that one.
-        fields: As for `fbuf.Item`: which fields of the row itself to gather.
+        next_of: The name of the observation, the one that the buffer was made with. None is that
+            one.
+        fields: As for `fbuf.Item`: which fields of the row to gather.
 
     Cost: O(B) reads.
 

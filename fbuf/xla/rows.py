@@ -16,7 +16,7 @@ def read_rows(leaf: jax.Array, slots: jax.Array) -> jax.Array:
     """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
     XLA on CPU hands every gather from a large array to its thread pool, which costs more than
-    reading a few small rows one by one (`benchmarks/row_access.py`).
+    reading a few small rows one by one (`benchmarks/ablations/row_access.py`).
     """
 
     def loop(leaf: jax.Array, slots: jax.Array) -> jax.Array:

@@ -225,14 +225,14 @@ def run_speed(device: Device, notes: list[str]) -> list[Record]:
     """All benchmarks, in as many processes as there are sizes."""
     records: list[Record] = []
     gpu_speed = benchmark("gpu_speed")
-    todo = gpu_speed.tasks(device.name, device.quick)
+    todo = gpu_speed.tasks(device.quick, device.name)
     for number, task in enumerate(todo):
         label = f"{gpu_speed.THINGS[task['item']]}, N = {task['n']:,}"
         seconds = device.left(math.inf) / (len(todo) - number)  # what one leaves, the others have
         begun = time.monotonic()
         pool = (("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{gpu_speed.JAX_SHARE}"),)
         # It stops by itself some seconds before it would be stopped.
-        task = task | {"speed": True, "seconds": max(0.0, seconds - 15)}
+        task = task | {"speed": True, "stop_after": max(0.0, seconds - 15)}
         found, status, printed = work_apart(task, seconds, device.environment(pool))
         if found is not None:
             records += found["records"]
@@ -250,7 +250,7 @@ def run_speed(device: Device, notes: list[str]) -> list[Record]:
 
 def report(records: list[Record], notes: list[str], about: dict[str, str]) -> list[str]:
     """All that was found, as lines of Markdown."""
-    render, gpu_speed = benchmark("timing").render, benchmark("gpu_speed")
+    render, gpu_speed = benchmark("report").table, benchmark("gpu_speed")
     lines = [
         "# JAX and PyTorch on one GPU",
         "",
@@ -288,7 +288,7 @@ def run_parts(
         run = f"{'quick' if device.quick else 'full'}, {time.monotonic() - begun:.0f} s"
         found = about | {"run": run}
         lines = report(records, notes, found)
-        benchmark("timing").write_report("gpu_checks", folder, found, records, lines)
+        benchmark("report").save("gpu_checks", folder, found, records, lines)
 
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         tests = beside.submit(run_tests, device) if TESTS in parts else None
@@ -319,7 +319,7 @@ def driver() -> dict[str, str]:
 def work(task: dict[str, Any], out: pathlib.Path) -> None:
     """What a process of this script does that was started by another one."""
     if task.get("speed"):
-        benchmark("gpu_speed").measure(task, out)
+        benchmark("harness").work(benchmark("gpu_speed").measure, task, out)
         return
     if task["check"] == "machine":
         found = stage.machine()
@@ -351,7 +351,7 @@ def main() -> None:
     if options.device == "cuda" and not machine["cuda"]:
         sys.exit("--device cuda: JAX, PyTorch or both find no GPU; install jax[cuda13] and torch")
     name = options.device or ("cuda" if machine["cuda"] else "cpu")
-    about = benchmark("timing").about(*PACKAGES) | machine["about"] | driver()
+    about = benchmark("harness").about(*PACKAGES) | machine["about"] | driver()
     if name == "cpu":
         about["device"] = "CPU"
     say(f"on {about['device']}, {time.monotonic() - begun:.0f} s to find out")

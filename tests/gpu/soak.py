@@ -178,8 +178,8 @@ def main() -> None:
         "stuck threads": found["stuck threads"] == 0,
         "bytes grown": found["bytes grown"] <= MOST_GROWTH,
     }
-    timing = benchmark("timing")
-    about = timing.about("fbuf", "jax", "jaxlib", "torch")
+    harness, report = benchmark("harness"), benchmark("report")
+    about = harness.about("fbuf", "jax", "jaxlib", "torch")
     about["device"] = options.device
     rows = found["batches drawn"] * BATCH
     table = [
@@ -197,7 +197,7 @@ def main() -> None:
         "",
         ", ".join(f"{name}: {value}" for name, value in about.items()) + ".",
         "",
-        *timing.render(["what", "found", "bar"], table),
+        *report.table(["what", "found", "bar"], table),
         "",
         f"{WRITERS} writers, {LEARNERS} learners, prefetch {AHEAD}, capacity {CAPACITY:,}, batches "
         f"of {BATCH}. At most {MOST_GROWTH / 1e6:.0f} MB may the process have grown by.",
@@ -206,7 +206,7 @@ def main() -> None:
         "",
         *__doc__.split("\n\n", 3)[3].strip().splitlines(),
     ]
-    timing.write_report("soak", options.results, about, [found], text)
+    report.save("soak", options.results, about, [found], text)
     if not all(held.values()):
         sys.exit(1)
 

@@ -157,10 +157,10 @@ class Stage:
 
 
 def benchmark(name: str) -> Any:
-    """A module of the benchmarks, which are scripts that lie beside each other."""
-    if str(BENCHMARKS) not in sys.path:
-        sys.path.append(str(BENCHMARKS))
-    return importlib.import_module(name)
+    """A module of the benchmarks."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 def milliseconds(seconds: float) -> str:

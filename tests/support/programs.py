@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -57,3 +58,22 @@ def every_way(draw, state, keys):
         for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(way), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
     return eager
+
+
+WRITES = ("add", "update_priority", "remove", "clear")
+READS = ("sample", "size", "can_sample", "stats")
+WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
+
+
+def verbs(way):
+    """The functions of fbuf, called in one of four ways."""
+    if way == "eager":
+        found = {name: getattr(fbuf, name) for name in WRITES}
+    elif way == "eager_keep":
+        found = {name: functools.partial(getattr(fbuf, name), donate=False) for name in WRITES}
+    else:
+        found = {name: compiled(name, way == "jit_donate") for name in WRITES}
+    reads = {
+        name: getattr(fbuf, name) if way.startswith("eager") else compiled(name) for name in READS
+    }
+    return SimpleNamespace(way=way, **found, **reads)

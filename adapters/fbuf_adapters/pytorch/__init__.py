@@ -1,9 +1,9 @@
 """JAX arrays as PyTorch tensors and back, and a replay buffer of tensors: over DLPack, and safe.
 
-The two libraries can read each other's memory, and neither tells the other what it does with it:
-JAX takes arrays to be immutable, runs after the call has returned, and writes into donated memory;
-PyTorch writes wherever it likes. So what could go wrong silently is refused here with an
-`InteropError`, before the other library is called.
+The two libraries can read each other's memory, but do not tell each other what they do with it. JAX
+takes arrays to be immutable, runs after the call has returned, and writes into donated memory.
+PyTorch writes wherever it likes. So these functions refuse what could go wrong silently, with an
+`InteropError`, before they call the other library.
 """
 
 try:

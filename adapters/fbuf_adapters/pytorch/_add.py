@@ -24,18 +24,18 @@ def add_from_torch(
     alpha: Any = None,
     narrow: bool = False,
 ) -> fbuf.State[Any]:
-    """Write rows given as tensors: `fbuf.add`, after which the tensors are yours again.
+    """Add rows that are tensors: `fbuf.add`, after which you may reuse the tensors.
 
-    The tensors are read where they are. On CPU the call returns when the rows have been written;
-    if all that is given is on a GPU it returns at once, and PyTorch's current stream waits for
-    them. So a tensor may be written to right afterwards. (From another stream, wait for the current
+    The call reads tensors where they lie. On CPU it returns when the rows are written. If all
+    arguments lie on a GPU it returns at once, and PyTorch's current stream waits until they are
+    read. So you may write to a tensor right afterwards. (From another stream, wait for the current
     one first, as always.)
 
     Args:
-        state: The buffer; always consumed: to keep it, copy it first.
+        state: The buffer. It is always consumed; to keep it, copy it first.
         items: As for `fbuf.add`, with tensors for arrays. Tensors on a GPU need a buffer on that
-            GPU; those on CPU go anywhere. Leaves that are no tensors go to `fbuf.add` as they
-            are, here and below.
+            GPU; tensors on CPU go to any buffer. Leaves that are not tensors go to `fbuf.add` as
+            they are. The same holds for the arguments below.
         terminated: As for `fbuf.add`.
         truncated: As for `fbuf.add`.
         next_observation: As for `fbuf.add`.
@@ -49,14 +49,14 @@ def add_from_torch(
         The buffer with the rows in it.
 
     Raises:
-        InteropError: If `state` is no `fbuf.State`, if anything is traced, or if a tensor cannot
-            be handed over, see `from_torch`; strides, alignment and lazy bits do not matter. The
-            buffer is then unchanged, and not consumed.
+        InteropError: If `state` is not a `fbuf.State`, if anything is traced, or if JAX cannot take
+            a tensor (see `from_torch`; strides, alignment and lazy bits do not matter here). The
+            buffer is then unchanged and not consumed.
         ValueError: As `fbuf.add`.
         TypeError: As `fbuf.add`.
         RuntimeError: As `fbuf.add`.
 
-    Cost: that of `fbuf.add`, waiting for it, and 2 microseconds a leaf on CPU.
+    Cost: that of `fbuf.add` and of waiting for it, and about 2 microseconds a leaf on CPU.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, torch

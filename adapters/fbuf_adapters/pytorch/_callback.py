@@ -22,40 +22,39 @@ _CPU = 1
 def callback(
     fn: Callable[..., Any], result: Any, *, vmap_method: str | None = "sequential"
 ) -> Callable[..., Any]:
-    """Make a function of tensors one of arrays that compiled code can call, without copies.
+    """Make a PyTorch function callable from compiled JAX code, without copies.
 
-    For a reward model or a priority function that is written in PyTorch, between steps that are
-    written in JAX. Its arguments are tensors on the memory of XLA, and what it returns is written
-    into memory of XLA; nothing goes through the host, on a GPU either, where it is called on the
-    stream of the compiled program, and its kernels are queued there.
+    Use it for a reward model or a priority function in PyTorch between steps in JAX. The arguments
+    of `fn` are tensors on XLA's memory, and its result is written into XLA's memory. Nothing goes
+    through the host: on a GPU, `fn` runs on the stream of the compiled program.
 
     What to know:
 
-    - The arguments are only there during the call. One that is kept is an error, for XLA uses their
-      memory again; keep a clone. They must not be written to: clone them, too.
-    - `fn` runs when the compiled program does, as often as it does, with Python's lock held. It
-      must return the same for the same arguments, for XLA may leave out a call whose result nobody
-      uses. It must not call JAX.
+    - The arguments live during the call only, because XLA uses their memory again. To keep one is
+      an error: keep a clone. Do not write to them: clone them, too.
+    - `fn` runs whenever the compiled program does, and holds Python's lock. It must return the same
+      result for the same arguments: XLA leaves out a call whose result nobody uses. It must not
+      call JAX.
     - Gradients do not go through it: `fn` runs under `torch.no_grad()`, and `jax.grad` of the
-      result is an error. Give it a `jax.custom_vjp` of two callbacks, if need be.
-    - With `vmap_method="sequential"` it is called once for each element of a `vmap`; see
+      result is an error. If you need gradients, wrap two callbacks in a `jax.custom_vjp`.
+    - With `vmap_method="sequential"`, `vmap` calls it once for each element; see
       `jax.pure_callback` for the other ways.
-    - On CPU and NVIDIA GPUs, on one device. It is built on `jax.experimental.buffer_callback`.
+    - It works on one device, CPU or NVIDIA GPU. It is built on `jax.experimental.buffer_callback`.
 
     Args:
-        fn: A function of tensors, or trees of them, that returns a tensor or a tree of them. Python
-            values are not passed: bind them with `functools.partial`.
-        result: A tree of `jax.ShapeDtypeStruct`, or arrays: what `fn` returns. No 64-bit dtypes,
-            unless JAX has them.
-        vmap_method: What `vmap` makes of it.
+        fn: A function of tensors, or trees of them, that returns a tensor or a tree of tensors.
+            Bind Python values with `functools.partial`.
+        result: What `fn` returns: a tree of `jax.ShapeDtypeStruct` or of arrays. 64-bit dtypes only
+            if JAX's 64-bit types are on.
+        vmap_method: What `vmap` does with it.
 
     Returns:
         A function of arrays, or trees of them, for use inside and outside of `jit`.
 
     Raises:
-        InteropError: If `result` has a dtype that one of them lacks. When it runs, in the text of a
-            `jax.errors.JaxRuntimeError` or `ValueError`, if `fn` keeps an argument, or returns
-            something else than it was said to.
+        InteropError: If `result` has a dtype that JAX or PyTorch lacks. At run time, as the text of
+            a `jax.errors.JaxRuntimeError` or `ValueError`, if `fn` keeps an argument, or returns
+            something other than `result`.
 
     Cost: about 10 microseconds and 5 for each array, beside what `fn` does.
 

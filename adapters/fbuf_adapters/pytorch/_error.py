@@ -10,7 +10,7 @@ import jax.core
 
 
 class InteropError(TypeError):
-    """A leaf cannot cross as asked: the message names it, says why, and what to do.
+    """A leaf cannot cross as you asked; the message names it, says why, and what to do.
 
     Examples:
         >>> from fbuf_adapters import pytorch

@@ -16,32 +16,32 @@ ALIGNMENT = 64
 
 
 def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
-    """Hand PyTorch tensors to JAX.
+    """Give PyTorch tensors to JAX, by default as copies.
 
-    By default JAX gets memory of its own, so that the tensors may be written to at once, as a
-    simulator does that reuses its outputs. To add rows to a buffer, `add_from_torch` is faster.
+    By default JAX gets memory of its own, so you may write to the tensors at once, as simulators do
+    that reuse their outputs. To add rows to a buffer, `add_from_torch` is faster.
 
     Args:
         tree: Any pytree of tensors, on CPU or GPU.
-        copy: With False, share the memory, or fail. It is then on you not to write to a tensor
-            before everything computed from its array is ready (`jax.block_until_ready`: JAX runs
-            after the call has returned), never to donate the array, and to see to it that a bool
-            tensor's bytes are 0 or 1 (those of `uint8_tensor.view(torch.bool)` need not be).
-        narrow: Cast 64-bit tensors to 32 bits where JAX has no 64-bit types (`jax_enable_x64`), if
-            every value fits: integers exactly, and finite floats stay finite. Always a copy.
+        copy: False shares the memory, or fails. You must then keep three rules. Do not write to a
+            tensor before everything computed from its array is ready (`jax.block_until_ready`),
+            because JAX runs after the call has returned. Never donate the array. See to it that the
+            bytes of a bool tensor are 0 or 1; those of `uint8_tensor.view(torch.bool)` may not be.
+        narrow: Where JAX's 64-bit types are off, cast 64-bit tensors to 32 bits if every value
+            fits: integers keep their value, and finite floats stay finite. It always copies.
 
     Returns:
-        The same tree with arrays as leaves. They are committed to their device, so a compiled
-        function that has met only uncommitted arrays compiles once more for them.
+        The same tree with arrays as leaves. The arrays are committed to their device: a compiled
+        function that has only met uncommitted arrays compiles once more for them.
 
     Raises:
-        InteropError: If a leaf is no tensor, requires grad, is 64-bit where JAX is not (see
-            `narrow`), of a dtype that JAX lacks, not strided (sparse, quantised, nested), without
-            memory (meta, fake, inside `torch.func`), or on a device that JAX cannot reach. With
-            `copy=False` also if it is not contiguous, does not start at a multiple of 64 bytes,
-            is lazily conjugated or negated, or pinned.
+        InteropError: If a leaf is not a tensor, requires grad, is 64-bit while JAX's 64-bit types
+            are off (see `narrow`), has a dtype that JAX lacks, is not strided (sparse, quantised,
+            nested), has no memory (meta, fake, inside `torch.func`), or lies on a device that JAX
+            cannot reach. With `copy=False`, also if it is not contiguous, does not start at a
+            multiple of 64 bytes, is lazily conjugated or negated, or is pinned.
 
-    Cost: about 30 microseconds a leaf, and the copy.
+    Cost: some tens of microseconds a leaf, and the copy.
 
     Examples:
         >>> import torch

@@ -24,54 +24,54 @@ _NAME = "ReplayBuffer"
 
 
 class ReplayBuffer:
-    """Replay memory for PyTorch: an object that owns a `fbuf.State`, and a key to draw with.
+    """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
-    What each argument and method means is what the function of `fbuf` of that name says; here only
-    what is different is told. All tensors of a batch are views of memory that nobody else uses, so
-    they may be written to.
+    Arguments and methods mean what the functions of `fbuf` with the same names say; below is only
+    what is different. The tensors of a batch belong to you: nobody else uses their memory, so you
+    may write to them.
 
-    Any number of threads may write to it and draw from it: a lock lets one of them at a time hand
-    its work to JAX, which does it in that order. So a batch never holds half a row, and has every
-    row of a call that has returned. Hold `lock` to make several calls one.
+    Any number of threads may add and draw. A lock lets one thread at a time hand its work to JAX,
+    and JAX does the work in that order. So a batch never holds half a row, and holds every row of a
+    call that has returned. Hold `lock` to make several calls one.
 
-    Two runs that make the same calls in the same order draw the same batches, with `prefetch` too.
-    Nothing reads or changes a global generator.
+    Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
+    The buffer neither reads nor changes a global random generator.
 
     Args:
-        capacity: How many rows to keep. The memory is taken at the first `add`.
-        item: One unbatched item: a tree of tensors, arrays or `jax.ShapeDtypeStruct`, of which only
-            shapes and dtypes are read. None is to learn it from the first `add` or `extend`.
+        capacity: How many rows to keep. The first `add` allocates the memory.
+        item: One unbatched item: a tree of tensors, arrays or `jax.ShapeDtypeStruct`. Only shapes
+            and dtypes count. None takes them from the first `add` or `extend`.
         sampler: Which rows may be drawn, and how likely each is.
-        view: What each drawn row is turned into.
-        batch_size: `B`, for `sample()` without one, and for iteration.
-        num_envs: How many environments step together.
+        view: What a drawn row turns into.
+        batch_size: `B`, for iteration and for `sample()` without a `batch_size`.
+        num_envs: As for `fbuf.init`.
         autoreset: As for `fbuf.init`.
         lockstep: As for `fbuf.init`.
         next_of: As for `fbuf.init`.
         max_ends: As for `fbuf.init`.
-        device: Where the rows lie and batches are made: `"cpu"`, or `"cuda"` with JAX for CUDA.
-        seed: From 0 to 2**32 - 1; what is drawn follows from it.
-        int64: Give all 32-bit integers of a batch, its ids too, back as int64, which torch wants
-            for many kinds of index: at the cost of a copy of these.
-        transform: Called with every batch, a `fbuf.Sample` of tensors; what it returns is given
-            out in its place. It must not call the buffer.
-        pin_memory: Give out pinned memory, for copies to a GPU that do not wait: every tensor of
-            what is given out, after `transform`. For `device="cpu"`, on a machine with a GPU.
-        to: Where to move every tensor of a batch, in the end; for a learner on another device than
-            the rows. Ids and priorities from there are taken back.
-        prefetch: How many batches to have ready. `sample` then gives out the batch that was drawn
-            so many calls before, as the buffer was at that time, and draws another; another thread
-            turns it into tensors, transforms, pins and moves it meanwhile. Rows that have been
-            overwritten since are known by their ids: what is done with those is ignored. `remove`,
-            `empty` and a new `state` drop what was drawn.
+        device: Where rows lie and batches are drawn: `"cpu"`, or `"cuda"` with JAX for CUDA.
+        seed: From 0 to 2**32 - 1. The same seed and the same calls draw the same batches.
+        int64: Return all 32-bit integers of a batch, its ids too, as int64, which torch wants for
+            many kinds of index. This copies them.
+        transform: A function of a batch, a `fbuf.Sample` of tensors. `sample` returns what it
+            returns. It must not call the buffer.
+        pin_memory: Return batches in pinned memory, every tensor of them, so that copies to a GPU
+            need not wait. It comes after `transform`. For `device="cpu"`, on a machine with a GPU.
+        to: The device to move every tensor of a batch to, for a learner on another device than the
+            rows. The buffer accepts ids and priorities from there.
+        prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
+            one that it drew that many calls before, from the buffer as it was then. Another thread
+            makes tensors of the new batch, and transforms, pins and moves them. Updates for rows
+            that were overwritten since are ignored. `remove`, `empty` and a new `state` drop the
+            batches drawn ahead.
 
     Raises:
-        ValueError: As `fbuf.init`; if `prefetch` comes without `batch_size`, or an argument is out
-            of its range.
-        InteropError: If the device cannot be reached, or there is no GPU to pin memory for.
+        ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
+            argument is out of range.
+        InteropError: If JAX or PyTorch cannot reach the device, or if there is no GPU to pin memory
+            for.
 
-    Cost: each call that of `fbuf`'s function, about 2 microseconds a tensor given, and a few
-        microseconds a tensor given out.
+    Cost: that of the function of `fbuf`, and a few microseconds for each tensor in or out.
 
     Examples:
         >>> import fbuf, torch
@@ -176,26 +176,28 @@ class ReplayBuffer:
         mask: Any = None,
         alpha: float | None = None,
     ) -> None:
-        """Write one item; or one step of all environments, `[num_envs, ...]`.
+        """Add one item, or one step of all environments, `[num_envs, ...]`.
 
         Args:
-            item: A tree of tensors. On CPU they are yours again when the call returns; on a GPU,
-                work that is given to the current stream afterwards waits for it. Integers of 64
-                bits are stored in 32, if every value fits. Tensors on a GPU need a buffer there.
-            terminated: As for `fbuf.add`: a tensor or Python value, also those that follow.
+            item: A tree of tensors. On CPU you may reuse them when the call returns; on a GPU, work
+                that you give to the current stream afterwards waits for the call. 64-bit integers
+                are stored in 32 bits, if every value fits. Tensors on a GPU need a buffer on that
+                GPU.
+            terminated: As for `fbuf.add`: a tensor or a Python value. The same holds for the
+                arguments below.
             truncated: As for `fbuf.add`.
-            next_observation: As for `fbuf.add`, tensors.
+            next_observation: As for `fbuf.add`, of tensors.
             priority: As for `fbuf.add`.
             mask: As for `fbuf.add`.
             alpha: As for `fbuf.add`.
 
         Raises:
-            InteropError: If a leaf is no tensor, or one that cannot be handed over (it requires
-                grad, lies on another device, holds 64-bit floats or an integer that does not fit),
-                or the tree is another one than before. The buffer is then unchanged.
+            InteropError: If a leaf is not a tensor, or is one that JAX cannot take (it requires
+                grad, lies on another device, holds 64-bit floats, or an integer that does not fit),
+                or if the tree differs from that of the item. The buffer is then unchanged.
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
-            RuntimeError: If the buffer is closed, or its state has been taken out and consumed.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
         flags = {"terminated": terminated, "truncated": truncated, "priority": priority}
         self._add("add", 0, item, next_observation, flags | {"mask": mask, "alpha": alpha}, False)
@@ -212,7 +214,7 @@ class ReplayBuffer:
         time_major: bool = False,
         alpha: float | None = None,
     ) -> None:
-        """Write a batch of items, `[B, ...]`; or `T` steps of all environments.
+        """Add a batch of items, `[B, ...]`, or `T` steps of all environments.
 
         Args:
             items: A tree of tensors, as for `add`: `[B, ...]`, or `[num_envs, T, ...]`.
@@ -221,7 +223,7 @@ class ReplayBuffer:
             next_observation: As for `add`.
             priority: As for `add`.
             mask: As for `add`.
-            time_major: The steps are given as `[T, num_envs, ...]`.
+            time_major: Take the steps as `[T, num_envs, ...]`.
             alpha: As for `add`.
 
         Raises:
@@ -237,7 +239,7 @@ class ReplayBuffer:
     def update_priority(
         self, ids: fbuf.Ids, priority: Any, *, mask: Any = None, alpha: float | None = None
     ) -> None:
-        """Give drawn rows new priorities.
+        """Give rows new priorities.
 
         Args:
             ids: `batch.ids`, or part of them.
@@ -249,7 +251,7 @@ class ReplayBuffer:
             InteropError: As `add`.
             ValueError: As `fbuf.update_priority`.
             TypeError: As `fbuf.update_priority`.
-            RuntimeError: As `add`; or if nothing has been added yet.
+            RuntimeError: As `add`. Also if nothing has been added yet.
         """
         given = {"ids": ids, "priority": priority, "mask": mask, "alpha": alpha}
         self._change("update_priority", fbuf.update_priority, given)
@@ -271,7 +273,7 @@ class ReplayBuffer:
         self._change("write", fbuf.write, {"ids": ids, "fields": dict(fields), "mask": mask})
 
     def remove(self, ids: fbuf.Ids, *, mask: Any = None) -> None:
-        """Take rows out, for good: also from what has been drawn ahead.
+        """Remove rows, also from the batches drawn ahead.
 
         Args:
             ids: `batch.ids`, or part of them.
@@ -288,7 +290,7 @@ class ReplayBuffer:
             self._drop_ahead()
 
     def end_episode(self, mask: Any = None) -> None:
-        """Close the open episodes, as when environments are reset by hand.
+        """End the open episodes: call it when you reset your environments.
 
         Args:
             mask: As for `fbuf.end_episode`.
@@ -301,10 +303,10 @@ class ReplayBuffer:
         self._change("end_episode", fbuf.end_episode, {"mask": mask})
 
     def empty(self) -> None:
-        """Forget all rows, and what has been drawn ahead; the memory is kept.
+        """Remove all rows and the batches drawn ahead. The memory stays allocated.
 
         Raises:
-            RuntimeError: If the buffer is closed, or its state has been taken out and consumed.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
         with self._lock:
             self._check_open("empty")
@@ -321,17 +323,19 @@ class ReplayBuffer:
         """Draw a batch.
 
         Args:
-            batch_size: `B`; None is that of the buffer. With `prefetch` there is no other.
-            beta: As for `fbuf.sample`; with `prefetch` it is for the batch drawn now.
+            batch_size: `B`; None is that of the buffer. With `prefetch` it must be that of the
+                buffer.
+            beta: As for `fbuf.sample`. With `prefetch` it holds for the batch that this call draws.
 
         Returns:
-            The batch, as tensors, or what `transform` makes of it. Where there is nothing to draw
-            (see `can_sample`) its `mask` is False.
+            The batch, as tensors, or what `transform` makes of it. Its `mask` is False where there
+            was nothing to draw (see `can_sample`).
 
         Raises:
-            ValueError: If there is no batch size, or another one than what is drawn ahead.
-            RuntimeError: If nothing has been added yet, the buffer is closed, or its state has
-                been taken out and consumed.
+            ValueError: If there is no batch size, or if it differs from that of the batches drawn
+                ahead.
+            RuntimeError: If nothing has been added yet, if the buffer is closed, or if a function
+                has consumed its `state`.
         """
         with self._lock:
             state = self._filled("sample")
@@ -357,7 +361,7 @@ class ReplayBuffer:
             raise RuntimeError(f"{_where('sample')} the buffer was closed meanwhile") from None
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any]]:
-        """Batches without end; with `fbuf.Shuffled` those of one epoch, the next one to begin.
+        """Return batches without end. With `fbuf.Shuffled`, return those of the next epoch.
 
         Raises:
             RuntimeError: As `sample`.
@@ -378,17 +382,17 @@ class ReplayBuffer:
             yield self.sample()
 
     def __len__(self) -> int:
-        """How many rows can be found; removed ones do not count. Waits for what is under way."""
+        """Count the rows, without removed ones. It waits for calls that are under way."""
         with self._lock:
             self._check_open("__len__")
             size = 0 if self._state is None else fbuf.size(self._made("__len__"))
         return int(size)
 
     def can_sample(self) -> bool:
-        """Whether there is any row to draw; with a window, one from which so many steps are there.
+        """Whether there is a row to draw; see `fbuf.can_sample`.
 
         Raises:
-            RuntimeError: If the buffer is closed, or its state has been taken out and consumed.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
         with self._lock:
             self._check_open("can_sample")
@@ -396,7 +400,7 @@ class ReplayBuffer:
         return bool(ready)
 
     def stats(self) -> dict[str, float]:
-        """The figures of `fbuf.stats`, as Python numbers.
+        """Return the figures of `fbuf.stats` as Python numbers.
 
         Raises:
             RuntimeError: As `update_priority`.
@@ -406,10 +410,10 @@ class ReplayBuffer:
         return {name: figure.item() for name, figure in figures.items()}
 
     def raise_on_fault(self) -> None:
-        """Report what was skipped: a bad priority, an id out of range. See `fbuf.raise_on_fault`.
+        """Raise if a bad value was skipped; see `fbuf.raise_on_fault`.
 
         Raises:
-            RuntimeError: If anything was; or as `update_priority`.
+            RuntimeError: If a fault bit is set. Also as `update_priority`.
         """
         with self._lock:
             fbuf.raise_on_fault(self._made("raise_on_fault"))
@@ -418,15 +422,15 @@ class ReplayBuffer:
 
     @property
     def lock(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
-        """What every method holds while it hands work to JAX; hold it to make several calls one."""
+        """The lock that every method holds to give JAX work; hold it to make several calls one."""
         return self._lock
 
     @property
     def state(self) -> fbuf.State[Any]:
-        """The buffer itself, to use in compiled code: assign what that returns.
+        """The `fbuf.State`, for compiled code of your own. Assign the state that this code returns.
 
-        A compiled function that donates it consumes it: until another is assigned, every other
-        method says so. In a program with threads, hold `lock` meanwhile.
+        A function that donates the state consumes it: every method then raises until you assign
+        another state. In a program with threads, hold `lock` meanwhile.
 
         Raises:
             RuntimeError: As `update_priority`.
@@ -453,10 +457,11 @@ class ReplayBuffer:
             self._written = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that what comes next depends on, as a tree of tensors on CPU, all of them own.
+        """Return all that future calls depend on: tensors on CPU, with memory of their own.
 
-        It fits `torch.save`, and `torch.load` as it is, unless `transform` makes something that
-        `torch.load` does not know: of what was drawn ahead, what was made is kept.
+        `torch.save` and `torch.load` take it as it is. One exception: with `prefetch` it holds the
+        batches drawn ahead as `transform` has made them, and `torch.load` may not know these
+        objects.
 
         Raises:
             RuntimeError: As `update_priority`.
@@ -479,16 +484,17 @@ class ReplayBuffer:
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Nothing of what is given is kept.
+        """Go on where `state_dict` was called. The buffer copies what you give.
 
-        The buffer must have been made with the same arguments; what is drawn next is then the
-        same, too. If there is no `item` yet it is learned from what is given.
+        Make the buffer with the same arguments; it then draws the same batches as the other would
+        have drawn. A buffer without an `item` takes it from `state_dict`.
 
         Args:
-            state_dict: What `state_dict` returned, in this process or another.
+            state_dict: What `state_dict()` returned, in this process or another.
 
         Raises:
-            ValueError: If it is of another buffer, or not whole. The buffer is then unchanged.
+            ValueError: If it is from a buffer made with other arguments, or if parts are missing.
+                The buffer is then unchanged.
             RuntimeError: If the buffer is closed.
         """
         with self._lock:
@@ -507,9 +513,9 @@ class ReplayBuffer:
                 self._ahead.append(made)
 
     def close(self) -> None:
-        """Stop the thread that makes batches ahead, and give the memory back. Batches stay valid.
+        """Stop the prefetch thread, and free the memory. Batches stay valid.
 
-        Whoever waits for a batch in another thread, or calls a method afterwards, is told.
+        A thread that waits for a batch, and every later call, gets a `RuntimeError`.
         """
         with self._lock:
             self._closed = True
@@ -520,7 +526,7 @@ class ReplayBuffer:
             worker.shutdown(cancel_futures=True)
 
     def __enter__(self) -> ReplayBuffer:
-        """The buffer, which is closed in the end."""
+        """Return the buffer; leaving the `with` block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -24,34 +24,35 @@ _NUMPY_EXPORTS = frozenset(
 
 
 def to_torch(tree: Any, *, copy: bool = False) -> Any:
-    """Hand JAX arrays to PyTorch, in the same memory.
+    """Give JAX arrays to PyTorch, in the same memory.
 
-    What PyTorch writes into such a tensor changes the array, which JAX takes to be immutable: write
-    only when all that JAX computes from the array is ready, and do not use the array afterwards.
-    Never donate it.
+    Writing to such a tensor changes the array, which JAX takes to be immutable. So write only when
+    everything that JAX computes from the array is ready, and do not use the array afterwards. Never
+    donate the array.
 
-    On a GPU nobody waits: PyTorch's current stream goes on when the array is ready. When the last
-    tensor on it is dropped, the memory is kept until the work has run that this stream had been
-    given by then, or the one that is current then; have these wait for any third stream.
+    On a GPU the host does not wait: PyTorch's current stream does, until the array is ready. When
+    the last tensor on an array is dropped, the memory is kept until two streams have done the work
+    they were given before: the stream that was current at this call, and the one that is current
+    when the tensor is dropped. If you use a tensor on a third stream, have one of these wait for
+    it.
 
-    Of a buffer only what `fbuf.sample` returns may be shared. The arrays of a `fbuf.State` may
-    not, and a state is refused: with a tensor alive on its memory the next `fbuf.add` copies the
-    whole buffer (on CPU) or fails (on GPU), and what PyTorch writes there changes stored rows.
-    An array taken out of a state by hand (`state.storage.words`) cannot be told from others;
-    give `copy=True` for it.
+    Share what `fbuf.sample` returns, but never the arrays of a `fbuf.State`: while a tensor lives
+    on its memory, the next `fbuf.add` copies the whole buffer (on CPU) or fails (on GPU), and
+    writing to the tensor changes stored rows. So a state is refused. An array that you take out of
+    a state (`state.storage.words`) looks like any other: give `copy=True`.
 
     Args:
-        tree: Any pytree of JAX arrays, a `fbuf.Sample` for one. Each array must lie on one device,
-            CPU or GPU; a dtype must be one that PyTorch has too.
-        copy: Give PyTorch memory of its own. Then anything goes, states included.
+        tree: Any pytree of JAX arrays, such as a `fbuf.Sample`. Each array must lie on one device,
+            CPU or GPU, and have a dtype that PyTorch has, too.
+        copy: Give PyTorch memory of its own. This works for everything, also for states.
 
     Returns:
         The same tree with tensors as leaves.
 
     Raises:
-        InteropError: If a leaf is no array, traced, deleted or donated, a PRNG key, of a dtype
-            that PyTorch lacks, on several devices or on one PyTorch cannot reach; or belongs to
-            a state.
+        InteropError: If a leaf is not an array, is traced, deleted or donated, is a PRNG key, has a
+            dtype that PyTorch lacks, lies on several devices or on one that PyTorch cannot reach,
+            or belongs to a state.
 
     Cost: a few microseconds a leaf; with `copy`, the copy.
 
