@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from support.contracts import (
-from support.programs import WAYS, verbs
     BATCH,
     ITEM,
     PRIORITIZED,
@@ -34,6 +33,7 @@ from support.programs import WAYS, verbs
     windows,
     with_masks,
 )
+from support.programs import WAYS, verbs
 
 import fbuf
 

@@ -56,7 +56,7 @@ def read(
 
     Returns:
         The batch; leaves begin with the axes of `ids`. If an id names no row, or a row that was
-        overwritten or removed since, its `mask` is False, its data means nothing, and its id in the
+        overwritten or removed since, its `mask` is False, its data is 0, and its id in the
         batch names no row.
 
     Raises:
