@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,13 +121,19 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         )
         tree = sum_tree.write_span(tree, span, jnp.ones(100))
         u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
-        return tree, sum_tree.draw(tree, u)
+        first = dataclasses.replace(
+            span, slots=consecutive - 40, first=jnp.int32(0), last=jnp.int32(99)
+        )
+        again = sum_tree.write_span(sum_tree.cleared(tree), first, jnp.ones(100), jnp.int32(100))
+        return tree, sum_tree.draw(tree, u), again
 
     on_cpu = run(everything)
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
     on_gpu = run(everything)
     for a, b in zip(jax.tree.leaves(on_cpu), jax.tree.leaves(on_gpu), strict=True):
         np.testing.assert_array_equal(a, b)
+    inside.check(on_gpu[2])
+    assert float(sum_tree.total(on_gpu[2])) == 100
 
 
 def test_stratified_draws_take_one_of_each_share():

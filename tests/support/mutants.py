@@ -81,7 +81,6 @@ MUTANTS = [
         ("slot=jnp.where(mask, slots, NO_SLOT)", "slot=slots", "mask", FLAT),
         ("inside &= ~places.dummy", "inside &= True", "episode end", ONE_SLOT),
         ("[1][2] == ring.places", "[1][2] != ring.places", "views", SEQUENCE),
-        ("first=((head + dropped) % size)", "first=(head % size)", "seam", ONE_SLOT),
         ("last=((end + size - 1) % size)", "last=(end % size)", "seam", FLAT_PER),
     ),
     *of(
@@ -107,12 +106,11 @@ MUTANTS = [
         ("(_ring.newer(ring, inside) == 0) & ~ends", "~ends", "next observations", LED_TO),
         ("kept = ends & (count - rank <= room).reshape(-1)", "kept = ends & True", "next observations", LED_TO),
         ("(before != slots) & looks & there", "(before != slots) & there", "fault bit", LED_TO),
-        ("(before != slots) & looks & there", "(before != slots) & looks", "fault bit", LED_TO),
+        ("(before != slots) & looks & there", "(before != slots) & looks", "fault bit", ("test_transition.py", "removed_row")),
         ("(place >= 0) & (_rows.read(nexts.owner, inside) == slots)", "place >= 0", "next observations", LED_TO),
         ("aside = ended | newest", "aside = ended", "next observations", LED_TO),
         ("own = jnp.where(newest, slots % lanes, where)", "own = jnp.where(newest, 0, where)", "next observations", LED_TO),
         ("cursor=((cursor + count) % jnp.uint32(room)).astype(jnp.int32)", "cursor=nexts.cursor", "next observations", LED_TO),
-        ("owner=jnp.minimum(nexts.owner, -1)", "owner=nexts.owner", "fault bit", LED_TO),
         ("_order.after(where, _order.never(before))", "where", "order", place(3)),
     ),
     *of(
@@ -121,7 +119,7 @@ MUTANTS = [
         ("live & chosen, outside & chosen, stale & chosen", "live, outside & chosen, stale & chosen", "mask", FLAT),
         ("slots = jnp.where(last_of_each(slots), slots, state.capacity)", "slots = slots + 0", "count", FLAT),
         ("fault=state.fault & jnp.uint32(0)", "fault=state.fault", "fault bit", FLAT),
-        ("slots = _order.after(slots, state.fault", "_order.after(slots, state.fault", "order", place(2)),
+        ("slots = _order.after(slots, state.fault", "_order.after(slots, state.fault", "order", place(3)),
     ),
     *of(
         "_fault.py",
@@ -156,7 +154,7 @@ MUTANTS = [
         ("if ring.heads > 1:", "if ring.heads > 99:", "count", RUNS_APART),
         ("_bits.below(bits[0], _ring.filled(ring))", "_bits.below(bits[0], jnp.int32(ring.capacity))", "mask", STRIDE),
         ("lax.cond(removed == 0, ", "lax.cond(removed >= 0, ", "mask", FLAT),
-        ("written = _order.after(written, index.total < 0)", "written = written + 0", "order", place(3)),
+        ("written = _order.after(written, index.total < 0)", "written = written + 0", "order", ("test_contracts.py", "common")),
     ),
     *of(
         "samplers/_starts.py",

@@ -96,7 +96,8 @@ class Pair:
         pools = [live, live, strange, self.seen[-30:]] if odd else [live]
         pools = [pool for pool in pools if pool]
         picked = [pools[n] for n in rng.integers(0, len(pools), count)] if pools else []
-        return [pool[rng.integers(0, len(pool))] for pool in picked]
+        ids = [pool[rng.integers(0, len(pool))] for pool in picked]
+        return ids[:-1] + ids[:1] if rng.random() < 0.3 else ids  # some name a row twice
 
     def named(self, ids):
         slot, generation = np.array(ids, np.int32).T
@@ -132,7 +133,7 @@ class Pair:
         """One random operation; `sizes` are the steps of an add, the first of a plain one."""
         kind = rng.choice(
             ["add", "plain", "remove", "update", "end", "clear"],
-            p=[0.4, 0.1, 0.15, 0.12, 0.18, 0.05],
+            p=[0.4, 0.1, 0.15, 0.12, 0.15, 0.08],
         )
         if kind == "add":
             self.add(int(rng.choice(sizes)), rng, often, bad=odd)
@@ -140,6 +141,9 @@ class Pair:
             self.add(sizes[0], rng, plain=True)
         elif kind == "clear":
             self.clear()
+            if rng.random() < 0.5:  # rows beside what is left from before
+                self.add(sizes[0], rng, often)
+                self.remove(rng, 3, odd)
         elif kind == "end":
             self.end(rng)
         else:
