@@ -124,7 +124,7 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         first = dataclasses.replace(
             span, slots=consecutive - 40, first=jnp.int32(0), last=jnp.int32(99)
         )
-        again = sum_tree.write_span(sum_tree.cleared(tree), first, jnp.ones(100), jnp.int32(100))
+        again = sum_tree.write_span(sum_tree.cleared(tree), first, jnp.ones(100))
         return tree, sum_tree.draw(tree, u), again
 
     on_cpu = run(everything)

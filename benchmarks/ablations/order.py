@@ -74,7 +74,7 @@ def text(file: str, old: str, new: str) -> Edit:
     return Edit(file, re.escape(old), new.replace("\\", "\\\\"))
 
 
-LOOPS = ("_rows.py", "trees/_levels.py", "trees/sum_tree.py", "trees/mark_tree.py", "_loop.py")
+LOOPS = ("_rows.py", "trees/_levels.py", "trees/sum_tree.py", "trees/bit_tree.py", "_loop.py")
 COUNTERS = tuple(
     Edit(
         file, r"lax\.fori_loop\((?:zero|(?:_loop\.)?zero_after\([^()]*\))(?=, )", "lax.fori_loop(0"
@@ -103,7 +103,7 @@ READ_LEAF_TWICE = (Edit("trees/_levels.py", r"slots\.shape\[0\] == 1:", "slots.s
 BARRIERS = {
     "_ring.append": text("_ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),
     "_ring.end": text("_ring.py", "flags = lax.optimization_barrier(", "flags = ("),
-    "mark_tree.read": text("trees/mark_tree.py", "lax.optimization_barrier(_bit", "(_bit"),
+    "bit_tree.read": text("trees/bit_tree.py", "lax.optimization_barrier(_bit", "(_bit"),
 }
 AFTER = {
     "sample: ids after the rows": ("_sample.py", "ids.slot, impossible"),
@@ -148,7 +148,7 @@ NO_CUSTOM_VMAP = (
 )
 ENDS = (Edit("_ring.py", r"    ends \|= before\.position < 0\n", ""),)
 FOUND = (
-    text("trees/mark_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
+    text("trees/bit_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
 )
 CLEARED = (
     text("trees/sum_tree.py", "jnp.minimum(tree.nodes[-1], 0)", "jnp.zeros_like(tree.nodes[-1])"),
@@ -405,7 +405,7 @@ def cases() -> dict[str, Case]:
             for number, verb in enumerate(verbs):
                 key, k = jax.random.split(key)
                 mine = {"truncated": ends(k, added)} if number % 2 else {}
-                if state.nexts is not None:
+                if state.next_obs is not None:
                     mine["next_observation"] = rows(added)["observation"]
                 items = rows(added)
                 if state.ring.num_envs is not None:
@@ -448,7 +448,7 @@ def cases() -> dict[str, Case]:
     uniform, prioritized = fbuf.Uniform(), fbuf.Prioritized()
     by_start, by_episode = fbuf.Uniform(window=3), fbuf.Uniform(window=3, by="episode")
     windowed = fbuf.Prioritized(window=3)
-    mixture = fbuf.Mixture(0.4, 0.3, 0.3, priorities=windowed)
+    mixture = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=windowed)
     shared = {"next_of": "observation"}
     envs, apart = {"num_envs": 16}, {"num_envs": 16, "lockstep": False}
     view = fbuf.Sequence(3, boundary="stop")
@@ -477,7 +477,7 @@ def cases() -> dict[str, Case]:
         "windows, prioritised": (of(*turn, view=view), windowed, {}),
         "windows, mixture": (of(*turn, view=view), mixture, {}),
         "returns; uniform": (of(*no_update, view=fbuf.ReturnToGo(0.9)), uniform, {}),
-        "frames; uniform": (of(*no_update, view=fbuf.FrameStack(3, "observation")), uniform, {}),
+        "frames; uniform": (of(*no_update, view=fbuf.FrameStack(3, field="observation")), uniform, {}),
         "envs apart, by episode": (of("masked add", "sample", "remove", "end"), by_episode, apart),
         "envs apart, prioritised": (of("masked add", "sample", "remove", "end"), windowed, apart),
         "next_of; uniform": (of("add", "sample", "remove", "end"), uniform, shared),
