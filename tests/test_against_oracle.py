@@ -109,7 +109,8 @@ def agree(pair, rng):
     starts, share = likelihoods(pair)
     key, beta = jax.random.key(int(rng.integers(100))), 0.7
     step = 0 if isinstance(state.sampler, fbuf.Shuffled) else None
-    sample, size, can_sample, stats = programs.look(state, key, step, beta, batch_size=BATCH)
+    asked = programs.look(state, key, step, beta, batch_size=BATCH)
+    sample, size, can_sample, stats, likely, everything = asked
     assert int(size) == int(stats["size"]) == len(stored)
     assert bool(can_sample) == bool(share)
     assert int(stats["fault"]) == int(state.fault) == oracle.fault
@@ -118,6 +119,9 @@ def agree(pair, rng):
     assert int(stats["removed"]) == taken - len(stored)
     assert "num_starts" not in stats or int(stats["num_starts"]) == len(starts)
     names(pair, stored)
+    in_order(pair, everything)
+    expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
+    np.testing.assert_allclose(likely, expected, rtol=1e-5)
     if pair.per is not None:
         assert not set(dummies) & set(starts)
         np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
@@ -142,6 +146,21 @@ def names(pair, stored):
             continue
         assert (ids.slot[slot], ids.generation[slot]) == (slot, row.generation)
         assert items[slot] == row.item
+
+
+def in_order(pair, everything):
+    """All rows come lane by lane, the newest last; where there is none there are zeros."""
+    oracle = pair.oracle
+    slots = np.asarray(everything.ids.slot).reshape(oracle.envs, oracle.length)
+    found = [np.asarray(x).reshape(slots.shape) for x in (everything.data, everything.mask)]
+    for lane in range(oracle.envs):
+        there = [oracle.slot(lane, at) for at in oracle.there(lane)]
+        expected = [slot if slot in oracle.stored() else -1 for slot in there]
+        expected = [-1] * (oracle.length - len(there)) + expected
+        assert slots[lane].tolist() == expected
+        items = [oracle.at(slot).item if slot >= 0 else 0 for slot in expected]
+        assert found[0][lane].tolist() == items
+        assert found[1][lane].tolist() == [slot >= 0 for slot in expected]
 
 
 def likelihoods(pair):
