@@ -81,7 +81,6 @@ MUTANTS = [
         ("slot=jnp.where(mask, slots, NO_SLOT)", "slot=slots", "mask", FLAT),
         ("inside &= ~places.dummy", "inside &= True", "episode end", ONE_SLOT),
         ("[1][2] == ring.places", "[1][2] != ring.places", "views", SEQUENCE),
-        ("last=((end + size - 1) % size)", "last=(end % size)", "seam", FLAT_PER),
     ),
     *of(
         "_episodes.py",
@@ -149,7 +148,7 @@ MUTANTS = [
         "samplers/_start_index.py",
         ("mark_tree.read(index.tree, written) & (span.slots < ring.capacity)", "mark_tree.read(index.tree, written)", "mask", FLAT),
         ("_sum(jnp.where(span.was_stored, gone, 0))", "_sum(gone)", "count", STRIDE),
-        ("mark_tree.read(index.tree, inside) & _ring.holds(ring, starts)", "mark_tree.read(index.tree, inside) & (starts < ring.capacity)", "windows", STRIDE),
+        ("mark_tree.read(index.tree, inside) & _ring.holds(ring, starts)", "mark_tree.read(index.tree, inside) & (starts < ring.capacity)", "windows", MIXED),
         ("starts = jnp.where(last_of_each(starts), starts, ring.capacity)", "starts = starts + 0", "windows", STRIDE),
         ("if ring.heads > 1:", "if ring.heads > 99:", "count", RUNS_APART),
         ("_bits.below(bits[0], _ring.filled(ring))", "_bits.below(bits[0], jnp.int32(ring.capacity))", "mask", STRIDE),
