@@ -47,7 +47,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
         (6, 9),
     ),
     ((None, 300, True), prioritized(normalize="buffer"), "same_step", (70, 170)),
-    (THREE, uniform(**STRIDE), "next_step", (3, 9)),
+    ((3, 6, True), uniform(**STRIDE), "next_step", (3, 9)),
     (ONE, uniform(**STRIDE, **BY_EPISODE), "same_step", (3, 9)),
     (THREE, uniform(**WINDOW, **BY_EPISODE), "next_step", (3, 9)),
     (APART, uniform(**WINDOW, **BY_EPISODE), "disabled", (3, 9)),

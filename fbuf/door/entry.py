@@ -45,8 +45,8 @@ def verb(
     Args:
         static: The arguments that are part of the program.
         checks: How some arguments are checked before anything else is done with them.
-        host_check: What is called with the state and the arguments if values of the host are among
-            them, for what only these show: inside `jit` a Python number has no value any more.
+        host_check: What is called with the state and the arguments if Python ints are among them:
+            inside `jit` they have no value any more.
     """
     return lambda plain: _wrapped(plain, static, checks or {}, host_check, of_state=True)
 
@@ -115,10 +115,11 @@ class _Entry:
             if argument in given:
                 given[argument] = checked(self._name, argument, given[argument])
         fixed = {name: given.pop(name) for name in self._static if name in given}
-        kinds = set(map(_kind, map(type, jax.tree.leaves(given))))
+        types = set(map(type, jax.tree.leaves(given)))
+        kinds = set(map(_kind, types))
         if "host" in kinds:
             given = {name: _owned(self._name, name, value) for name, value in given.items()}
-            if self._host_check is not None:
+            if self._host_check is not None and int in types:
                 self._host_check(before[0], given)
         kinds |= set(map(_kind, map(type, jax.tree.leaves(states))))
         if "tracer" in kinds:
@@ -152,16 +153,20 @@ def _kind(kind: type) -> str:
     return "array" if issubclass(kind, jax.Array) else "host"
 
 
+_PLAIN = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "e", "f")))
+"""What JAX takes as it is; any other dtype is looked at more closely."""
+
+
 def _owned(function: str, argument: str, value: Any) -> Any:
     """An argument whose NumPy arrays are nobody else's, and of which JAX cuts nothing."""
-
-    def own(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        check.array(function, argument + jax.tree_util.keystr(path), leaf)
-        return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-    return jax.tree_util.tree_map_with_path(own, value)
+    leaves, tree = jax.tree.flatten(value)
+    if not all(type(leaf) is np.ndarray and leaf.dtype in _PLAIN for leaf in leaves):
+        for path, leaf in jax.tree.leaves_with_path(value):
+            if not isinstance(leaf, jax.Array):
+                check.array(function, argument + jax.tree_util.keystr(path), leaf)
+    return tree.unflatten(
+        [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    )
 
 
 def require_state(function: str, state: Any) -> None:
