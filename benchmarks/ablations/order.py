@@ -477,7 +477,11 @@ def cases() -> dict[str, Case]:
         "windows, prioritised": (of(*turn, view=view), windowed, {}),
         "windows, mixture": (of(*turn, view=view), mixture, {}),
         "returns; uniform": (of(*no_update, view=fbuf.ReturnToGo(0.9)), uniform, {}),
-        "frames; uniform": (of(*no_update, view=fbuf.FrameStack(3, field="observation")), uniform, {}),
+        "frames; uniform": (
+            of(*no_update, view=fbuf.FrameStack(3, field="observation")),
+            uniform,
+            {},
+        ),
         "envs apart, by episode": (of("masked add", "sample", "remove", "end"), by_episode, apart),
         "envs apart, prioritised": (of("masked add", "sample", "remove", "end"), windowed, apart),
         "next_of; uniform": (of("add", "sample", "remove", "end"), uniform, shared),
