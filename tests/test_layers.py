@@ -1,0 +1,74 @@
+"""The core is built in layers: imports go down, never up, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import pathlib
+
+import pytest
+
+import fbuf
+
+PACKAGE = pathlib.Path(fbuf.__file__).parent
+LAYERS = (
+    "_versions",
+    "checks",
+    "xla",
+    "storage",
+    "trees",
+    "samplers",
+    "state",
+    "views",
+    "door",
+    "verbs",
+    "__init__",
+)
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path):
+    return ".".join(("fbuf", *path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+NAMES = {name_of(path) for path in MODULES}
+
+
+def imports(path):
+    """The modules of the core that a module names, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fbuf":
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield next(n for n in (whole, node.module, f"{node.module}.__init__") if n in NAMES)
+
+
+def layer(module):
+    return LAYERS.index(module.split(".")[1])
+
+
+def folder(module):
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_what_lies_below_it(path):
+    module = name_of(path)
+    for other in imports(path):
+        assert layer(other) < layer(module) or folder(other) == folder(module), (
+            f"{module} imports {other}, which lies above it"
+        )
+
+
+def test_there_is_no_circle():
+    graph = {name_of(path): set(imports(path)) - {name_of(path)} for path in MODULES}
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) >= len(MODULES)
+
+
+def test_every_folder_is_on_the_map():
+    text = (PACKAGE / "README.md").read_text()
+    for path in MODULES:
+        if path.name != "__init__.py" and path.parent != PACKAGE:
+            assert path.parent.name + "/" in text
+        if path.parent.name in ("samplers", "views", "storage", "trees", "xla", "door", "checks"):
+            assert path.name == "__init__.py" or f"`{path.name}`" in text, path
