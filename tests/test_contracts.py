@@ -26,9 +26,11 @@ from support.contracts import (
     next_observations,
     row_by_row,
     rows,
+    sample_end_episode,
     sample_remove_add,
     sample_update_add,
     shuffled,
+    update_some_remove_others,
     update_twice,
     windows,
     with_masks,
@@ -65,6 +67,9 @@ SWEPT = [
     (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),
     (sample_remove_add(HINDSIGHT), UNIFORM),
+    (sample_remove_add(fbuf.Item()), BY_EPISODE),
+    (update_some_remove_others, PRIORITIZED),
+    (sample_end_episode, UNIFORM),
     (add_sample_update, PRIORITIZED),
     (sample_update_add, PRIORITIZED),
     (add_sample_remove, PRIORITIZED),
@@ -186,6 +191,52 @@ def test_two_devices_draw_the_same_batch(sampler, spec):
     chex.assert_trees_all_equal(
         jax.tree.map(np.asarray, later), jax.tree.map(np.asarray, fbuf.add(state, rows(10)))
     )
+
+
+def in_a_shard(sampler, options):
+    """A run of a buffer that is made inside `shard_map`, under JAX's default checks."""
+
+    def run(keys, numbers):
+        state = fbuf.init({"x": jnp.float32(0)}, 64, sampler=sampler, **options)
+        following = {"next_observation": numbers[:4]} if options else {}
+
+        def step(state, key):
+            ends = numbers[:4] > 30
+            state = fbuf.add(state, {"x": numbers[:4]}, truncated=ends, **following)
+            batch = fbuf.sample(state, key, 8, step=0 if sampler.in_order else None)
+            if sampler.keeps_priorities:
+                state = fbuf.update_priority(state, batch.ids, batch.weight)
+            state = fbuf.remove(state, jax.tree.map(lambda x: x[:1], batch.ids))
+            return fbuf.end_episode(state), batch.data["x"]
+
+        state, drawn = lax.scan(step, state, jax.random.split(keys[0], 3))
+        state, later = lax.scan(step, fbuf.clear(state), jax.random.split(keys[0], 3))
+        return jnp.concatenate([drawn, later])[None], fbuf.size(state)[None]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (PRIORITIZED, {}),
+        pytest.param(UNIFORM, SHARED | {"next_of": "x"}, marks=pytest.mark.sweep),
+        pytest.param(BY_EPISODE, {}, marks=pytest.mark.sweep),
+        pytest.param(WINDOW, {}, marks=pytest.mark.sweep),
+        pytest.param(MIXTURE, {}, marks=pytest.mark.sweep),
+        pytest.param(fbuf.Shuffled(), {}, marks=pytest.mark.sweep),
+    ],
+)
+def test_a_buffer_made_inside_shard_map(sampler, options):
+    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+    run, spec = in_a_shard(sampler, options), PartitionSpec("x")
+    keys, numbers = jax.random.split(jax.random.key(0), 2), jnp.arange(80.0, dtype=jnp.float32)
+    spread = jax.shard_map(run, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
+    drawn, sizes = jax.jit(spread)(keys, numbers)
+    for shard in range(2):
+        alone = jax.jit(run)(keys[shard][None], numbers[40 * shard :][:40])
+        np.testing.assert_array_equal(drawn[shard], alone[0][0])
+        assert sizes[shard] == alone[1][0]
 
 
 class Step(NamedTuple):

@@ -106,6 +106,18 @@ def sample_remove_add(view):
     return step
 
 
+def update_some_remove_others(state, key):
+    batch = fbuf.sample(state, key, BATCH)
+    state = fbuf.update_priority(state, batch.ids, batch.weight)
+    others = jax.tree.map(lambda x: x[::-1], batch.ids)
+    return fbuf.remove(state, others), consumed(batch)
+
+
+def sample_end_episode(state, key):
+    batch = fbuf.sample(state, key, BATCH)
+    return fbuf.end_episode(fbuf.after(state, batch)), consumed(batch)
+
+
 def row_by_row(state, key):
     """A single row at a time, which XLA treats in ways of its own."""
     ends = jax.random.bernoulli(key, 0.1, (1,))
