@@ -117,7 +117,7 @@ def agree(pair, rng):
     taken = sum(len(oracle.there(lane)) for lane in range(oracle.envs))
     assert int(stats["removed"]) == taken - len(stored)
     assert "num_starts" not in stats or int(stats["num_starts"]) == len(starts)
-    names(pair, stored)
+    names(pair, stored, share)
     if pair.per is not None:
         assert not set(dummies) & set(starts)
         np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
@@ -128,10 +128,13 @@ def agree(pair, rng):
     drawn(pair, sample, share, beta)
 
 
-def names(pair, stored):
-    """Every row has its name, and its item and flags where it lies."""
+def names(pair, stored, share):
+    """Every row has its name, its probability, and its item and flags where it lies."""
     state, oracle = pair.state, pair.oracle
-    ids = jax.tree.map(np.asarray, inside.names(state, range(oracle.capacity)))
+    named = inside.names(state, range(oracle.capacity))
+    expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
+    np.testing.assert_allclose(fbuf.probability(state, named), expected, rtol=1e-5)
+    ids = jax.tree.map(np.asarray, named)
     items, flags = np.asarray(pair.rows()), np.asarray(state.ring.flags)
     for slot in range(oracle.capacity):
         row = oracle.at(slot)
