@@ -38,7 +38,9 @@ from support.programs import WAYS, verbs
 import fbuf
 
 SEQUENCE = fbuf.Sequence(3, boundary="stop")
-HINDSIGHT = fbuf.Hindsight(lambda a, g: jnp.abs(a - g).sum(), "episode", goal="obs", achieved="obs")
+HINDSIGHT = fbuf.Hindsight(
+    lambda a, g: jnp.abs(a - g).sum(), strategy="episode", goal="obs", achieved="obs"
+)
 MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
 APART = {"num_envs": 16, "lockstep": False}

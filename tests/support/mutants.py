@@ -172,7 +172,7 @@ MUTANTS = [
         ("slot=tie(ids.slot, *reader.reads)", "slot=ids.slot", "order", place(2)),
         ("lambda leaf: _where(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
         ("if zeros and not reading.time_major:", "if zeros:", "read", READ),
-        ("jnp.swapaxes(flags, 0, 1) if reading.time_major", "flags if reading.time_major", "views", SEQUENCE),
+        ("jnp.swapaxes(flags, 0, 1) if reading.time_major", "flags if reading.time_major", "views", READ),
         ("(reading.flags.ndim - 1)), reading.flags, 0)", "(reading.flags.ndim - 1)), reading.flags, reading.flags)", "mask", READ),
         ("jnp.where(live, flat.slot, 0), live, view", "jnp.where(live, flat.slot, 0), live | True, view", "read", READ),
     ),
@@ -360,7 +360,7 @@ MUTANTS = [
         ("(number < self.burn_in + self.length)", "(number <= self.burn_in + self.length)", "views", SEQUENCE),
         ("flags = jnp.where(valid, steps.flags, 0)", "flags = steps.flags", "mask", SEQUENCE),
         ("valid &= reader.mask[:, None]", "valid &= True", "mask", READ),
-        ("data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)", "data = dataclasses.replace(data)", "views", SEQUENCE),
+        ("data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)", "data = dataclasses.replace(data)", "views", READ),
     ),
     *of(
         "views/episode.py",
