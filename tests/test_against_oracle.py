@@ -109,7 +109,8 @@ def agree(pair, rng):
     starts, share = likelihoods(pair)
     key, beta = jax.random.key(int(rng.integers(100))), 0.7
     step = 0 if isinstance(state.sampler, fbuf.Shuffled) else None
-    sample, size, can_sample, stats = programs.look(state, key, step, beta, batch_size=BATCH)
+    asked = programs.look(state, key, step, beta, batch_size=BATCH)
+    sample, size, can_sample, stats, likely, everything = asked
     assert int(size) == int(stats["size"]) == len(stored)
     assert bool(can_sample) == bool(share)
     assert int(stats["fault"]) == int(state.fault) == oracle.fault
@@ -117,7 +118,10 @@ def agree(pair, rng):
     taken = sum(len(oracle.there(lane)) for lane in range(oracle.envs))
     assert int(stats["removed"]) == taken - len(stored)
     assert "num_starts" not in stats or int(stats["num_starts"]) == len(starts)
-    names(pair, stored, share)
+    names(pair, stored)
+    in_order(pair, everything)
+    expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
+    np.testing.assert_allclose(likely, expected, rtol=1e-5)
     if pair.per is not None:
         assert not set(dummies) & set(starts)
         np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
@@ -128,13 +132,10 @@ def agree(pair, rng):
     drawn(pair, sample, share, beta)
 
 
-def names(pair, stored, share):
-    """Every row has its name, its probability, and its item and flags where it lies."""
+def names(pair, stored):
+    """Every row has its name, and its item and flags where it lies."""
     state, oracle = pair.state, pair.oracle
-    named = inside.names(state, range(oracle.capacity))
-    expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
-    np.testing.assert_allclose(fbuf.probability(state, named), expected, rtol=1e-5)
-    ids = jax.tree.map(np.asarray, named)
+    ids = jax.tree.map(np.asarray, inside.names(state, range(oracle.capacity)))
     items, flags = np.asarray(pair.rows()), np.asarray(state.ring.flags)
     for slot in range(oracle.capacity):
         row = oracle.at(slot)
@@ -145,6 +146,21 @@ def names(pair, stored, share):
             continue
         assert (ids.slot[slot], ids.generation[slot]) == (slot, row.generation)
         assert items[slot] == row.item
+
+
+def in_order(pair, everything):
+    """All rows come lane by lane, the newest last; where there is none there are zeros."""
+    oracle = pair.oracle
+    slots = np.asarray(everything.ids.slot).reshape(oracle.envs, oracle.length)
+    found = [np.asarray(x).reshape(slots.shape) for x in (everything.data, everything.mask)]
+    for lane in range(oracle.envs):
+        there = [oracle.slot(lane, at) for at in oracle.there(lane)]
+        expected = [slot if slot in oracle.stored() else -1 for slot in there]
+        expected = [-1] * (oracle.length - len(there)) + expected
+        assert slots[lane].tolist() == expected
+        items = [oracle.at(slot).item if slot >= 0 else 0 for slot in expected]
+        assert found[0][lane].tolist() == items
+        assert found[1][lane].tolist() == [slot >= 0 for slot in expected]
 
 
 def likelihoods(pair):

@@ -1,8 +1,9 @@
-"""The way in: values of the host become the buffer's own, and nothing is consumed by mistake."""
+"""The one way in: host arrays stay their owner's, and what cannot be right is refused by name."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,48 +12,270 @@ import pytest
 
 import fbuf
 
-ROWS = 1000
+ITEM = {"x": jnp.zeros(3), "n": jnp.int32(0)}
+EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
+ROWS = 512
+"""Of that many rows JAX reads a NumPy array in another thread, after the call has returned."""
 
 
-@jax.jit
-def _busy(x):
-    """The same number, a good while later."""
-    y = jax.lax.fori_loop(0, 40, lambda _, y: jnp.tanh(y @ y / 400), jnp.ones((400, 400)))
-    return x + (0 * y[0, 0]).astype(x.dtype)
+def rows(count, value=1):
+    return {"x": np.full((count, 3), value, np.float32), "n": np.full(count, value, np.int32)}
 
 
-def late(state):
-    """A state on which everything else has to wait."""
-    return dataclasses.replace(state, fault=_busy(state.fault))
+def filled(count=4, sampler=EXACT, capacity=8):
+    return fbuf.add(fbuf.init(ITEM, capacity, sampler=sampler), rows(count))
 
 
-def aligned(size, dtype):
-    """An array of the host that JAX can read where it lies."""
-    room = np.zeros(size * np.dtype(dtype).itemsize + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    return room[first : first + size * np.dtype(dtype).itemsize].view(dtype)
+def ids(count=2):
+    return fbuf.Ids(np.arange(count, dtype=np.int32), np.zeros(count, np.int32))
 
 
-def test_arrays_of_the_host_can_be_filled_anew_at_once():
-    """What the call has not yet come to read by then, it does not see."""
-    sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
-    state = fbuf.init(jnp.int32(0), ROWS, sampler=sampler)
-    items, priority = aligned(ROWS, np.int32), aligned(ROWS, np.float32)
-    for number in range(3):
-        items[:], priority[:] = number, number + 1
-        state = fbuf.add(late(state), items, priority=priority)
-        items[:], priority[:] = 99, 99
-        assert set(np.asarray(fbuf.rows(state).data).tolist()) == {number}
-        assert float(fbuf.stats(state)["priority_total"]) == (number + 1) * ROWS
+def spoil(tree):
+    """What an owner does with arrays of his own, as soon as the call has returned."""
+    for leaf in jax.tree.leaves(tree):
+        leaf[...] = 1 if leaf.dtype == bool else 77
 
 
-def test_an_array_of_the_state_is_no_argument_of_a_call_that_consumes_it():
-    state = fbuf.add(fbuf.init({"flag": jnp.uint8(0)}, 4), {"flag": jnp.ones(4, jnp.uint8)})
-    with pytest.raises(ValueError, match=r"add: items\['flag'\] is an array of the state itself"):
-        fbuf.add(state, {"flag": state.ring.flags})
-    assert int(fbuf.size(fbuf.add(state, {"flag": state.ring.flags}, donate=False))) == 4
-    state = fbuf.add(state, {"flag": jnp.copy(state.ring.flags)})
-    assert fbuf.rows(state).data["flag"].tolist() == [0, 0, 0, 0]
+def add(state):
+    items = rows(ROWS)
+    flags = {"terminated": np.zeros(ROWS, bool), "truncated": np.zeros(ROWS, bool)}
+    options = {**flags, "priority": np.full(ROWS, 2, np.float32), "mask": np.ones(ROWS, bool)}
+    state = fbuf.add(state, items, **options)
+    options["mask"][...] = False
+    spoil((items, flags, options["priority"]))
+    np.testing.assert_array_equal(fbuf.rows(state).data["n"], 1)
+    assert not fbuf.rows(state).terminated.any()
+    assert float(fbuf.stats(state)["priority_total"]) == 2 * ROWS
+    return state
+
+
+def update_priority(state):
+    named, new, mask = ids(ROWS), np.full(ROWS, 3, np.float32), np.ones(ROWS, bool)
+    state = fbuf.update_priority(state, named, new, mask=mask)
+    mask[...] = False
+    spoil((named, new))
+    assert float(fbuf.stats(state)["priority_total"]) == 3 * ROWS
+    return state
+
+
+def write(state):
+    named, fields = ids(ROWS), {"n": np.full(ROWS, 5, np.int32)}
+    state = fbuf.write(state, named, fields)
+    spoil((named, fields))
+    np.testing.assert_array_equal(fbuf.rows(state).data["n"], 5)
+    return state
+
+
+def remove(state):
+    named = ids(ROWS // 2)
+    state = fbuf.remove(state, named)
+    spoil(named)
+    assert int(fbuf.size(state)) == ROWS // 2
+    return state
+
+
+def reading(state):
+    named, slots = ids(ROWS), np.arange(ROWS, dtype=np.int32)
+    batch, found = fbuf.read(state, named), fbuf.ids_at(state, slots)
+    likely = fbuf.probability(state, named)
+    spoil((named, slots))
+    assert batch.mask.all()
+    np.testing.assert_array_equal(found.slot, np.arange(ROWS))
+    np.testing.assert_allclose(likely, 1 / ROWS, rtol=1e-6)
+    return state
+
+
+@pytest.mark.parametrize("verb", [add, update_priority, write, remove, reading])
+def test_a_numpy_array_is_its_owners_again_when_the_call_returns(verb):
+    for _ in range(5):
+        state = fbuf.init(ITEM, ROWS, sampler=EXACT)
+        verb(state if verb is add else add(state))
+
+
+def test_a_numpy_array_given_while_tracing_is_its_owners_again():
+    items = rows(4)
+    step = jax.jit(lambda state: fbuf.add(state, items))
+    state = step(fbuf.init(ITEM, 8))
+    spoil(items)
+    state = step(state)
+    np.testing.assert_array_equal(fbuf.read(state, fbuf.newest_ids(state, 8)).data["n"], 1)
+
+
+LARGE = np.array([2**32 + 1, 0])
+WIDE = {
+    "add items": lambda: fbuf.add(filled(), {**rows(2), "n": LARGE}),
+    "add priority": lambda: fbuf.add(filled(), rows(2), priority=LARGE),
+    "update_priority priority": lambda: fbuf.update_priority(filled(), ids(), LARGE),
+    "update_priority ids.slot": lambda: fbuf.update_priority(
+        filled(), fbuf.Ids(LARGE, ids().generation), np.ones(2, np.float32)
+    ),
+    "update_priority ids.generation": lambda: fbuf.update_priority(
+        filled(), fbuf.Ids(ids().slot, LARGE), np.ones(2, np.float32)
+    ),
+    "write fields": lambda: fbuf.write(filled(), ids(), {"n": LARGE}),
+    "write ids.slot": lambda: fbuf.write(
+        filled(), fbuf.Ids(LARGE, LARGE), {"n": np.ones(2, np.int32)}
+    ),
+    "remove ids.slot": lambda: fbuf.remove(filled(), fbuf.Ids(LARGE, ids().generation)),
+    "read ids.slot": lambda: fbuf.read(filled(), fbuf.Ids(LARGE, LARGE)),
+    "probability ids.slot": lambda: fbuf.probability(filled(), fbuf.Ids(LARGE, LARGE)),
+    "ids_at slots": lambda: fbuf.ids_at(filled(), LARGE),
+    "sequence_priority priority": lambda: fbuf.sequence_priority(LARGE, np.ones(2, bool)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_64_bits_are_never_cut(name):
+    function, argument = name.split()
+    with pytest.raises(TypeError, match=rf"^fbuf\.{function}: {argument}.*int64.*astype"):
+        WIDE[name]()
+
+
+class Tensor:
+    """Stands for a tensor where there is no torch."""
+
+
+Tensor.__module__ = "torch"
+TENSOR = Tensor()
+ANYWHERE = {
+    "a torch tensor": (TENSOR, "is a torch tensor; use fbuf_adapters.pytorch"),
+    "text": (np.array(["a", "b"]), "dtype <U1, which JAX has no arrays of"),
+    "objects": (np.array([None, 1], object), "dtype object, which JAX has no arrays of"),
+    "another byte order": (np.ones(2, ">f4"), "byte order of another machine"),
+    "a masked array": (np.ma.masked_array([1.0, 2.0], [0, 1]), "is a masked array"),
+}
+ARGUMENTS = {
+    "add: items['n']": lambda given: fbuf.add(filled(), {**rows(2), "n": given}),
+    "add: terminated": lambda given: fbuf.add(filled(), rows(2), terminated=given),
+    "add: priority": lambda given: fbuf.add(filled(), rows(2), priority=given),
+    "add: mask": lambda given: fbuf.add(filled(), rows(2), mask=given),
+    "update_priority: priority": lambda given: fbuf.update_priority(filled(), ids(), given),
+    "update_priority: mask": lambda given: fbuf.update_priority(
+        filled(), ids(), np.ones(2, np.float32), mask=given
+    ),
+    "remove: ids.slot": lambda given: fbuf.remove(filled(), fbuf.Ids(given, ids().generation)),
+    "write: fields['n']": lambda given: fbuf.write(filled(), ids(), {"n": given}),
+    "end_episode: mask": lambda given: fbuf.end_episode(filled(), mask=given),
+    "ids_at: slots": lambda given: fbuf.ids_at(filled(), given),
+    "sequence_priority: loss_mask": lambda given: fbuf.sequence_priority(
+        np.ones(2, np.float32), given
+    ),
+}
+
+
+@pytest.mark.parametrize(("where", "what"), list(itertools.product(ARGUMENTS, ANYWHERE)))
+def test_what_is_no_array_is_refused_by_the_name_of_the_argument(where, what):
+    given, message = ANYWHERE[what]
+    with pytest.raises(TypeError) as refused:
+        ARGUMENTS[where](given)
+    assert type(refused.value) is TypeError
+    assert str(refused.value).startswith(f"fbuf.{where} ")
+    assert message in str(refused.value)
+
+
+KEY = jax.random.key(0)
+LANES = {"num_envs": 2}
+
+
+def lanes(**options):
+    return fbuf.init(ITEM, 8, num_envs=2, **options)
+
+
+MISUSE = [  # what is called, exactly which exception, and what it says
+    (lambda: fbuf.sample(filled(), 0, 2), TypeError, "sample: key must be a random key"),
+    (lambda: fbuf.sample(filled(), TENSOR, 2), TypeError, "sample: key must be a random key"),
+    (lambda: fbuf.sample(filled(), KEY, 2, view=fbuf.Item), TypeError, "call it: Item"),
+    (lambda: fbuf.sample(filled(), KEY, 2, view=[]), TypeError, "view must be a View"),
+    (lambda: fbuf.sample(filled(), KEY, [2]), TypeError, "batch_size must be an int"),
+    (lambda: fbuf.sample(filled(), KEY, 2, step=1), ValueError, "leave step out"),
+    (lambda: fbuf.sample(filled(), KEY, 2, beta="x"), TypeError, "beta must be a number"),
+    (lambda: fbuf.sample(filled(), KEY), TypeError, "sample: missing a required argument"),
+    (lambda: fbuf.sample(filled(), KEY, 2, size=3), TypeError, "sample: got an unexpected"),
+    (lambda: fbuf.size([]), TypeError, "state must be a fbuf.State, got list"),
+    (lambda: fbuf.add(filled(), rows(2), donate=1), TypeError, "donate must be True or False"),
+    (lambda: fbuf.add(lanes(), rows(2), time_major=1), TypeError, "time_major must be True"),
+    (lambda: fbuf.remove(filled(), [0, 1]), TypeError, "ids must be fbuf.Ids"),
+    (lambda: fbuf.remove(filled(), jnp.arange(2)), TypeError, "ids must be fbuf.Ids"),
+    (lambda: fbuf.remove(filled(), fbuf.Ids([0], [0])), TypeError, r"ids.slot must be an array"),
+    (
+        lambda: fbuf.remove(filled(), fbuf.Ids(np.ones(2, np.float32), np.zeros(2, np.int32))),
+        TypeError,
+        "ids.slot must be int32",
+    ),
+    (
+        lambda: fbuf.remove(filled(), fbuf.Ids(np.int32([0]), np.int32([0, 1]))),
+        ValueError,
+        "must be of one shape",
+    ),
+    (lambda: fbuf.ids_at(filled(), [0, 1]), TypeError, "slots must be an array, got a list"),
+    (lambda: fbuf.write(filled(), ids(), {1: 1}), TypeError, "must be the name of a field"),
+    (lambda: fbuf.write(filled(), ids(), {"z": 1, 1: 1}), TypeError, "must be the name of a field"),
+    (lambda: fbuf.write(filled(), ids(), [1]), TypeError, "fields must be a dict"),
+    (lambda: fbuf.write(filled(), ids(), {"y": 1}), ValueError, "'y', which the items"),
+    (lambda: fbuf.Item(fields=(1,)), TypeError, "fields must be a tuple of names"),
+    (lambda: fbuf.FrameStack(2, field=1), TypeError, "field must be the name of a field"),
+    (lambda: fbuf.Sequence(2, burn_in=-1), ValueError, "burn_in must be from 0"),
+    (lambda: fbuf.Sequence(2, time_major=1), TypeError, "time_major must be True or False"),
+    (lambda: fbuf.Uniform(4, 2), TypeError, "positional"),
+    (lambda: fbuf.Uniform(first_only=1), TypeError, "first_only must be True or False"),
+    (lambda: fbuf.Mixture(1e39), ValueError, "uniform must be at least 0, and finite in float32"),
+    (lambda: fbuf.Mixture(1.0, prioritized=1e-46), ValueError, "prioritized must be at least 0"),
+    (lambda: fbuf.can_sample(filled(), -1), ValueError, "min_size must be from 0"),
+    (lambda: fbuf.can_sample(filled(), 0.5), TypeError, "min_size must be an int"),
+    (lambda: fbuf.newest_ids(filled(), 9), ValueError, "count must be from 1 to 8"),
+    (lambda: fbuf.end_episode(filled(), jnp.bool_(True)), TypeError, "too many positional"),
+    (lambda: fbuf.add(filled(), {"x": np.ones((2, 3), np.float32)}), ValueError, r"\['n'\] is mis"),
+    (lambda: fbuf.add(filled(), {**rows(2), "y": 1}), ValueError, r"items\['y'\] is no field"),
+    (
+        lambda: fbuf.add(lanes(), jax.tree.map(lambda x: np.stack([x] * 5), rows(2))),
+        ValueError,
+        "give time_major=True",
+    ),
+    (
+        lambda: fbuf.add(
+            lanes(), jax.tree.map(lambda x: np.stack([x] * 2), rows(5)), time_major=True
+        ),
+        ValueError,
+        "leave time_major out",
+    ),
+    (
+        lambda: fbuf.init(ITEM, 20, num_envs=2, sampler=fbuf.Uniform(stride=4)),
+        ValueError,
+        "take a capacity of 16 or 24",
+    ),
+    (
+        lambda: fbuf.sample(
+            filled(4, fbuf.Uniform(3)), KEY, 2, view=fbuf.Sequence(3, boundary="cross")
+        ),
+        ValueError,
+        "Take boundary='stop'",
+    ),
+    (
+        lambda: fbuf.sample(filled(), KEY, 2, view=fbuf.Sequence(3)),
+        ValueError,
+        "make the buffer with window=3",
+    ),
+    (
+        lambda: fbuf.read(filled(), ids(), view=fbuf.Hindsight(jnp.equal, goal="x", achieved="x")),
+        ValueError,
+        "needs a key",
+    ),
+    (lambda: fbuf.add(s := filled(), fbuf.add(s, rows(1), donate=False)), ValueError, "tree"),
+]
+
+
+@pytest.mark.parametrize(("call", "exception", "message"), MISUSE)
+def test_misuse(call, exception, message):
+    with pytest.raises(exception, match=message) as refused:
+        call()
+    assert type(refused.value) is exception
+
+
+def test_arrays_of_the_state_itself_are_refused_and_the_state_stays():
+    wide = fbuf.add(fbuf.init({"image": jnp.zeros(600)}, 4), {"image": jnp.ones((4, 600))})
+    with pytest.raises(ValueError, match=r"items\['image'\] is an array of the state itself"):
+        fbuf.add(wide, {"image": wide.storage.wide[0]})
+    assert int(fbuf.size(wide)) == 4
 
 
 def test_environments_come_first_unless_it_is_said_otherwise():
@@ -61,3 +284,98 @@ def test_environments_come_first_unless_it_is_said_otherwise():
     other = fbuf.add(fbuf.init(jnp.int32(0), 8, num_envs=2), items.T, time_major=True)
     for state in (one, other):
         np.testing.assert_array_equal(fbuf.rows(state).data[:, 1:], items)
+
+
+@pytest.mark.parametrize("field", ["imag", "real", "denominator", "numerator", "bit_count"])
+def test_an_attribute_of_numbers_is_no_field(field):
+    state = fbuf.add(fbuf.init(jnp.float32(0), 4), jnp.ones(2))
+    with pytest.raises(ValueError, match=f"names '{field}', which the items"):
+        fbuf.write(state, ids(), {field: np.ones(2, np.float32)})
+    with pytest.raises(ValueError, match=f"names 'x.{field}', which the items"):
+        fbuf.sample(filled(), KEY, 2, view=fbuf.Item((f"x.{field}",)))
+    with pytest.raises(ValueError, match=f"next_of names '{field}'"):
+        fbuf.init(jnp.float32(0), 4, next_of=field)
+
+
+def test_no_gradient_flows_through_a_buffer():
+    item = {"narrow": jnp.zeros(2), "wide": jnp.zeros(600)}
+
+    def loss(x):
+        state = fbuf.init(item, 4)
+        state = fbuf.add(state, {"narrow": jnp.ones((2, 2)) * x, "wide": jnp.ones((2, 600)) * x})
+        batch = fbuf.sample(state, KEY, 4)
+        return (batch.data["narrow"].sum() + batch.data["wide"].sum()) * x
+
+    assert float(jax.grad(loss)(2.0)) == float(loss(2.0)) / 2
+
+
+def test_sampling_before_adding_is_told_while_tracing():
+    def step(state, key):
+        batch = fbuf.sample(state, key, 2)
+        return fbuf.add(state, rows(1)), batch.weight
+
+    with pytest.warns(UserWarning, match=r"fbuf\.after\(state, batch\)"):
+        jax.eval_shape(step, filled(), KEY)
+
+    def said(state, key):
+        batch = fbuf.sample(state, key, 2)
+        return fbuf.add(fbuf.after(state, batch), rows(1)), batch.weight
+
+    def updated(state, key):
+        batch = fbuf.sample(state, key, 2)
+        state = fbuf.update_priority(state, batch.ids, batch.weight)
+        return fbuf.add(state, rows(1)), batch.weight
+
+    def added_first(state, key):
+        return fbuf.sample(fbuf.add(state, rows(1)), key, 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for body in (said, updated, added_first):
+            jax.eval_shape(body, filled(), KEY)
+            jax.eval_shape(lambda s, k, b=body: jax.lax.scan(b, s, k), filled(), KEY[None]) if (
+                body is not added_first
+            ) else None
+        state = filled()
+        fbuf.sample(state, KEY, 2)
+        fbuf.add(state, rows(1))  # from Python there is no order to tell
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), EXACT])
+def test_a_scalar_mask_is_for_all(sampler):
+    state = filled(sampler=sampler)
+    for mask, size in ((False, 4), (np.bool_(False), 4), (jnp.bool_(True), 2)):
+        assert int(fbuf.size(fbuf.remove(state, ids(), mask=mask, donate=False))) == size
+    if sampler is EXACT:
+        new = np.full(2, 5, np.float32)
+        for mask, total in ((False, 4.0), (True, 12.0)):
+            after = fbuf.update_priority(state, ids(), new, mask=mask, donate=False)
+            assert float(fbuf.stats(after)["priority_total"]) == total
+
+
+def test_one_line_shows_a_state():
+    state = fbuf.init(ITEM, 8, num_envs=2, sampler=EXACT)
+    assert repr(state) == "State(Prioritized, 0 of 8 rows, 2 environments)"
+    later = fbuf.add(state, rows(2))
+    assert repr(later) == "State(Prioritized, 2 of 8 rows, 2 environments)"
+    assert repr(state) == "State(consumed)"
+    many = jax.vmap(lambda _: fbuf.init(ITEM, 8))(jnp.arange(3))
+    assert repr(many) == "State(Uniform, ? of 8 rows, a batch of (3,) buffers)"
+    seen = []
+    jax.eval_shape(lambda state: seen.append(repr(state)), later)
+    assert seen == ["State(Prioritized, ? of 8 rows, 2 environments)"]
+    assert "State(" in repr(jax.tree.map(lambda leaf: leaf.shape, later))
+
+
+def test_can_sample_waits_for_so_many_rows():
+    state = filled(4)
+    assert [bool(fbuf.can_sample(state, n)) for n in (0, 1, 4, 5)] == [True, True, True, False]
+    state = fbuf.remove(state, ids(1))
+    assert not fbuf.can_sample(state, 4)
+    assert not fbuf.can_sample(fbuf.init(ITEM, 4), 0)
+
+
+def test_nbytes_takes_what_init_takes():
+    options = {"num_envs": 2, "lockstep": False, "next_of": "x", "max_ends": 3, "sampler": EXACT}
+    state = fbuf.init(ITEM, 8, **options)
+    assert fbuf.nbytes(ITEM, 8, **options) == sum(x.nbytes for x in jax.tree.leaves(state))

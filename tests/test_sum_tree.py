@@ -124,16 +124,21 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         first = dataclasses.replace(
             span, slots=consecutive - 40, first=jnp.int32(0), last=jnp.int32(99)
         )
-        again = sum_tree.write_span(sum_tree.cleared(tree), first, jnp.ones(100))
-        return tree, sum_tree.draw(tree, u), again
+        dormant = sum_tree.empty(5000, ALL, dormant=True)
+        woken = jnp.concatenate([jnp.arange(0, 50, 2, dtype=jnp.int32), jnp.int32([5000])])
+        spans = sum_tree.write_span(dormant, first, -jnp.ones(100), woken)
+        scattered = sum_tree.write(dormant, first.slots, -jnp.ones(100), woken)
+        return tree, sum_tree.draw(tree, u), spans, scattered
 
     on_cpu = run(everything)
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
     on_gpu = run(everything)
     for a, b in zip(jax.tree.leaves(on_cpu), jax.tree.leaves(on_gpu), strict=True):
         np.testing.assert_array_equal(a, b)
-    inside.check(on_gpu[2])
-    assert float(sum_tree.total(on_gpu[2])) == 100
+    *_, spans, scattered = on_cpu
+    for tree in (spans, scattered):
+        assert float(sum_tree.total(tree)) == 25
+        inside.check(tree)
 
 
 def test_stratified_draws_take_one_of_each_share():

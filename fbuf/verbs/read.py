@@ -93,11 +93,13 @@ def gathered(
     mask: jax.Array,
     view: View,
     key: Any,
+    reads: tuple[jax.Array, ...] = (),
     zeros: bool = False,
 ) -> Batch[Any]:
     """What a view makes of the rows at `[B]` slots, of which a mask says which are meant.
 
-    With `zeros` the data of the others is 0; without, it is that of some row.
+    The ids are known once all has been read, `reads` included. With `zeros` the data of rows that
+    are not meant is 0; without, it is that of some row.
     """
     reader = Reader(type(view).__name__, state, mask)
     reading = view.read(reader, slots, key)
@@ -106,7 +108,7 @@ def gathered(
     ids = state.ring.name(slots, mask)
     # Whoever changes these rows must name them: by then they have been read, and so can be
     # written in place.
-    ids = dataclasses.replace(ids, slot=tie(ids.slot, *reader.reads))
+    ids = dataclasses.replace(ids, slot=tie(ids.slot, *reads, *reader.reads))
     flags = jnp.where(mask.reshape(-1, *(1,) * (reading.flags.ndim - 1)), reading.flags, 0)
     flags = jnp.swapaxes(flags, 0, 1) if reading.time_major else flags
     data = reading.data

@@ -50,7 +50,8 @@ SEEDS = "test_contracts.py", "one_by_one"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 READ = "test_read.py", ""
-DOOR = "test_door.py", ""
+DOOR = "test_door.py", "owners or state_itself or environments"
+OUTSIDE = "test_extending.py", "place"
 
 
 def place(case: int) -> tuple[str, str]:
@@ -158,7 +159,8 @@ MUTANTS = [
     *of(
         "verbs/sample.py",
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
-        ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_hindsight.py", "another_key")),
+        ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
+        ("reads = draw.probability, draw.log_weight", "reads = ()", "order", OUTSIDE),
     ),
     *of(
         "verbs/sample_mixed.py",
@@ -169,7 +171,7 @@ MUTANTS = [
     *of(
         "verbs/read.py",
         ("mask &= reading.known", "mask &= True", "mask", LOST),
-        ("slot=tie(ids.slot, *reader.reads)", "slot=ids.slot", "order", place(2)),
+        ("slot=tie(ids.slot, *reads, *reader.reads)", "slot=ids.slot", "order", place(2)),
         ("lambda leaf: _where(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
         ("if zeros and not reading.time_major:", "if zeros:", "read", READ),
         ("jnp.swapaxes(flags, 0, 1) if reading.time_major", "flags if reading.time_major", "views", READ),

@@ -6,6 +6,7 @@ import functools
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fbuf
@@ -32,7 +33,10 @@ sample = compiled("sample")
 def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
     """A batch, and all that can be asked of a state, in one program."""
     batch = fbuf.sample(state, key, batch_size, view=view, beta=beta, step=step)
-    return batch, fbuf.size(state), fbuf.can_sample(state), fbuf.stats(state)
+    slots = jnp.arange(state.capacity, dtype=jnp.int32)
+    likely = fbuf.probability(state, fbuf.ids_at(state, slots))
+    asked = fbuf.size(state), fbuf.can_sample(state), fbuf.stats(state)
+    return batch, *asked, likely, fbuf.rows(state)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,0 +1,106 @@
+"""A sampler and a view as users write them: each a class, with what `fbuf` offers for it alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers import Draw, Sampler, random_bits
+from fbuf.storage.ring import REMOVED
+from fbuf.trees import bit_tree
+from fbuf.trees.bit_tree import BitTree
+from fbuf.views import Reader, Reading, View
+from fbuf.xla.duplicates import last_of_each
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HotIndex:
+    """Which rows are hot, and how many."""
+
+    hot: BitTree
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Hot(Sampler):
+    """Half of the draws are from all slots that are taken, half from rows whose last priority was
+    above a threshold. A slot that was removed may come with `mask` False."""
+
+    threshold: float = 1.0
+
+    keeps_priorities: ClassVar[bool] = True
+
+    def init(self, ring):
+        return HotIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
+
+    def add(self, index, ring, span, priority, alpha):
+        given = jnp.ones(span.slots.shape) if priority is None else priority
+        return self._set(index, ring, span.slots, (given > self.threshold) & span.drawable)
+
+    def update_priority(self, index, ring, slots, priority, alpha):
+        slots = jnp.where(last_of_each(slots), slots, ring.capacity)
+        return self._set(index, ring, slots, priority > self.threshold)
+
+    def remove(self, index, ring, slots):
+        return self._set(index, ring, slots, jnp.zeros(slots.shape, bool))[0]
+
+    def can_sample(self, index, ring):
+        return ring.count() > ring.removed
+
+    def draw(self, index, ring, key, batch_size, beta, step):
+        which, some, any_ = jax.random.split(key, 3)
+        from_hot = random_bits.uniforms(which, (batch_size,)) < self._share(index)
+        ranks = random_bits.ranks(some, batch_size, index.count)
+        anywhere = random_bits.ranks(any_, batch_size, ring.filled())
+        slots = jnp.where(from_hot, bit_tree.select(index.hot, ranks), anywhere)
+        mask = ring.holds(slots) & (ring.flags[slots] & REMOVED == 0)
+        likely = jnp.where(mask, self.probability(index, ring, slots), 0)
+        one = mask.astype(jnp.float32)
+        return Draw(slots, likely, one, jnp.zeros_like(one), mask)
+
+    def probability(self, index, ring, slots):
+        share = self._share(index)
+        hot = bit_tree.read(index.hot, slots) / jnp.maximum(index.count, 1).astype(jnp.float32)
+        return share * hot + (1 - share) / jnp.maximum(ring.filled(), 1).astype(jnp.float32)
+
+    def stats(self, index, ring):
+        return {"num_hot": index.count}
+
+    def _share(self, index):
+        return jnp.where(index.count > 0, 0.5, 0.0).astype(jnp.float32)
+
+    def _set(self, index, ring, slots, hot):
+        inside, named = jnp.minimum(slots, ring.capacity - 1), slots < ring.capacity
+        was = bit_tree.read(index.hot, inside)
+        by = jnp.where(named, hot.astype(jnp.int32) - was.astype(jnp.int32), 0)
+        changed = HotIndex(
+            bit_tree.change(index.hot, inside, by), index.count + by.sum(dtype=jnp.int32)
+        )
+        return changed, jnp.zeros(slots.shape, jnp.uint32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Surprise:
+    """A row, and how far its reward is from that of the row before."""
+
+    item: Any
+    surprise: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Surprising(View):
+    """Return each drawn row with how much its reward differs from that of the row before."""
+
+    reward: str = "reward"
+
+    def read(self, reader: Reader, slots, key) -> Reading:
+        number = reader.number(self.reward, "reward")
+        back = jnp.minimum(reader.ring.older(slots), 1)
+        before = reader.leaves(reader.ring.later(slots, -back), [number])[0]
+        now = reader.leaves(slots, [number])[0]
+        return Reading(Surprise(reader.rows(slots), now - before), reader.flags(slots))

@@ -1,0 +1,134 @@
+"""A sampler and a view from outside: nothing in `fbuf` knows them, and every contract holds."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support import contracts, programs
+from support.contracts import BATCH, ITEM, consumed, in_place, rows
+from support.own import Hot, Surprising
+
+import fbuf
+
+VIEW = Surprising()
+HOT = Hot()
+
+
+def step(state, key):
+    state = fbuf.add(state, rows(16), priority=jax.random.uniform(key, (16,)) * 2)
+    batch = fbuf.sample(state, key, BATCH, view=VIEW)
+    error = jax.random.uniform(key, (BATCH,)) * 2
+    state = fbuf.update_priority(state, batch.ids, error)
+    return fbuf.remove(state, jax.tree.map(lambda x: x[:3], batch.ids)), consumed(batch)
+
+
+def then_add(state, key):
+    batch = fbuf.sample(state, key, BATCH, view=VIEW)
+    state = fbuf.add(fbuf.after(state, batch), rows(16))
+    return state, consumed(batch)
+
+
+@pytest.mark.parametrize(
+    ("body", "sampler", "seeds"),
+    [
+        (step, HOT, 0),
+        (then_add, fbuf.Uniform(), 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in (
+                (step, HOT, 8),
+                (then_add, HOT, 0),
+                (contracts.sample_update_add, HOT, 0),
+                (contracts.with_masks, HOT, 0),
+                (contracts.row_by_row, HOT, 0),
+                (contracts.clear_between, HOT, 0),
+                (contracts.windows(VIEW, then_remove=True), fbuf.Prioritized(window=2), 0),
+                (contracts.windows(VIEW, then_remove=True), fbuf.Uniform(window=2), 8),
+            )
+        ),
+    ],
+)
+def test_every_byte_is_in_place(body, sampler, seeds):
+    in_place(body, sampler, seeds=seeds)
+
+
+def test_one_trace_serves_all_calls():
+    run = jax.jit(chex.assert_max_traces(step, n=1))
+    state = fbuf.init(ITEM, 40, sampler=HOT)
+    for i in range(3):
+        state, _ = run(state, jax.random.key(i))
+
+
+def test_vmap_is_the_same_as_one_by_one():
+    keys = jax.random.split(jax.random.key(0), (4, 3))
+    one = fbuf.init(ITEM, 50, sampler=HOT)
+    many = jax.tree.map(lambda x: jnp.stack([x] * 3), one)
+    many, seen = jax.jit(lambda s, k: lax.scan(jax.vmap(step), s, k))(many, keys)
+    alone = jax.jit(lambda s, k: lax.scan(step, s, k))
+    for i in range(3):
+        state, values = alone(one, keys[:, i])
+        chex.assert_trees_all_equal(state, jax.tree.map(lambda x, i=i: x[i], many))
+        np.testing.assert_allclose(values, seen[:, i], rtol=1e-6)
+
+
+def filled():
+    state = fbuf.init({"reward": 0.0}, 20, sampler=HOT)
+    numbers = np.arange(12, dtype=np.float32)
+    state = fbuf.add(state, {"reward": numbers**2}, priority=numbers / 5)  # hot: from 6 on
+    return fbuf.remove(state, fbuf.Ids(jnp.int32([11, 3]), jnp.int32([0, 0])))
+
+
+def test_the_same_in_every_way_eager_jit_scan_vmap():
+    draw = functools.partial(fbuf.sample, batch_size=8, view=VIEW)
+    programs.every_way(draw, filled(), jax.random.split(jax.random.key(1), 2))
+
+
+def test_draws_are_as_likely_as_they_say():
+    state, count = filled(), 100_000
+    batch = fbuf.sample(state, jax.random.key(3), count)
+    mask = np.asarray(batch.mask)
+    slots = np.asarray(batch.ids.slot)[mask]
+    likely = np.asarray(fbuf.probability(state, fbuf.ids_at(state, jnp.arange(12))))
+    assert likely[3] == likely[11] == 0
+    np.testing.assert_allclose(np.asarray(batch.probability)[mask], likely[slots], rtol=1e-6)
+    expected = likely * count
+    found = np.bincount(slots, minlength=12)
+    kept = expected > 0
+    chi = ((found - expected)[kept] ** 2 / expected[kept]).sum()
+    assert chi < 40  # of 10 rows; above that one key in 60,000
+    assert int(fbuf.stats(state)["num_hot"]) == 5
+    assert not fbuf.sample(fbuf.clear(state), jax.random.key(0), 4).mask.any()
+
+
+def test_the_view_over_samplers_of_fbuf_and_over_rows_by_name():
+    state = filled()
+    batch = fbuf.read(state, fbuf.ids_at(state, jnp.int32([0, 1, 5])), view=VIEW)
+    np.testing.assert_array_equal(batch.data.surprise, [0, 1, 9])
+    with pytest.raises(ValueError, match=r"^fbuf\.Surprising: reward names 'x'"):
+        fbuf.read(state, batch.ids, view=Surprising("x"))
+
+
+def test_what_it_cannot_do_is_refused_by_its_name():
+    state = fbuf.init({"reward": 0.0}, 8, sampler=HOT)
+    with pytest.raises(ValueError, match="sampler is Hot, which draws with replacement"):
+        fbuf.sample(state, jax.random.key(0), 2, step=0)
+
+
+def test_no_verb_asks_what_kind_of_sampler_or_view_it_has():
+    import fbuf.verbs.init
+    import fbuf.verbs.sample
+
+    kinds = ("Uniform", "Prioritized", "Shuffled", "Mixture", "Sequence", "NStep", "Hindsight")
+    for name in fbuf.__all__:
+        code = inspect.unwrap(getattr(fbuf, name))
+        if inspect.isfunction(code):
+            names = code.__code__.co_names
+            assert "getattr" not in names
+            assert not ({"isinstance"} & set(names) and set(kinds) & set(names)), name
