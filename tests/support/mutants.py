@@ -200,7 +200,7 @@ MUTANTS = [
         "door/entry.py",
         ("np.array(leaf) if isinstance(leaf, np.ndarray) else leaf", "leaf", "door", DOOR),
         ("        _refuse_own_arrays(self._name, before, given)", "        given = dict(given)", "door", DOOR),
-        ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", REFUSED),
+        ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
         ('given.pop("donate", self._changes)', 'given.pop("donate", False)', "door", EAGER),
         ("if self._host_check is not None:", "if self._host_check is not None and self._static == {0}:", "door", REFUSED),
