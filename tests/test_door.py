@@ -278,6 +278,14 @@ def test_arrays_of_the_state_itself_are_refused_and_the_state_stays():
     assert int(fbuf.size(wide)) == 4
 
 
+def test_environments_come_first_unless_it_is_said_otherwise():
+    items = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
+    one = fbuf.add(fbuf.init(jnp.int32(0), 8, num_envs=2), items)
+    other = fbuf.add(fbuf.init(jnp.int32(0), 8, num_envs=2), items.T, time_major=True)
+    for state in (one, other):
+        np.testing.assert_array_equal(fbuf.rows(state).data[:, 1:], items)
+
+
 @pytest.mark.parametrize("field", ["imag", "real", "denominator", "numerator", "bit_count"])
 def test_an_attribute_of_numbers_is_no_field(field):
     state = fbuf.add(fbuf.init(jnp.float32(0), 4), jnp.ones(2))

@@ -102,6 +102,29 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
     assert float(sum_tree.aggregate(tree, Aggregate.LARGEST)) == expected[:-1].max()
 
 
+@jax.jit
+def with_span(tree, first, woken):
+    """Ten values from a slot on, around the end."""
+    slots = (first + jnp.arange(10, dtype=jnp.int32)) % tree.capacity
+    span = Span(slots, first, slots[-1], slots >= 0, None, jnp.int32([10]), 10)
+    return sum_tree.write_span(tree, span, jnp.full(10, -2.0), woken)
+
+
+def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
+    """Three levels. Some spans begin and end inside a row, and go around an end inside one."""
+    tree = sum_tree.empty(9000, ALL[:2], dormant=True)
+    tree = run(sum_tree.write, tree, jnp.arange(9000, dtype=jnp.int32), jnp.full(9000, -1.0))
+    scattered = jnp.int32([5, 8000]), jnp.float32([-3, -3]), jnp.int32([3000, 9000])
+    tree = run(sum_tree.write, tree, *scattered)
+    inside.check(tree)
+    assert float(sum_tree.total(tree)) == 1
+    for first in range(8985, 9000):
+        woken = jnp.int32([4000, (first + 3) % 9000, 9000])  # far from the span; in it; none
+        tree = with_span(tree, jnp.int32(first), woken)
+        inside.check(tree)
+        assert float(sum_tree.total(tree)) == 1 + 1 + 2
+
+
 def test_both_forms_give_the_same_bits(monkeypatch):
     def everything():
         rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from support import inside, programs
 from support.pair import APART, FLAT, TOGETHER, Pair
 
 import fbuf
+from fbuf.samplers import random_bits
 
 GAMMA = 0.75
 GOAL = {"place": jnp.zeros(2), "level": jnp.int32(0)}
@@ -201,6 +202,24 @@ def test_write_changes_the_rows_that_are_still_there(run):
     assert stored["deep"]["v"].tolist() == [[0, 0], [2, 3], [6, 7], [0, 0]]
     assert stored["deep"]["wide"][:, 0].tolist() == [0, 1, 3, 0]
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.STALE_ID | fbuf.Fault.ID_OUT_OF_RANGE
+
+
+class Guess(fbuf.views.View):
+    """Guesses slots in the way in which `Uniform` draws them."""
+
+    is_random = True
+
+    def read(self, reader, slots, key):
+        guesses = random_bits.ranks(key, slots.shape[0], jnp.int32(100))
+        return fbuf.views.Reading(guesses, reader.flags(slots))
+
+
+def test_the_key_of_a_view_is_not_that_of_the_sampler():
+    state = fbuf.add(fbuf.init(jnp.int32(0), 100), jnp.arange(100, dtype=jnp.int32))
+    batch = fbuf.sample(state, jax.random.key(3), 32, view=Guess())
+    assert (batch.data != batch.ids.slot).any()
+    same = random_bits.ranks(jax.random.key(3), 32, jnp.int32(100))
+    np.testing.assert_array_equal(same, batch.ids.slot)
 
 
 def test_what_cannot_be_right_is_refused():

@@ -55,7 +55,7 @@ def failed(tree, arguments):
     if done.returncode == 0:
         return None
     found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if found is None:
+    if found is None or "::" not in found[1]:  # also if a file cannot be imported
         raise SystemExit(f"pytest {arguments} did not run: {done.stdout}{done.stderr}")
     return found[1]
 
