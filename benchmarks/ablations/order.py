@@ -1,54 +1,42 @@
 """What each trick that orders things for XLA is worth: fbuf with it and without it.
 
-    python benchmarks/ablations/order.py [--python PATH ...]    hours, on 2 cores
-    python benchmarks/ablations/order.py --quick                four variants, two cases, no times
+    python -m benchmarks.ablations.order [--do programs] [--trick NAME]    hours, on 2 cores
+    python -m benchmarks.ablations.order --quick                           a few tricks, no times
 
-It writes `results/order.json` and `order.md`. With `--python` other interpreters are measured too,
-for example one with an older jax; each needs jax and chex, and fbuf is taken from this tree. Where
-the CUDA plugin that `gpu_build.py` names is installed, the programs for a GPU are compiled as well;
-`--gpu PATH` names an interpreter that has it.
+It needs fbuf's dependencies alone. Run it with the oldest and with the newest JAX, too. `--do gpu`
+compiles for a GPU; it needs the plugin that `gpu_build` names.
 
-A variant is a copy of the package in which some lines are replaced by what one would write without
-the trick: `VARIANTS`. Of each variant three things are asked:
+To take a trick out, some lines of a temporary copy of the package are replaced by what one would
+write without it: `TRICKS`. Every process imports one such copy.
 
-- Programs: each of `cases()` is compiled as a `lax.scan` whose carry, the buffer, is donated. It is
-  in place if all of the state is aliased and the temporary memory is small; `copy` operations of
-  large arrays are counted in the compiled text. Lines are those of StableHLO. A case whose
-  StableHLO is the same as with the trick is not compiled again.
-- Times: microseconds a step, in `lax.scan` and called from Python. Every process runs one variant;
-  the processes take turns. A figure is the median over processes of the fastest round of each; a
-  round is short, so that on a busy machine some have a core for themselves.
-- GPU: kernels, temporary bytes and large copies of the same cases, compiled for an H200.
+- Programs: each case is compiled as a `lax.scan` whose carry, the buffer, is donated; one that ends
+  in "called" by itself. It is in place if all of the state is aliased, no array of it is copied,
+  and the temporary memory is small. "same" are cases whose StableHLO is that of the package as it
+  is: these are not compiled again. Under vmap there are 8 buffers.
+- Times: microseconds a step of add, sample and update, in `lax.scan` and called from Python. The
+  processes take turns; a figure is the median over processes of the median over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import re
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.append(str(HERE.parents[1]))
-PACKAGE = HERE.parents[1] / "fbuf"
+from benchmarks import harness, report
+from benchmarks.harness import ROOT, Measured, Record, Task
 
-from benchmarks.harness import about  # noqa: E402
-from benchmarks.report import save as write_report  # noqa: E402
-from benchmarks.report import table as render  # noqa: E402
+MODULE = "benchmarks.ablations.order"
 
-# --- the variants --------------------------------------------------------------------------------
+# --- the tricks ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +49,11 @@ class Edit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
-    """What is replaced, in words and in text."""
+class Trick:
+    """What one would write without it, and the cases in which it can make a difference."""
 
-    what: str
     edits: tuple[Edit, ...]
+    cases: tuple[str, ...]
     timed: bool = False
 
 
@@ -74,432 +62,233 @@ def text(file: str, old: str, new: str) -> Edit:
     return Edit(file, re.escape(old), new.replace("\\", "\\\\"))
 
 
-LOOPS = ("_rows.py", "trees/_levels.py", "trees/sum_tree.py", "trees/bit_tree.py", "_loop.py")
+def untied(file: str, value: str, reads: str) -> Edit:
+    """A value that waits for nothing any more."""
+    return text(file, f"tie({value}, {reads})", value)
+
+
+LOOPS = ("xla/loop.py", "xla/rows.py", "trees/levels.py", "trees/sum_tree.py", "trees/bit_tree.py")
 COUNTERS = tuple(
-    Edit(
-        file, r"lax\.fori_loop\((?:zero|(?:_loop\.)?zero_after\([^()]*\))(?=, )", "lax.fori_loop(0"
-    )
+    Edit(file, r"lax\.fori_loop\((?:zero|zero_after\([^()]*(?:\[0\])?\))(?=, )", "lax.fori_loop(0")
     for file in LOOPS
 )
-BLANKS = (
+RESULTS = (
     text(
-        "_loop.py", "return jnp.full(shape, zero.astype(dtype))", "return jnp.zeros(shape, dtype)"
+        "xla/loop.py",
+        "return jnp.full(shape, zero.astype(dtype))",
+        "return jnp.zeros(shape, dtype)",
     ),
 )
-ZEROS = (Edit("_loop.py", r"return \(batch\.reshape\(-1\)\[0\] == .*", "return jnp.int32(0)"),)
-KEYS = tuple(
-    Edit(file, r"^ *key = _order\.key_after\(.*\n", "")
-    for file in ("samplers/_runs.py", "samplers/_start_index.py", "samplers/prioritized.py")
-)
-FETCHED = (
-    Edit(
-        "_loop.py",
-        r"    unrolled = min\(_UNROLLED",
-        "    return batch\n    unrolled = min(_UNROLLED",
-    ),
-)
-READ_ROW_TWICE = (Edit("_rows.py", r"slots\.shape\[0\] == 1:", "slots.shape[0] == -1:"),)
-READ_LEAF_TWICE = (Edit("trees/_levels.py", r"slots\.shape\[0\] == 1:", "slots.shape[0] == -1:"),)
-BARRIERS = {
-    "_ring.append": text("_ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),
-    "_ring.end": text("_ring.py", "flags = lax.optimization_barrier(", "flags = ("),
-    "bit_tree.read": text("trees/bit_tree.py", "lax.optimization_barrier(_bit", "(_bit"),
-}
-AFTER = {
-    "sample: ids after the rows": ("_sample.py", "ids.slot, impossible"),
-    "_nexts: owners": ("_nexts.py", "where, _order.never(before)"),
-    "_ring.append: slots after what was removed": ("_ring.py", "slots, removed < 0"),
-    "remove: slots after the faults": ("_update.py", "slots, state.fault == jnp.uint32(2**32 - 1)"),
-    "end_episode: lanes after the faults": (
-        "_end_episode.py",
-        "lanes.reshape(-1), state.fault == jnp.uint32(2**32 - 1)",
-    ),
-    "add: slots after the faults": (
-        "_add.py",
-        "state.ring.removed, state.fault == jnp.uint32(2**32 - 1)",
-    ),
-    "_runs.remove: total": ("samplers/_runs.py", "starts.total, looked_at"),
-    "Prioritized.add: slots after the values": (
-        "samplers/prioritized.py",
-        "span.slots, _order.never(before)",
-    ),
-    "Prioritized.remove: slots after the values": ("samplers/prioritized.py", "slots, total < 0"),
-    "sum_tree: slots after the top": ("trees/sum_tree.py", "slots, tree.nodes[-1][0, 0, 0] < 0"),
-    "_start_index.add: slots after the total": (
-        "samplers/_start_index.py",
-        "written, index.total < 0",
-    ),
-}
-
-
-def plain(place: str) -> Edit:
-    """A value that waits for nothing any more."""
-    file, inside = AFTER[place]
-    return text(file, f"_order.after({inside})", inside.split(", ")[0])
-
-
-NO_AFTER = tuple(plain(place) for place in AFTER)
+ZERO = (Edit("xla/loop.py", r"return \(batch\.reshape\(-1\)\[0\] == .*", "return jnp.int32(0)"),)
 NO_CUSTOM_VMAP = (
-    Edit(
-        "_loop.py",
-        r"@jax\.custom_batching.*\n(def zero_after.*\n(?:.*\n)*?)\n\n@zero_after(?:.*\n)*?\n\n",
-        r"\1\n\n",
+    Edit("xla/loop.py", r"@jax\.custom_batching\.custom_vmap\n", ""),
+    Edit("xla/loop.py", r"@zero_after\.def_vmap\n(?:.+\n)+", ""),
+)
+FETCHED = (text("xla/loop.py", "    unrolled = min(", "    return batch\n    unrolled = min("),)
+ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
+LEAF_TWICE = (text("trees/levels.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
+VALUE_IN_LOOP = (
+    text(
+        "trees/sum_tree.py",
+        "return lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))",
+        "nodes = lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))[0]\n"
+        "        return nodes, level[(*row_and_child(nodes), 0)]",
     ),
 )
-ENDS = (Edit("_ring.py", r"    ends \|= before\.position < 0\n", ""),)
+APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
+END_BARRIER = (text("storage/ring.py", "flags = lax.optimization_barrier(", "flags = ("),)
+BIT_BARRIER = (text("trees/bit_tree.py", "lax.optimization_barrier(_bit", "(_bit"),)
+CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)
+ENDS = (Edit("storage/ring.py", r"    ends \|= before\.position < 0\n", ""),)
 FOUND = (
     text("trees/bit_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
 )
-CLEARED = (
-    text("trees/sum_tree.py", "jnp.minimum(tree.nodes[-1], 0)", "jnp.zeros_like(tree.nodes[-1])"),
-    text("samplers/prioritized.py", "jnp.minimum(index.largest_ever, 0)", "jnp.float32(0)"),
-    text("_nexts.py", "jnp.minimum(nexts.owner, -1)", "jnp.full_like(nexts.owner, -1)"),
+OWNERS = (
+    text("storage/next_obs.py", "jnp.minimum(self.owner, -1)", "jnp.full_like(self.owner, -1)"),
 )
+NO_TIE = (text("xla/tie.py", "    arrays = [array", "    return value\n    arrays = [array"),)
+TIE_ONE = (text("xla/tie.py", "if read.ndim and read.shape[:1] == rows:", "if False:"),)
+TIE_ANY = (
+    text("xla/tie.py", "read.shape[:1] == rows:", "read.ndim:"),
+    text(
+        "xla/tie.py",
+        "return (number < 1) & (number > 2)",
+        "return ((number < 1) & (number > 2)).any()",
+    ),
+)
+TIE_BARRIER = (
+    text(
+        "xla/tie.py",
+        "    never = functools",
+        "    return jax.lax.optimization_barrier((value, *arrays))[0]\n    never = functools",
+    ),
+)
+PLAIN_LOOPS = (*COUNTERS, *RESULTS, *ZERO)
+EVERYTHING = (
+    *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *LEAF_TWICE, *VALUE_IN_LOOP, *APPEND_BARRIER, *END_BARRIER,
+    *BIT_BARRIER, *CLEAR_BARRIER, *ENDS, *FOUND, *OWNERS, *NO_TIE,
+)  # fmt: skip
 
 ASU, SUA = "add, sample, update; prioritised", "sample, update, add; prioritised"
-START, EPISODE, PRIORITISED = "windows by start", "windows by episode", "windows, prioritised"
-ONE_EPISODE, ONE_WINDOWS = "one row; by episode", "one row; windows, prioritised"
-REMOVES, ENDS_FIRST = (
+ASR_EPISODE, ASR_START = "add, sample, remove; by episode", "add, sample, remove; by start"
+ASUR_WINDOWS = "add, sample, update, remove; windows, prioritised"
+SRA, SRA_START, SRA_EPISODE = (
+    f"sample, remove, add; {kind}" for kind in ("uniform", "by start", "by episode")
+)
+SURA, SUEA = (
     "sample, update, remove, add; prioritised",
-    "sample, update, end, add; prioritised",
+    "sample, update, end, add; envs, prioritised",
 )
-APART, NEXT = "envs apart, by episode", "next_of; uniform"
-ONE_NEXT, ONE_ENDS = "one row, next_of; uniform", "one row; sample, update, end, add; prioritised"
-COMMON = (ASU, SUA, START, EPISODE, PRIORITISED)
-LOOKS: dict[str, tuple[str, ...]] = {
-    "c keys": (ASU, EPISODE),
-    "e1": (ONE_EPISODE, ONE_WINDOWS, ONE_ENDS, ONE_NEXT),
-    "e2": (ONE_WINDOWS,),
-    "e both": (ONE_WINDOWS,),
-    "f1": (ASU, START, PRIORITISED),
-    "f2": (ENDS_FIRST, APART, ONE_ENDS),
-    "f3": (START, EPISODE, ONE_EPISODE),
-    "f all": (START, EPISODE, PRIORITISED, APART, ONE_EPISODE),
-    "g1 ": (SUA, REMOVES, "sample, remove, add; uniform"),
-    "g2 ": (NEXT, ONE_NEXT),
-    "g3 ": (ASU, START, ONE_EPISODE),
-    "g4 ": (REMOVES, "sample, update, remove others; prioritised"),
-    "g5 ": (ENDS_FIRST, ONE_ENDS),
-    "g6 ": (SUA,),
-    "g7 ": ("sample, remove, add; by episode", ONE_EPISODE),
-    "g8 ": (PRIORITISED, ONE_WINDOWS),
-    "g9 ": (PRIORITISED, ONE_WINDOWS),
-    "g10": (ASU, SUA, "update twice; prioritised"),
-    "g11": (
-        "sample, remove, add; by episode",
-        "sample, remove, add; by start",
-        START,
-        ONE_EPISODE,
-    ),
-    "g all": (ASU, SUA, START, EPISODE, PRIORITISED, APART, NEXT),
-    "h": (START,),
-    "i": (EPISODE, PRIORITISED),
-    "j": (EPISODE, START),
-    "k": ("clear; prioritised",),
-    "tie": (ASU, SUA, REMOVES, START, EPISODE, PRIORITISED, "sample, remove, add; uniform"),
-    "all plain": (ASU, SUA, START, EPISODE, PRIORITISED),
-}
-"""The cases in which a variant, by the beginning of its name, can make a difference."""
-
-
-def looks_of(name: str) -> tuple[str, ...]:
-    """The cases to look at for a variant."""
-    if name == "as it is":
-        return tuple(dict.fromkeys(case for looks in LOOKS.values() for case in looks))
-    return next((looks for start, looks in LOOKS.items() if name.startswith(start)), COMMON)
-
-
-# One primitive for all of order, in several forms. Of a read that is a scalar condition already, as
-# most are, only the last line differs.
-SAMPLE_ORDER = Edit(
-    "_sample.py",
-    r"    impossible = \(reading(?:.*\n)*?    mask = ",
-    "    reads = [reading.flags, *jax.tree.leaves(reading.data)]\n"
-    "    if reading.others is not None:\n"
-    "        reads.append(reading.others)\n"
-    "    impossible = _order.never_of(reads)\n"
-    "    mask = ",
+OTHERS = "sample, update, remove others; prioritised"
+AFTER_ADD, AFTER_END = "sample, after, add; uniform", "sample, after, end; envs, prioritised"
+NEXT = "add, sample, remove, end; next_of"
+APART, APART_WINDOWS = (
+    "masked add, sample, remove, end; apart, by episode",
+    "masked add, sample, remove, end; apart, windows",
 )
-TIE_SCALAR = (
-    SAMPLE_ORDER,
-    Edit(
-        "_order.py",
-        r"\Z",
-        """
-
-def never_of(reads):
-    found = jnp.zeros((), bool)
-    for read in reads:
-        found |= never(read)
-    return found
-
-
-def never(read):
-    if read.size == 0 or jnp.issubdtype(read.dtype, jnp.complexfloating):
-        return jnp.zeros((), bool)
-    number = read.reshape(-1)[0].astype(jnp.float32)
-    return (number < 1) & (number > 2)
-""",
-    ),
+ADD_WINDOWS = "add, add; windows, prioritised"
+ONE_EPISODE, ONE_WINDOWS, ONE_NEXT, ONE_ENDS = (
+    "add, sample, remove; by episode; one row",
+    "add, sample, update, remove; windows, prioritised; one row",
+    "sample, remove, end, add; next_of; one row",
+    "sample, update, end, add; prioritised; one row",
 )
-TIE_ANY = (
-    SAMPLE_ORDER,
-    Edit(
-        "_order.py",
-        r"\Z",
-        """
+ACA = tuple(f"add, clear, add; {kind}" for kind in ("uniform", "prioritised", "by episode"))
+ACA_NEXT, CLEAR = "add, clear, add; next_of", "clear; prioritised; called"
+COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 
-def never_of(reads):
-    found = jnp.zeros((), bool)
-    for read in reads:
-        found |= never(read)
-    return found
-
-
-def never(read):
-    if read.size == 0 or jnp.issubdtype(read.dtype, jnp.complexfloating):
-        return jnp.zeros((), bool)
-    number = read.reshape(read.shape[0], -1)[:, 0].astype(jnp.float32)
-    return ((number < 1) & (number > 2)).any()
-""",
+AS_IT_IS = "none"
+TRICKS: dict[str, Trick] = {
+    "tie in read": Trick(
+        (untied("verbs/read.py", "ids.slot", "*reader.reads"),), (SRA, SUA, AFTER_ADD)
     ),
-)
-BARRIER = """
-
-def never_of(reads):
-    return list(reads)
-
-
-def never(read):
-    return read
-
-
-def after(value, never):
-    return lax.optimization_barrier((value, never))[0]
-"""
-TIE_BARRIER = (
-    SAMPLE_ORDER,
-    Edit("_order.py", r"\Z", BARRIER),
-    text(
-        "_order.py", "import jax.numpy as jnp\n", "import jax.numpy as jnp\nfrom jax import lax\n"
+    "tie in after": Trick(
+        (untied("verbs/after.py", "state.fault", "reads"),), (AFTER_ADD, AFTER_END)
     ),
-)
-TIE_BARRIER_THROUGH = (
-    *TIE_BARRIER[1:],
-    Edit(
-        "_sample.py",
-        r"    impossible = \(reading(?:.*\n)*?    mask = ",
-        "    slot, reading = jax.lax.optimization_barrier((ids.slot, reading))\n"
-        "    ids = dataclasses.replace(ids, slot=slot)\n    impossible = ()\n    mask = ",
+    "tie in named": Trick(
+        (untied("verbs/named.py", "slots", "state.fault"),), (OTHERS, SURA, ASUR_WINDOWS)
     ),
-    Edit(
-        "views/_protocol.py",
-        r"^@dataclasses\.dataclass\(frozen=True\)\nclass Reading",
-        "@jax.tree_util.register_dataclass\n@dataclasses.dataclass(frozen=True)\nclass Reading",
+    "tie in end_episode": Trick(
+        (untied("verbs/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
     ),
-)
-
-VARIANTS: dict[str, Variant] = {
-    "as it is": Variant("nothing", (), timed=True),
-    "a counters": Variant("loops count from 0", COUNTERS, timed=True),
-    "b results": Variant("results of loops begin as zeros", BLANKS, timed=True),
-    "ab counters and results": Variant(
-        "`zero_after` is 0: counters, results, and the lanes of `_runs`", ZEROS, timed=True
+    "tie in Ring.append, replaced": Trick(
+        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
+        (SRA, ASR_EPISODE, ONE_EPISODE),
     ),
-    "ab+ loops as one would write them": Variant(
-        "counters from 0, results zeros, `zero_after` 0", COUNTERS + BLANKS + ZEROS, timed=True
+    "tie in Ring.append, before": Trick(
+        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
+        (SUA, AFTER_ADD, SRA),
     ),
-    "c keys": Variant("random bits wait for nothing", KEYS, timed=True),
-    "d fetched": Variant("rows are not looked at beforehand", FETCHED, timed=True),
-    "e1 row read twice": Variant("a single row is read once", READ_ROW_TWICE),
-    "e2 leaf read twice": Variant("a single leaf is read once", READ_LEAF_TWICE),
-    "e both": Variant("a single row or leaf is read once", READ_ROW_TWICE + READ_LEAF_TWICE),
-    **{
-        f"f{n} barrier in {place}": Variant("no barrier", (edit,))
-        for n, (place, edit) in enumerate(BARRIERS.items(), start=1)
-    },
-    "f all": Variant("no barrier at all", tuple(BARRIERS.values()), timed=True),
-    **{
-        f"g{n} {place}": Variant("waits for nothing", (plain(place),))
-        for n, place in enumerate(AFTER, start=1)
-    },
-    "g all": Variant("nothing waits", NO_AFTER, timed=True),
-    "h custom_vmap": Variant("`zero_after` is batched as it comes", NO_CUSTOM_VMAP),
-    "i ends": Variant("flags left out are constants", ENDS, timed=True),
-    "j found": Variant("the row of the top is a constant", FOUND, timed=True),
-    "k cleared": Variant("what is cleared is a constant", CLEARED),
-    "tie: one element": Variant(
-        "`never` is a scalar, of one element a read", TIE_SCALAR, timed=True
+    "tie in NextObs": Trick((untied("storage/next_obs.py", "where", "before"),), (NEXT, ONE_NEXT)),
+    "tie in start_index.add": Trick(
+        (untied("samplers/start_index.py", "written", "index.total"),),
+        (SRA_START, SRA_EPISODE, ASR_START),
     ),
-    "tie: any row": Variant("`never` is a scalar, of all rows of a read", TIE_ANY, timed=True),
-    "tie: barrier": Variant("`optimization_barrier((value, *reads))[0]`", TIE_BARRIER, timed=True),
-    "tie: barrier, reads through it": Variant(
-        "the same, and a sample is made of what comes out of it", TIE_BARRIER_THROUGH, timed=True
+    "tie in start_index.draw": Trick(
+        (untied("samplers/start_index.py", "key", "count"),), (ASR_START,), timed=True
     ),
-    "all plain": Variant(
-        "all of the above",
-        COUNTERS + BLANKS + ZEROS + KEYS + FETCHED + READ_ROW_TWICE + READ_LEAF_TWICE
-        + tuple(BARRIERS.values()) + NO_AFTER + ENDS + FOUND + CLEARED,
+    "tie in segments.add": Trick(
+        (untied("samplers/segments.py", "starts.total", "count"),),
+        (ASR_EPISODE, SRA_EPISODE, "add, add; by episode", ONE_EPISODE),
+    ),
+    "tie in segments.remove": Trick(
+        (untied("samplers/segments.py", "starts.total", "looked_at"),), (SRA_EPISODE, ONE_EPISODE)
+    ),
+    "tie in segments.draw": Trick(
+        (untied("samplers/segments.py", "key", "segments.count"),), (ASR_EPISODE,), timed=True
+    ),
+    "tie in Prioritized.add": Trick(
+        (untied("samplers/prioritized.py", "span.slots", "before"),),
+        (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
+    ),
+    "tie in Prioritized.remove": Trick(
+        (untied("samplers/prioritized.py", "slots", "total"),), (ASUR_WINDOWS, ONE_WINDOWS)
+    ),
+    "tie in Prioritized.draw": Trick(
+        (untied("samplers/prioritized.py", "key", "total"),), (ASU,), timed=True
+    ),
+    "tie in sum_tree, top": Trick(
+        (untied("trees/sum_tree.py", "slots", "tree.nodes[-1][0, 0, 0]"),),
+        (SUA, ASU, ADD_WINDOWS, "add, update twice; prioritised"),
+    ),
+    "tie in sum_tree, awakened": Trick(
+        (untied("trees/sum_tree.py", "slots", "value"),), (ADD_WINDOWS, APART_WINDOWS, ONE_WINDOWS)
+    ),
+    "all ties": Trick(NO_TIE, (*COMMON, APART, NEXT), timed=True),
+    "tie: one element": Trick(TIE_ONE, COMMON, timed=True),
+    "tie: any row": Trick(TIE_ANY, COMMON, timed=True),
+    "tie: barrier": Trick(TIE_BARRIER, (SRA, *COMMON), timed=True),
+    "row read twice": Trick(ROW_TWICE, (ONE_EPISODE, ONE_WINDOWS, ONE_ENDS, ONE_NEXT)),
+    "leaf read twice": Trick(LEAF_TWICE, (ONE_WINDOWS, "add, add; windows, prioritised; one row")),
+    "row and leaf read twice": Trick((*ROW_TWICE, *LEAF_TWICE), (ONE_WINDOWS,)),
+    "value in the loop": Trick(VALUE_IN_LOOP, (ASU, SUA)),
+    "barrier in Ring.append": Trick(APPEND_BARRIER, (ASU, SRA, ASR_START, ONE_EPISODE)),
+    "barrier in Ring.end": Trick(END_BARRIER, (SUEA, APART, ONE_ENDS)),
+    "barrier in bit_tree.read": Trick(BIT_BARRIER, (ASR_START, ASR_EPISODE, SRA, ONE_EPISODE)),
+    "barrier in clear": Trick(CLEAR_BARRIER, (CLEAR, *ACA)),
+    "all barriers": Trick(
+        (*APPEND_BARRIER, *END_BARRIER, *BIT_BARRIER, *CLEAR_BARRIER),
+        (ASR_START, ASR_EPISODE, ASUR_WINDOWS, APART, ONE_EPISODE),
         timed=True,
     ),
-}  # fmt: skip
+    "ends not constant": Trick(ENDS, ("plain add; by episode", ADD_WINDOWS), timed=True),
+    "found not constant": Trick(FOUND, (ASR_EPISODE, ASR_START), timed=True),
+    "owners not constant": Trick(OWNERS, ("clear; next_of; called", ACA_NEXT)),
+    "counters": Trick(COUNTERS, COMMON, timed=True),
+    "results": Trick(RESULTS, COMMON, timed=True),
+    "zero_after": Trick(ZERO, COMMON, timed=True),
+    "counters, results and zero_after": Trick(PLAIN_LOOPS, COMMON, timed=True),
+    "zero_after, one for all": Trick(NO_CUSTOM_VMAP, (ASR_START,)),
+    "fetched": Trick(FETCHED, COMMON, timed=True),
+    "everything": Trick(EVERYTHING, COMMON, timed=True),
+}
+TRICKS = {
+    AS_IT_IS: Trick(
+        (),
+        (
+            *dict.fromkeys(case for trick in TRICKS.values() for case in trick.cases),
+            "add, sample; uniform",
+            "add, sample; shuffled",
+            "sample, update, add; windows, prioritised",
+            "masked add, sample, masked update; prioritised",
+            "add, sample, update, remove; mixture",
+            "sample, remove others; uniform",
+            "sample, after, remove others; uniform",
+            "sample, after, add; prioritised",
+            "sample, after, add; by episode",
+            "sample, after, end; next_of",
+            "sample, write, add; uniform",
+            "add, clear, add; windows, prioritised",
+        ),
+        timed=True,
+    ),
+    **TRICKS,
+}
+QUICK = {AS_IT_IS: (SRA, ACA[0]), "tie in read": (SRA,), "barrier in clear": (ACA[0],)}
 
 
-def package_of(variant: Variant, folder: pathlib.Path) -> pathlib.Path:
-    """A copy of the package with the replacements made, to be put on the path.
+def package_without(trick: str, folder: pathlib.Path) -> None:
+    """Write a copy of the package without a trick into a folder, to be put on the path.
 
     Raises:
         ValueError: If what is to be replaced is not there any more.
     """
-    shutil.copytree(PACKAGE, folder / "fbuf", ignore=shutil.ignore_patterns("__pycache__"))
-    found: set[tuple[str, str]] = set()
-    for edit in variant.edits:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "fbuf", folder / "fbuf", ignore=ignored)
+    for edit in TRICKS[trick].edits:
         path = folder / "fbuf" / edit.file
         source, count = re.subn(edit.old, edit.new, path.read_text(), flags=re.MULTILINE)
-        path.write_text(source)
-        if count:
-            found.add((edit.old, ""))
-        elif (edit.old, "") not in found and not any(
-            re.search(e.old, (PACKAGE / e.file).read_text(), re.MULTILINE)
-            for e in variant.edits
-            if e.old == edit.old
-        ):
+        if not count:
             raise ValueError(f"order: {edit.file} has nothing like {edit.old!r} any more")
-    return folder
+        path.write_text(source)
 
 
 # --- what is compiled ----------------------------------------------------------------------------
 
-Case = tuple[Callable[..., Any], Any, dict[str, Any]]
-"""A step `(state, key) -> (state, numbers)`, a sampler, and options of `init`."""
 CAPACITY = 2**21
 LARGE = 200_000
-"""Bytes; every array of a state is larger, and no batch is."""
-BATCH, ADDED = 64, 16
-SEEDS = 8
-
-
-def cases() -> dict[str, Case]:
-    """The programs to look at."""
-    import jax
-    import jax.numpy as jnp
-
-    import fbuf
-
-    item = make_item()
-
-    def rows(count: int) -> Any:
-        return jax.tree.map(lambda x: jnp.ones((count, *x.shape), x.dtype), item)
-
-    def used(batch: Any) -> Any:
-        return sum(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(batch))
-
-    def ends(key: Any, count: int) -> Any:
-        return jax.random.bernoulli(key, 0.1, (count,))
-
-    def of(*verbs: str, batch: int = BATCH, added: int = ADDED, view: Any = fbuf.Item()) -> Any:
-        """A step that does these one after the other."""
-
-        def step(state: Any, key: Any) -> Any:
-            sample, out = None, jnp.float32(0)
-            for number, verb in enumerate(verbs):
-                key, k = jax.random.split(key)
-                mine = {"truncated": ends(k, added)} if number % 2 else {}
-                if state.next_obs is not None:
-                    mine["next_observation"] = rows(added)["observation"]
-                items = rows(added)
-                if state.ring.num_envs is not None:
-                    shape = (state.ring.num_envs, added // state.ring.num_envs)
-                    items, mine = jax.tree.map(
-                        lambda x, shape=shape: x.reshape(*shape, *x.shape[1:]), (items, mine)
-                    )
-                if verb == "add":
-                    state = fbuf.add(state, items, **mine)
-                elif verb == "masked add":
-                    mask = jax.random.bernoulli(k, 0.5, jax.tree.leaves(items)[0].shape[:2])
-                    if state.ring.num_envs is None:
-                        mask = mask[:, 0] if mask.ndim > 1 else mask
-                    state = fbuf.add(state, items, mask=mask, **mine)
-                elif verb == "sample":
-                    given = {"step": jax.random.bits(k) >> 1} if in_order(state) else {}
-                    sample = fbuf.sample(state, k, batch, view=view, **given)
-                    out += used(sample)
-                elif verb == "update":
-                    state = fbuf.update_priority(state, sample.ids, sample.weight)
-                elif verb == "masked update":
-                    mask = jax.random.bernoulli(k, 0.5, (batch,))
-                    state = fbuf.update_priority(state, sample.ids, sample.weight, mask=mask)
-                elif verb == "remove":
-                    state = fbuf.remove(state, sample.ids)
-                elif verb == "remove others":  # not in this order has anyone read them yet
-                    ids = jax.tree.map(lambda x: x[::-1], sample.ids)
-                    state = fbuf.remove(state, ids)
-                elif verb == "end":
-                    state = fbuf.end_episode(state)
-                elif verb == "clear":
-                    state = fbuf.clear(state)
-            return state, out
-
-        return step
-
-    def in_order(state: Any) -> bool:
-        return isinstance(state.sampler, fbuf.Shuffled)
-
-    uniform, prioritized = fbuf.Uniform(), fbuf.Prioritized()
-    by_start, by_episode = fbuf.Uniform(window=3), fbuf.Uniform(window=3, by="episode")
-    windowed = fbuf.Prioritized(window=3)
-    mixture = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=windowed)
-    shared = {"next_of": "observation"}
-    envs, apart = {"num_envs": 16}, {"num_envs": 16, "lockstep": False}
-    view = fbuf.Sequence(3, boundary="stop")
-    turn = ("add", "sample", "update", "remove")
-    no_update = ("add", "sample", "remove")
-    return {
-        "add; prioritised": (of("add"), prioritized, {}),
-        "add, sample; uniform": (of("add", "sample"), uniform, {}),
-        "add, sample; shuffled": (of("add", "sample"), fbuf.Shuffled(), {}),
-        "add, sample, update; prioritised": (of("add", "sample", "update"), prioritized, {}),
-        "sample, update, add; prioritised": (of("sample", "update", "add"), prioritized, {}),
-        "sample, update, add; windows, prioritised": (
-            of("sample", "update", "add", view=view), windowed, {}),
-        "sample, update, remove, add; prioritised": (
-            of("sample", "update", "remove", "add"), prioritized, {}),
-        "sample, update, end, add; prioritised": (
-            of("sample", "update", "end", "add"), prioritized, envs),
-        "sample, remove, add; uniform": (of("sample", "remove", "add"), uniform, {}),
-        "masks; prioritised": (of("masked add", "sample", "masked update"), prioritized, {}),
-        "update twice; prioritised": (
-            of("add", "add", "sample", "update", "update"), prioritized, {}),
-        "clear; prioritised": (of("add", "clear", "add", "sample"), prioritized, {}),
-        "clear; uniform": (of("add", "clear", "add", "sample"), uniform, {}),
-        "windows by start": (of(*no_update, view=view), by_start, {}),
-        "windows by episode": (of(*no_update, view=view), by_episode, {}),
-        "windows, prioritised": (of(*turn, view=view), windowed, {}),
-        "windows, mixture": (of(*turn, view=view), mixture, {}),
-        "returns; uniform": (of(*no_update, view=fbuf.ReturnToGo(0.9)), uniform, {}),
-        "frames; uniform": (
-            of(*no_update, view=fbuf.FrameStack(3, field="observation")),
-            uniform,
-            {},
-        ),
-        "envs apart, by episode": (of("masked add", "sample", "remove", "end"), by_episode, apart),
-        "envs apart, prioritised": (of("masked add", "sample", "remove", "end"), windowed, apart),
-        "next_of; uniform": (of("add", "sample", "remove", "end"), uniform, shared),
-        "sample, update, remove others; prioritised": (
-            of("sample", "update", "remove others"), prioritized, {}),
-        "sample, remove, add; by start": (
-            of("sample", "remove", "add", view=view), by_start, {}),
-        "sample, remove, add; by episode": (
-            of("sample", "remove", "add", view=view), by_episode, {}),
-        "one row; by episode": (of(*no_update, batch=1, added=1, view=view), by_episode, {}),
-        "one row; windows, prioritised": (
-            of(*turn, batch=1, added=1, view=view), windowed, {}),
-        "one row; prioritised": (of(*turn, batch=1, added=1), prioritized, {}),
-        "one row; sample, update, end, add; prioritised": (
-            of("sample", "update", "end", "add", batch=1, added=1), prioritized, {}),
-        "one row, next_of; uniform": (
-            of("sample", "remove", "end", "add", batch=1, added=1), uniform, shared),
-    }  # fmt: skip
+"""Bytes; every array of a state that a copy would matter of is larger, and no batch is."""
+BATCH, ADDED, ENVS, SEEDS = 64, 16, 16, 8
 
 
 def make_item() -> Any:
@@ -514,344 +303,271 @@ def make_item() -> Any:
     }
 
 
-def scan_of(case: Case, seeds: int) -> tuple[Any, tuple[Any, Any]]:
-    """A case as a scan over keys, and the shapes of its arguments."""
+def kinds() -> dict[str, dict[str, Any]]:
+    """The kinds of buffers: the arguments of `init`."""
+    import fbuf
+
+    by_episode, windowed = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
+    prioritized, apart = fbuf.Prioritized(), {"num_envs": ENVS, "lockstep": False}
+    return {
+        "uniform": {"sampler": fbuf.Uniform()},
+        "shuffled": {"sampler": fbuf.Shuffled()},
+        "prioritised": {"sampler": prioritized},
+        "by start": {"sampler": fbuf.Uniform(window=3)},
+        "by episode": {"sampler": by_episode},
+        "windows, prioritised": {"sampler": windowed},
+        "mixture": {"sampler": fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=windowed)},
+        "envs, prioritised": {"sampler": prioritized, "num_envs": ENVS},
+        "apart, by episode": {"sampler": by_episode, **apart},
+        "apart, windows": {"sampler": windowed, **apart},
+        "next_of": {"sampler": fbuf.Uniform(), "next_of": "observation"},
+    }
+
+
+def step_of(verbs: str, one_row: bool) -> Callable[[Any, Any], Any]:
+    """A step `(state, key) -> (state, number)` that does these one after the other."""
     import jax
     import jax.numpy as jnp
-    from jax import lax
 
     import fbuf
 
-    step, sampler, options = case
-    shape = (seeds,) if seeds else ()
+    batch_size, added = (1, 1) if one_row else (BATCH, ADDED)
 
-    def init() -> Any:
-        def make(_: Any) -> Any:
-            return fbuf.init(make_item(), CAPACITY, sampler=sampler, **options)
+    def add(state: Any, key: Any, verb: str) -> Any:
+        def rows() -> Any:
+            return jax.tree.map(lambda x: jnp.ones((*lead, *x.shape), x.dtype), make_item())
 
-        return jax.vmap(make)(jnp.arange(seeds)) if seeds else make(0)
+        envs = state.ring.num_envs
+        lead = (added,) if envs is None else (envs, added // envs)
+        more: dict[str, Any] = {}
+        if verb != "plain add":
+            more["truncated"] = jax.random.bernoulli(key, 0.1, lead)
+        if verb == "masked add":
+            more["mask"] = jax.random.bernoulli(key, 0.5, lead)
+        if state.next_obs is not None:
+            more["next_observation"] = rows()["observation"]
+        return fbuf.add(state, rows(), **more)
 
-    state = jax.eval_shape(init)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (3, *shape)))
-    body = jax.vmap(step) if seeds else step
-    return (lambda s, k: lax.scan(body, s, k)), (state, keys)
+    def sample(state: Any, key: Any) -> Any:
+        view = fbuf.Sequence(3, boundary="stop") if state.sampler.window > 1 else fbuf.Item()
+        in_order = isinstance(state.sampler, fbuf.Shuffled)
+        more = {"step": jax.random.bits(key) >> 1} if in_order else {}
+        return fbuf.sample(state, key, batch_size, view=view, **more)
+
+    def change(state: Any, key: Any, verb: str, batch: Any) -> Any:
+        if verb == "update":
+            return fbuf.update_priority(state, batch.ids, batch.weight)
+        if verb == "update twice":
+            ids = fbuf.ids_at(state, jnp.arange(batch_size, dtype=jnp.int32))
+            state = fbuf.update_priority(state, ids, jnp.ones(batch_size))
+            return fbuf.update_priority(state, ids, jnp.ones(batch_size))
+        if verb == "masked update":
+            mask = jax.random.bernoulli(key, 0.5, (batch_size,))
+            return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask)
+        if verb == "write":
+            return fbuf.write(state, batch.ids, {"reward": batch.data["reward"] + 1})
+        if verb == "remove":
+            return fbuf.remove(state, batch.ids)
+        if verb == "remove others":  # ids that nobody has read the rows of
+            slots = jax.random.randint(key, (batch_size,), 0, CAPACITY, jnp.int32)
+            return fbuf.remove(state, fbuf.ids_at(state, slots))
+        if verb == "after":
+            return fbuf.after(state, batch)
+        return {"end": fbuf.end_episode, "clear": fbuf.clear}[verb](state)
+
+    def step(state: Any, key: Any) -> Any:
+        batch, out = None, jnp.float32(0)
+        for verb in verbs.split(", "):
+            key, own = jax.random.split(key)
+            if verb.endswith("add"):
+                state = add(state, own, verb)
+            elif verb == "sample":
+                batch = sample(state, own)
+                out += sum(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(batch))
+            else:
+                state = change(state, own, verb, batch)
+        return state, out
+
+    return step
 
 
-def size_of(tree: Any) -> int:
-    """The bytes in a tree of arrays."""
+def program_of(case: str, seeds: int) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+    """The program of a case, and the shapes of its arguments, the state and keys."""
     import jax
+    import jax.numpy as jnp
 
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    import fbuf
 
+    verbs, kind, *more = case.split("; ")
+    step = step_of(verbs, "one row" in more)
 
-_ARRAY = re.compile(r"\b(pred|[a-z]+)(\d*)\[([\d,]*)\]")
-_COPY = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) copy(?:-start)?\(")
+    def make(_: Any) -> Any:
+        return fbuf.init(make_item(), CAPACITY, **kinds()[kind])
+
+    def keys(*shape: int) -> Any:
+        return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape))
+
+    if "called" in more:
+        return step, (jax.eval_shape(lambda: make(0)), jax.eval_shape(lambda: jax.random.key(0)))
+    if not seeds:
+        return lambda s, k: jax.lax.scan(step, s, k), (jax.eval_shape(lambda: make(0)), keys(3))
+    state = jax.eval_shape(lambda: jax.vmap(make)(jnp.arange(seeds)))
+    return lambda s, k: jax.lax.scan(jax.vmap(step), s, k), (state, keys(3, seeds))
 
 
 def large_copies(hlo: str, large: int) -> list[str]:
     """The types of what is copied, of at least so many bytes."""
     found = []
+    copy = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) copy(?:-start)?\(")
     for line in hlo.splitlines():
-        match = _COPY.match(line)
-        for kind, bits, dims in _ARRAY.findall(match[1]) if match else ():
+        match = copy.match(line)
+        arrays = re.findall(r"\b(pred|[a-z]+)(\d*)\[([\d,]*)\]", match[1]) if match else ()
+        for kind, bits, dims in arrays:
             size = int(bits or 8) // 8
-            for d in dims.split(","):
-                size *= int(d or 1)
+            for dim in dims.split(","):
+                size *= int(dim or 1)
             if size >= large:
                 found.append(f"{kind}{bits}[{dims}]")
     return found
 
 
-def look(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compile the cases, for the CPU or for a GPU, and read the programs."""
-    on_gpu = task["target"] == "gpu"
-    if on_gpu:
-        import gpu_build  # before jax, which it prepares
+def look(case: str, do: str, known: dict[str, str]) -> Record:
+    """Compile a case, for the CPU or for a GPU, and read the program."""
+    if do == "gpu":
+        from benchmarks import gpu_build  # before jax, which it prepares
     import jax
 
-    records = []
-    for name, case in cases().items():
-        if task["only"] and name not in task["only"]:
-            continue
-        for seeds in task["seeds"]:
-            record: dict[str, Any] = {"case": name, "seeds": seeds}
-            large = LARGE * max(seeds, 1)
-            try:
-                run, arguments = scan_of(case, seeds)
-                size = size_of(arguments[0])
-                start = time.perf_counter()
-                lowered = jax.jit(run, donate_argnums=0).lower(*arguments)
-                record["lower_s"] = time.perf_counter() - start
-                stable = lowered.as_text()
-                record["lines"] = stable.count("\n")
-                record["hash"] = hashlib.sha256(stable.encode()).hexdigest()
-                if task["known"].get(f"{name}/{seeds}") == record["hash"]:
-                    record["same"] = True
-                    records.append(record)
-                    continue
-                start = time.perf_counter()
-                if on_gpu:
-                    program = gpu_build.compile_for_gpu(run, arguments, (0,), large)
-                    record |= {
-                        "kernels": program.kernels,
-                        "temp": program.temp_bytes,
-                        "aliased": program.alias_bytes == size,
-                        "copies": program.large_copies,
-                    }
-                else:
-                    compiled = lowered.compile()
-                    memory = compiled.memory_analysis()
-                    record |= {
-                        "temp": memory.temp_size_in_bytes,
-                        "aliased": memory.alias_size_in_bytes == size,
-                        "copies": large_copies(compiled.as_text(), large),
-                    }
-                record["compile_s"] = time.perf_counter() - start
-                record["in_place"] = bool(
-                    record["aliased"] and record["temp"] < large and not record["copies"]
-                )
-            except Exception as error:
-                record["error"] = f"{type(error).__name__}: {error}"[:300]
-            records.append(record)
-            pathlib.Path(task["out"]).write_text(json.dumps(records))
-    return records
+    seeds = SEEDS if do == "vmap" else 0
+    large = LARGE * max(seeds, 1)
+    run, arguments = program_of(case, seeds)
+    lowered = jax.jit(run, donate_argnums=0).lower(*arguments)
+    stable = lowered.as_text()
+    found: Record = {
+        "lines": stable.count("\n"),
+        "hash": hashlib.sha256(stable.encode()).hexdigest(),
+    }
+    if known.get(case) == found["hash"]:
+        return {**found, "same": True}
+    if do == "gpu":
+        program = gpu_build.compile_for_gpu(run, arguments, (0,), large)
+        temp, alias, copies = program.temp_bytes, program.alias_bytes, program.large_copies
+        found["kernels"] = program.kernels
+    else:
+        compiled = lowered.compile()
+        memory = compiled.memory_analysis()
+        temp, alias = memory.temp_size_in_bytes, memory.alias_size_in_bytes
+        copies = large_copies(compiled.as_text(), large)
+    leaves = jax.tree.leaves(arguments[0])
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    in_place = alias == size and temp < large and not copies
+    return {
+        **found,
+        "temp": temp,
+        "not_aliased": size - alias,
+        "copies": copies,
+        "in_place": in_place,
+    }
 
 
 # --- what is timed -------------------------------------------------------------------------------
 
-STEPS, ROUNDS = 50, 80
-MODES = ("in scan", "one call", "from Python")
-ROWS = 10**6
+ROWS, STEPS, ROUNDS = 10**6, 50, 20
+TIMED = ("prioritised", "uniform", "by start", "by episode", "windows, prioritised")
 
 
-def clock(task: dict[str, Any]) -> list[dict[str, Any]]:
+def clock(trick: str) -> list[Record]:
     """Microseconds a step of each program."""
-    import jax
-
-    jax.config.update("jax_compilation_cache_dir", task["cache"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    import jax.numpy as jnp
-
-    import fbuf
-
-    item = make_item()
-    byte = jnp.zeros((), jnp.uint8)
-    view = fbuf.Sequence(4, boundary="stop")
-    of_windows = {
-        f"windows {name}, {rows // 10**6}e6 rows": (byte, rows, sampler, view)
-        for rows in (ROWS, 5 * ROWS)
-        for name, sampler in (
-            ("by start", fbuf.Uniform(window=4)),
-            ("by episode", fbuf.Uniform(window=4, by="episode")),
-        )
-    }
-    programs = {
-        "prioritised": (item, ROWS, fbuf.Prioritized(), fbuf.Item()),
-        "uniform": (item, ROWS, fbuf.Uniform(), fbuf.Item()),
-        **of_windows,
-        "windows prioritised": (byte, ROWS, fbuf.Prioritized(window=4), view),
-    }
-    records = []
-    for name, program in programs.items():
-        if not task["only"] or name in task["only"]:
-            for mode, us in clock_one(*program, task["modes"], task["rounds"]):
-                records.append({"program": name, "mode": mode, **us})
-    return records
-
-
-def clock_one(
-    one: Any, rows: int, sampler: Any, view: Any, modes: list[str], rounds: int
-) -> list[tuple[str, dict[str, float]]]:
-    """Microseconds a step of one program, in some ways of calling it."""
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax import lax
 
     import fbuf
 
-    state = fbuf.init(one, rows, sampler=sampler)
-    for at in range(0, rows, ROWS):
-        number = np.arange(at, at + ROWS)
-        new = jax.tree.map(lambda x: jnp.ones((ROWS, *x.shape), x.dtype), one)
-        state = fbuf.add(state, new, truncated=jnp.asarray(number % 500 == 499))
-    new = jax.tree.map(lambda x: jnp.ones((ADDED, *x.shape), x.dtype), one)
+    records = []
+    for kind in TIMED:
+        state = fbuf.init(make_item(), ROWS, **kinds()[kind])
+        rows = jax.tree.map(lambda x: jnp.ones((ROWS, *x.shape), x.dtype), make_item())
+        state = fbuf.add(state, rows, truncated=jnp.asarray(np.arange(ROWS) % 500 == 499))
+        updates = isinstance(state.sampler, fbuf.Prioritized)
+        step = step_of("add, sample, update" if updates else "add, sample", one_row=False)
+        keys = jax.random.split(jax.random.key(1), STEPS)
+        several = list(keys)
+        run = jax.jit(lambda s, k, step=step: jax.lax.scan(step, s, k), donate_argnums=0)
+        call = jax.jit(step, donate_argnums=0)
+        held = [state]
 
-    def step(carry: Any, key: Any) -> Any:
-        state, total = carry
-        ends = jax.random.bits(key, (ADDED,), jnp.uint8) == 0
-        state = fbuf.add(state, new, truncated=ends)
-        batch = fbuf.sample(state, key, BATCH, view=view)
-        if isinstance(sampler, fbuf.Prioritized):
-            state = fbuf.update_priority(state, batch.ids, batch.weight)
-        for leaf in jax.tree.leaves((batch.data, batch.truncated)):
-            total += leaf.sum(dtype=jnp.float32)
-        return (state, total), None
+        def in_scan(held: Any = held, run: Any = run, keys: Any = keys) -> int:
+            held[0], out = run(held[0], keys)
+            jax.block_until_ready((held[0], out))
+            return STEPS
 
-    keys = jax.random.split(jax.random.key(1), STEPS)
-    run = jax.jit(lambda s, k: lax.scan(step, (s, jnp.float32(0)), k)[0], donate_argnums=0)
-    call = jax.jit(lambda s, k: step((s, jnp.float32(0)), k)[0], donate_argnums=0)
-    several = list(keys[:16])
+        def called(held: Any = held, call: Any = call, several: Any = several) -> int:
+            for key in several:
+                held[0], out = call(held[0], key)
+                jax.block_until_ready(out)
+            return STEPS
 
-    def in_scan() -> None:
-        nonlocal state
-        state, total = run(state, keys)
-        jax.block_until_ready((state, total))
-
-    def one_call() -> None:
-        nonlocal state
-        for i in range(STEPS):
-            state, total = call(state, several[i % 16])
-            jax.block_until_ready(total)
-
-    def calls() -> None:
-        nonlocal state
-        for i in range(STEPS):
-            state = fbuf.add(state, new)
-            batch = fbuf.sample(state, several[i % 16], BATCH, view=view)
-            if isinstance(sampler, fbuf.Prioritized):
-                state = fbuf.update_priority(state, batch.ids, batch.weight)
-            jax.block_until_ready((state, batch))
-
-    ways = {"in scan": in_scan, "one call": one_call, "from Python": calls}
-    found = []
-    for mode, take in ways.items():
-        if mode not in modes:
-            continue
-        take()
-        wall, used = [], []
-        for _ in range(rounds):
-            start, began = time.perf_counter(), time.process_time()
-            take()
-            wall.append((time.perf_counter() - start) / STEPS * 1e6)
-            used.append((time.process_time() - began) / STEPS * 1e6)
-        us = {
-            "us": min(wall),
-            "us_median": statistics.median(wall),
-            "us_processor": min(used),
-        }
-        found.append((mode, us))
-    return found
-
-
-# --- the processes -------------------------------------------------------------------------------
-
-
-def version_of(python: str) -> str:
-    """The version of jax that an interpreter has."""
-    code = "import jax; print(jax.__version__)"
-    return subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def run_worker(
-    python: str, folder: pathlib.Path, task: dict[str, Any], core: int | None = None
-) -> list[dict[str, Any]]:
-    """Do a task in a process of its own that imports the package from this folder.
-
-    Raises:
-        RuntimeError: If it failed, with the last line it printed.
-    """
-    with tempfile.TemporaryDirectory() as out:
-        result = pathlib.Path(out) / "out.json"
-        command = [python, __file__, "--worker", json.dumps(task), "--out", str(result)]
-        if core is not None:
-            command = ["taskset", "-c", str(core), *command]
-        path = f"{folder}{os.pathsep}{HERE.parent}"
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        if task.get("target") == "cpu":
-            # LLVM comes after all that is looked at, and takes half of the time.
-            flags = os.environ.get("XLA_FLAGS", "")
-            environment["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if done.returncode != 0 or not result.exists():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"failed with exit status {done.returncode}: {last}")
-        found: list[dict[str, Any]] = json.loads(result.read_text())
-        return found
-
-
-class Study:
-    """Runs the tasks and keeps what came of them in a file, so that it can go on where it ended."""
-
-    def __init__(self, folder: pathlib.Path, records: pathlib.Path, names: Iterable[str]) -> None:
-        self.names = list(names)
-        self.file = records
-        self.folders = {}
-        for number, name in enumerate(self.names):
-            self.folders[name] = package_of(VARIANTS[name], folder / str(number))
-        self.cache = folder / "cache"
-        self.records: list[dict[str, Any]] = []
-        if records.exists():
-            self.records = [json.loads(line) for line in records.read_text().splitlines()]
-
-    def keep(self, records: list[dict[str, Any]], **about: Any) -> None:
-        """Note down what was found."""
-        for record in records:
-            record.update(about)
-        self.records += records
-        with self.file.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
-
-    def programs(
-        self, python: str, target: str, seeds: list[int], only: list[str], jobs: int
-    ) -> None:
-        """Look at the programs of each variant."""
-        version = version_of(python)
-        task = {"do": "look", "target": target, "known": {}}
-
-        def only_of(name: str) -> list[str]:
-            mine = list(looks_of(name))
-            return [case for case in mine if case in only] if only else mine
-
-        def of(name: str, seed: int, known: dict[str, str]) -> list[dict[str, Any]]:
-            return run_worker(
-                python,
-                self.folders[name],
-                {**task, "seeds": [seed], "known": known, "only": only_of(name)},
-            )
-
-        def done(name: str, seed: int) -> list[dict[str, Any]]:
-            about = {"kind": "program", "jax": version, "target": target}
-            about |= {"variant": name, "seeds": seed}
-            return [r for r in self.records if about.items() <= r.items()]
-
-        for seed in seeds:
-            known = {f"{r['case']}/{seed}": r.get("hash", "") for r in done("as it is", seed)}
-            rest = [name for name in self.names if not done(name, seed)]
-            with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-                futures = {pool.submit(of, name, seed, known): name for name in rest}
-                for future in concurrent.futures.as_completed(futures):
-                    about = {"kind": "program", "jax": version, "target": target}
-                    self.keep(future.result(), **about, variant=futures[future])
-                    print(f"{version} {target} x{seed}: {futures[future]}", flush=True)
-
-    def times(
-        self, python: str, processes: int, pinned: bool, only: list[str], modes: list[str]
-    ) -> None:
-        """Time each variant, in processes that take turns."""
-        version = version_of(python)
-        task = {"do": "clock", "only": only, "modes": modes, "rounds": ROUNDS}
-        for turn in range(processes):
-            for name in self.names:
-                about = {"kind": "time", "jax": version, "variant": name, "pinned": pinned}
-                about |= {"turn": turn}
-                if not VARIANTS[name].timed or any(
-                    about.items() <= r.items() for r in self.records
-                ):
-                    continue
-                # Programs are kept compiled: what differs between processes is how they run.
-                cache = str(self.cache / version / str(pinned) / str(self.names.index(name)))
-                found = run_worker(
-                    python, self.folders[name], {**task, "cache": cache}, 0 if pinned else None
-                )
-                self.keep(found, **about)
-            print(f"{version} pinned={pinned}: turn {turn}", flush=True)
+        ways = {"in scan": in_scan, "called": called}
+        for way, taken in harness.alternate(ways, ROUNDS).items():
+            us = harness.median(taken)
+            records.append({"do": "times", "trick": trick, "case": kind, "way": way, "us": us})
+    return records
 
 
 # --- the report ----------------------------------------------------------------------------------
+
+
+def measure(task: Task) -> Measured:
+    """Look at the programs of the package without a trick, or time it."""
+    found, trick, do = Measured(), task["trick"], task["do"]
+    with tempfile.TemporaryDirectory() as folder:
+        package_without(trick, pathlib.Path(folder))
+        sys.path.insert(0, folder)
+        if do == "times":
+            return Measured(clock(trick))
+        for case in task["cases"]:
+            try:
+                record = look(case, do, task["known"])
+                found.records.append({"do": do, "trick": trick, "case": case, **record})
+            except Exception as error:
+                what = str(error).splitlines()[0][:200]
+                found.notes.append(f"{do}, without {trick}, {case}: {type(error).__name__}: {what}")
+    return found
+
+
+def take(do: str, options: argparse.Namespace) -> Measured:
+    """Run the tasks of one kind."""
+    tricks = options.trick or list(QUICK if options.quick else TRICKS)
+    if do == "times":
+        tasks = [
+            {"label": f"times, without {trick}", "do": do, "trick": trick}
+            for _ in range(options.processes)
+            for trick in tricks
+            if TRICKS[trick].timed
+        ]
+        return harness.run_tasks(MODULE, tasks)
+
+    def task(trick: str, cases: tuple[str, ...], known: dict[str, str]) -> Task:
+        label = f"{do}, without {trick}"
+        task = {"label": label, "do": do, "trick": trick, "cases": cases, "known": known}
+        if do != "gpu":  # LLVM comes after all that is looked at, and takes half of the time.
+            task["environment"] = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+        return task
+
+    cases = {
+        trick: tuple(
+            case
+            for case in (QUICK[trick] if options.quick else TRICKS[trick].cases)
+            if not options.case or case in options.case
+        )
+        for trick in tricks
+    }
+    found, known = Measured(), {}
+    if AS_IT_IS in tricks:  # first, so that what is the same need not be compiled again
+        found = harness.run_tasks(MODULE, [task(AS_IT_IS, cases.pop(AS_IT_IS), {})])
+        known = {record["case"]: record["hash"] for record in found.records}
+    others = harness.run_tasks(MODULE, [task(trick, cases[trick], known) for trick in cases])
+    return Measured(found.records + others.records, found.notes + others.notes)
 
 
 def bytes_text(count: int) -> str:
@@ -862,166 +578,72 @@ def bytes_text(count: int) -> str:
     return f"{count} B"
 
 
-def lost(record: dict[str, Any]) -> str:
+def lost(record: Record) -> str:
     """What a case that is not in place costs."""
-    if "error" in record:
-        return str(record["error"]).splitlines()[0][:60]
-    parts = [f"temp {bytes_text(record['temp'])}"]
+    parts = [f"temporary {bytes_text(record['temp'])}"]
     if record["copies"]:
-        parts.append(f"{len(record['copies'])} copies ({record['copies'][0]})")
-    if not record["aliased"]:
-        parts.append("not aliased")
-    return ", ".join(parts)
+        parts.append(f"copies {' '.join(record['copies'])}")
+    if record["not_aliased"]:
+        parts.append(f"not aliased {bytes_text(record['not_aliased'])}")
+    return f"{record['case']}: {', '.join(parts)}"
 
 
-def program_lines(records: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """What happens to the programs of each variant."""
+def tables(records: list[Record]) -> list[str]:
+    """What happens to the programs without each trick, and to the times."""
     lines: list[str] = []
-    where = sorted({(r["target"], r["jax"], r["seeds"]) for r in records if r["kind"] == "program"})
-    for target, version, seeds in where:
-        mine = [
-            r
-            for r in records
-            if r["kind"] == "program"
-            and (r["target"], r["jax"], r["seeds"]) == (target, version, seeds)
-        ]
-        base = {r["case"]: r for r in mine if r["variant"] == "as it is"}
-        many = f", {seeds} buffers under `vmap`" if seeds else ""
-        lines += ["", f"### {'GPU' if target == 'gpu' else 'CPU'}, jax {version}{many}", ""]
+    for do in ("programs", "vmap", "gpu"):
         rows = []
-        for name in names:
-            its = [r for r in mine if r["variant"] == name]
-            if not its:
-                continue
-            fine = [r for r in its if r.get("same") or r.get("in_place")]
-            pairs = [(base[r["case"]], r) for r in its if r["case"] in base]
-            before, after = (sum(pair[at].get("lines", 0) for pair in pairs) for at in (0, 1))
-            cells = [
-                name,
-                f"{len(fine)} of {len(its)}",
-                "; ".join(f"{r['case']}: {lost(r)}" for r in its if r not in fine) or "-",
-                f"{after - before:+d} of {before}" if pairs else "-",
-            ]
-            if target == "gpu":
-                kernels = [
-                    f"{b['kernels']} -> {r['kernels']}"
-                    for b, r in pairs
-                    if "kernels" in b and "kernels" in r and b["kernels"] != r["kernels"]
-                ]
-                cells.append(", ".join(kernels) or "-")
-            rows.append(cells)
-        head = ["variant", "in place", "not in place", "StableHLO lines"]
-        lines += render([*head, "kernels of 3 steps"] if target == "gpu" else head, rows)
-    return lines
-
-
-def time_lines(records: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """What a step takes in each variant."""
-    lines: list[str] = []
-    taken = [r for r in records if r["kind"] == "time"]
-    for version, pinned in sorted({(r["jax"], r["pinned"]) for r in taken}):
-        mine = [r for r in taken if (r["jax"], r["pinned"]) == (version, pinned)]
-        columns = list(dict.fromkeys((r["program"], r["mode"]) for r in mine))
-        turns = 1 + max(r["turn"] for r in mine)
-        where = "one core" if pinned else "all cores"
-        lines += [
-            "",
-            f"### jax {version}, {where}, medians of {turns} processes, microseconds a step",
-        ]
-        rows = []
-        for name in names:
-            cells = [name]
-            for column in columns:
-                found = [
-                    r for r in mine if r["variant"] == name and (r["program"], r["mode"]) == column
-                ]
-                cells.append(f"{statistics.median(r['us'] for r in found):.1f}" if found else "-")
-            if any(cell != "-" for cell in cells[1:]):
-                rows.append(cells)
-        lines += ["", *render(["variant", *(f"{p}, {m}" for p, m in columns)], rows)]
-    return lines
-
-
-def report(records: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """All of it, as Markdown."""
-    return [
-        "# What each trick that orders things for XLA is worth",
-        "",
-        "Written by `benchmarks/ablations/order.py`, which says what is measured. A variant is the",
-        "package with some lines replaced by what one would write without the trick.",
-        "",
-        *(f"- **{name}**: {VARIANTS[name].what}" for name in names),
-        "",
-        "## Programs",
-        "",
-        f"A case is in place if all of the state is aliased, no array of {LARGE:,} bytes or more",
-        "is copied, and the temporary memory is smaller than that.",
-        *program_lines(records, names),
-        "",
-        "## Times",
-        "",
-        "The fastest of the rounds of a process, and of that the median over processes.",
-        *time_lines(records, names),
+        for trick in TRICKS:
+            its = [r for r in records if (r["do"], r["trick"]) == (do, trick)]
+            same = [r["case"] for r in its if "same" in r]
+            bad = [lost(r) for r in its if "same" not in r and not r["in_place"]]
+            if its:
+                fine = f"{len(its) - len(bad)} of {len(its)}"
+                kernels = " ".join(str(r.get("kernels", "-")) for r in its)
+                rows.append([trick, fine, str(len(same)), "; ".join(bad) or "-", kernels])
+        if rows:
+            head = ["without", "in place", "same", "not in place", "kernels"]
+            if do != "gpu":
+                head, rows = head[:-1], [row[:-1] for row in rows]
+            lines += report.section(f"{do.capitalize()}", head, rows)
+    timed = [r for r in records if r["do"] == "times"]
+    columns = list(dict.fromkeys((r["case"], r["way"]) for r in timed))
+    find = report.Find(timed)
+    rows = [
+        [trick, *(report.number(find(trick=trick, case=c, way=w)) for c, w in columns)]
+        for trick in TRICKS
+        if any(r["trick"] == trick for r in timed)
     ]
-
-
-QUICK_VARIANTS = ("as it is", "ab+ loops as one would write them", "g all", "tie: one element")
-QUICK_CASES = ["add, sample, update; prioritised", "sample, update, add; prioritised"]
+    if rows:
+        head = ["without", *(f"{case}, {way}" for case, way in columns)]
+        lines += report.section("Microseconds a step", head, rows)
+    return lines
 
 
 def main() -> None:
     """See above."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few variants and cases, no times")
-    parser.add_argument("--python", action="append", default=[], help="an interpreter; repeatable")
-    parser.add_argument("--gpu", help="an interpreter that can compile for a GPU")
-    parser.add_argument(
-        "--do", action="append", choices=("programs", "gpu", "vmap", "pinned", "times")
-    )
-    parser.add_argument("--variant", action="append", choices=tuple(VARIANTS))
-    parser.add_argument("--only", action="append", default=[], help="a case or timed program")
-    parser.add_argument(
-        "--mode", action="append", default=[], help="in scan, one call, from Python"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="programs compiled at once")
-    parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--records", type=pathlib.Path, help="keep the figures here, and go on")
-    parser.add_argument("--results", type=pathlib.Path, default=HERE.parent / "results")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few tricks: does it run?")
+    parser.add_argument("--do", action="append", choices=("programs", "vmap", "gpu", "times"))
+    parser.add_argument("--trick", action="append", choices=tuple(TRICKS), help="repeatable")
+    parser.add_argument("--case", action="append", help="this case alone; repeatable")
+    parser.add_argument("--processes", type=int, default=5, help="that take each time")
+    report.add_results(parser)
+    report.add_worker(parser)
     options = parser.parse_args()
     if options.worker:
-        task = json.loads(options.worker)
-        task["out"] = options.out
-        found = look(task) if task["do"] == "look" else clock(task)
-        pathlib.Path(options.out).write_text(json.dumps(found))
+        harness.work(measure, json.loads(options.worker), options.out)
         return
-    names = options.variant or list(QUICK_VARIANTS if options.quick else VARIANTS)
-    only = options.only or (QUICK_CASES if options.quick else [])
-    do = options.do or (
-        ["programs"] if options.quick else ["programs", "vmap", "gpu", "pinned", "times"]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        file = options.records or pathlib.Path(folder) / "records.jsonl"
-        study = Study(pathlib.Path(folder), file, names)
-        for python in options.python or [sys.executable]:
-            if "programs" in do:
-                study.programs(python, "cpu", [0], only, options.jobs)
-            if "vmap" in do:
-                study.programs(python, "cpu", [SEEDS], only, options.jobs)
-            for kind in ("pinned", "times"):
-                if kind in do:
-                    modes = options.mode or list(MODES)
-                    study.times(python, options.processes, kind == "pinned", options.only, modes)
-        if options.gpu and "gpu" in do:
-            study.programs(options.gpu, "gpu", [0], only, options.jobs)
-        write_report(
-            "order",
-            options.results,
-            about("fbuf", "jax"),
-            study.records,
-            report(study.records, names),
-        )
+    found = Measured()
+    for do in options.do or (["programs"] if options.quick else ["programs", "vmap", "times"]):
+        its = take(do, options)
+        found.records += its.records
+        found.notes += its.notes
+    records = harness.merged(found.records, ("do", "trick", "case", "way"))
+    title = "What each trick that orders things for XLA is worth"
+    about = harness.about("fbuf", "jax", "jaxlib")
+    sections = tables(records) + report.missing(found.notes)
+    report.write(MODULE, title, report.results_of(options), about, records, sections, __doc__)
 
 
 if __name__ == "__main__":
