@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.ring import ENDS, REMOVED
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FrameStack(View):
     def __post_init__(self) -> None:
         check.integer("FrameStack", "k", self.k, check.LONGEST)
         check.name("FrameStack", "field", self.field)
-        check_fields("FrameStack", self.fields)
+        check.names("FrameStack", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Read the rows, and the field of those before."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +122,7 @@ class Hindsight(View):
         _check_reward_fn(self.reward_fn)
         check.choice("Hindsight", "strategy", self.strategy, ("future", "final", "episode"))
         check.number("Hindsight", "ratio", self.ratio, 1)
-        check_fields("Hindsight", self.fields)
+        check.names("Hindsight", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Choose goals, and judge what was achieved by them."""

@@ -6,8 +6,9 @@ import dataclasses
 
 import jax
 
+from fbuf.checks import values as check
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Item(View):
     fields: Fields = None
 
     def __post_init__(self) -> None:
-        check_fields("Item", self.fields)
+        check.names("Item", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Gather the rows."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.ring import TERMINATED
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 from fbuf.views.steps import following
 
 
@@ -98,7 +98,7 @@ class NStep(View):
     def __post_init__(self) -> None:
         check.integer("NStep", "n", self.n, check.LONGEST)
         check.number("NStep", "gamma", self.gamma, 1)
-        check_fields("NStep", self.fields)
+        check.names("NStep", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Sum up the rewards, and read what the last step led to."""

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf.checks import values as check
 from fbuf.state import State
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Storage
@@ -168,8 +167,3 @@ class Reader:
                 f"fbuf.{self.view}: {what} {steps} steps, more than a lane of this buffer has room "
                 f"for, {self.ring.lane_length}; take fewer, or make the buffer larger"
             )
-
-
-def check_fields(view: str, fields: Any) -> None:
-    """Refuse what are no names of fields."""
-    check.names(view, "fields", fields)

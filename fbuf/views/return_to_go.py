@@ -14,7 +14,7 @@ from fbuf.checks import values as check
 from fbuf.storage.ring import ENDS
 from fbuf.views.episode import CHUNK
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +86,7 @@ class ReturnToGo(View):
 
     def __post_init__(self) -> None:
         check.number("ReturnToGo", "gamma", self.gamma, 1)
-        check_fields("ReturnToGo", self.fields)
+        check.names("ReturnToGo", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Look for the end of the episode, and sum up the rewards on the way back."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.ring import DUMMY, ENDS, Ring
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 from fbuf.views.steps import following
 
 
@@ -110,7 +110,7 @@ class Sequence(View):
         check.boolean("Sequence", "time_major", self.time_major)
         if self.state is not None:
             check.name("Sequence", "state", self.state)
-        check_fields("Sequence", self.fields)
+        check.names("Sequence", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Read the steps, and say which of them are valid."""

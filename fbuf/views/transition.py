@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
+from fbuf.checks import values as check
 from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader, check_fields
+from fbuf.views.reader import Fields, Reader
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +72,7 @@ class Transition(View):
     fields: Fields = None
 
     def __post_init__(self) -> None:
-        check_fields("Transition", self.fields)
+        check.names("Transition", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Read the rows, and their next observations."""
