@@ -91,7 +91,7 @@ MUTANTS = [
         ("slot=jnp.where(mask, slots, NO_SLOT)", "slot=slots", "mask", FLAT),
         ("inside &= ~in_episode.dummy", "inside &= True", "episode end", ONE_SLOT),
         ("[1][2] == self.head_capacity", "[1][2] != self.head_capacity", "views", SEQUENCE),
-        ("last=((end + size - 1) % size)", "last=(end % size)", "seam", LARGE),
+        ("first=((head + dropped) % size)", "first=((end + dropped) % size)", "seam", LARGE),
     ),
     *of(
         "storage/episodes.py",
@@ -100,7 +100,7 @@ MUTANTS = [
         ("before.position + number + 1, number - begin", "before.position + number + 1, number - begin + 1", "windows", FIRST),
         ("begin = jnp.maximum(begin, _newest(dummy, -_MANY))", "begin = begin * 1", "episode end", STRIDE),
         ("before.intact + number + 1", "before.position + number + 1", "windows", SEGMENTS),
-        ("jnp.where(count > 0, last, before)", "last", "mask", PER_APART),
+        ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count) - 1 - number", "else count) - number", "windows", STRIDE),
     ),
     *of(
@@ -278,7 +278,7 @@ MUTANTS = [
         ("mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)", "mean = total", "weights", SEVERAL),
         ("jax.random.permutation(order_key, batch_size)", "jnp.arange(batch_size)", "order", OFTEN),
         ("return jnp.where(largest > 0, largest, 1)", "return largest", "weights", FLAT_PER),
-        ("lost = last_of_each(found) & (found", "lost = (found", "count", PER_APART),
+        ("lost = last_of_each(found) & (found", "lost = (found", "count", ("test_windows.py", "at_once")),
         ("jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])", "jnp.concatenate([slots, found]), jnp.concatenate([-new, -jnp.abs(old)])", "windows", PER_APART),
         ("return jnp.maximum(index.largest_ever,", "return jnp.minimum(index.largest_ever,", "weights", ONE_SLOT),
         ("slots=tie(span.slots, before)", "slots=span.slots", "order", place(4)),
