@@ -114,15 +114,15 @@ def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
     """Three levels. Some spans begin and end inside a row, and go around an end inside one."""
     tree = sum_tree.empty(9000, ALL[:2], dormant=True)
     tree = run(sum_tree.write, tree, jnp.arange(9000, dtype=jnp.int32), jnp.full(9000, -1.0))
-    scattered = jnp.int32([100, 8000]), jnp.float32([-3, -3]), jnp.int32([3000, 9000])
+    scattered = jnp.int32([100, 8000]), jnp.float32([-3, -3]), jnp.int32([12, 3000, 9000])
     tree = run(sum_tree.write, tree, *scattered)
     inside.check(tree)
-    assert float(sum_tree.total(tree)) == 1
+    assert float(sum_tree.total(tree)) == 2
     for first in range(8985, 9000):
         woken = jnp.int32([4000, (first + 3) % 9000, 9000])  # far from the span; in it; none
         tree = with_span(tree, jnp.int32(first), woken)
         inside.check(tree)
-        assert float(sum_tree.total(tree)) == 1 + 1 + 2
+        assert float(sum_tree.total(tree)) == 2 + 1 + 2
 
 
 def test_both_forms_give_the_same_bits(monkeypatch):

@@ -39,14 +39,13 @@ N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
-SEVERAL = "test_mixture.py", "several or counts or empty"
+SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
 SUMS, BITS = ("test_sum_tree.py", ""), ("test_bit_tree.py", "")
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
-SEEDS = "test_contracts.py", "one_by_one"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 READ = "test_read.py", ""
@@ -127,7 +126,7 @@ MUTANTS = [
         "storage/faults.py",
         ("return fault | bits[0]", "return bits[0]", "fault bit", FAULTS),
         ("lax.reduce(bits, fault,", "lax.reduce(bits, np.uint32(0),", "fault bit", FLAT),
-        ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", SEEDS),
+        ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", ("test_errors.py", "vmap")),
     ),
     *of(
         "verbs/named.py",
