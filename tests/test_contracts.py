@@ -100,7 +100,7 @@ def test_eager_calls_write_into_the_memory_they_are_given(sampler):
     batch = fbuf.sample(state, jax.random.key(0), 8)
     if sampler is PRIORITIZED:
         state = fbuf.update_priority(state, batch.ids, batch.weight)
-    state = fbuf.remove(state, batch.ids)
+    state = fbuf.clear(fbuf.remove(state, batch.ids))
     assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
 
 

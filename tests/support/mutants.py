@@ -143,17 +143,17 @@ MUTANTS = [
         "verbs/clear.py",
         ("fault=state.fault & jnp.uint32(0)", "fault=state.fault", "fault bit", FLAT),
         ("index=index,", "index=state.index,", "count", FLAT),
-        ("lax.optimization_barrier((state.index, varying(state.sampler.init(new))))", "None, varying(state.sampler.init(new))", "order", ("test_contracts.py", "consumed or eager or place")),
+        ("lax.optimization_barrier((state.index, varying(state.sampler.init(new))))", "None, varying(state.sampler.init(new))", "order", EAGER),
     ),
     *of(
         "verbs/add.py",
         ("flags |= jnp.where(given", "flags = jnp.where(given", "episode end", FLAT),
         ("faults |= lost", "faults |= lost & 0", "fault bit", LED_TO),
-        ("before=state.fault)", "before=state.fault[None][:0])", "order", ("test_contracts.py", "common")),
+        ("before=state.fault)", "before=state.fault[None][:0])", "order", OUTSIDE),
     ),
     *of(
         "verbs/after.py",
-        ("fault=tie(state.fault, reads)", "fault=state.fault", "order", ("test_contracts.py", "common")),
+        ("fault=tie(state.fault, reads)", "fault=state.fault", "order", OUTSIDE),
     ),
     *of(
         "verbs/sample.py",
