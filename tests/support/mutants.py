@@ -188,7 +188,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/write.py",
-        ("jnp.where(last_of_each(slots), slots, state.capacity)", "slots", "order", WRITTEN),
+        ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
         "verbs/sequence_priority.py",
@@ -216,7 +216,7 @@ MUTANTS = [
     ),
     *of(
         "xla/duplicates.py",
-        ("(position[:, None] < position[None, :])", "(position[:, None] > position[None, :])", "order", FLAT_PER),
+        ("(position[:, None] < position[None, :])", "(position[:, None] > position[None, :])", "order", SUMS),
         ("[ordered[1:] != ordered[:-1], jnp.ones(1, bool)]", "[jnp.ones(1, bool), ordered[1:] != ordered[:-1]]", "order", SUMS),
     ),
     *of(
