@@ -286,7 +286,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/uniform.py",
-        ("-power * jnp.log(relative)", "power * jnp.log(relative)", "weights", SEGMENTS),
+        ("-power * jnp.log(relative)", "power * jnp.log(relative)", "weights", GAPS),
         ("jnp.where(drawn, 1 / total, 0)", "1 / total", "read", STRIDE),
     ),
     *of(
