@@ -170,6 +170,8 @@ def test_priorities_too_large_to_be_summed_are_bad():
     stored = inside.values(state.index.tree)
     assert np.isfinite(stored).all()
     assert (stored[:3] > 0).all()
+    state = fbuf.add(fbuf.init(ITEM, 8, sampler=EXACT), NEW, priority=jnp.full(3, 3e38))
+    assert int(state.fault) == fbuf.Fault.BAD_PRIORITY  # each is finite, their sum is not
 
 
 NOTHING = [(-2, 2), (8, 2), (2**31 - 1, 2), (5, 4), (-1, 0)]
