@@ -105,7 +105,7 @@ def test_eager_calls_write_into_the_memory_they_are_given(sampler):
     batch = fbuf.sample(state, jax.random.key(0), 8)
     if sampler is PRIORITIZED:
         state = fbuf.update_priority(state, batch.ids, batch.weight)
-    state = fbuf.remove(state, batch.ids)
+    state = fbuf.clear(fbuf.remove(state, batch.ids))
     assert pointers == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
 
 
@@ -338,7 +338,8 @@ def test_under_vmap_the_head_stays_one_for_all_seeds(sampler):
         ends = jax.random.bernoulli(key, 0.1, (16,))
         state = fbuf.add(state, rows(16), terminated=ends)
         batch = fbuf.sample(state, key, BATCH)
-        return fbuf.remove(fbuf.add(state, batch.data), batch.ids).ring.cursor
+        state = fbuf.add(fbuf.after(state, batch), batch.data)
+        return fbuf.remove(state, batch.ids).ring.cursor
 
     state = fbuf.init(ITEM, 1000, sampler=sampler)
     keys = jax.random.split(jax.random.key(0), 8)

@@ -170,6 +170,8 @@ def test_priorities_too_large_to_be_summed_are_bad():
     stored = inside.values(state.index.tree)
     assert np.isfinite(stored).all()
     assert (stored[:3] > 0).all()
+    state = fbuf.add(fbuf.init(ITEM, 8, sampler=EXACT), NEW, priority=jnp.full(3, 3e38))
+    assert int(state.fault) == fbuf.Fault.BAD_PRIORITY  # each is finite, their sum is not
 
 
 NOTHING = [(-2, 2), (8, 2), (2**31 - 1, 2), (5, 4), (-1, 0)]
@@ -302,3 +304,12 @@ def test_a_fault_stays_whatever_is_added_after_it(run):
     state = run.update_priority(state, ids, jnp.ones(1))
     state = run.remove(state, ids)
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.BAD_PRIORITY
+
+
+def test_under_vmap_each_buffer_keeps_its_own_faults():
+    update = jax.jit(jax.vmap(fbuf.update_priority))
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state_of())
+    for slots in ([[0, 9], [0, 1]], [[0, 1], [0, 1]]):
+        ids = fbuf.Ids(jnp.array(slots, jnp.int32), jnp.zeros((2, 2), jnp.int32))
+        states = update(states, ids, jnp.ones((2, 2)))
+    assert states.fault.tolist() == [fbuf.Fault.ID_OUT_OF_RANGE, 0]

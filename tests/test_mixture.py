@@ -120,6 +120,7 @@ def test_a_batch_from_several_buffers(jitted):
         ((0.1, 0.2, 0.7), 10, (1, 2, 7)),
         ((1, 1, 1), 256, (86, 85, 85)),
         ((0.26, 0.74), 10, (3, 7)),
+        ((1, 2), 4, (1, 3)),
         ((3,), 5, (5,)),
     ],
 )
@@ -129,6 +130,12 @@ def test_counts_are_exact(given, batch_size, expected):
     mixed = jax.eval_shape(draw, jax.random.key(0))
     assert mixed.counts == expected
     assert mixed.source.shape == mixed.sample.data.shape == (batch_size,)
+
+
+def test_the_same_buffer_twice_is_drawn_from_anew():
+    plain, _, _ = buffers()
+    mixed = fbuf.sample_mixed([(plain, 1), (plain, 1)], jax.random.key(0), 64)
+    assert (mixed.of(0, mixed.sample.data) != mixed.of(1, mixed.sample.data)).any()
 
 
 def test_an_empty_source_is_masked():

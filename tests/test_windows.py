@@ -22,8 +22,8 @@ def test_a_mask_leaves_no_gap_in_a_window(sampler):
     rng = np.random.default_rng(0)
     for _ in range(25):
         masked = alone = fbuf.init(jnp.int32(0), 5, sampler=sampler, autoreset="next_step")
-        for turn in range(2):
-            mask, ends = rng.random((2, 7)) < 0.5
+        for turn in range(4):
+            mask, ends = rng.random((2, 7)) < [[0.5], [0.3]]
             items = np.arange(7, dtype=np.int32) + 10 * turn
             masked = programs.add(masked, items, terminated=ends, mask=mask)
             for item, end in zip(items[mask], ends[mask], strict=True):
@@ -34,6 +34,13 @@ def test_a_mask_leaves_no_gap_in_a_window(sampler):
         jax.tree.map(np.testing.assert_array_equal, masked.ring.open, alone.ring.open)
         for name, figure in fbuf.stats(masked).items():
             assert figure == fbuf.stats(alone)[name], name
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(window=3), fbuf.Prioritized(window=3)], ids=str)
+def test_two_rows_of_a_window_removed_at_once_take_out_one_start(sampler):
+    state = fbuf.add(fbuf.init(jnp.int32(0), 8, sampler=sampler), jnp.arange(8, dtype=jnp.int32))
+    state = fbuf.remove(state, inside.names(state, [1, 2]))
+    assert int(fbuf.stats(state)["num_starts"]) == 3  # of 6 these: 3, 4, 5
 
 
 SAMPLERS = [

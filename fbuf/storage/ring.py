@@ -43,7 +43,6 @@ class Span:
     Attributes:
         slots: int32 `[B]`; the slot of each row of the batch, or `capacity` if it was not kept.
         first: int32 scalar; the first slot written; with one head.
-        last: int32 scalar; the last slot written; with one head.
         drawable: bool `[B]`; the row was kept, and is not the dummy of a reset.
         in_episode: Where the rows are in their episodes, `[B]`; None if nobody asks for it.
         count: int32 `[heads]`; how many rows there were, those not kept included.
@@ -52,7 +51,6 @@ class Span:
 
     slots: jax.Array
     first: jax.Array
-    last: jax.Array
     drawable: jax.Array
     in_episode: InEpisode | None
     count: jax.Array
@@ -272,7 +270,6 @@ class Ring:
         return written, Span(
             slots=slots,
             first=((head + dropped) % size).astype(jnp.int32)[0],
-            last=((end + size - 1) % size).astype(jnp.int32)[0],
             drawable=inside,
             in_episode=in_episode,
             count=count.astype(jnp.int32),

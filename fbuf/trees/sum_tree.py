@@ -151,11 +151,11 @@ def write_span(
     leaves = tree.leaves.at[(*row_and_child(slots), 0)].set(new, mode="promise_in_bounds")
     if woken is not None:
         leaves = _awakened(leaves, woken)
-    first, last, most = span.first, span.last, span.most
+    first, most = span.first, span.most
     made = [leaves]
     for parent in tree.nodes:
         count = made[-1].shape[0]
-        first, last = row_and_child(first)[0], row_and_child(last)[0]
+        first = row_and_child(first)[0]
         most = min(count, levels.most_rows(most))
         rows = (first + jnp.arange(most, dtype=jnp.int32)) % count
         if woken is not None:

@@ -39,14 +39,13 @@ N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
-SEVERAL = "test_mixture.py", "several or counts or empty"
+SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
 SUMS, BITS = ("test_sum_tree.py", ""), ("test_bit_tree.py", "")
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
-SEEDS = "test_contracts.py", "one_by_one"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 READ = "test_read.py", ""
@@ -91,7 +90,7 @@ MUTANTS = [
         ("slot=jnp.where(mask, slots, NO_SLOT)", "slot=slots", "mask", FLAT),
         ("inside &= ~in_episode.dummy", "inside &= True", "episode end", ONE_SLOT),
         ("[1][2] == self.head_capacity", "[1][2] != self.head_capacity", "views", SEQUENCE),
-        ("last=((end + size - 1) % size)", "last=(end % size)", "seam", LARGE),
+        ("first=((head + dropped) % size)", "first=((end + dropped) % size)", "seam", LARGE),
     ),
     *of(
         "storage/episodes.py",
@@ -100,7 +99,7 @@ MUTANTS = [
         ("before.position + number + 1, number - begin", "before.position + number + 1, number - begin + 1", "windows", FIRST),
         ("begin = jnp.maximum(begin, _newest(dummy, -_MANY))", "begin = begin * 1", "episode end", STRIDE),
         ("before.intact + number + 1", "before.position + number + 1", "windows", SEGMENTS),
-        ("jnp.where(count > 0, last, before)", "last", "mask", PER_APART),
+        ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count) - 1 - number", "else count) - number", "windows", STRIDE),
     ),
     *of(
@@ -127,7 +126,7 @@ MUTANTS = [
         "storage/faults.py",
         ("return fault | bits[0]", "return bits[0]", "fault bit", FAULTS),
         ("lax.reduce(bits, fault,", "lax.reduce(bits, np.uint32(0),", "fault bit", FLAT),
-        ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", SEEDS),
+        ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", ("test_errors.py", "vmap")),
     ),
     *of(
         "verbs/named.py",
@@ -144,17 +143,17 @@ MUTANTS = [
         "verbs/clear.py",
         ("fault=state.fault & jnp.uint32(0)", "fault=state.fault", "fault bit", FLAT),
         ("index=index,", "index=state.index,", "count", FLAT),
-        ("lax.optimization_barrier((state.index, varying(state.sampler.init(new))))", "None, varying(state.sampler.init(new))", "order", ("test_contracts.py", "consumed or eager or place")),
+        ("lax.optimization_barrier((state.index, varying(state.sampler.init(new))))", "None, varying(state.sampler.init(new))", "order", EAGER),
     ),
     *of(
         "verbs/add.py",
         ("flags |= jnp.where(given", "flags = jnp.where(given", "episode end", FLAT),
         ("faults |= lost", "faults |= lost & 0", "fault bit", LED_TO),
-        ("before=state.fault)", "before=state.fault[None][:0])", "order", ("test_contracts.py", "common")),
+        ("before=state.fault)", "before=state.fault[None][:0])", "order", OUTSIDE),
     ),
     *of(
         "verbs/after.py",
-        ("fault=tie(state.fault, reads)", "fault=state.fault", "order", ("test_contracts.py", "common")),
+        ("fault=tie(state.fault, reads)", "fault=state.fault", "order", OUTSIDE),
     ),
     *of(
         "verbs/sample.py",
@@ -189,7 +188,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/write.py",
-        ("jnp.where(last_of_each(slots), slots, state.capacity)", "slots", "order", WRITTEN),
+        ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
         "verbs/sequence_priority.py",
@@ -217,7 +216,7 @@ MUTANTS = [
     ),
     *of(
         "xla/duplicates.py",
-        ("(position[:, None] < position[None, :])", "(position[:, None] > position[None, :])", "order", FLAT_PER),
+        ("(position[:, None] < position[None, :])", "(position[:, None] > position[None, :])", "order", SUMS),
         ("[ordered[1:] != ordered[:-1], jnp.ones(1, bool)]", "[jnp.ones(1, bool), ordered[1:] != ordered[:-1]]", "order", SUMS),
     ),
     *of(
@@ -278,7 +277,7 @@ MUTANTS = [
         ("mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)", "mean = total", "weights", SEVERAL),
         ("jax.random.permutation(order_key, batch_size)", "jnp.arange(batch_size)", "order", OFTEN),
         ("return jnp.where(largest > 0, largest, 1)", "return largest", "weights", FLAT_PER),
-        ("lost = last_of_each(found) & (found", "lost = (found", "count", PER_APART),
+        ("lost = last_of_each(found) & (found", "lost = (found", "count", ("test_windows.py", "at_once")),
         ("jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])", "jnp.concatenate([slots, found]), jnp.concatenate([-new, -jnp.abs(old)])", "windows", PER_APART),
         ("return jnp.maximum(index.largest_ever,", "return jnp.minimum(index.largest_ever,", "weights", ONE_SLOT),
         ("slots=tie(span.slots, before)", "slots=span.slots", "order", place(4)),
@@ -287,7 +286,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/uniform.py",
-        ("-power * jnp.log(relative)", "power * jnp.log(relative)", "weights", SEGMENTS),
+        ("-power * jnp.log(relative)", "power * jnp.log(relative)", "weights", GAPS),
         ("jnp.where(drawn, 1 / total, 0)", "1 / total", "read", STRIDE),
     ),
     *of(
