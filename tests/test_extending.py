@@ -66,6 +66,7 @@ def test_one_trace_serves_all_calls():
         state, _ = run(state, jax.random.key(i))
 
 
+@pytest.mark.sweep
 def test_vmap_is_the_same_as_one_by_one():
     keys = jax.random.split(jax.random.key(0), (4, 3))
     one = fbuf.init(ITEM, 50, sampler=HOT)
@@ -85,6 +86,7 @@ def filled():
     return fbuf.remove(state, fbuf.Ids(jnp.int32([11, 3]), jnp.int32([0, 0])))
 
 
+@pytest.mark.sweep
 def test_the_same_in_every_way_eager_jit_scan_vmap():
     draw = functools.partial(fbuf.sample, batch_size=8, view=VIEW)
     programs.every_way(draw, filled(), jax.random.split(jax.random.key(1), 2))
