@@ -208,8 +208,8 @@ def grad() -> Any:
 
 REFUSED = {
     "float64": (lambda: {"number": torch.ones(COUNT).double()}, r"'number'\].*64-bit.*\.float"),
-    "numpy": (lambda: {"number": np.ones(COUNT)}, r"'number'\] \(float64.*no tensor.*as_tensor"),
-    "array": (lambda: {"number": jnp.ones(COUNT)}, r"'number'\].*no tensor"),
+    "numpy": (lambda: {"number": np.ones(COUNT)}, r"'number'\] \(float64.*not a tensor.*as_tensor"),
+    "array": (lambda: {"number": jnp.ones(COUNT)}, r"'number'\].*not a tensor"),
     "list": (lambda: {"number": [1, 2]}, r"'number'\]\[0\] is new.*\['number'\] is missing"),
     "text": (lambda: {"number": "x"}, r"'number'\] \(str\) is not a tensor"),
     "sparse": (lambda: {"number": torch.eye(COUNT).to_sparse()}, r"'number'\].*to_dense"),
