@@ -194,8 +194,8 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.size([]), TypeError, "state must be a fbuf.State, got list"),
     (lambda: fbuf.add(filled(), rows(2), donate=1), TypeError, "donate must be True or False"),
     (lambda: fbuf.add(lanes(), rows(2), time_major=1), TypeError, "time_major must be True"),
-    (lambda: fbuf.remove(filled(), [0, 1]), TypeError, "ids must be fbuf.Ids"),
-    (lambda: fbuf.remove(filled(), jnp.arange(2)), TypeError, "ids must be fbuf.Ids"),
+    (lambda: fbuf.remove(filled(), [0, 1]), TypeError, "ids must be a fbuf.Ids"),
+    (lambda: fbuf.remove(filled(), jnp.arange(2)), TypeError, "ids must be a fbuf.Ids"),
     (lambda: fbuf.remove(filled(), fbuf.Ids([0], [0])), TypeError, r"ids.slot must be an array"),
     (
         lambda: fbuf.remove(filled(), fbuf.Ids(np.ones(2, np.float32), np.zeros(2, np.int32))),
@@ -211,7 +211,7 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.write(filled(), ids(), {1: 1}), TypeError, "must be the name of a field"),
     (lambda: fbuf.write(filled(), ids(), {"z": 1, 1: 1}), TypeError, "must be the name of a field"),
     (lambda: fbuf.write(filled(), ids(), [1]), TypeError, "fields must be a dict"),
-    (lambda: fbuf.write(filled(), ids(), {"y": 1}), ValueError, "'y', which the items"),
+    (lambda: fbuf.write(filled(), ids(), {"y": 1}), ValueError, "'y', but the items"),
     (lambda: fbuf.Item(fields=(1,)), TypeError, "fields must be a tuple of names"),
     (lambda: fbuf.FrameStack(2, field=1), TypeError, "field must be the name of a field"),
     (lambda: fbuf.Sequence(2, burn_in=-1), ValueError, "burn_in must be from 0"),
@@ -289,9 +289,9 @@ def test_environments_come_first_unless_it_is_said_otherwise():
 @pytest.mark.parametrize("field", ["imag", "real", "denominator", "numerator", "bit_count"])
 def test_an_attribute_of_numbers_is_no_field(field):
     state = fbuf.add(fbuf.init(jnp.float32(0), 4), jnp.ones(2))
-    with pytest.raises(ValueError, match=f"names '{field}', which the items"):
+    with pytest.raises(ValueError, match=f"names '{field}', but the items"):
         fbuf.write(state, ids(), {field: np.ones(2, np.float32)})
-    with pytest.raises(ValueError, match=f"names 'x.{field}', which the items"):
+    with pytest.raises(ValueError, match=f"names 'x.{field}', but the items"):
         fbuf.sample(filled(), KEY, 2, view=fbuf.Item((f"x.{field}",)))
     with pytest.raises(ValueError, match=f"next_of names '{field}'"):
         fbuf.init(jnp.float32(0), 4, next_of=field)

@@ -119,7 +119,7 @@ def test_the_view_over_samplers_of_fbuf_and_over_rows_by_name():
 
 def test_what_it_cannot_do_is_refused_by_its_name():
     state = fbuf.init({"reward": 0.0}, 8, sampler=HOT)
-    with pytest.raises(ValueError, match="sampler is Hot, which draws with replacement"):
+    with pytest.raises(ValueError, match="Hot draws with replacement"):
         fbuf.sample(state, jax.random.key(0), 2, step=0)
 
 

@@ -207,20 +207,26 @@ def test_what_cannot_be_right_is_refused():
     item |= {"short": jnp.zeros(3), "count": jnp.int32(0)}
     state = fbuf.add(fbuf.init(item, 8), item)
     for view, match in (
-        (fbuf.Hindsight(reward_fn, goal="g"), "goal names 'g', which the items"),
-        (fbuf.Hindsight(reward_fn, achieved="a"), "achieved names 'a', which the items"),
-        (fbuf.Hindsight(reward_fn, reward="r"), "reward names 'r', which the items"),
-        (fbuf.Hindsight(reward_fn, reward="short"), "must be one real number in each item"),
+        (fbuf.Hindsight(reward_fn, goal="g"), "goal names 'g', but the items"),
+        (fbuf.Hindsight(reward_fn, achieved="a"), "achieved names 'a', but the items"),
+        (fbuf.Hindsight(reward_fn, reward="r"), "reward names 'r', but the items"),
+        (fbuf.Hindsight(reward_fn, reward="short"), "must name a field that is one real number"),
         (fbuf.Hindsight(reward_fn, fields=("x",)), "fields names 'x'"),
         (
             fbuf.Hindsight(reward_fn, achieved="short"),
-            r"achieved is 'short', which must be like the goal 'goal', .*expected .*got .*\(3,\)",
+            r"achieved='short' must have the tree, .* of goal='goal', .*got .*\(3,\)",
         ),
-        (fbuf.Hindsight(reward_fn, goal="goal.level", achieved="reward"), "must be like the goal"),
+        (
+            fbuf.Hindsight(reward_fn, goal="goal.level", achieved="reward"),
+            "must have the tree, shapes and dtypes",
+        ),
         (fbuf.Hindsight(lambda a, g: g["place"]), r"must return one number .* got .*\(2,\)"),
         (fbuf.Hindsight(lambda a, g: (1.0, 2.0)), "must return one number"),
-        (fbuf.Hindsight(reward_fn, reward="count"), "returns float32, which the stored reward"),
-        (fbuf.Hindsight(lambda a, g: g["place"][0] * 1j), "returns complex64, which the stored"),
+        (
+            fbuf.Hindsight(reward_fn, reward="count"),
+            "returns float32, but the stored reward is int32",
+        ),
+        (fbuf.Hindsight(lambda a, g: g["place"][0] * 1j), "returns complex64, but the stored"),
     ):
         with pytest.raises(ValueError, match=match):
             fbuf.sample(state, jax.random.key(0), 2, view=view)

@@ -158,10 +158,10 @@ def test_what_cannot_be_right_is_refused():
     item = {"x": jnp.zeros(3), "c": jnp.zeros((), jnp.complex64), "deep": {"r": jnp.float32(0)}}
     state = fbuf.add(fbuf.init(item, 8), item)
     for name, match in (
-        ("reward", "reward names 'reward', which the items of this buffer lack"),
-        ("x", r"reward is 'x', which must be one real number in each item, got .*\(3,\)"),
-        ("c", "must be one real number in each item, got .*complex64"),
-        ("deep", "must be one real number in each item, got {'r'"),
+        ("reward", "reward names 'reward', but the items of this buffer have no such field"),
+        ("x", r"reward='x' must name a field that is one real number, got .*\(3,\)"),
+        ("c", "must name a field that is one real number, got .*complex64"),
+        ("deep", "must name a field that is one real number, got {'r'"),
     ):
         with pytest.raises(ValueError, match=match):
             fbuf.sample(state, jax.random.key(0), 2, view=fbuf.ReturnToGo(0.9, reward=name))

@@ -114,7 +114,12 @@ GOOD = jnp.ones((4, 3)), jnp.ones((4, 3), bool)
         (*GOOD, -0.1, ValueError, "eta must be from 0 to 1"),
         (*GOOD, jnp.nan, ValueError, "eta must be from 0 to 1, got nan"),
         (*GOOD, jnp.float32(2), ValueError, "eta must be from 0 to 1, got 2.0"),
-        (*GOOD, jnp.ones(4), ValueError, r"eta must be one real number, got float32 of shape \(4,"),
+        (
+            *GOOD,
+            jnp.ones(4),
+            ValueError,
+            r"eta must be one real number for the whole batch, got float32 of shape \(4,",
+        ),
         (*GOOD, 1j, TypeError, "eta must be a number or a scalar array, got 1j"),
         (*GOOD, True, TypeError, "eta must be a number or a scalar array, got True"),
         (*GOOD, "most", TypeError, "eta must be a number or a scalar array, got 'most'"),
@@ -132,7 +137,7 @@ GOOD = jnp.ones((4, 3)), jnp.ones((4, 3), bool)
             ValueError,
             r"priority must be of shape \(4,\), like loss_mask",
         ),
-        (1.0, True, 0.9, ValueError, r"loss_mask must be of shape \[..., T\]"),
+        (1.0, True, 0.9, ValueError, r"loss_mask must have shape \[..., T\]"),
         (
             GOOD[0],
             GOOD[0],

@@ -212,28 +212,28 @@ def test_images_take_half_the_memory():
 def test_what_cannot_be_right_is_refused():
     item = {"observation": jnp.zeros(3), "reward": 0.0}
     rows = {"observation": jnp.zeros((2, 3)), "reward": jnp.zeros(2)}
-    with pytest.raises(ValueError, match="next_of names 'obs', which the items"):
+    with pytest.raises(ValueError, match="next_of names 'obs', but the items"):
         fbuf.init(item, 8, next_of="obs")
     with pytest.raises(ValueError, match="max_ends must be from 1 to 8"):
         fbuf.init(item, 8, next_of="observation", max_ends=9)
-    with pytest.raises(ValueError, match="there is no next_of"):
+    with pytest.raises(ValueError, match="next_of is None"):
         fbuf.init(item, 8, max_ends=9)
     state = fbuf.init(item, 8, next_of="observation")
     for led_to, match in (
         (None, "next_observation is missing"),
         ((), "next_observation must have the tree"),
         (jnp.zeros((2, 4)), r"next_observation must be \(3,\) for one item"),
-        (jnp.zeros((3, 3)), r"must begin with \(2,\)"),
+        (jnp.zeros((3, 3)), r"must have the leading shape of items, \(2,\)"),
         (jnp.zeros((2, 3), jnp.int32), "next_observation must be float32"),
         (np.zeros((2, 3)), "next_observation is float64"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             fbuf.add(state, rows, next_observation=led_to)
     for view in (fbuf.Transition("reward"), fbuf.NStep(2, gamma=0.9, next_of="reward")):
-        with pytest.raises(ValueError, match="made with next_of='observation'; make it with"):
+        with pytest.raises(ValueError, match="made with next_of='observation'; use"):
             fbuf.sample(state, jax.random.key(0), 2, view=view)
     plain = fbuf.init(item, 8)
-    with pytest.raises(ValueError, match="made without it"):
+    with pytest.raises(ValueError, match="made without next_of"):
         fbuf.sample(plain, jax.random.key(0), 2, view=fbuf.Transition())
     with pytest.raises(ValueError, match="make the buffer with next_of"):
         fbuf.add(plain, rows, next_observation=rows["observation"])

@@ -236,14 +236,17 @@ def test_what_cannot_be_right_is_refused():
             make()
     state = fbuf.add(fbuf.init({"x": jnp.zeros(3)}, 8), {"x": jnp.ones((8, 3))})
     for view, match in (
-        (fbuf.NStep(2, gamma=0.9), "reward names 'reward', which the items of this buffer lack"),
-        (fbuf.NStep(2, gamma=0.9, reward="x"), "must be one real number in each item"),
+        (
+            fbuf.NStep(2, gamma=0.9),
+            "reward names 'reward', but the items of this buffer have no such field",
+        ),
+        (fbuf.NStep(2, gamma=0.9, reward="x"), "must name a field that is one real number"),
         (
             fbuf.Sequence(9, boundary="pad"),
-            "9 steps, more than a lane of this buffer has room for, 8",
+            "9 steps, but a lane of this buffer has room for 8",
         ),
-        (fbuf.NStep(9, gamma=0.9), "n is 9 steps, more than a lane"),
-        (fbuf.FrameStack(9, field="x"), "k is 9 steps, more than a lane"),
+        (fbuf.NStep(9, gamma=0.9), "n is 9 steps, but a lane"),
+        (fbuf.FrameStack(9, field="x"), "k is 9 steps, but a lane"),
         (fbuf.FrameStack(2, field="x", fields=("y",)), "fields leaves out 'x'"),
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
         (fbuf.Sequence(2, state="h", boundary="pad"), "state names 'h'"),

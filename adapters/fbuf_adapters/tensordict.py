@@ -33,8 +33,8 @@ _OURS = ("index", "index_generation", "_weight", "priority_weight")
 """What a batch has beside what was stored."""
 
 _NOTHING = (
-    f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or has no episode as long as "
-    "the sampler's window; ask can_sample() first"
+    f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or no episode is as long as "
+    "the sampler's window; call can_sample() first"
 )
 
 _WIDE = (torch.float64, torch.complex128)
@@ -166,8 +166,8 @@ class TensorDictReplayBuffer:
         """
         if self._num_envs is not None:
             raise InteropError(
-                f"{_NAME}.add: one item is a step of one environment, and this buffer is for "
-                f"{self._num_envs}; give extend() a step of all of them, [{self._num_envs}]"
+                f"{_NAME}.add: one item is a step of one environment, but this buffer has "
+                f"{self._num_envs} environments; give extend() one step of all, [{self._num_envs}]"
             )
         _check_tensordict("add", data)
         slots = self.extend(data.unsqueeze(0))
@@ -197,8 +197,8 @@ class TensorDictReplayBuffer:
                 return torch.zeros(0, dtype=torch.int64)
         if not data.batch_dims:
             raise InteropError(
-                f"{_NAME}.extend: data must have a batch dimension that counts the items; add() "
-                "takes one item"
+                f"{_NAME}.extend: data has no batch dimension; give extend() a batch, or add() "
+                "one item"
             )
         given = data.batch_size
         if self._num_envs is not None and data.batch_dims == 1:
@@ -390,8 +390,8 @@ class TensorDictReplayBuffer:
             saved = state_dict["transforms"]
             if len(saved) != len(self._transforms):
                 raise ValueError(
-                    f"{_NAME}.load_state_dict: there were {len(saved)} transforms, and are "
-                    f"{len(self._transforms)} now; append the same ones first"
+                    f"{_NAME}.load_state_dict: state_dict has {len(saved)} transforms, but this "
+                    f"buffer has {len(self._transforms)}; append the same transforms first"
                 )
             buffer = dict(state_dict["buffer"])
             buffer["ahead"] = [
@@ -443,9 +443,9 @@ class TensorDictReplayBuffer:
             if not isinstance(leaf, torch.Tensor):
                 wrong = "is no tensor; leave it out"
             elif leaf.requires_grad:
-                wrong = "requires grad, which JAX would not track; hand over .detach()"
+                wrong = "requires grad, which JAX does not track; use .detach()"
             elif known not in (None, leaf.dtype):
-                wrong = f"is {leaf.dtype}, and was {known} before; cast it with .to"
+                wrong = f"is {leaf.dtype}, but was {known} in the first call; use .to({known})"
             if wrong is not None:
                 raise InteropError(f"{_NAME}.extend: data[{key!r}] {wrong}")
             leaves[path] = leaf

@@ -43,7 +43,7 @@ def integer(
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"fbuf.{function}: {argument} is traced, but shapes depend on it; give a Python int "
-            f"(jax.jit: list {argument} in static_argnames)"
+            f"(in jax.jit, list {argument} in static_argnames)"
         )
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"fbuf.{function}: {argument} must be an int, got {value!r}")
@@ -113,8 +113,8 @@ def scalar(
         )
     if jnp.shape(value) != () or not is_real(jnp.result_type(value)):
         raise ValueError(
-            f"fbuf.{function}: {argument} must be one real number, got "
-            f"{describe(value)}; it holds for the whole batch"
+            f"fbuf.{function}: {argument} must be one real number for the whole batch, got "
+            f"{describe(value)}"
         )
     if not isinstance(value, jax.core.Tracer) and not (
         is_float32(value) and float(value) <= largest
@@ -164,7 +164,7 @@ def key(function: str, value: Any) -> None:
             return
         raise ValueError(
             f"fbuf.{function}: key must be one random key, got {value.dtype} of shape "
-            f"{value.shape}; split it, or map over the keys with jax.vmap"
+            f"{value.shape}; take one of the keys, or use jax.vmap over them"
         )
     raise TypeError(
         f"fbuf.{function}: key must be a random key, such as jax.random.key(0), got {value!r}"
@@ -175,8 +175,8 @@ def no_list(function: str, argument: str, value: Any) -> None:
     """No Python list or tuple, of which JAX would make many arrays."""
     if isinstance(value, list | tuple):
         raise TypeError(
-            f"fbuf.{function}: {argument} must be an array, got a {type(value).__name__}; make it "
-            "one with jnp.array"
+            f"fbuf.{function}: {argument} must be an array, got a {type(value).__name__}; use "
+            "jnp.array(...)"
         )
 
 
@@ -212,9 +212,9 @@ def array(function: str, argument: str, value: Any) -> None:
         kept = jax.dtypes.canonicalize_dtype(dtype)
         if kept != dtype:
             raise TypeError(
-                f"{name} is {dtype}, which JAX would silently make {kept}, as 64-bit types are "
-                f"off; cast it with .astype({str(kept)!r}), or turn them on "
-                "(jax.config.update('jax_enable_x64', True))"
+                f"{name} is {dtype}, and JAX would silently make it {kept} because its 64-bit "
+                f"types are off; use .astype({str(kept)!r}), or "
+                "jax.config.update('jax_enable_x64', True)"
             )
 
 

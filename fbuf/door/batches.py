@@ -16,7 +16,10 @@ from fbuf.storage.ids import Ids
 def item_specs(function: str, item: Any) -> Any:
     """The shape and dtype of each leaf of one item, as the buffer will store it."""
     if not jax.tree.leaves(item):
-        raise ValueError(f"fbuf.{function}: item holds no array; give one unbatched item")
+        raise ValueError(
+            f"fbuf.{function}: item holds no array; give one unbatched item, such as "
+            "{'obs': jnp.zeros(4)}"
+        )
 
     def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         name = "item" + jax.tree_util.keystr(path)
@@ -24,8 +27,8 @@ def item_specs(function: str, item: Any) -> Any:
         dtype = jax.dtypes.result_type(leaf)
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             raise TypeError(
-                f"fbuf.{function}: {name} is a PRNG key; store jax.random.key_data(key), and wrap "
-                "what is sampled with jax.random.wrap_key_data"
+                f"fbuf.{function}: {name} is a PRNG key; store jax.random.key_data(key), and call "
+                "jax.random.wrap_key_data on what you sample"
             )
         return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
 
@@ -70,7 +73,8 @@ def rows(
     _same_tree(function, argument, item, items)
     if time_major and num_envs is None:
         raise ValueError(
-            f"fbuf.{function}: time_major is for buffers made with num_envs; leave it out"
+            f"fbuf.{function}: time_major is for buffers made with num_envs; this one has none; "
+            "leave time_major out"
         )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(item)]
     stored, given = jax.tree.leaves(item), jax.tree.leaves(items)
@@ -101,7 +105,7 @@ def rows(
                 "buffer with an item of this dtype"
             )
     if 0 in lead:
-        raise ValueError(f"fbuf.{function}: {argument} is an empty batch; leave the call out")
+        raise ValueError(f"fbuf.{function}: {argument} is an empty batch; skip the call")
     batch = Lead(lead, envs_first=len(lead) == 2 and not time_major)
     # No gradient flows into a buffer.
     arrays = [
@@ -246,9 +250,8 @@ def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
     """Ids of rows, flat, and the shape they came in."""
     if not isinstance(value, Ids):
         raise TypeError(
-            f"fbuf.{function}: ids must be fbuf.Ids, such as sample.ids, got "
-            f"{type(value).__name__}; a slot alone does not tell a row from its successors, "
-            "fbuf.ids_at names the rows that are in slots now"
+            f"fbuf.{function}: ids must be a fbuf.Ids, such as batch.ids, got "
+            f"{type(value).__name__}; for slots, use fbuf.ids_at(state, slots)"
         )
     for name in ("slot", "generation"):
         part = getattr(value, name)
@@ -266,7 +269,7 @@ def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
             f"{jnp.shape(value.generation)}"
         )
     if 0 in shape:
-        raise ValueError(f"fbuf.{function}: ids names no rows at all; leave the call out")
+        raise ValueError(f"fbuf.{function}: ids is empty; skip the call")
     slot, generation = jnp.asarray(value.slot), jnp.asarray(value.generation)
     return Ids(slot.reshape(-1), generation.reshape(-1)), shape
 

@@ -182,8 +182,8 @@ def one_buffer(function: str, state: State[Any]) -> None:
     """A state, and not a batch of states."""
     if jnp.ndim(state.fault) != 0:
         raise ValueError(
-            f"fbuf.{function}: state is a batch of buffers, of shape {jnp.shape(state.fault)};"
-            f" call it through jax.vmap(fbuf.{function}, ...)"
+            f"fbuf.{function}: state is a batch of buffers of shape {jnp.shape(state.fault)}; "
+            f"use jax.vmap(fbuf.{function})"
         )
 
 
@@ -196,9 +196,9 @@ def refuse_consumed(function: str, state: State[Any]) -> None:
     """Raise if an earlier call has taken the state's memory."""
     if any(map(is_deleted, jax.tree.leaves(state))):
         raise RuntimeError(
-            f"fbuf.{function}: this state has been consumed: an earlier call wrote its result "
-            "into the state's memory. Go on with the state which that call returned "
-            "(state = fbuf.add(state, ...)), or keep the old one by calling it with donate=False"
+            f"fbuf.{function}: this state was consumed: an earlier call wrote its result into the "
+            "memory of this state. Use the state that the call returned "
+            "(state = fbuf.add(state, ...)), or give it donate=False to keep the old one"
         )
 
 

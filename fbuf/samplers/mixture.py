@@ -100,8 +100,8 @@ class Mixture(Sampler):
         """No start, and no priority."""
         if self.recent and ring.heads > 1:
             raise ValueError(
-                "fbuf.init: Mixture(recent=...) draws from the newest rows of environments that "
-                "step together; leave recent out, or make the buffer with lockstep=True"
+                "fbuf.init: Mixture(recent=...) is for environments that step together; make the "
+                "buffer with lockstep=True, or leave recent out"
             )
         priorities = self.priorities.init(ring)
         return MixedIndex(start_index.empty(ring, self._window), priorities)

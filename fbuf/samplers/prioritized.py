@@ -101,9 +101,9 @@ class Prioritized(Sampler):
             value = getattr(self, name)
             if isinstance(value, jax.core.Tracer):
                 raise TypeError(
-                    f"fbuf.Prioritized: {name} is traced, but a sampler is static; give it as a "
-                    "number here, and pass alpha= to add and update_priority, or beta= to sample, "
-                    "where it is to follow a schedule"
+                    f"fbuf.Prioritized: {name} is traced, but a sampler is static; give a "
+                    "number here. For a schedule, pass alpha= to add and update_priority, and "
+                    "beta= to sample"
                 )
             check.number("Prioritized", name, value)
             object.__setattr__(self, name, float(value))

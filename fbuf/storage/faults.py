@@ -36,20 +36,20 @@ class Fault(enum.IntFlag):
 
 MEANING = {
     Fault.BAD_PRIORITY: (
-        "a priority was NaN, infinite, negative or too large; those entries were skipped "
-        "(an added row got the default priority). Look at the TD errors that were passed"
+        "a priority was NaN, infinite, negative or too large; it was skipped (an added row got "
+        "the default priority). Look at the TD errors that you passed"
     ),
     Fault.ID_OUT_OF_RANGE: (
-        "an id named a slot outside the buffer; those entries were skipped. Pass the ids that "
-        "fbuf.sample returned for this buffer, unchanged"
+        "an id named a slot outside the buffer; it was skipped. Pass the ids that fbuf.sample "
+        "returned for this buffer, unchanged"
     ),
     Fault.STALE_ID: (
-        "an id named a row that has since been overwritten or removed; those entries were "
-        "skipped. Expected when learning lags behind acting"
+        "an id named a row that was overwritten or removed since; it was skipped. This is normal "
+        "when learning lags behind acting"
     ),
     Fault.LOST_NEXT: (
-        "more episodes ended than the buffer keeps the last observation of; draws of those rows "
-        "by a view that needs it are masked. Make the buffer with a larger max_ends"
+        "more episodes ended than the buffer keeps last observations of; draws of their last rows "
+        "by a view that needs those are masked. Make the buffer with a larger max_ends"
     ),
 }
 

@@ -153,8 +153,8 @@ class Storage(Generic[Item]):
                 field = _child(field, part)
             except KeyError:
                 raise ValueError(
-                    f"fbuf.{function}: {argument} names {name!r}, which the items of this buffer "
-                    f"lack; they are {self.item}. Name a field they have, or store one"
+                    f"fbuf.{function}: {argument} names {name!r}, but the items of this buffer "
+                    f"have no such field; they are {self.item}"
                 ) from None
         return jax.tree.map(lambda leaf: leaf.number, field)
 

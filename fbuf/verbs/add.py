@@ -108,8 +108,8 @@ def add(
     if mask is not None:
         if ring.num_envs is not None and ring.lockstep:
             raise ValueError(
-                "fbuf.add: mask leaves out rows, but the environments of this buffer step "
-                "together; leave mask out, or make the buffer with lockstep=False"
+                "fbuf.add: mask leaves out environments, but those of this buffer step together; "
+                "make the buffer with lockstep=False, or leave mask out"
             )
         mask = batches.flags("add", "mask", mask, lead)
     if not sampler.keeps_priorities and (priority is not None or alpha is not None):
@@ -139,9 +139,8 @@ def add(
 def no_priorities(function: str, state: State[Any]) -> str:
     """What to say to whom gives priorities to a sampler that keeps none."""
     return (
-        f"fbuf.{function}: the buffer's sampler is {type(state.sampler).__name__}, which keeps no "
-        "priorities; leave priority and alpha out, or make the buffer with "
-        "sampler=fbuf.Prioritized()"
+        f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; leave priority and "
+        "alpha out, or make the buffer with sampler=fbuf.Prioritized()"
     )
 
 
@@ -163,21 +162,21 @@ def _next_observations(state: State[Any], given: Any, lead: Lead, time_major: bo
     if state.next_obs is None:
         if given is not None:
             raise ValueError(
-                "fbuf.add: next_observation is for buffers that read it from the following row; "
-                "make the buffer with next_of, the name of the observation, or store it as a field"
+                "fbuf.add: next_observation is for buffers made with next_of; make the buffer with "
+                "next_of='observation' (the name of that field), or store the next observation as "
+                "a field of the item"
             )
         return None
     if given is None:
         raise ValueError(
-            f"fbuf.add: next_observation is missing: the buffer was made with "
-            f"next_of={state.next_obs.field!r}, and reads what a step led to from the following "
-            "row; give what these rows led to"
+            f"fbuf.add: next_observation is missing; the buffer was made with "
+            f"next_of={state.next_obs.field!r}, so give the observation after each of these steps"
         )
     item, num_envs = state.next_obs.rows.item, state.ring.num_envs
     rows, its_lead = batches.rows("add", item, given, num_envs, time_major, "next_observation")
     if its_lead != lead:
         raise ValueError(
-            f"fbuf.add: next_observation must begin with {lead.shape}, as items do, got "
+            f"fbuf.add: next_observation must have the leading shape of items, {lead.shape}, got "
             f"{its_lead.shape}"
         )
     return rows

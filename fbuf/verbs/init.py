@@ -91,8 +91,8 @@ def init(
         next_obs = next_observations.empty(storage, ring, next_of, ends)
     elif max_ends is not None:
         raise ValueError(
-            "fbuf.init: max_ends is about what next_of names, but there is no next_of; name the "
-            "field, or leave max_ends out"
+            "fbuf.init: max_ends is for buffers with next_of, and next_of is None; name the "
+            "observation with next_of, or leave max_ends out"
         )
     return varying(
         State(
@@ -112,15 +112,14 @@ def _environments(num_envs: Any, capacity: int, lockstep: Any) -> int | None:
     if num_envs is None:
         if not lockstep:
             raise ValueError(
-                "fbuf.init: lockstep=False gives each environment a head of its own, but there is "
-                "no num_envs; say how many environments there are"
+                "fbuf.init: lockstep=False is for buffers with num_envs, and num_envs is None; "
+                "give num_envs, or leave lockstep out"
             )
         return None
     num_envs = check.integer("init", "num_envs", num_envs, capacity)
     if capacity % num_envs:
         raise ValueError(
-            f"fbuf.init: capacity must be a multiple of num_envs, {num_envs}, for each "
-            f"environment has a lane of the same length, got {capacity}; take "
-            f"{capacity // num_envs * num_envs}"
+            f"fbuf.init: capacity must be a multiple of num_envs ({num_envs}), because all lanes "
+            f"have the same length, got {capacity}; take {capacity // num_envs * num_envs}"
         )
     return num_envs

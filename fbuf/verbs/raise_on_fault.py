@@ -37,10 +37,12 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
     if isinstance(state.fault, jax.core.Tracer):
         raise TypeError(
             "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
-            "call it on the host, on the state that the compiled function returned"
+            "call raise_on_fault on the host, with the state that the compiled function returned"
         )
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits)
-        raise RuntimeError(f"fbuf: the buffer skipped bad values ({bits!r}): {reasons}")
+        raise RuntimeError(
+            f"fbuf.raise_on_fault: the buffer skipped bad values ({bits!r}): {reasons}"
+        )

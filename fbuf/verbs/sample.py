@@ -76,13 +76,13 @@ def sample(
     one_buffer("sample", state)
     if state.sampler.in_order and step is None:
         raise ValueError(
-            f"fbuf.sample: the buffer's sampler is {type(state.sampler).__name__}, which has to "
-            "know which batch it is; give step=i, and count it from 0"
+            f"fbuf.sample: {type(state.sampler).__name__} needs the number of the batch; give "
+            "step=i, counting from 0"
         )
     if not state.sampler.in_order and step is not None:
         raise ValueError(
-            f"fbuf.sample: the buffer's sampler is {type(state.sampler).__name__}, which draws "
-            "with replacement; leave step out, or make the buffer with sampler=fbuf.Shuffled()"
+            f"fbuf.sample: {type(state.sampler).__name__} draws with replacement and takes no "
+            "step; leave step out, or make the buffer with sampler=fbuf.Shuffled()"
         )
     return drawn(state, key, beta, step, batch_size, view)[0]
 

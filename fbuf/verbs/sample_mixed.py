@@ -122,15 +122,16 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
         one_buffer("sample_mixed", state)
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise TypeError(
-                f"fbuf.sample_mixed: a share must be a Python number, as shapes depend on it, got "
-                f"{share!r}"
+                f"fbuf.sample_mixed: a share must be a Python number because shapes depend on it, "
+                f"got {share!r}"
             )
         if not (math.isfinite(share) and share > 0):
             raise ValueError(f"fbuf.sample_mixed: a share must be above 0, got {share}")
         if state.sampler.in_order:
             raise ValueError(
-                f"fbuf.sample_mixed: a source draws by {type(state.sampler).__name__}, whose "
-                "batches are numbered; draw from it with fbuf.sample(..., step=i)"
+                f"fbuf.sample_mixed: a source has the sampler {type(state.sampler).__name__}, "
+                "whose batches are numbered; give it another sampler, or draw from it with "
+                "fbuf.sample(..., step=i)"
             )
         if states and not _alike(state, states[0]):
             raise ValueError(
@@ -157,8 +158,8 @@ def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
         counts[at] += 1
     if 0 in counts:
         raise ValueError(
-            f"fbuf.sample_mixed: of {batch_size} draws, source {counts.index(0)} with its share of "
-            f"{shares[counts.index(0)]} would get none; raise its share or the batch size"
+            f"fbuf.sample_mixed: source {counts.index(0)} with share {shares[counts.index(0)]} "
+            f"would get none of {batch_size} draws; raise its share or batch_size"
         )
     return tuple(counts)
 

@@ -63,7 +63,7 @@ def sequence_priority(
     steps = jnp.shape(loss_mask)
     if not steps:
         raise ValueError(
-            "fbuf.sequence_priority: loss_mask must be of shape [..., T], a bool for each step, "
+            "fbuf.sequence_priority: loss_mask must have shape [..., T], a bool for each step, "
             "got a scalar"
         )
     if jnp.result_type(loss_mask) != jnp.bool_:

@@ -93,7 +93,7 @@ def write(
         for number, leaf in zip(jax.tree.leaves(field), jax.tree.leaves(values), strict=True):
             if number in changed:
                 raise ValueError(
-                    f"fbuf.write: fields[{name!r}] overlaps with another field; give each number "
+                    f"fbuf.write: fields[{name!r}] overlaps with another field; name each field "
                     "once"
                 )
             spec = state.storage.fields[number]

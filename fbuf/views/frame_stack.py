@@ -62,8 +62,8 @@ class FrameStack(View):
         wanted = self.fields or (self.field,)
         if not any(f"{self.field}.".startswith(f"{name}.") for name in wanted):
             raise ValueError(
-                f"fbuf.FrameStack: fields leaves out {self.field!r}, which is to be stacked; put "
-                "it among them, or take fbuf.Item"
+                f"fbuf.FrameStack: fields leaves out {self.field!r}, the field to stack; add it "
+                "to fields, or use fbuf.Item"
             )
         back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)
         back = jnp.minimum(back, _reach(reader, slots, self.k)[:, None])

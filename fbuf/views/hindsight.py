@@ -157,9 +157,9 @@ class Hindsight(View):
         wanted, given = reader.specs(goal), reader.specs(achieved)
         if jax.tree.flatten(wanted) != jax.tree.flatten(given):
             raise ValueError(
-                f"fbuf.Hindsight: achieved is {self.achieved!r}, which must be like the goal "
-                f"{self.goal!r}, or it could not take its place: expected {wanted}, got {given}. "
-                "Store what was achieved in the form of a goal"
+                f"fbuf.Hindsight: achieved={self.achieved!r} must have the tree, shapes and dtypes "
+                f"of goal={self.goal!r}, {wanted}, got {given}; store what was achieved in the "
+                "form of a goal"
             )
         return goal, achieved
 
@@ -183,12 +183,13 @@ class Hindsight(View):
         if not isinstance(found, jax.ShapeDtypeStruct) or found.shape != ():
             raise ValueError(
                 "fbuf.Hindsight: reward_fn must return one number for one row, got "
-                f"{found}; it is given {one[0]} and a goal like it"
+                f"{found}; its arguments are {one[0]} and a goal of the same form"
             )
         if _kind(found.dtype) > _kind(dtype):
             raise ValueError(
-                f"fbuf.Hindsight: reward_fn returns {found.dtype}, which the stored reward, "
-                f"{dtype}, cannot hold; convert it in reward_fn, or store a reward that can"
+                f"fbuf.Hindsight: reward_fn returns {found.dtype}, but the stored reward is "
+                f"{dtype}, which cannot hold it; cast it in reward_fn, or make the buffer with a "
+                f"reward of dtype {found.dtype}"
             )
         return jax.vmap(self.reward_fn)(*pair).astype(dtype)
 

@@ -111,8 +111,8 @@ class Reader:
             if field.shape == () and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
         raise ValueError(
-            f"fbuf.{self.view}: {argument} is {name!r}, which must be one real number in each "
-            f"item, got {self.specs(number)}; name the field that is"
+            f"fbuf.{self.view}: {argument}={name!r} must name a field that is one real number, "
+            f"got {self.specs(number)}; name the field that holds the {argument}"
         )
 
     def specs(self, numbers: Any) -> Any:
@@ -138,11 +138,11 @@ class Reader:
         """
         kept = self._state.next_obs
         if kept is None or next_of not in (None, kept.field):
-            made = "without it" if kept is None else f"with next_of={kept.field!r}"
+            made = "without next_of" if kept is None else f"with next_of={kept.field!r}"
             wanted = next_of or "observation"
             raise ValueError(
-                f"fbuf.{self.view}: next_of is {next_of!r}, but the buffer was made {made}; make "
-                f"it with fbuf.init(..., next_of={wanted!r}), and give next_observation to fbuf.add"
+                f"fbuf.{self.view}: next_of is {next_of!r}, but the buffer was made {made}; use "
+                f"fbuf.init(..., next_of={wanted!r}), and give next_observation to fbuf.add"
             )
         found, known = kept.read(self.storage, self.ring, slots, flags)
         self.reads.extend([*jax.tree.leaves(found), known])
@@ -164,6 +164,6 @@ class Reader:
         """Refuse more steps than any lane has room for."""
         if steps > self.ring.lane_length:
             raise ValueError(
-                f"fbuf.{self.view}: {what} {steps} steps, more than a lane of this buffer has room "
-                f"for, {self.ring.lane_length}; take fewer, or make the buffer larger"
+                f"fbuf.{self.view}: {what} {steps} steps, but a lane of this buffer has room for "
+                f"{self.ring.lane_length}; take fewer steps, or a larger capacity"
             )

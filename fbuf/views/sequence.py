@@ -147,9 +147,9 @@ class Sequence(View):
         """Refuse a sampler whose windows do not suit the boundary."""
         if self.boundary == "stop" and window < total:
             raise ValueError(
-                f"fbuf.Sequence: boundary='stop' takes a sampler that draws only rows from which "
-                f"all {total} steps are there, but its window is {window}; make the buffer with "
-                f"window={total}, or take boundary='pad'"
+                f"fbuf.Sequence: boundary='stop' needs whole windows of {total} steps, but the "
+                f"sampler's window is {window}; make the buffer with window={total}, or use "
+                "boundary='pad' or 'cross'"
             )
         if self.boundary != "stop" and window >= total > 1:
             raise ValueError(

@@ -101,5 +101,5 @@ def _refuse_traced(state: fbuf.State[Any]) -> None:
     if isinstance(state.fault, jax.core.Tracer):
         raise InteropError(
             "fbuf_adapters.pytorch.add_from_torch: state is traced, or this was called inside a "
-            "compiled function, in which PyTorch cannot take part; call it outside"
+            "compiled function, where PyTorch cannot run; call this outside"
         )

@@ -87,8 +87,8 @@ def callback(
             gc.collect()  # it may be in a cycle, and not be kept at all
         if any(storage() is not None for storage in kept):
             raise InteropError(
-                "fbuf_adapters.pytorch.callback: the function has kept one of its arguments, or a "
-                "view of it, whose memory XLA will use again; keep a clone()"
+                "fbuf_adapters.pytorch.callback: the function kept one of its arguments, or a view "
+                "of one, but XLA will use that memory again; keep a clone()"
             )
 
     return buffer_callback(call, specs, vmap_method=vmap_method)

@@ -82,23 +82,23 @@ def load(
         saved
     )
     if missing:
-        raise ValueError(f"{where} state_dict is not whole: it lacks {sorted(missing)}")
+        raise ValueError(f"{where} state_dict is incomplete: it lacks {sorted(missing)}")
     if saved["version"] != VERSION:
         raise ValueError(
-            f"{where} state_dict is of version {saved['version']}, and this one is {VERSION}; load "
-            "it with the release that wrote it"
+            f"{where} state_dict has version {saved['version']}, but this release reads version "
+            f"{VERSION}; load it with the release that wrote it"
         )
     learned = learn(where, saved["item"])
     wanted = jax.eval_shape(lambda: init(learned.item))
     if saved["made_with"] != _made_with(wanted):
         raise ValueError(
-            f"{where} state_dict is of a buffer made with {saved['made_with']}, and this one with "
-            f"{_made_with(wanted)}; make it with the same arguments"
+            f"{where} state_dict is from a buffer made with {saved['made_with']}, but this buffer "
+            f"was made with {_made_with(wanted)}; use the same arguments"
         )
     if saved["ahead"] and saved["batch_size"] != batch_size:
         raise ValueError(
-            f"{where} state_dict has batches of {saved['batch_size']} that were drawn ahead, and "
-            f"this buffer's are of {batch_size}; make it with the same batch_size"
+            f"{where} state_dict holds batches of {saved['batch_size']} drawn ahead, but this "
+            f"buffer has batch_size {batch_size}; use the same batch_size"
         )
     leaves: list[jax.Array] = []
     for path, spec in jax.tree.leaves_with_path(wanted):

@@ -40,9 +40,9 @@ def check(tensor: torch.Tensor) -> None:
     narrower = NARROWER.get(tensor.dtype)
     if narrower is not None and not x64():
         raise InteropError(
-            f"would silently become {narrower}, as JAX's 64-bit types are off; give narrow=True "
-            "(and copy) to cast it if every value fits, or turn them on "
-            "(jax.config.update('jax_enable_x64', True))"
+            f"would silently become {narrower}, because JAX's 64-bit types are off; give "
+            "narrow=True (and copy) to cast it if every value fits, or use "
+            "jax.config.update('jax_enable_x64', True)"
         )
 
 
@@ -66,8 +66,8 @@ def fit(tensor: torch.Tensor, narrow: bool) -> torch.Tensor:
         fits = torch.equal(small.to(tensor.dtype), tensor)
     if not fits:
         raise InteropError(
-            f"holds a value that {narrower} does not have: scale or clamp it, or turn JAX's 64-bit "
-            "types on (jax.config.update('jax_enable_x64', True))"
+            f"holds a value that {narrower} cannot hold; scale or clamp it, or use "
+            "jax.config.update('jax_enable_x64', True)"
         )
     return small
 
@@ -77,7 +77,7 @@ def to_torch(dtype: Any) -> torch.dtype:
     for theirs, ours in DTYPES.items():
         if ours == jnp.dtype(dtype):
             return theirs
-    raise InteropError(f"{dtype} is a dtype that PyTorch does not have")
+    raise InteropError(f"{dtype} is a dtype that PyTorch lacks")
 
 
 def stored(dtype: torch.dtype) -> np.dtype[Any]:

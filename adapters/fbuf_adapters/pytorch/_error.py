@@ -18,7 +18,7 @@ class InteropError(TypeError):
         Traceback (most recent call last):
         ...
         fbuf_adapters.pytorch.InteropError: fbuf_adapters.pytorch.to_torch: tree['reward'] (float) \
-is no JAX array; make it one with jnp.asarray
+is not a JAX array; use jnp.asarray
     """
 
 
@@ -57,7 +57,7 @@ def describe(leaf: Any) -> str:
 def untraced(leaf: Any) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         raise InteropError(
-            "is traced: PyTorch cannot take part in a compiled function; return it from the "
-            "function and call this outside"
+            "is traced, and PyTorch cannot run inside a compiled function; return it from the "
+            "function, and call this outside"
         )
     return leaf

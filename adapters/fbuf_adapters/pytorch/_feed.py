@@ -33,7 +33,7 @@ def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
     array = _from_torch.alias(tensor if shared else _from_torch.own(tensor))
     if array.sharding.device_set != devices:
         raise InteropError(
-            f"lies on {tensor.device}, and the buffer does not: move it with .cpu(), or the buffer "
+            f"lies on {tensor.device}, but the buffer does not; use .cpu(), or move the buffer "
             "with jax.device_put"
         )
     return array
@@ -78,8 +78,8 @@ def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
     """The same for one with integers of 64 bits, which are torch's habit: in 32, if they fit."""
     if tensor.dtype in (torch.float64, torch.complex128) and not _dtypes.x64():
         raise InteropError(
-            "is of 64 bits, of which JAX would keep 32: cast it with .float() or the like, or turn "
-            "JAX's 64-bit types on (jax.config.update('jax_enable_x64', True))"
+            "is 64-bit, and JAX would keep 32 bits; use .float() or the like, or "
+            "jax.config.update('jax_enable_x64', True)"
         )
     return feed(tensor, True, devices)
 

@@ -87,7 +87,7 @@ def obstacle(tensor: torch.Tensor) -> str | None:
     if tensor.numel() > 0 and tensor.data_ptr() % ALIGNMENT != 0:
         return f"does not start at a multiple of {ALIGNMENT} bytes; take .clone()"
     if tensor.is_pinned():
-        return "is pinned, which JAX takes for memory of the GPU; take .clone()"
+        return "is pinned, and JAX takes pinned memory for GPU memory; use .clone()"
     return None
 
 

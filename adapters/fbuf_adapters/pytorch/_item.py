@@ -57,8 +57,8 @@ def learn(where: str, tree: Any, axes: int = 0, given: Any = None) -> Learned:
             ) from None
         if len(shape) < axes:
             raise InteropError(
-                f"{where} item{path} ({describe(leaf)}) has no axis for the items, or for the "
-                "environments; give it one, or call add for one item"
+                f"{where} item{path} ({describe(leaf)}) lacks the leading axis of the items or of "
+                "the environments; add it, or call add() for one item"
             )
         if not isinstance(dtype, torch.dtype):
             dtype = _dtypes.to_torch(dtype)

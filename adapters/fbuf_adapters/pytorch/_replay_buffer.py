@@ -113,8 +113,7 @@ class ReplayBuffer:
             raise ValueError(f"{_where('__init__')} prefetch must be at least 0, got {prefetch}")
         if prefetch and batch_size is None:
             raise ValueError(
-                f"{_where('__init__')} prefetch draws batches before they are asked for; say of "
-                "what batch_size"
+                f"{_where('__init__')} prefetch needs a batch_size; give one to the buffer"
             )
         if not 0 <= seed < 2**32:
             raise ValueError(f"{_where('__init__')} seed must be in [0, 2**32), got {seed}")
@@ -122,8 +121,8 @@ class ReplayBuffer:
         self._jax_device = _tensors.jax_device(self._device, _where("__init__"))
         if pin_memory and not (self._device.type == "cpu" and torch.cuda.is_available()):
             raise InteropError(
-                f"{_where('__init__')} pin_memory is for rows on the CPU of a machine with a GPU "
-                f"that PyTorch can use; the rows are on {self._device}; leave it out"
+                f"{_where('__init__')} pin_memory needs rows on the CPU (they are on "
+                f"{self._device}) and a GPU that PyTorch can use; leave it out"
             )
         self._to = None if to is None else torch.device(to)
         self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
@@ -342,12 +341,13 @@ class ReplayBuffer:
             size = self._batch_size if batch_size is None else batch_size
             if size is None:
                 raise ValueError(
-                    f"{_where('sample')} batch_size is given neither here nor to the buffer"
+                    f"{_where('sample')} batch_size is None, and the buffer has none; give one "
+                    "here or to the buffer"
                 )
             if size != self._batch_size and (self._prefetch or self._ahead):
                 raise ValueError(
-                    f"{_where('sample')} batches of {self._batch_size} have been drawn ahead, and "
-                    f"batch_size is {size}; leave it out, or make the buffer without prefetch"
+                    f"{_where('sample')} batch_size is {size}, but batches of {self._batch_size} "
+                    "were drawn ahead; leave batch_size out, or make the buffer without prefetch"
                 )
             while self._worker is not None and len(self._ahead) <= self._prefetch:
                 sample = self._draw(state, size, beta)
@@ -358,7 +358,9 @@ class ReplayBuffer:
         try:
             return drawn.result().take()
         except concurrent.futures.CancelledError:
-            raise RuntimeError(f"{_where('sample')} the buffer was closed meanwhile") from None
+            raise RuntimeError(
+                f"{_where('sample')} the buffer was closed while this call waited"
+            ) from None
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any]]:
         """Return batches without end. With `fbuf.Shuffled`, return those of the next epoch.
@@ -444,13 +446,13 @@ class ReplayBuffer:
             self._check_open("state")
             if self._state is None or self._learned is None:
                 raise RuntimeError(
-                    f"{_where('state')} nothing has been added yet, so that no other state is "
-                    "known to fit; give the buffer its item when it is made"
+                    f"{_where('state')} nothing has been added yet, so the item is not known; "
+                    "give the buffer its item when you make it"
                 )
             if _form(state) != _form(self._state):
                 raise InteropError(
-                    f"{_where('state')} must be a state of this buffer: what fbuf's functions "
-                    "make of buffer.state, with the same item, capacity, sampler and environments"
+                    f"{_where('state')} must be a state of this buffer, as fbuf's functions return "
+                    "it for buffer.state: with the same item, capacity, sampler and environments"
                 )
             self._drop_ahead()
             self._state = jax.device_put(state, self._jax_device)
@@ -595,7 +597,7 @@ class ReplayBuffer:
     def _feed_row(self, leaf: Any) -> Any:
         """A leaf of an item: a tensor, and nothing else."""
         if not isinstance(leaf, torch.Tensor):
-            raise InteropError("is no tensor; make it one with torch.as_tensor")
+            raise InteropError("is not a tensor; use torch.as_tensor")
         return self._feed(leaf)
 
     def _feed(self, leaf: Any) -> Any:
@@ -634,13 +636,13 @@ class ReplayBuffer:
         self._check_open(function)
         if self._state is None:
             raise RuntimeError(
-                f"{_where(function)} nothing has been added yet, so that the item is not known; "
-                "add something first, or give the buffer its item when it is made"
+                f"{_where(function)} nothing has been added yet, so the item is not known; add "
+                "something first, or give the buffer its item when you make it"
             )
         if self._state.fault.is_deleted():
             raise RuntimeError(
-                f"{_where(function)} the state was taken out, and consumed by a function that it "
-                "was donated to; assign what that returned: buffer.state = ..."
+                f"{_where(function)} a function consumed buffer.state; assign the state that it "
+                "returned: buffer.state = ..."
             )
         return self._state
 

@@ -16,7 +16,7 @@ _SOMETHING = torch.zeros(1, device="cpu")
 def check(leaf: Any) -> None:
     """Whether there is memory to read, holding what the tensor says, that JAX can reach."""
     if not isinstance(leaf, torch.Tensor):
-        raise InteropError("is no tensor; make it one with torch.as_tensor")
+        raise InteropError("is not a tensor; use torch.as_tensor")
     if leaf.layout != torch.strided or leaf.is_nested:
         raise InteropError(
             "is sparse or nested; make it a plain tensor with .to_dense(), or pad it"
@@ -29,7 +29,7 @@ def check(leaf: Any) -> None:
             "one with values, outside"
         )
     if leaf.requires_grad:
-        raise InteropError("requires grad, which JAX would not track; hand over .detach()")
+        raise InteropError("requires grad, which JAX does not track; use .detach()")
     if leaf.dtype not in _dtypes.DTYPES:
         raise InteropError("is of a dtype that JAX cannot take over; cast it with .to")
     if not (leaf.is_cpu or (leaf.is_cuda and jax_has_gpu())):
@@ -75,8 +75,9 @@ def jax_device(device: torch.device, where: str) -> Any:
             if found.local_hardware_id == index:
                 return found
     raise InteropError(
-        f"{where} device {device} cannot be reached by both: JAX has {jax.devices()}, and PyTorch "
-        f"{torch.cuda.device_count()} GPUs; install both for the GPU, or take device='cpu'"
+        f"{where} device {device} must be one that both libraries reach: JAX has {jax.devices()}, "
+        f"and PyTorch has {torch.cuda.device_count()} GPUs; install both for the GPU, or use "
+        "device='cpu'"
     )
 
 

@@ -115,7 +115,7 @@ def _check_array(leaf: Any) -> None:
                 "is a buffer's own memory, which fbuf.add must be free to write to; share what "
                 "fbuf.sample returns, or give copy=True"
             )
-        raise InteropError("is no JAX array; make it one with jnp.asarray")
+        raise InteropError("is not a JAX array; use jnp.asarray")
     untraced(leaf)
     if leaf.is_deleted():
         raise InteropError(
