@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax import lax
@@ -19,4 +19,7 @@ def varying(tree: T) -> T:
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
         return tree
+    if not hasattr(lax, "pcast"):  # JAX 0.8.0 has it by another name
+        pvary: Any = getattr(lax, "pvary")  # noqa: B009
+        return jax.tree.map(lambda leaf: pvary(leaf, axes), tree)
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
