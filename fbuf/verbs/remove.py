@@ -14,6 +14,7 @@ from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.verbs.named import named
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
 
 
 @verb()
@@ -54,6 +55,8 @@ def remove(
     one_buffer("remove", state)
     slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The fault is known once all that was asked of the buffer before this has been read.
+    slots = tie(slots, state.fault)
     ring = state.ring.remove(slots)
     index = state.sampler.remove(state.index, ring, slots)
     fault = collected(state.fault, faults)

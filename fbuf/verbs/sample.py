@@ -94,9 +94,8 @@ def drawn(
     order.sampled(state)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     view_key = jax.random.fold_in(key, 1) if view.is_random else None
-    # A sampler reads its index for the probabilities, too.
-    reads = draw.probability, draw.log_weight
-    batch = gathered(state, draw.slots, draw.mask, view, view_key, reads)
+    # A sampler may read its index for the probabilities alone.
+    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
     return (
         Sample(
             data=batch.data,
