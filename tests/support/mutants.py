@@ -133,11 +133,11 @@ MUTANTS = [
         ("bits_where(outside & chosen, ", "bits_where(outside, ", "mask", FLAT),
         ("bits_where(stale & chosen, ", "bits_where(stale, ", "mask", FLAT),
         ("jnp.where(live & chosen, ", "jnp.where(live, ", "mask", FLAT),
-        ("return tie(slots, state.fault), faults", "return slots, faults", "order", place(3)),
     ),
     *of(
         "verbs/remove.py",
         ("slots = jnp.where(last_of_each(slots), slots, state.capacity)", "slots = slots + 0", "count", FLAT),
+        ("slots = tie(slots, state.fault)", "slots = slots + 0", "order", place(3)),
     ),
     *of(
         "verbs/clear.py",
@@ -159,7 +159,7 @@ MUTANTS = [
         "verbs/sample.py",
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
         ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
-        ("reads = draw.probability, draw.log_weight", "reads = ()", "order", OUTSIDE),
+        ("view_key, (draw.probability,))", "view_key)", "order", OUTSIDE),
     ),
     *of(
         "verbs/sample_mixed.py",
