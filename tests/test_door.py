@@ -380,3 +380,39 @@ def test_nbytes_takes_what_init_takes():
     options = {"num_envs": 2, "lockstep": False, "next_of": "x", "max_ends": 3, "sampler": EXACT}
     state = fbuf.init(ITEM, 8, **options)
     assert fbuf.nbytes(ITEM, 8, **options) == sum(x.nbytes for x in jax.tree.leaves(state))
+
+
+def test_a_numpy_step_is_its_owners_again():
+    state = fbuf.add(
+        fbuf.init(jnp.int32(0), 4096, sampler=fbuf.Shuffled()), np.arange(4096, dtype=np.int32)
+    )
+    expected = np.asarray(fbuf.sample(state, KEY, 256, step=0).data)
+    memory = np.zeros(64, np.int32)
+    aligned = -memory.ctypes.data % 64 // 4  # JAX takes aligned memory as it is
+    step = memory[aligned : aligned + 1].reshape(())
+    for _ in range(50):
+        step[...] = 0
+        batch = fbuf.sample(state, KEY, 256, step=step)
+        step[...] = 5
+        np.testing.assert_array_equal(batch.data, expected)
+
+
+def test_after_from_python_is_the_same_state():
+    state = filled()
+    assert fbuf.after(state, fbuf.sample(state, KEY, 2)) is state
+    for nothing in (None, {}):
+        with pytest.raises(TypeError, match="batch must be what was read"):
+            fbuf.after(state, nothing)
+
+
+def test_steps_first_is_for_one_axis_of_rows():
+    view = fbuf.Sequence(2, boundary="pad", time_major=True)
+    state = filled(sampler=fbuf.Uniform())
+    with pytest.raises(ValueError, match="takes ids of one axis"):
+        fbuf.read(state, fbuf.ids_at(state, jnp.int32([[0, 1]])), view=view)
+    with pytest.raises(ValueError, match="leave time_major out of the view"):
+        fbuf.sample_mixed([(state, 1.0), (state, 1.0)], KEY, 4, view=view)
+    gone = fbuf.Ids(jnp.int32([1, 3]), jnp.int32([5, 0]))
+    for time_major in (False, True):
+        view = fbuf.Sequence(2, boundary="pad", time_major=time_major, state="n")
+        np.testing.assert_array_equal(fbuf.read(state, gone, view=view).data.state, [0, 1])

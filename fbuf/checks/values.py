@@ -139,7 +139,8 @@ def count(function: str, argument: str, value: Any) -> jax.Array | None:
         raise ValueError(
             f"fbuf.{function}: {argument} must be from 0 to 2**31 - 1, got {int(value)}"
         )
-    return jnp.asarray(value, jnp.int32)
+    # The number itself: a NumPy array belongs to its owner again when the call returns.
+    return jnp.asarray(value if isinstance(value, jax.Array) else int(value), jnp.int32)
 
 
 def _range(largest: float) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fbuf.door.entry import one_buffer, verb
+import jax
+import jax.core
+
+from fbuf.door.entry import one_buffer, refuse_consumed, require_state
 from fbuf.state import Batch, State
 from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 
-@verb()
 def after(state: State[Item], batch: Any) -> State[Item]:
     """Make the next write to a buffer wait until a batch is read.
 
@@ -33,6 +35,7 @@ def after(state: State[Item], batch: Any) -> State[Item]:
         The same state.
 
     Raises:
+        TypeError: If `batch` holds no array.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(1), of a batch O(B).
@@ -49,7 +52,17 @@ def after(state: State[Item], batch: Any) -> State[Item]:
         >>> int(fbuf.size(state))
         4
     """
+    require_state("after", state)
     one_buffer("after", state)
     # The ids of a batch are known once all of it has been read.
     reads = batch.ids.slot if isinstance(batch, Batch) else batch
+    leaves = jax.tree.leaves(reads)
+    if not leaves:
+        raise TypeError(
+            f"fbuf.after: batch must be what was read of the buffer, got {type(batch).__name__} "
+            "without arrays; give the batch"
+        )
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
+        refuse_consumed("after", state)
+        return state  # called from Python, it has nothing to do: those calls are in order
     return dataclasses.replace(state, fault=tie(state.fault, reads))

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.ids import NO_SLOT, Ids
@@ -39,6 +40,7 @@ def newest_ids(state: State[Any], count: int) -> Ids:
         Array([3, 0, 1], dtype=int32)
     """
     one_buffer("newest_ids", state)
+    order.sampled(state)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)

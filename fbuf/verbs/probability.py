@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf.door import batches
+from fbuf.door import batches, order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.ids import Ids
@@ -42,6 +42,7 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
         Array([0.25, 0.75], dtype=float32)
     """
     one_buffer("probability", state)
+    order.sampled(state)
     flat, shape = batches.ids("probability", ids)
     live, _, _ = state.ring.find(flat)
     found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))

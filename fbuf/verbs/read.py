@@ -80,6 +80,11 @@ def read(
             f"fbuf.read: {type(view).__name__} is random and needs a key; give "
             "key=jax.random.key(0)"
         )
+    if view.time_major and len(shape) != 1:
+        raise ValueError(
+            "fbuf.read: a view with time_major=True takes ids of one axis, got ids of shape "
+            f"{shape}; leave time_major out, or reshape the ids"
+        )
     live, _, _ = state.ring.find(flat)
     batch = gathered(state, jnp.where(live, flat.slot, 0), live, view, key, zeros=True)
     if len(shape) == 1:
@@ -110,9 +115,9 @@ def gathered(
     # written in place.
     ids = dataclasses.replace(ids, slot=tie(ids.slot, *reads, *reader.reads))
     flags = jnp.where(mask.reshape(-1, *(1,) * (reading.flags.ndim - 1)), reading.flags, 0)
-    flags = jnp.swapaxes(flags, 0, 1) if reading.time_major else flags
+    flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
     data = reading.data
-    if zeros and not reading.time_major:  # steps that are not valid are zeros already
+    if zeros and not view.time_major:  # steps that are not valid are zeros already
         data = jax.tree.map(lambda leaf: _where(mask, leaf), data)
     return Batch(
         data=data,

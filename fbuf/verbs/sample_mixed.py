@@ -101,6 +101,12 @@ def sample_mixed(
         Ball et al., Efficient Online Reinforcement Learning with Offline Data, ICML 2023.
     """
     check.integer("sample_mixed", "batch_size", batch_size)
+    check.instance("sample_mixed", "view", view, View, "fbuf.Item()")
+    if view.time_major:
+        raise ValueError(
+            "fbuf.sample_mixed: batches are joined on their first axis; leave time_major out of "
+            "the view"
+        )
     states, shares = _taken_apart(sources)
     counts = _counts(shares, batch_size)
     return _sample_mixed(tuple(states), key, beta=beta, counts=counts, view=view)

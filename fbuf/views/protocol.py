@@ -27,14 +27,11 @@ class Reading:
         flags: uint8 `[B]` or `[B, T]`: the flags of the rows that `data` stands for.
         known: bool `[B]`: False where the view could not make its result; such a draw is masked.
             None if it always could.
-        time_major: Whether `data` is `[T, B, ...]`, so that flags `[B, T]` must become `[T, B]`;
-            static.
     """
 
     data: Any
     flags: jax.Array
     known: jax.Array | None = None
-    time_major: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class View(abc.ABC):
@@ -42,9 +39,12 @@ class View(abc.ABC):
 
     Attributes:
         is_random: Whether the view leaves something to chance, and so needs a key.
+        time_major: Whether `data` is `[T, B, ...]`. The view returns flags as `[B, T]` all the
+            same.
     """
 
     is_random: ClassVar[bool] = False
+    time_major: bool = False
 
     @abc.abstractmethod
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:

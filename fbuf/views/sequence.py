@@ -139,9 +139,10 @@ class Sequence(View):
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
             first = reader.field(slots, self.state, "state")
+            first = jax.tree.map(lambda leaf: _where(valid[:, 0], leaf), first)
             data = dataclasses.replace(data, state=first)
         flags = jnp.where(valid, steps.flags, 0)
-        return Reading(data, flags, time_major=self.time_major)
+        return Reading(data, flags)
 
     def _check_window(self, window: int, total: int) -> None:
         """Refuse a sampler whose windows do not suit the boundary."""
@@ -166,3 +167,8 @@ def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
     after_end = before & (ENDS | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
     return jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
+
+
+def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:
+    """`[B, ...]` with zeros where a mask is False."""
+    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
