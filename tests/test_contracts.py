@@ -24,6 +24,7 @@ from support.contracts import (
     clear_between,
     in_place,
     next_observations,
+    other_rows,
     row_by_row,
     rows,
     sample_end_episode,
@@ -53,6 +54,8 @@ COMMON = [
     (windows(SEQUENCE, then_remove=True), MIXTURE),
     (next_observations(fbuf.NStep(3, gamma=0.9, next_of="obs")), fbuf.Uniform(window=3), SHARED),
     (apart, WINDOW, APART),
+    (other_rows(lambda s, ids: fbuf.update_priority(s, ids, jnp.ones(BATCH))), PRIORITIZED),
+    (other_rows(lambda s, ids: fbuf.write(s, ids, {"reward": jnp.ones(BATCH)})), UNIFORM),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -70,6 +73,7 @@ SWEPT = [
     (sample_remove_add(fbuf.Item()), BY_EPISODE),
     (update_some_remove_others, PRIORITIZED),
     (sample_end_episode, UNIFORM),
+    (other_rows(fbuf.remove), PRIORITIZED),
     (add_sample_update, PRIORITIZED),
     (sample_update_add, PRIORITIZED),
     (add_sample_remove, PRIORITIZED),

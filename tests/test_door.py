@@ -195,7 +195,8 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.add(filled(), rows(2), donate=1), TypeError, "donate must be True or False"),
     (lambda: fbuf.add(lanes(), rows(2), time_major=1), TypeError, "time_major must be True"),
     (lambda: fbuf.remove(filled(), [0, 1]), TypeError, "ids must be a fbuf.Ids"),
-    (lambda: fbuf.remove(filled(), jnp.arange(2)), TypeError, "ids must be a fbuf.Ids"),
+    (lambda: fbuf.remove(filled(), jnp.arange(2)), TypeError, "got an array; for slots, use"),
+    (lambda: fbuf.remove(filled(), 3), TypeError, "got an array; for slots, use"),
     (lambda: fbuf.remove(filled(), fbuf.Ids([0], [0])), TypeError, r"ids.slot must be an array"),
     (
         lambda: fbuf.remove(filled(), fbuf.Ids(np.ones(2, np.float32), np.zeros(2, np.int32))),
@@ -223,6 +224,23 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.can_sample(filled(), -1), ValueError, "min_size must be from 0"),
     (lambda: fbuf.can_sample(filled(), 0.5), TypeError, "min_size must be an int"),
     (lambda: fbuf.newest_ids(filled(), 9), ValueError, "count must be from 1 to 8"),
+    (lambda: fbuf.newest_ids(filled(), 0), ValueError, "count must be from 1 to 8"),
+    (lambda: fbuf.nbytes(ITEM, 8, rows=1), TypeError, "nbytes: got an unexpected"),
+    (lambda: fbuf.Mixture(1e-30, prioritized=1e30), ValueError, "uniform is 1e-30, of 1e.30"),
+    (lambda: fbuf.Transition(3), TypeError, "next_of must be the name of a field"),
+    (lambda: fbuf.NStep(2, gamma=0.9, next_of=3), TypeError, "next_of must be the name"),
+    (lambda: fbuf.rows([]), TypeError, "rows: state must be a fbuf.State"),
+    (lambda: fbuf.rows(filled(), view=fbuf.Item), TypeError, "rows: view must be a View"),
+    (
+        lambda: fbuf.rows(filled(), view=fbuf.Hindsight(jnp.equal, goal="x", achieved="x")),
+        ValueError,
+        "rows: Hindsight is random, and fbuf.rows takes no key",
+    ),
+    (
+        lambda: fbuf.rows(lanes(), view=fbuf.Sequence(2, time_major=True)),
+        ValueError,
+        "rows: a view with time_major=True takes ids of one axis",
+    ),
     (lambda: fbuf.end_episode(filled(), jnp.bool_(True)), TypeError, "too many positional"),
     (lambda: fbuf.add(filled(), {"x": np.ones((2, 3), np.float32)}), ValueError, r"\['n'\] is mis"),
     (lambda: fbuf.add(filled(), {**rows(2), "y": 1}), ValueError, r"items\['y'\] is no field"),
@@ -315,8 +333,9 @@ def test_sampling_before_adding_is_told_while_tracing():
         batch = fbuf.sample(state, key, 2)
         return fbuf.add(state, rows(1)), batch.weight
 
-    with pytest.warns(UserWarning, match=r"fbuf\.after\(state, batch\)"):
+    with pytest.warns(UserWarning, match=r"fbuf\.after\(state, batch\)") as told:
         jax.eval_shape(step, filled(), KEY)
+    assert told[0].filename == __file__
 
     def said(state, key):
         batch = fbuf.sample(state, key, 2)
@@ -340,6 +359,42 @@ def test_sampling_before_adding_is_told_while_tracing():
         state = filled()
         fbuf.sample(state, KEY, 2)
         fbuf.add(state, rows(1))  # from Python there is no order to tell
+
+
+OTHER_ROWS = {
+    "update_priority": lambda s, i: fbuf.update_priority(s, i, jnp.ones(2)),
+    "write": lambda s, i: fbuf.write(s, i, {"n": jnp.ones(2, jnp.int32)}),
+    "remove": fbuf.remove,
+}
+
+
+@pytest.mark.parametrize("change", OTHER_ROWS)
+def test_sampling_before_changing_other_rows_is_told_while_tracing(change):
+    def step(name, said, same):
+        def traced(state, key):
+            batch = fbuf.sample(state, key, 2)
+            found = fbuf.after(state, batch) if said else state
+            others = {"at": fbuf.ids_at(state, jnp.arange(2, dtype=jnp.int32))}
+            others["newest"] = fbuf.newest_ids(state, 2)
+            return OTHER_ROWS[change](found, batch.ids if same else others[name])
+
+        jax.eval_shape(traced, filled(sampler=EXACT), KEY)
+
+    for name in ("at", "newest"):
+        with pytest.warns(UserWarning, match=r"give it batch\.ids") as told:
+            step(name, said=False, same=False)
+        assert told[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(name, said=True, same=False)
+            step(name, said=False, same=True)
+
+    def newest(state):  # these wait for what was read of them
+        return OTHER_ROWS[change](state, fbuf.newest_ids(state, 2))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.eval_shape(newest, filled(sampler=EXACT))
 
 
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), EXACT])

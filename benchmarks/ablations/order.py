@@ -99,7 +99,7 @@ APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier("
 END_BARRIER = (text("storage/ring.py", "flags = lax.optimization_barrier(", "flags = ("),)
 BIT_BARRIER = (text("trees/bit_tree.py", "lax.optimization_barrier(_bit", "(_bit"),)
 CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)
-ENDS = (Edit("storage/ring.py", r"    ends \|= before\.position < 0\n", ""),)
+ENDS = (Edit("storage/ring.py", r"^ *ends \|= before\.position < 0\n", ""),)
 FOUND = (
     text("trees/bit_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
 )
@@ -125,7 +125,7 @@ TIE_BARRIER = (
 )
 PLAIN_LOOPS = (*COUNTERS, *RESULTS, *ZERO)
 EVERYTHING = (
-    *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *LEAF_TWICE, *VALUE_IN_LOOP, *APPEND_BARRIER, *END_BARRIER,
+    *VALUE_IN_LOOP, *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *LEAF_TWICE, *APPEND_BARRIER, *END_BARRIER,
     *BIT_BARRIER, *CLEAR_BARRIER, *ENDS, *FOUND, *OWNERS, *NO_TIE,
 )  # fmt: skip
 
@@ -141,6 +141,11 @@ SURA, SUEA = (
 )
 OTHERS = "sample, update, remove others; prioritised"
 AFTER_ADD, AFTER_END = "sample, after, add; uniform", "sample, after, end; envs, prioritised"
+AFTER_OTHERS = "sample, after, remove others; uniform"
+AFTER_UPDATE, AFTER_WRITE = (
+    "sample, after, update others; prioritised",
+    "sample, after, write others; uniform",
+)
 NEXT = "add, sample, remove, end; next_of"
 APART, APART_WINDOWS = (
     "masked add, sample, remove, end; apart, by episode",
@@ -160,13 +165,25 @@ COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 AS_IT_IS = "none"
 TRICKS: dict[str, Trick] = {
     "tie in read": Trick(
-        (untied("verbs/read.py", "ids.slot", "*reader.reads"),), (SRA, SUA, AFTER_ADD)
+        (untied("verbs/read.py", "ids.slot", "*reads, *reader.reads"),), (SRA, SUA, AFTER_ADD)
     ),
     "tie in after": Trick(
-        (untied("verbs/after.py", "state.fault", "reads"),), (AFTER_ADD, AFTER_END)
+        (
+            untied("verbs/after.py", "state.fault", "reads"),
+            untied("verbs/after.py", "state.ring.removed", "reads"),
+        ),
+        (AFTER_ADD, AFTER_END, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE),
     ),
-    "tie in named": Trick(
-        (untied("verbs/named.py", "slots", "state.fault"),), (OTHERS, SURA, ASUR_WINDOWS)
+    "tie in remove": Trick(
+        (untied("verbs/remove.py", "slots", "state.fault"),),
+        (OTHERS, SURA, ASUR_WINDOWS, AFTER_OTHERS),
+    ),
+    "tie in update_priority and write": Trick(
+        (
+            untied("verbs/update_priority.py", "slots", "state.ring.removed"),
+            untied("verbs/write.py", "slots", "state.ring.removed"),
+        ),
+        (AFTER_UPDATE, AFTER_WRITE, ASU),
     ),
     "tie in end_episode": Trick(
         (untied("verbs/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
@@ -253,7 +270,6 @@ TRICKS = {
             "masked add, sample, masked update; prioritised",
             "add, sample, update, remove; mixture",
             "sample, remove others; uniform",
-            "sample, after, remove others; uniform",
             "sample, after, add; prioritised",
             "sample, after, add; by episode",
             "sample, after, end; next_of",
@@ -368,9 +384,14 @@ def step_of(verbs: str, one_row: bool) -> Callable[[Any, Any], Any]:
             return fbuf.write(state, batch.ids, {"reward": batch.data["reward"] + 1})
         if verb == "remove":
             return fbuf.remove(state, batch.ids)
-        if verb == "remove others":  # ids that nobody has read the rows of
+        if verb.endswith("others"):  # ids that nobody has read the rows of
             slots = jax.random.randint(key, (batch_size,), 0, CAPACITY, jnp.int32)
-            return fbuf.remove(state, fbuf.ids_at(state, slots))
+            ids = fbuf.ids_at(state, slots)
+            if verb == "update others":
+                return fbuf.update_priority(state, ids, jnp.ones(batch_size))
+            if verb == "write others":
+                return fbuf.write(state, ids, {"reward": jnp.ones(batch_size)})
+            return fbuf.remove(state, ids)
         if verb == "after":
             return fbuf.after(state, batch)
         return {"end": fbuf.end_episode, "clear": fbuf.clear}[verb](state)

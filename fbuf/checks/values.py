@@ -99,6 +99,12 @@ def name(function: str, argument: str, value: Any) -> None:
         )
 
 
+def name_or_none(function: str, argument: str, value: Any) -> None:
+    """The name of a field, or None."""
+    if value is not None:
+        name(function, argument, value)
+
+
 def scalar(
     function: str, argument: str, value: Any, largest: float = math.inf
 ) -> jax.Array | float | None:

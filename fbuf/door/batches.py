@@ -249,9 +249,10 @@ def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> 
 def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
     """Ids of rows, flat, and the shape they came in."""
     if not isinstance(value, Ids):
+        came = "an array" if isinstance(value, jax.Array) else type(value).__name__
         raise TypeError(
-            f"fbuf.{function}: ids must be a fbuf.Ids, such as batch.ids, got "
-            f"{type(value).__name__}; for slots, use fbuf.ids_at(state, slots)"
+            f"fbuf.{function}: ids must be a fbuf.Ids, such as batch.ids, got {came}; for slots, "
+            "use fbuf.ids_at(state, slots)"
         )
     for name in ("slot", "generation"):
         part = getattr(value, name)

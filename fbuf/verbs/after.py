@@ -17,8 +17,8 @@ from fbuf.xla.tie import tie
 def after(state: State[Item], batch: Any) -> State[Item]:
     """Make the next write to a buffer wait until a batch is read.
 
-    Call it in a compiled step that samples first and then adds or ends episodes, without an update
-    of priorities between the two:
+    Call it in a compiled step that samples first, and then changes other rows than those of the
+    batch: it adds, or ends episodes, or updates, writes or removes rows of other ids.
 
         batch = fbuf.sample(state, key, 256)
         state = fbuf.add(fbuf.after(state, batch), rows)
@@ -65,4 +65,6 @@ def after(state: State[Item], batch: Any) -> State[Item]:
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
         refuse_consumed("after", state)
         return state  # called from Python, it has nothing to do: those calls are in order
-    return dataclasses.replace(state, fault=tie(state.fault, reads))
+    # An add, an end and a removal wait for the fault, an update and a write for the count.
+    ring = dataclasses.replace(state.ring, removed=tie(state.ring.removed, reads))
+    return dataclasses.replace(state, ring=ring, fault=tie(state.fault, reads))

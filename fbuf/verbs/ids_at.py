@@ -8,6 +8,7 @@ import chex
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.ids import Ids
@@ -46,4 +47,4 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
         raise TypeError(
             f"fbuf.ids_at: slots must be int32, got {jnp.result_type(slots)}; cast them with astype"
         )
-    return state.ring.name_live(jnp.asarray(slots))
+    return order.named_other_rows(state.ring.name_live(jnp.asarray(slots)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -34,6 +35,10 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
         28229568
     """
+    try:
+        inspect.signature(init).bind(item, capacity, **options)
+    except TypeError as error:
+        raise TypeError(f"fbuf.nbytes: {error}") from None
     specs = batches.item_specs("nbytes", item)
     capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
     state = jax.eval_shape(lambda: init(specs, capacity, **options))

@@ -13,7 +13,12 @@ from fbuf.state import State
 from fbuf.storage.ids import NO_SLOT, Ids
 
 
-@verb(static=("count",), checks={"count": check.integer})
+def _is_int(function: str, argument: str, value: Any) -> int:
+    """A static int; the largest depends on the buffer."""
+    return check.integer(function, argument, value, smallest=-check.LARGEST_INT)
+
+
+@verb(static=("count",), checks={"count": _is_int})
 def newest_ids(state: State[Any], count: int) -> Ids:
     """Name the newest rows, oldest first.
 
@@ -40,6 +45,7 @@ def newest_ids(state: State[Any], count: int) -> Ids:
         Array([3, 0, 1], dtype=int32)
     """
     one_buffer("newest_ids", state)
+    was_sampled = order.was_sampled(state)
     order.sampled(state)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
@@ -47,4 +53,5 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     newest = jnp.minimum(ring.newest(), ring.capacity - 1)
     rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
     slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
-    return ring.name_live(slots if ring.num_envs is not None else slots[0])
+    ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
+    return order.named_other_rows(ids) if was_sampled else ids

@@ -72,17 +72,22 @@ def read(
         >>> fbuf.read(state, fbuf.ids_at(state, jnp.array([2, 0]))).data
         Array([2., 0.], dtype=float32)
     """
-    one_buffer("read", state)
-    order.sampled(state)
-    flat, shape = batches.ids("read", ids)
     if view.is_random and key is None:
         raise ValueError(
             f"fbuf.read: {type(view).__name__} is random and needs a key; give "
             "key=jax.random.key(0)"
         )
+    return named_rows("read", state, ids, view, key)
+
+
+def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any) -> Batch[Any]:
+    """What a view makes of the rows that ids of any shape name; for `read`, and for `rows`."""
+    one_buffer(function, state)
+    order.sampled(state)
+    flat, shape = batches.ids(function, ids)
     if view.time_major and len(shape) != 1:
         raise ValueError(
-            "fbuf.read: a view with time_major=True takes ids of one axis, got ids of shape "
+            f"fbuf.{function}: a view with time_major=True takes ids of one axis, got ids of shape "
             f"{shape}; leave time_major out, or reshape the ids"
         )
     live, _, _ = state.ring.find(flat)

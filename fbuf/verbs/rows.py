@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fbuf.door.entry import require_state
+from fbuf.door.entry import one_buffer, verb
 from fbuf.state import Batch, State
 from fbuf.verbs.newest_ids import newest_ids
-from fbuf.verbs.read import read
+from fbuf.verbs.read import is_view, named_rows
 from fbuf.views.item import Item
 from fbuf.views.protocol import View
 
 
+@verb(static=("view",), checks={"view": is_view})
 def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
     """Read all rows, oldest first: to look at them, to plot, to export.
 
@@ -26,7 +27,8 @@ def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
         row is last. `mask` is False where a row was removed, and before the oldest row.
 
     Raises:
-        ValueError: When traced, if the view leaves something to chance.
+        ValueError: When traced, if the view leaves something to chance, or if it has
+            `time_major=True` and the buffer has environments.
         TypeError: When traced, if `view` is not a view.
         RuntimeError: If `state` has been consumed.
 
@@ -38,5 +40,11 @@ def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
         >>> fbuf.rows(state).data
         Array([2., 3., 4., 5.], dtype=float32)
     """
-    require_state("rows", state)
-    return read(state, newest_ids(state, state.ring.lane_length), view=view)
+    one_buffer("rows", state)
+    if view.is_random:
+        raise ValueError(
+            f"fbuf.rows: {type(view).__name__} is random, and fbuf.rows takes no key; use "
+            "fbuf.read(state, fbuf.newest_ids(state, count), view=view, key=key)"
+        )
+    ids = newest_ids(state, state.ring.lane_length)
+    return named_rows("rows", state, ids, view, None)

@@ -15,6 +15,7 @@ from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.verbs.add import no_priorities
 from fbuf.verbs.named import named
+from fbuf.xla.tie import tie
 
 
 @verb(checks={"alpha": check.scalar})
@@ -71,6 +72,8 @@ def update_priority(
     if not state.sampler.keeps_priorities:
         raise ValueError(no_priorities("update_priority", state))
     slots, faults, shape = named("update_priority", state, ids, mask)
+    # The count of removed rows is known once all that `fbuf.after` was given has been read.
+    slots = tie(slots, state.ring.removed)
     given = batches.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)
     return dataclasses.replace(state, index=index, fault=collected(state.fault, faults | bad))

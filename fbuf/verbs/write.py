@@ -19,6 +19,7 @@ from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.verbs.named import named
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
 
 
 def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
@@ -82,6 +83,8 @@ def write(
     one_buffer("write", state)
     slots, faults, shape = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The count of removed rows is known once all that `fbuf.after` was given has been read.
+    slots = tie(slots, state.ring.removed)
     changed: dict[int, jax.Array] = {}
     for name, values in fields.items():
         field = state.storage.find("write", "fields", name)

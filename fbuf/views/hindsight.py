@@ -85,8 +85,8 @@ class Hindsight(View):
         ValueError: If `strategy` or `ratio` is out of range. When traced, if the items have no such
             fields, if `goal` and `achieved` differ in tree, shapes or dtypes, or if `reward_fn`
             does not return one number that the reward's dtype can hold.
-        TypeError: If `reward_fn` cannot be called or hashed, if `ratio` is not a number, or if
-            `fields` is not a tuple of names.
+        TypeError: If `reward_fn` cannot be called or hashed, if `ratio` is not a number, if
+            `next_of` is not a str, or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -122,6 +122,7 @@ class Hindsight(View):
         _check_reward_fn(self.reward_fn)
         check.choice("Hindsight", "strategy", self.strategy, ("future", "final", "episode"))
         check.number("Hindsight", "ratio", self.ratio, 1)
+        check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:

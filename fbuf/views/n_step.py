@@ -70,6 +70,8 @@ class NStep(View):
     Raises:
         ValueError: If `n` or `gamma` is out of range. When traced, if `n` is longer than a lane, if
             the items have no such fields, or if the reward is not one real number.
+        TypeError: If `n` is not an int, if `gamma` is not a number, if `next_of` is not a str, or
+            if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -98,6 +100,7 @@ class NStep(View):
     def __post_init__(self) -> None:
         check.integer("NStep", "n", self.n, check.LONGEST)
         check.number("NStep", "gamma", self.gamma, 1)
+        check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:

@@ -108,8 +108,7 @@ class Sequence(View):
         check.integer("Sequence", "bootstrap", self.bootstrap, check.LONGEST, smallest=0)
         check.choice("Sequence", "boundary", self.boundary, ("stop", "pad", "cross"))
         check.boolean("Sequence", "time_major", self.time_major)
-        if self.state is not None:
-            check.name("Sequence", "state", self.state)
+        check.name_or_none("Sequence", "state", self.state)
         check.names("Sequence", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:

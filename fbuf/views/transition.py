@@ -56,6 +56,7 @@ class Transition(View):
 
     Raises:
         ValueError: When traced, if the buffer was not made with this `next_of`.
+        TypeError: If `next_of` is not a str, or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -72,6 +73,7 @@ class Transition(View):
     fields: Fields = None
 
     def __post_init__(self) -> None:
+        check.name_or_none("Transition", "next_of", self.next_of)
         check.names("Transition", "fields", self.fields)
 
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:

@@ -118,6 +118,18 @@ def sample_end_episode(state, key):
     return fbuf.end_episode(fbuf.after(state, batch)), consumed(batch)
 
 
+def other_rows(change):
+    """A change of rows that were not drawn, said to come after the batch."""
+
+    def step(state, key):
+        batch = fbuf.sample(state, key, BATCH)
+        slots = jax.random.randint(key, (BATCH,), 0, CAPACITY, jnp.int32)
+        state = fbuf.after(state, batch)
+        return change(state, fbuf.ids_at(state, slots)), consumed(batch)
+
+    return step
+
+
 def row_by_row(state, key):
     """A single row at a time, which XLA treats in ways of its own."""
     ends = jax.random.bernoulli(key, 0.1, (1,))

@@ -49,6 +49,7 @@ OFTEN = "test_distribution.py", "often or alpha or sorted"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 READ = "test_read.py", ""
+TOLD = "test_door.py", "told"
 DOOR = "test_door.py", "owners or state_itself or environments"
 OUTSIDE = "test_extending.py", "place"
 
@@ -154,6 +155,11 @@ MUTANTS = [
     *of(
         "verbs/after.py",
         ("fault=tie(state.fault, reads)", "fault=state.fault", "order", OUTSIDE),
+        ("removed=tie(state.ring.removed, reads)", "removed=state.ring.removed", "order", place(5)),
+    ),
+    *of(
+        "verbs/update_priority.py",
+        ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(5)),
     ),
     *of(
         "verbs/sample.py",
@@ -173,7 +179,7 @@ MUTANTS = [
         ("slot=tie(ids.slot, *reads, *reader.reads)", "slot=ids.slot", "order", place(2)),
         ("lambda leaf: _where(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
         ("if zeros and not view.time_major:", "if zeros:", "read", READ),
-        ("jnp.swapaxes(flags, 0, 1) if view.time_major", "flags if reading.time_major", "views", READ),
+        ("jnp.swapaxes(flags, 0, 1) if view.time_major", "flags if view.time_major", "views", READ),
         ("(reading.flags.ndim - 1)), reading.flags, 0)", "(reading.flags.ndim - 1)), reading.flags, reading.flags)", "mask", READ),
         ("jnp.where(live, flat.slot, 0), live, view", "jnp.where(live, flat.slot, 0), live | True, view", "read", READ),
     ),
@@ -188,12 +194,19 @@ MUTANTS = [
     ),
     *of(
         "verbs/write.py",
+        ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(6)),
         ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
         "verbs/sequence_priority.py",
         ("priority = jnp.where(priority < 0, jnp.nan, priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(loss_mask.sum(axis=-1), 1)", "jnp.maximum(loss_mask.shape[-1], 1 + 0 * loss_mask.sum(axis=-1))", "weights", REDUCED),
+    ),
+    *of(
+        "door/order.py",
+        ("and ids.slot in _other", "", "door", TOLD),
+        ("if was_sampled(state) and isinstance", "if isinstance", "door", TOLD),
+        ("_other.add(ids.slot)", "_other.add(ids.generation)", "door", TOLD),
     ),
     *of(
         "door/entry.py",
