@@ -13,8 +13,9 @@ write without it: `TRICKS`. Every process imports one such copy.
   in "called" by itself. It is in place if all of the state is aliased, no array of it is copied,
   and the temporary memory is small. "same" are cases whose StableHLO is that of the package as it
   is: these are not compiled again. Under vmap there are 8 buffers.
-- Times: microseconds a step of add, sample and update, in `lax.scan` and called from Python. The
-  processes take turns; a figure is the median over processes of the median over rounds.
+- Times: microseconds a step of add, sample and update, in `lax.scan` and as one program called from
+  Python, and of `fbuf.sample` called from Python. The processes take turns; a figure is the median
+  over processes of the median over rounds.
 """
 
 from __future__ import annotations
@@ -86,7 +87,6 @@ NO_CUSTOM_VMAP = (
 )
 FETCHED = (text("xla/loop.py", "    unrolled = min(", "    return batch\n    unrolled = min("),)
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
-LEAF_TWICE = (text("trees/levels.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 VALUE_IN_LOOP = (
     text(
         "trees/sum_tree.py",
@@ -96,13 +96,7 @@ VALUE_IN_LOOP = (
     ),
 )
 APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
-END_BARRIER = (text("storage/ring.py", "flags = lax.optimization_barrier(", "flags = ("),)
-BIT_BARRIER = (text("trees/bit_tree.py", "lax.optimization_barrier(_bit", "(_bit"),)
 CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)
-ENDS = (Edit("storage/ring.py", r"^ *ends \|= before\.position < 0\n", ""),)
-FOUND = (
-    text("trees/bit_tree.py", "found = jnp.minimum(ranks, 0)", "found = jnp.zeros_like(ranks)"),
-)
 OWNERS = (
     text("storage/next_obs.py", "jnp.minimum(self.owner, -1)", "jnp.full_like(self.owner, -1)"),
 )
@@ -125,8 +119,8 @@ TIE_BARRIER = (
 )
 PLAIN_LOOPS = (*COUNTERS, *RESULTS, *ZERO)
 EVERYTHING = (
-    *VALUE_IN_LOOP, *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *LEAF_TWICE, *APPEND_BARRIER, *END_BARRIER,
-    *BIT_BARRIER, *CLEAR_BARRIER, *ENDS, *FOUND, *OWNERS, *NO_TIE,
+    *VALUE_IN_LOOP, *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *APPEND_BARRIER,
+    *CLEAR_BARRIER, *OWNERS, *NO_TIE,
 )  # fmt: skip
 
 ASU, SUA = "add, sample, update; prioritised", "sample, update, add; prioritised"
@@ -201,9 +195,6 @@ TRICKS: dict[str, Trick] = {
         (untied("samplers/start_index.py", "written", "index.total"),),
         (SRA_START, SRA_EPISODE, ASR_START),
     ),
-    "tie in start_index.draw": Trick(
-        (untied("samplers/start_index.py", "key", "count"),), (ASR_START,), timed=True
-    ),
     "tie in segments.add": Trick(
         (untied("samplers/segments.py", "starts.total", "count"),),
         (ASR_EPISODE, SRA_EPISODE, "add, add; by episode", ONE_EPISODE),
@@ -218,9 +209,6 @@ TRICKS: dict[str, Trick] = {
         (untied("samplers/prioritized.py", "span.slots", "before"),),
         (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
     ),
-    "tie in Prioritized.remove": Trick(
-        (untied("samplers/prioritized.py", "slots", "total"),), (ASUR_WINDOWS, ONE_WINDOWS)
-    ),
     "tie in Prioritized.draw": Trick(
         (untied("samplers/prioritized.py", "key", "total"),), (ASU,), timed=True
     ),
@@ -228,28 +216,14 @@ TRICKS: dict[str, Trick] = {
         (untied("trees/sum_tree.py", "slots", "tree.nodes[-1][0, 0, 0]"),),
         (SUA, ASU, ADD_WINDOWS, "add, update twice; prioritised"),
     ),
-    "tie in sum_tree, awakened": Trick(
-        (untied("trees/sum_tree.py", "slots", "value"),), (ADD_WINDOWS, APART_WINDOWS, ONE_WINDOWS)
-    ),
     "all ties": Trick(NO_TIE, (*COMMON, APART, NEXT), timed=True),
     "tie: one element": Trick(TIE_ONE, COMMON, timed=True),
     "tie: any row": Trick(TIE_ANY, COMMON, timed=True),
     "tie: barrier": Trick(TIE_BARRIER, (SRA, *COMMON), timed=True),
     "row read twice": Trick(ROW_TWICE, (ONE_EPISODE, ONE_WINDOWS, ONE_ENDS, ONE_NEXT)),
-    "leaf read twice": Trick(LEAF_TWICE, (ONE_WINDOWS, "add, add; windows, prioritised; one row")),
-    "row and leaf read twice": Trick((*ROW_TWICE, *LEAF_TWICE), (ONE_WINDOWS,)),
-    "value in the loop": Trick(VALUE_IN_LOOP, (ASU, SUA)),
+    "value in the loop": Trick(VALUE_IN_LOOP, (ASU, SUA), timed=True),
     "barrier in Ring.append": Trick(APPEND_BARRIER, (ASU, SRA, ASR_START, ONE_EPISODE)),
-    "barrier in Ring.end": Trick(END_BARRIER, (SUEA, APART, ONE_ENDS)),
-    "barrier in bit_tree.read": Trick(BIT_BARRIER, (ASR_START, ASR_EPISODE, SRA, ONE_EPISODE)),
     "barrier in clear": Trick(CLEAR_BARRIER, (CLEAR, *ACA)),
-    "all barriers": Trick(
-        (*APPEND_BARRIER, *END_BARRIER, *BIT_BARRIER, *CLEAR_BARRIER),
-        (ASR_START, ASR_EPISODE, ASUR_WINDOWS, APART, ONE_EPISODE),
-        timed=True,
-    ),
-    "ends not constant": Trick(ENDS, ("plain add; by episode", ADD_WINDOWS), timed=True),
-    "found not constant": Trick(FOUND, (ASR_EPISODE, ASR_START), timed=True),
     "owners not constant": Trick(OWNERS, ("clear; next_of; called", ACA_NEXT)),
     "counters": Trick(COUNTERS, COMMON, timed=True),
     "results": Trick(RESULTS, COMMON, timed=True),
@@ -528,7 +502,12 @@ def clock(trick: str) -> list[Record]:
                 jax.block_until_ready(out)
             return STEPS
 
-        ways = {"in scan": in_scan, "called": called}
+        def sampled(held: Any = held, several: Any = several) -> int:
+            for key in several:
+                jax.block_until_ready(fbuf.sample(held[0], key, BATCH).weight)
+            return STEPS
+
+        ways = {"in scan": in_scan, "called": called, "sample called": sampled}
         for way, taken in harness.alternate(ways, ROUNDS).items():
             us = harness.median(taken)
             records.append({"do": "times", "trick": trick, "case": kind, "way": way, "us": us})

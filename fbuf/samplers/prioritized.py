@@ -202,8 +202,6 @@ class Prioritized(Sampler):
             total -= jnp.sum(lost, dtype=jnp.int32)
             # Of two values for a slot the last one counts: that of a removed row is 0.
             slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
-            # What is overwritten has been read by then.
-            slots = tie(slots, total)
         tree = sum_tree.write(index.tree, slots, new)
         return PriorityIndex(tree, index.largest_ever, total)
 

@@ -115,7 +115,7 @@ def draw(
     if _all_at_first(index, ring):
         ranks = random_bits.ranks(key, batch_size, count)
         return select(index, ring, ranks), ranks < count
-    bits = jax.random.bits(tie(key, count), (2, 2, batch_size), jnp.uint32)
+    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
     ranks = random_bits.below(bits[1], count)
     slots = random_bits.below(bits[0], ring.filled())
     return bit_tree.select_unless(index.bits, slots, ranks), ranks < count

@@ -284,9 +284,7 @@ class Ring:
             lanes that had no open episode.
         """
         slots = self.newest()
-        # Read once, as in `append`.
-        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
-        flags = lax.optimization_barrier(old)
+        flags = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
         is_open = (flags & (ENDS | DUMMY) == 0) & lanes
         slots = jnp.where(is_open, slots, self.capacity)
         now_open = self.open
@@ -331,9 +329,6 @@ class Ring:
     ) -> tuple[Open, InEpisode]:
         """Where new rows are in their episodes; a mask leaves `count` of them, by their `rank`."""
         ends = (flags & ENDS > 0).reshape(-1, self.lanes)
-        # Never: but flags that were left out are constants, and XLA would follow them while
-        # compiling.
-        ends |= before.position < 0
         if mask is None:
             after, found = episodes.follow(before, ends, None, self.autoreset)
             return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)

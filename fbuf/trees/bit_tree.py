@@ -70,8 +70,7 @@ def empty(capacity: int) -> BitTree:
 def read(tree: BitTree, slots: jax.Array) -> jax.Array:
     """Whether the bits of slots are set, each in range: bool `[B]`."""
     words = read_rows(tree.nodes, slots >> _WORD_SHIFT)
-    # The barrier has them read once, as in `Ring.append`.
-    return lax.optimization_barrier(_bit(words, slots) == 1)
+    return _bit(words, slots) == 1
 
 
 def change(tree: BitTree, slots: jax.Array, by: jax.Array) -> BitTree:
@@ -179,8 +178,7 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Arra
         slot = (number * FANOUT + child) * _BITS + _select_bit(word, rank - before)
         return (jnp.minimum(slot, tree.capacity - 1),)
 
-    # The top is row 0. XLA must not know: it would take the row out of the loop, number by number.
-    found = jnp.minimum(ranks, 0)
+    found = jnp.zeros_like(ranks)  # the top is row 0
     words, *counts = _levels(tree.capacity)
     carry = _each_level(tree.nodes, counts[::-1], row_of, into_counts, (found, ranks), count)
     return _each_level(tree.nodes, [words], row_of, into_words, carry, count)[0]

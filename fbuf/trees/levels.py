@@ -68,8 +68,6 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """Single leaves `[rows, FANOUT, 1]`, at int32 `[B]` slots, each in range: `[B]`."""
-    if slots.shape[0] == 1:
-        return read_leaves(leaves, jnp.concatenate([slots, slots]))[:1]  # see `fbuf.xla.rows`
 
     def loop(leaves: jax.Array, slots: jax.Array) -> jax.Array:
         def body(i: jax.Array, found: jax.Array) -> jax.Array:

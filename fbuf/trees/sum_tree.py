@@ -269,8 +269,7 @@ def _pick(
     def loop(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
         def body(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             child = choose(levels.read_row(level, rows[i]), uniforms[i])
-            # The value leaves the loop with the child: a gather of its own could be put off until
-            # after the next write to the tree, and would have the tree copied for it.
+            # Read here, where the row is in the cache, and not by a gather of its own.
             value = levels.read_cell(level, rows[i], child)
             return found[0].at[i].set(rows[i] * FANOUT + child), found[1].at[i].set(value)
 
@@ -298,8 +297,7 @@ def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
 def _awakened(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """The leaves, of which some lose their minus sign. The spare leaf is 0, and stays so."""
     value = levels.read_leaves(leaves, slots)
-    where = row_and_child(tie(slots, value))
-    return leaves.at[(*where, 0)].set(jnp.abs(value), mode="promise_in_bounds")
+    return leaves.at[(*row_and_child(slots), 0)].set(jnp.abs(value), mode="promise_in_bounds")
 
 
 def _sums_of(row: jax.Array, signed: bool) -> list[jax.Array]:

@@ -294,7 +294,6 @@ MUTANTS = [
         ("jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])", "jnp.concatenate([slots, found]), jnp.concatenate([-new, -jnp.abs(old)])", "windows", PER_APART),
         ("return jnp.maximum(index.largest_ever,", "return jnp.minimum(index.largest_ever,", "weights", ONE_SLOT),
         ("slots=tie(span.slots, before)", "slots=span.slots", "order", place(4)),
-        ("slots = tie(slots, total)", "slots = slots + 0", "order", place(2)),
         ("jnp.maximum(sum_tree.values(index.tree, slots), 0)", "sum_tree.values(index.tree, slots)", "read", FIRST),
     ),
     *of(
@@ -348,7 +347,6 @@ MUTANTS = [
         ("woken = jnp.minimum(row_and_child(woken)[0], count - 1)", "woken = jnp.minimum(woken, count - 1)", "windows", SUMS),
         ("(first + jnp.arange(most, dtype=jnp.int32)) % count", "jnp.minimum(first + jnp.arange(most, dtype=jnp.int32), count - 1)", "seam", LARGE),
         ("return tie(slots, tree.nodes[-1][0, 0, 0])", "return slots", "order", place(0)),
-        ("row_and_child(tie(slots, value))", "row_and_child(slots)", "order", place(2)),
     ),
     *of(
         "views/steps.py",
