@@ -11,8 +11,11 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
+# Two thirds of the tests' time is LLVM optimising programs that then run for a millisecond. What
+# its optimiser might break is for make sweep to find, which runs with all of it.
 test: $(READY)  ## Run the test suite, in two processes.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not sweep" $(ARGS)
+	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
+		$(BIN)/python -m pytest -n 2 --dist worksteal -m "not sweep" $(ARGS)
 
 sweep: $(READY)  ## Run what make test leaves out: many more cases of what it has some of.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m sweep $(ARGS)

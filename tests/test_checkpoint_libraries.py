@@ -85,6 +85,7 @@ def with_orbax(state, like, path):
         return checkpointer.restore(path / "state", like)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("save", [with_flax, with_orbax])
 def test_several_seeds_go_on_bit_for_bit(save, tmp_path):
     state, ids, rest = running()

@@ -22,7 +22,14 @@ BLOCK = re.compile(
 ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
 ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
 """Pages whose blocks, if any, are no programs."""
-LONG = ("pytorch.md", "trajectories.md")
+LONG = (
+    "coming_from_flashbax.md",
+    "extending.md",
+    "learning_every_k_steps.md",
+    "logging_and_faults.md",
+    "pytorch.md",
+    "trajectories.md",
+)
 
 
 def blocks(page: pathlib.Path) -> list[tuple[int, tuple[str, ...], str]]:

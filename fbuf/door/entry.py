@@ -21,6 +21,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_leaves
 
 from fbuf.checks import values as check
 from fbuf.state import State
@@ -115,13 +116,14 @@ class _Entry:
             if argument in given:
                 given[argument] = checked(self._name, argument, given[argument])
         fixed = {name: given.pop(name) for name in self._static if name in given}
-        types = set(map(type, jax.tree.leaves(given)))
+        leaves, own = tree_leaves(given), tree_leaves(states)
+        types = set(map(type, leaves))
         kinds = set(map(_kind, types))
         if "host" in kinds:
             given = {name: _owned(self._name, name, value) for name, value in given.items()}
             if self._host_check is not None and int in types:
                 self._host_check(before[0], given)
-        kinds |= set(map(_kind, map(type, jax.tree.leaves(states))))
+        kinds.update(map(_kind, set(map(type, own))))
         if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)
         for state in states:
@@ -129,7 +131,8 @@ class _Entry:
                 refuse_consumed(self._name, state)
         if not donate:
             return self._keep(*before, **given, **fixed)
-        _refuse_own_arrays(self._name, before, given)
+        if not set(map(id, own)).isdisjoint(map(id, leaves)):
+            _refuse_own_arrays(self._name, own, given)
         return self._consume(*before, **given, **fixed)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -202,14 +205,12 @@ def refuse_consumed(function: str, state: State[Any]) -> None:
         )
 
 
-def _refuse_own_arrays(function: str, state: Any, given: dict[str, Any]) -> None:
+def _refuse_own_arrays(function: str, own: list[Any], given: dict[str, Any]) -> None:
     """Refuse arrays of the state as arguments of a call that consumes it."""
-    own = set(map(id, jax.tree.leaves(state)))
-    if own.isdisjoint(map(id, jax.tree.leaves(given))):
-        return
+    arrays = set(map(id, own))
     for argument, value in given.items():
         for path, leaf in jax.tree.leaves_with_path(value):
-            if id(leaf) in own:
+            if id(leaf) in arrays:
                 raise ValueError(
                     f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is an array of the "
                     "state itself, which this call consumes; give a copy (jnp.copy), or use "

@@ -211,7 +211,7 @@ MUTANTS = [
     *of(
         "door/entry.py",
         ("np.array(leaf) if isinstance(leaf, np.ndarray) else leaf", "leaf", "door", DOOR),
-        ("        _refuse_own_arrays(self._name, before, given)", "        given = dict(given)", "door", DOOR),
+        ("            _refuse_own_arrays(self._name, own, given)", "            given = dict(given)", "door", DOOR),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
         ('given.pop("donate", self._changes)', 'given.pop("donate", False)', "door", EAGER),
