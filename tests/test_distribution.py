@@ -103,7 +103,8 @@ def test_twenty_million_equal_rows_can_all_be_drawn():
         assert stats.chisquare(np.bincount(part)).pvalue > 1e-4
 
 
-def test_ten_thousand_updates_leave_the_sums_exact():
+@pytest.mark.parametrize("updates", [1_000, pytest.param(10_000, marks=SWEEP)])
+def test_many_updates_leave_the_sums_exact(updates):
     capacity = 1_000_000
     state = fbuf.init(jnp.uint8(0), capacity, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))
     state = fbuf.add(state, jnp.zeros(700_000, jnp.uint8))
@@ -117,14 +118,14 @@ def test_ten_thousand_updates_leave_the_sums_exact():
         return fbuf.update_priority(state, sample.ids, error), None
 
     run = jax.jit(lambda s, k: lax.scan(step, s, k)[0], donate_argnums=0)
-    state = run(state, jax.random.split(jax.random.key(2), 10_000))
+    state = run(state, jax.random.split(jax.random.key(2), updates))
     inside.check(state.index.tree)
     values = inside.values(state.index.tree).astype(np.float64)
     total = float(fbuf.stats(state)["priority_total"])
     assert abs(total - values.sum()) / values.sum() < 1e-6
     counts = np.zeros(capacity, np.int64)
     draw = jax.jit(lambda s, k: fbuf.sample(s, k, 10_000).ids.slot)
-    for key in jax.random.split(jax.random.key(3), 100):
+    for key in jax.random.split(jax.random.key(3), updates // 100):
         np.add.at(counts, np.asarray(draw(state, key)), 1)
     assert counts[values == 0].sum() == 0
     assert counts[700_000:].sum() == 0

@@ -84,10 +84,10 @@ def episodes():
 @pytest.mark.parametrize(
     ("strategy", "slot", "numbers"),
     [
-        ("future", 2 * 70, range(140, 198, 2)),
+        pytest.param("future", 2 * 70, range(140, 198, 2), marks=SWEEP),
         ("future", 2 * 99 + 1, range(199, 320, 2)),
         ("episode", 2 * 70 + 1, range(121, 199, 2)),
-        ("episode", 2 * 10 + 1, range(199, 320, 2)),
+        pytest.param("episode", 2 * 10 + 1, range(199, 320, 2), marks=SWEEP),
         ("future", 2 * 97, [194, 196]),
     ],
 )

@@ -28,8 +28,8 @@ BOTH = 'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf
     ("missing", "module", "message"),
     [
         ("torch", "fbuf_adapters.pytorch", TORCH),
-        ("torch", "fbuf_adapters.tensordict", BOTH),
-        ("tensordict", "fbuf_adapters.tensordict", BOTH),
+        pytest.param("torch", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
+        pytest.param("tensordict", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
     ],
 )
 def test_what_is_missing_is_said_with_what_to_install(missing, module, message):
