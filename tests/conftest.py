@@ -8,7 +8,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 ).strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")
 # Of every program that was kept it would be said at length that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

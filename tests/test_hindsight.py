@@ -137,6 +137,7 @@ def test_another_key_chooses_anew_and_the_choice_is_not_the_samplers():
     np.testing.assert_array_equal(plain.data["observation"], one.data.item["observation"])
 
 
+@SWEEP
 def test_the_same_in_every_way():
     pair, view = (
         played(TOGETHER, "next_step", 4, 0.15),
