@@ -130,9 +130,7 @@ class _Entry:
         types = set(map(type, leaves))
         kinds = set(map(_kind, types))
         if "host" in kinds:
-            given = {name: _owned(self._name, name, value) for name, value in given.items()}
-            if self._host_check is not None and int in types:
-                self._host_check(before[0], given)
+            given = self._taken_over(before, given, types)
         kinds.update(map(_kind, set(map(type, own))))
         if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)
@@ -150,12 +148,16 @@ class _Entry:
         for argument, checked in self._checks.items():
             if argument in given:
                 given = {**given, argument: checked(self._name, argument, given[argument])}
-        types = set(map(type, jax.tree.leaves(given)))
-        if "host" not in set(map(_kind, types)):
-            return given
+        types = set(map(type, tree_leaves(given)))
+        return self._taken_over((state,), given, types) if "host" in map(_kind, types) else given
+
+    def _taken_over(
+        self, before: tuple[Any, ...], given: dict[str, Any], types: set[type]
+    ) -> dict[str, Any]:
+        """The arguments, of which those of the host are the buffer's own."""
         given = {name: _owned(self._name, name, value) for name, value in given.items()}
         if self._host_check is not None and int in types:
-            self._host_check(state, given)
+            self._host_check(before[0], given)
         return given
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
