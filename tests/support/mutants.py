@@ -245,7 +245,7 @@ MUTANTS = [
         ("bit_tree.read(index.bits, inside) & (found < ring.capacity)", "bit_tree.read(index.bits, inside)", "mask", FLAT),
         ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found + 0", "windows", STRIDE),
         ("return index.total is None and ring.heads == 1", "return index.total is None", "count", SHUFFLED_APART),
-        ("bit_tree.select_unless(index.bits, slots, ranks), ranks < count", "bit_tree.select_unless(index.bits, slots, ranks), ranks >= 0", "mask", STRIDE),
+        ("jnp.broadcast_to(count > 0, (batch_size,))", "jnp.broadcast_to(count >= 0, (batch_size,))", "mask", STRIDE),
         ("lax.cond(removed == 0, ", "lax.cond(removed >= 0, ", "mask", FLAT),
         ("written = tie(written, index.total)", "written = written + 0", "order", ("test_contracts.py", "common")),
     ),
