@@ -42,10 +42,10 @@ def mutated(mutant, to):
 
 def failed(tree, arguments):
     """The first test that fails, None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
     path = os.pathsep.join([str(tree), str(tree / "adapters")])
     done = subprocess.run(
-        [*command, "-m", "not sweep", "--tb=no", *arguments],
+        [*command, *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -66,8 +66,9 @@ def caught(mutant, everything=True, failed=failed):
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder)
         mutated(mutant, tree)
-        first = [f"tests/{file}", *(["-k", chosen] if chosen else [])]
-        return failed(tree, first) or (failed(tree, []) if everything else None)
+        only = "sweep" if chosen.startswith("swept") else "not sweep"
+        first = [f"tests/{file}", "-m", only, *(["-k", chosen] if chosen else [])]
+        return failed(tree, first) or (failed(tree, ["-m", "not sweep"]) if everything else None)
 
 
 def main():
