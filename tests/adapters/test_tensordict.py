@@ -740,15 +740,23 @@ def test_transforms_come_in_the_order_of_torchrl():
     assert [name for name, *_ in mine] == [*"bcad", *"dacb"]
 
 
-def test_a_transform_is_called_with_what_was_stored_and_before_the_rest_is_set():
-    def meddle(batch):
+def test_a_transform_is_given_what_is_added_and_may_leave_rows_out():
+    """What is added goes along with the rows, and is added again where a transform drops it."""
+
+    def odd(batch):
         keys.append(set(batch.keys()))
-        return batch.set("index", torch.full((BATCH,), 99)).set("_weight", torch.zeros(BATCH))
+        return batch[batch["number"] % 2 == 1].flip(0)
 
     keys = []
-    rb, plain = filled(transform=meddle), filled()
-    assert_same(rb.sample(), plain.sample())
-    assert keys == [{"number", "next"}]
+    added = {"index", "index_generation", "_weight", "priority_weight"}
+    rb, plain = filled(transform=odd), filled()
+    batch, wanted = rb.sample(), plain.sample()
+    assert_same(batch, wanted[wanted["number"] % 2 == 1].flip(0))
+    assert keys == [{"number", "next", *added}]
+    dropping = filled(transform=lambda batch: batch.select("number", "next"))
+    assert_same(dropping.sample(), wanted)
+    wrong = filled(transform=lambda batch: batch.select("number")[:3])
+    refused(RuntimeError, r"a transform made 3 rows of 16.*'index'", wrong.sample)
 
 
 class Halves(Transform):

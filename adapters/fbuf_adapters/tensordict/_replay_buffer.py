@@ -716,13 +716,13 @@ class TensorDictReplayBuffer:
     def _assemble(self, sample: Any) -> TensorDictBase:
         """A batch as TorchRL has it."""
         assert self._form is not None
-        told: dict[Any, torch.Tensor] = {}
+        marks: dict[Any, torch.Tensor] = {}
         if self._layout is not None:
             rows = self._layout.lay(sample, self._form)
             if not rows.count:
                 raise _NothingToDraw(_NOTHING)
             batch: Any = TensorDict(rows.data, batch_size=[rows.count], device=self._device)
-            told.update(self._layout.marks(rows, batch))
+            marks = self._layout.marks(rows, batch)
             named = (rows.slot, rows.generation, rows.weight)
         else:
             data, dims = _leaves.plain(sample.data), torch.Size()
@@ -739,13 +739,20 @@ class TensorDictReplayBuffer:
                 if not len(batch):
                     raise _NothingToDraw(_NOTHING)
             named = tuple(x.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for x in named)
-        told.update(zip(_leaves.ADDED[:2], named, strict=False))
+        told = dict(zip(_leaves.ADDED[:2], named, strict=False))
         if self._prioritized:
             told.update(dict.fromkeys(_leaves.ADDED[2:], named[2]))
+        for key, value in told.items():
+            batch.set(key, value)
+        if not (self._transforms or marks):
+            return batch
         size = batch.batch_size
         for transform in self._transforms:
             batch = transform(batch)
-        for key, value in told.items():
+        # A transform may leave rows out, or move them: what it was given then goes along.
+        there = batch.keys()
+        marks.update((key, value) for key, value in told.items() if key not in there)
+        for key, value in marks.items():
             _set(batch, key, value, size)
         return batch
 
@@ -809,7 +816,7 @@ def _ends_of(
 
 
 def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
-    """Add what is told of the rows of a batch; it had this size, and transforms may reshape it."""
+    """Tell something of the rows of a batch; it had this size, and transforms may reshape it."""
     if batch.numel() != size.numel():
         raise RuntimeError(
             f"{_NAME}.sample: a transform made {batch.numel()} rows of {size.numel()}, so that "
