@@ -1,5 +1,7 @@
 """Where episodes end, as TensorDicts say it: flags, ids, or both. No slice mixes two episodes."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -275,3 +277,77 @@ def test_the_newest_episode_is_known_whoever_wrote_it(through):
     rb.extend(by_id(2, 16))
     gone = {15} if through == "saved" else {6, 7, 15}
     assert starts(rb) == set(range(23)) - gone
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_interrupt_loses_no_row_and_mixes_no_episodes(when, first, monkeypatch):
+    """Whether it comes before the rows are there or after, the next call goes on from what is."""
+    rb = ours()
+    if not first:
+        rb.extend(by_id(1, 0))
+    extend = rb.buffer.extend
+
+    def interrupted(*args, **options):
+        if when == "after":
+            extend(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rb.buffer, "extend", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rb.extend(by_id(2, 8))
+    before = 8 * (not first) + 8 * (when == "after")
+    assert len(rb) == before
+    assert rb.extend(by_id(2, 16)).tolist() == list(range(before, before + 8))
+    found = starts(rb) if when == "before" else pairs_of(rb)
+    assert {16, 22} <= found
+    assert 7 not in found
+
+
+def pairs_of(rb):
+    """The steps that pairs begin at, where steps may be missing in between."""
+    batch = rb.sample()
+    true = batch["true"].reshape(-1, 2)
+    assert torch.equal(true[:, 1], true[:, 0])
+    return set(batch["t"].reshape(-1, 2)[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(2, 40))]
+)
+def test_any_way_to_add_episodes(seed):
+    """Ids, flags or both, item by item or eight at a time, with interruptions: always whole."""
+    random = np.random.default_rng(seed)
+    by_ids, by_flags = [(True, False), (False, True), (True, True)][seed % 3]
+    rb, number, t = ours(traj_key=None if by_ids else False), 0, 0
+    told: list[tuple[int, int]] = []
+    for _ in range(24):
+        if random.random() < 0.05:
+            rb.empty()
+            told.clear()
+        if random.random() < 0.1:
+            rb.load_state_dict(rb.state_dict())
+        count = int(random.choice([1, 8]))
+        true, ended = [], []
+        for _ in range(count):
+            true.append(number)
+            ended.append(bool(random.random() < 0.25))
+            number += ended[-1]
+        data = steps(torch.tensor(true), start=t)
+        if by_flags:
+            data["next", "done"] = torch.tensor(ended).unsqueeze(-1)
+        if by_ids:
+            data["episode"] = torch.tensor(true) % 2**31
+        if count == 1:
+            rb.add(data[0])
+        else:
+            rb.extend(data)
+        told += zip(range(t, t + count), true, strict=True)
+        t += count
+        kept = told[-CAPACITY:]
+        expected = {one[0] for one, other in itertools.pairwise(kept) if one[1] == other[1]}
+        if expected:
+            assert starts(rb) <= expected
+            num_starts = int(rb.buffer.stats()["num_starts"])
+            assert num_starts == len(expected)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
-from fbuf_adapters.tensordict._leaves import WIDE, Form, Path, path_of
+from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
 
 IDS = (("collector", "traj_ids"), ("episode",))
 """Where TorchRL looks for ids of episodes, in this order."""
@@ -83,14 +82,14 @@ class Ends:
         self._strict = strict and bool(self._candidates or self._flags)
         self._newest: Newest | None = None
 
-    def read(self, where: str, data: TensorDictBase, lead: torch.Size, check_order: bool) -> Told:
+    def read(self, where: str, leaves: Leaves, lead: torch.Size, check_order: bool) -> Told:
         """Say where episodes end in rows of a leading shape; nothing is remembered.
 
         Rows that were added at different times may come back to an id: there the order is no sign
         of environments in turn.
         """
-        terminated, truncated = self._read_flags(where, data, lead)
-        ids = self._read_ids(where, data, lead)
+        terminated, truncated = self._read_flags(where, leaves, lead)
+        ids = self._read_ids(where, leaves, lead)
         if ids is None:
             if self._strict and terminated is None and truncated is None:
                 raise InteropError(
@@ -148,12 +147,12 @@ class Ends:
             self._newest = Newest(found.reshape(lanes), ended.reshape(lanes))
 
     def _read_flags(
-        self, where: str, data: TensorDictBase, lead: torch.Size
+        self, where: str, leaves: Leaves, lead: torch.Size
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Where the flags say that episodes terminate, and where they say something else ends."""
         found: dict[str, torch.Tensor] = {}
         for key in self._flags:
-            flag: Any = data.get(key, None)
+            flag = leaves.get(key)
             if flag is None:
                 continue
             if flag.numel() != lead.numel():
@@ -164,7 +163,7 @@ class Ends:
                     f"{[*lead, 1]}, because {self._follower} follows episodes, got "
                     f"{list(flag.shape)}; reduce it with .any(), or name other flags with end_keys"
                 )
-            flag = flag.detach().reshape(lead)
+            flag = flag.reshape(lead)
             flag = flag if flag.dtype is torch.bool else flag != 0
             kind = key[-1] if key[-1] in ("terminated", "truncated") else "done"
             found[kind] = found[kind] | flag if kind in found else flag
@@ -172,16 +171,16 @@ class Ends:
         if done is None:
             return terminated, truncated
         if terminated is None:  # as TorchRL completes what an environment leaves out
-            return (done if truncated is None else done & ~truncated), truncated
-        others = terminated if truncated is None else terminated | truncated
-        return terminated, done & ~terminated if truncated is None else truncated | done & ~others
+            return (done if truncated is None else done > truncated), truncated
+        rest = done > terminated
+        return terminated, rest if truncated is None else truncated | rest
 
     def _read_ids(
-        self, where: str, data: TensorDictBase, lead: torch.Size
+        self, where: str, leaves: Leaves, lead: torch.Size
     ) -> np.ndarray[Any, Any] | None:
         """The ids of the episodes, `[lanes, steps]`; None if there are none."""
         for key in self._candidates:
-            ids: Any = data.get(key, None)
+            ids = leaves.get(key)
             if ids is not None:
                 break
         else:
@@ -192,9 +191,7 @@ class Ends:
                 f"{self._follower} needs; name the key of the ids, or leave traj_key out to go by "
                 "the flags"
             )
-        if not isinstance(ids, torch.Tensor) or (
-            ids.numel() != lead.numel() or ids.dtype not in _DTYPES
-        ):
+        if ids.numel() != lead.numel() or ids.dtype not in _DTYPES:
             if self._follower is None:
                 return None
             raise InteropError(
@@ -203,7 +200,7 @@ class Ends:
                 f"{ids.dtype} {list(ids.shape)}; store one number a row, name another key with "
                 "traj_key, or give traj_key=False to go by the flags alone"
             )
-        return ids.detach().reshape(self._lanes or 1, -1).cpu().numpy()
+        return ids.reshape(self._lanes or 1, -1).cpu().numpy()
 
     def _check_order(
         self, where: str, ids: np.ndarray[Any, Any], left: np.ndarray[Any, Any]

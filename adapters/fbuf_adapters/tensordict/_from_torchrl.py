@@ -136,8 +136,9 @@ def _check(rb: Any, storage: Any, sampler: Any) -> None:
         raise _refused("the storage keeps its files (existsok=True)", "use LazyTensorStorage")
     if not _named(rb.writer, _WRITERS):
         raise _refused(f"the writer is a {type(rb.writer).__name__}", "leave writer out")
-    if getattr(rb._collate_fn, "__name__", "") not in _COLLATES:
-        raise _refused(f"collate_fn is {rb._collate_fn!r}", "make it the last transform")
+    collate = rb._collate_fn
+    if collate is not torch.stack and getattr(collate, "__name__", "") not in _COLLATES:
+        raise _refused(f"collate_fn is {collate!r}", "make it the last transform")
     unit = getattr(rb, "_sample_unit", None)
     if unit is not None and not _named(unit, ("Transition",)):
         raise _refused(f"sample_unit is a {type(unit).__name__}", f"{build}, with a view")
@@ -224,7 +225,7 @@ def _slices(sampler: Any, batch_size: int | None) -> tuple[int, dict[str, Any]]:
     """The length of slices, and the arguments for them."""
     for name in ("span", "fragmented"):
         value: Any = getattr(sampler, name, False)
-        if any(value) if isinstance(value, tuple) else value:
+        if any(value) if isinstance(value, tuple | list) else value:
             raise _refused(f"the sampler has {name}={value}", f"leave {name} out")
     if "static-stop-and-length" in sampler._cache:
         raise _refused(

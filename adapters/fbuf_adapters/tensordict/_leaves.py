@@ -17,6 +17,9 @@ from fbuf_adapters.pytorch import InteropError
 Path = tuple[str, ...]
 """The parts of a key."""
 
+Leaves = dict[Path, torch.Tensor]
+"""Tensors by key."""
+
 ADDED = ("index", "index_generation", "_weight", "priority_weight")
 """What a batch has beside what was stored."""
 
@@ -44,9 +47,9 @@ def path_of(key: str | tuple[Any, ...]) -> Path:
     return tuple(part for inner in key for part in path_of(inner))
 
 
-def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> dict[Path, torch.Tensor]:
+def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
     """What is to be stored, by key; raise if it is not what a buffer of this form takes."""
-    leaves: dict[Path, torch.Tensor] = {}
+    leaves: Leaves = {}
     for key, leaf in data.contiguous().items(True, True, is_leaf=is_leaf_nontensor):
         path = key if isinstance(key, tuple) else (key,)
         if path[0] in ADDED:
@@ -70,7 +73,7 @@ def moves_bits(view: Any) -> bool:
     return isinstance(view, fbuf.Item) or (isinstance(view, fbuf.Sequence) and view.state is None)
 
 
-def words(leaves: dict[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+def words(leaves: Leaves) -> Leaves:
     """Floats of 64 bits as pairs of 32, so that they come back as they were."""
     return {
         key: leaf.contiguous().unsqueeze(-1).view(torch.int32) if leaf.dtype in WIDE else leaf
@@ -78,7 +81,7 @@ def words(leaves: dict[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
     }
 
 
-def nested(leaves: dict[Path, torch.Tensor]) -> dict[str, Any]:
+def nested(leaves: Leaves) -> dict[str, Any]:
     """Dicts in dicts, of what has keys of several parts."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():

@@ -650,7 +650,7 @@ class TensorDictReplayBuffer:
                 priority = found.detach().reshape(*lead, -1).amax(-1).float()
         with self.buffer.lock:
             self._sync()
-            ends = self._ends.read(where, data, lead, check_order)
+            ends = self._ends.read(where, leaves, lead, check_order)
             items = _leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves
             if ends.before is not None:
                 # If the rows cannot be added after all, an episode has been cut, and no more.
@@ -739,9 +739,9 @@ class TensorDictReplayBuffer:
                 if not len(batch):
                     raise _NothingToDraw(_NOTHING)
             named = tuple(x.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for x in named)
-        told = dict(zip(_leaves.ADDED[:2], named, strict=False))
+        told: dict[str, torch.Tensor] = dict(zip(_leaves.ADDED[:2], named, strict=False))
         if self._prioritized:
-            told.update(dict.fromkeys(_leaves.ADDED[2:], named[2]))
+            told |= dict.fromkeys(_leaves.ADDED[2:], named[2])
         for key, value in told.items():
             batch.set(key, value)
         if not (self._transforms or marks):
