@@ -20,6 +20,7 @@ EXACT = {"alpha": 1.0, "eps": 0.0}
 STRIDE, GAPS = {"window": 3, "stride": 2}, {"window": 1, "stride": 2}
 FIRST = {"window": 3, "first_only": True}
 WINDOW, LONG = {"window": 2}, {"window": 4}
+SHORT = {"window": 3, "strict": False}
 BY_EPISODE = {"by": "episode"}
 
 
@@ -57,6 +58,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
     (ONE, fbuf.Shuffled(**FIRST), "same_step", (3, 9)),
     (APART, fbuf.Shuffled(), "next_step", (3, 9)),
     (ONE, uniform(**GAPS, **BY_EPISODE), "disabled", (3, 9)),
+    (THREE, uniform(**SHORT, **BY_EPISODE), "next_step", (3, 9)),
 ]
 SWEPT = [
     ((None, 5, True), uniform(), "next_step"),
@@ -81,6 +83,14 @@ SWEPT = [
     *((ONE, fbuf.Shuffled(**o), "same_step") for o in ({}, STRIDE)),
     (THREE, fbuf.Shuffled(**WINDOW), "next_step"),
     (APART, fbuf.Shuffled(**WINDOW), "same_step"),
+    (THREE, uniform(**SHORT), "same_step"),
+    (APART, uniform(**SHORT, **BY_EPISODE), "same_step"),
+    (ONE, uniform(**SHORT, **BY_EPISODE, stride=2), "next_step"),
+    (ONE, uniform(**SHORT, first_only=True), "same_step"),
+    *((shape, prioritized(**SHORT), "same_step") for shape in (ONE, APART)),
+    (ONE, mixture(**SHORT), "next_step"),
+    (ONE, fbuf.Shuffled(**SHORT, **BY_EPISODE), "same_step"),
+    (THREE, fbuf.Shuffled(**WINDOW, **BY_EPISODE), "next_step"),
 ]
 MARKED = [
     *(pytest.param(*case, id=f"case{n:02}") for n, case in enumerate(CASES)),
@@ -127,7 +137,7 @@ def agree(pair, rng):
         np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
     look_inside(pair, starts)
     if step is not None:
-        an_epoch(pair, starts, key)
+        an_epoch(pair, share, key)
         return
     drawn(pair, sample, share, beta)
 
@@ -167,7 +177,7 @@ def likelihoods(pair):
     """The starts, and how likely each slot is that may be drawn."""
     oracle, sampler = pair.oracle, pair.state.sampler
     given = getattr(sampler, "priorities", sampler)
-    options = (given.window, given.stride, given.first_only)
+    options = (given.window, given.stride, given.first_only, given.strict)
     starts = oracle.starts(*options)
     if isinstance(sampler, fbuf.Prioritized):
         return starts, oracle.by_priority(starts)
@@ -203,8 +213,8 @@ def look_inside(pair, starts):
         reached = np.maximum(inside.values(tree), 0)
         assert set(np.flatnonzero(reached).tolist()) == set(oracle.by_priority(starts))
     if getattr(state.sampler, "by", "start") == "episode":
-        options = (state.sampler.window, state.sampler.stride, state.sampler.first_only)
-        runs = oracle.runs(*options)
+        given = state.sampler
+        runs = oracle.runs(given.window, given.stride, given.first_only, given.strict)
         firsts, lasts, count = inside.episode_trees(index)
         for tree, at in ((firsts, 0), (lasts, -1)):
             expected = sorted(inside.lane_by_lane(oracle, run[at]) for run in runs)
@@ -234,13 +244,19 @@ def drawn(pair, sample, share, beta):
         assert (sample.terminated[at], sample.truncated[at]) == (row.terminated, row.truncated)
 
 
-def an_epoch(pair, starts, key):
-    """The batches of an epoch hold every start once."""
-    found, likely = [], np.float32(1) / np.float32(max(len(starts), 1))
-    for step in range(max(-(-len(starts) // BATCH), 1)):
+def an_epoch(pair, share, key):
+    """The batches of an epoch hold every start once, or one start of every episode."""
+    sampler, found = pair.state.sampler, []
+    options = (sampler.window, sampler.stride, sampler.first_only, sampler.strict)
+    runs = pair.oracle.runs(*options)
+    groups = runs if sampler.by == "episode" else [[slot] for run in runs for slot in run]
+    for step in range(max(-(-len(groups) // BATCH), 1)):
         batch = programs.look(pair.state, key, step, batch_size=BATCH)[0]
         mask = np.asarray(batch.mask)
-        found += np.asarray(batch.ids.slot)[mask].tolist()
+        slots = np.asarray(batch.ids.slot)
+        found += slots[mask].tolist()
         np.testing.assert_array_equal(batch.weight, mask)
-        np.testing.assert_array_equal(batch.probability, np.where(mask, likely, 0))
-    assert sorted(found) == sorted(starts)
+        likely = [share.get(slot, 0) for slot in slots.tolist()]
+        np.testing.assert_allclose(batch.probability, np.where(mask, likely, 0), rtol=1e-6)
+    of_group = {slot: number for number, group in enumerate(groups) for slot in group}
+    assert sorted(of_group[slot] for slot in found) == list(range(len(groups)))

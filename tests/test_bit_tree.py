@@ -59,6 +59,7 @@ def every_marked_slot(capacity, share):
     np.testing.assert_array_equal(read, marked[within])
 
 
+@pytest.mark.sweep
 def test_both_forms_give_the_same():
     """The loop of the CPU, and what a GPU does."""
     rng = np.random.default_rng(0)

@@ -181,3 +181,38 @@ def test_an_empty_buffer_and_bad_input():
             fbuf.sample(fbuf.init(jnp.int32(0), 8, sampler=sampler), jax.random.key(0), 4, step=0)
     with pytest.raises(TypeError, match="first_only must be"):
         fbuf.Shuffled(first_only="last")
+
+
+def test_batches_of_several_sizes_share_an_epoch():
+    state = fbuf.init(jnp.int32(0), 20, sampler=fbuf.Shuffled())
+    state = fbuf.add(state, jnp.arange(13, dtype=jnp.int32))
+    assert int(fbuf.stats(state)["epoch_size"]) == 13
+    key, orders = jax.random.key(5), []
+    for number, sizes in enumerate(([5, 3, 5], [1, 8, 4], [8, 8])):
+        found, first = [], 0
+        for size in sizes:
+            batch = sample(state, key, 8, step=(number, first), count=size)
+            assert int(batch.mask.sum()) == min(size, 13 - first)
+            found += np.asarray(batch.data)[np.asarray(batch.mask)].tolist()
+            first += size
+        assert sorted(found) == list(range(13))
+        orders.append(found)
+    again = sample(state, key, 8, step=(0, 0), count=8).data
+    assert np.asarray(again).tolist() == orders[0][:8] != orders[1][:8]
+    with pytest.raises(ValueError, match=r"step must be one integer, or two: \(epoch, first\)"):
+        fbuf.sample(state, key, 8, step=(0, 1, 2))
+
+
+def test_an_epoch_by_episode_draws_a_new_start_in_each():
+    state = fbuf.init(jnp.int32(0), 64, sampler=fbuf.Shuffled(by="episode"))
+    state = fbuf.add(state, jnp.arange(64, dtype=jnp.int32), terminated=jnp.arange(64) % 8 == 7)
+    key, starts = jax.random.key(0), collections.Counter()
+    for number in range(200):
+        batches = [sample(state, key, 4, step=(number, first)) for first in (0, 4)]
+        rows = np.concatenate([batch.data for batch in batches])
+        assert sorted(rows // 8) == list(range(8))
+        starts.update((rows % 8).tolist())
+    assert stats.chisquare([starts[n] for n in range(8)]).pvalue > 1e-4
+    # The two batches of an epoch choose their starts apart.
+    alike = [np.mean(np.asarray(a.data) % 8 == np.asarray(b.data) % 8) for a, b in [batches]]
+    assert np.mean(alike) < 1

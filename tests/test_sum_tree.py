@@ -125,6 +125,7 @@ def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
         assert float(sum_tree.total(tree)) == 2 + 1 + 2
 
 
+@pytest.mark.sweep
 def test_both_forms_give_the_same_bits(monkeypatch):
     def everything():
         rng = np.random.default_rng(0)

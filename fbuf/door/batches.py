@@ -193,6 +193,19 @@ def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
     return lead.flat(_bool(function, argument, value))
 
 
+def steps(function: str, value: Any, lead: Lead, lanes: int) -> jax.Array:
+    """A bool for each step of all environments: `[B]`."""
+    check.no_list(function, "mask", value)
+    shape = (lead.size // lanes,) if len(lead.shape) == 2 else ()
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"fbuf.{function}: mask must be of shape {shape}, one for each step, because the "
+            f"environments of this buffer step together; got {check.describe(value)}. To leave "
+            "single environments out, make the buffer with lockstep=False"
+        )
+    return jnp.repeat(_bool(function, "mask", value).reshape(-1), lanes)
+
+
 def mask(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
     """A bool for each entry of a batch of this shape, or one for all: `[B]`."""
     if value is None:

@@ -72,7 +72,17 @@ def _wrapped(
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return entry(args, kwargs)
 
+    call.__dict__["_entry"] = entry
     return call
+
+
+def checked(verb: Callable[..., Any], state: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a verb, of which those of the host have been checked.
+
+    For who compiles the verb into a program of their own: inside it host values are traced, and
+    JAX has cut them already.
+    """
+    return verb.__dict__["_entry"].checked(state, given)
 
 
 class _Entry:
@@ -120,9 +130,7 @@ class _Entry:
         types = set(map(type, leaves))
         kinds = set(map(_kind, types))
         if "host" in kinds:
-            given = {name: _owned(self._name, name, value) for name, value in given.items()}
-            if self._host_check is not None and int in types:
-                self._host_check(before[0], given)
+            given = self._taken_over(before, given, types)
         kinds.update(map(_kind, set(map(type, own))))
         if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)
@@ -134,6 +142,23 @@ class _Entry:
         if not set(map(id, own)).isdisjoint(map(id, leaves)):
             _refuse_own_arrays(self._name, own, given)
         return self._consume(*before, **given, **fixed)
+
+    def checked(self, state: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """See the function of this name."""
+        for argument, checked in self._checks.items():
+            if argument in given:
+                given = {**given, argument: checked(self._name, argument, given[argument])}
+        types = set(map(type, tree_leaves(given)))
+        return self._taken_over((state,), given, types) if "host" in map(_kind, types) else given
+
+    def _taken_over(
+        self, before: tuple[Any, ...], given: dict[str, Any], types: set[type]
+    ) -> dict[str, Any]:
+        """The arguments, of which those of the host are the buffer's own."""
+        given = {name: _owned(self._name, name, value) for name, value in given.items()}
+        if self._host_check is not None and int in types:
+            self._host_check(before[0], given)
+        return given
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. As `inspect.Signature.bind`, in a tenth of the time."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, start_index, starts
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
@@ -99,13 +99,18 @@ class Mixture(Sampler):
         return self.priorities.follows_episodes
 
     @property
+    def min_window(self) -> int:
+        """That of the priorities."""
+        return self.priorities.min_window
+
+    @property
     def _sum_of_shares(self) -> float:
         return self.uniform + self.prioritized + self.recent
 
     @property
     def _window(self) -> Window:
         given = self.priorities
-        return Window(given.window, given.stride, given.first_only)
+        return Window(given.window, given.stride, given.first_only, strict=given.strict)
 
     def init(self, ring: Ring) -> MixedIndex:
         """No start, and no priority."""
@@ -160,7 +165,7 @@ class Mixture(Sampler):
         key: jax.Array,
         batch_size: int,
         beta: chex.Array | float | None,
-        step: jax.Array | None,
+        step: Step | None,
     ) -> Draw:
         """Draw in all three ways, and choose for each draw."""
         which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)

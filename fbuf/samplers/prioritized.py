@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, starts
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.samplers.starts import Window
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -61,6 +61,7 @@ class Prioritized(Sampler):
             drawn; see `fbuf.Uniform`. A row keeps its priority while it cannot be drawn.
         stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
         first_only: Draw only first steps of episodes.
+        strict: As for `fbuf.Uniform`.
         draws: `"independent"`: each draw by itself. `"stratified"`: one draw from each of
             `batch_size` equal shares of the total, in random order; this has less variance.
 
@@ -93,6 +94,7 @@ class Prioritized(Sampler):
     window: int = 1
     stride: int = 1
     first_only: bool = False
+    strict: bool = True
 
     keeps_priorities: ClassVar[bool] = True
 
@@ -113,7 +115,7 @@ class Prioritized(Sampler):
             ("draws", ("independent", "stratified")),
         ):
             check.choice("Prioritized", name, getattr(self, name), allowed)
-        starts.check_options("Prioritized", self.window, self.stride, self.first_only)
+        starts.check_options("Prioritized", self.window, self.stride, self.first_only, self.strict)
 
     @property
     def follows_episodes(self) -> bool:
@@ -121,8 +123,18 @@ class Prioritized(Sampler):
         return not self._window.every_row
 
     @property
+    def min_window(self) -> int:
+        """How many steps of its episode follow from every drawn row, counting itself."""
+        return self.window if self.strict else 1
+
+    @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch."""
+        return self.normalize == "batch"
+
+    @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.first_only)
+        return Window(self.window, self.stride, self.first_only, strict=self.strict)
 
     def init(self, ring: Ring) -> PriorityIndex:
         """No priority stored."""
@@ -216,7 +228,7 @@ class Prioritized(Sampler):
         key: jax.Array,
         batch_size: int,
         beta: chex.Array | float | None,
-        step: jax.Array | None,
+        step: Step | None,
     ) -> Draw:
         """Draw rows by priority, and weigh them by `probability ** -beta`."""
         tree = index.tree

@@ -17,6 +17,8 @@ import jax
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
+Step = jax.Array | tuple[jax.Array, jax.Array]
+"""The number of a batch, or the number of an epoch and the place of the batch's first row in it."""
 
 
 @jax.tree_util.register_dataclass
@@ -48,9 +50,10 @@ class Sampler(abc.ABC):
 
     Attributes:
         window: How many steps of one episode must follow from a row, counting itself, for it to be
-            drawn.
+            drawn. If shorter episodes are drawn, too, say so with `min_window`.
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
-        in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`.
+        in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such a sampler
+            has a figure `epoch_size` in its `stats`: how many draws an epoch has.
     """
 
     window: int = 1
@@ -61,6 +64,16 @@ class Sampler(abc.ABC):
     def follows_episodes(self) -> bool:
         """Whether the ring must know where in its episode each row is (`Span.in_episode`)."""
         return self.window > 1
+
+    @property
+    def min_window(self) -> int:
+        """How many steps of its episode follow from every drawn row, counting itself."""
+        return self.window
+
+    @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch."""
+        return True
 
     @abc.abstractmethod
     def init(self, ring: Ring) -> Index:
@@ -110,7 +123,7 @@ class Sampler(abc.ABC):
         key: jax.Array,
         batch_size: int,
         beta: chex.Array | float | None,
-        step: jax.Array | None,
+        step: Step | None,
     ) -> Draw:
         """Draw rows with replacement or, if `in_order` is True, the batch of number `step`."""
 

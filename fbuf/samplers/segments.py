@@ -147,10 +147,35 @@ def draw(
     Returns:
         int32 `[B]` slots, how many starts their segments have, and whether there is a segment.
     """
-    room = ring.lane_length
     key = tie(key, segments.count)
     bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
     segment = random_bits.below(bits[0], segments.count)
+    slots, length = start_in(segments, starts, ring, segment, bits[1], window)
+    return slots, length, segment < segments.count
+
+
+def start_in(
+    segments: Segments,
+    starts: StartIndex,
+    ring: Ring,
+    segment: jax.Array,
+    bits: jax.Array,
+    window: Window,
+) -> tuple[jax.Array, jax.Array]:
+    """Draw a start in each of these segments, each alike.
+
+    Args:
+        segments: All segments.
+        starts: All starts.
+        ring: The ring.
+        segment: int32 `[B]`; the numbers of the segments.
+        bits: uint32 `[2, B]`; random bits.
+        window: What makes a row a start.
+
+    Returns:
+        int32 `[B]` slots, and how many starts their segments have.
+    """
+    room = ring.lane_length
     first = bit_tree.select(segments.firsts, segment)
     lane = first // room
     # Of a lane's segments one may go around its seam: its last start is the first last one there,
@@ -159,9 +184,8 @@ def draw(
     number = segment + _around_seam(segments, starts, ring, lane)
     last = bit_tree.select(segments.lasts, jnp.where(number < end, number, begin))
     length = (last - first) % room // window.stride + 1
-    chosen = random_bits.below(bits[1], length) * window.stride
-    slots = ring.later(first % room * ring.lanes + lane, chosen)
-    return slots, length, segment < segments.count
+    chosen = random_bits.below(bits, length) * window.stride
+    return ring.later(first % room * ring.lanes + lane, chosen), length
 
 
 def lengths(segments: Segments, ring: Ring, slots: jax.Array, window: Window) -> jax.Array:

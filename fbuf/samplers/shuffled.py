@@ -9,15 +9,17 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, start_index, starts
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers import permutation, segments, start_index
+from fbuf.samplers.protocol import Draw, Step
+from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.starts import Window
-from fbuf.storage.ring import Ring, Span
+from fbuf.samplers.uniform import Uniform, UniformIndex
+from fbuf.storage.ring import Ring
+from fbuf.xla.tie import tie
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled(Sampler):
+class Shuffled(Uniform):
     """Draw every row, or every window, once before any is drawn again, in random order.
 
     `fbuf.sample(state, key, batch_size, step=i)` returns the i-th batch. `n` rows make an epoch of
@@ -32,17 +34,25 @@ class Shuffled(Sampler):
     epoch is `step // ceil(n / batch_size)`, so a growing buffer begins a new epoch now and then. In
     a full ring without a window the order is one of slots: writing does not change it.
 
+    With `by="episode"` an epoch has every episode once, with one start in it, all its starts alike.
+    The whole order changes when the number of episodes does.
+
+    Batches of several sizes can share an epoch: give `step=(epoch, first)`, and count `first` up by
+    the sizes. `fbuf.stats(state)["epoch_size"]` says how many draws an epoch has.
+
     Attributes:
-        window: As for `fbuf.Uniform`.
-        stride: As for `fbuf.Uniform`.
-        first_only: As for `fbuf.Uniform`.
+        window: As for `fbuf.Uniform`. The same holds for the arguments below.
+        by: See there.
+        stride: See there.
+        first_only: See there.
+        strict: See there.
 
     Cost: that of `fbuf.Uniform`, and O(B) for the order; 0.134 bytes a row.
 
     Raises:
         ValueError: If an argument is out of range. When traced, if you do not give `step` to
             `fbuf.sample`, or give it priorities.
-        TypeError: If `window` or `stride` is not an int.
+        TypeError: As `fbuf.Uniform`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -57,98 +67,83 @@ class Shuffled(Sampler):
         Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002.
     """
 
-    window: int = 1
-    _: dataclasses.KW_ONLY
-    stride: int = 1
-    first_only: bool = False
-
     in_order: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        starts.check_options("Shuffled", self.window, self.stride, self.first_only)
-
-    @property
-    def follows_episodes(self) -> bool:
-        """Whether it must be known where in its episode a row is."""
-        return not self._window.every_row
-
-    @property
-    def _window(self) -> Window:
-        return Window(self.window, self.stride, self.first_only)
-
-    def init(self, ring: Ring) -> StartIndex:
-        """No start."""
-        starts.check_lanes("Shuffled", ring, self._window)
-        return start_index.empty(ring, self._window)
-
-    def add(
-        self,
-        index: StartIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: chex.Array | float | None,
-    ) -> tuple[StartIndex, jax.Array]:
-        """Count the starts there are now, and those that made way."""
-        index, _ = start_index.add(index, ring, span, self._window)
-        return index, jnp.zeros_like(span.slots, jnp.uint32)
-
-    def remove(self, index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
-        """Take out the starts of all windows with these rows."""
-        return start_index.remove(index, ring, slots, self._window)[0]
-
-    def can_sample(self, index: StartIndex, ring: Ring) -> jax.Array:
-        """Whether there is a start."""
-        return start_index.total(index, ring) > 0
 
     def draw(
         self,
-        index: StartIndex,
+        index: UniformIndex,
         ring: Ring,
         key: jax.Array,
         batch_size: int,
         beta: chex.Array | float | None,
-        step: jax.Array | None,
+        step: Step | None,
     ) -> Draw:
         """Draw the starts whose turn it is. Weights are 1 whatever `beta` is."""
         assert step is not None
-        total = start_index.total(index, ring)
+        total = self._epoch_size(index, ring)
         count = jnp.maximum(total, 1)
-        batches = (count - 1) // batch_size + 1
-        epoch, turn = step // batches, step % batches
-        left = count - turn * batch_size
+        if isinstance(step, tuple):
+            epoch, first = step
+        else:
+            batches = (count - 1) // batch_size + 1
+            epoch, first = step // batches, step % batches * batch_size
+        left = count - first
         number = jnp.arange(batch_size, dtype=jnp.int32)
         mask = (number < left) & (total > 0)
         # Where there is no number left the last one is taken, so that it stays in range.
-        ranks = turn * batch_size + jnp.minimum(number, left - 1)
-        slots = self._permuted(index, ring, jax.random.fold_in(key, epoch), ranks, total)
-        likely = jnp.where(mask, 1 / count.astype(jnp.float32), 0)
+        ranks = first + jnp.minimum(number, left - 1)
+        key = jax.random.fold_in(key, epoch)
+        if index.segments is None:
+            slots = _permuted(index.starts, ring, key, ranks, total)
+            each = count.astype(jnp.float32)
+        else:
+            slots, each = self._in_segments(index.starts, index.segments, ring, key, first, ranks)
+        likely = jnp.where(mask, 1 / each, 0)
         one = mask.astype(jnp.float32)
         return Draw(slots, likely, one, jnp.zeros_like(one), mask)
 
-    def _permuted(
-        self, index: StartIndex, ring: Ring, key: jax.Array, ranks: jax.Array, total: jax.Array
-    ) -> jax.Array:
-        """The starts that an epoch has at these places: int32 `[B]` slots."""
-        # Slots are permuted, for the rank of a start changes with any other one. Only where few
-        # slots are starts would a walk from slot to slot take long: there it is ranks.
-        taken = ring.filled()
-        sparse = total < taken // 8
-        given = jnp.where(sparse, ranks, start_index.select(index, ring, ranks))
+    def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
+        """Those of `fbuf.Uniform`, and how many draws an epoch has."""
+        return {**super().stats(index, ring), "epoch_size": self._epoch_size(index, ring)}
 
-        def inside(found: jax.Array) -> jax.Array:
-            return sparse | start_index.is_start(index, found) | (total == 0)
+    def _epoch_size(self, index: UniformIndex, ring: Ring) -> jax.Array:
+        if index.segments is not None:
+            return index.segments.count
+        return start_index.total(index.starts, ring)
 
-        count = jnp.maximum(jnp.where(sparse, total, taken), 1)
-        found = permutation.permute(key, jnp.minimum(given, count - 1), count, inside)
-        ranked = start_index.select(index, ring, jnp.where(sparse, found, 0))
-        return jnp.where(sparse, ranked, found)
+    def _in_segments(
+        self,
+        starts: StartIndex,
+        found: Segments,
+        ring: Ring,
+        key: jax.Array,
+        first: jax.Array,
+        ranks: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """A start in each segment that an epoch has at these places, and 1 / its probability."""
+        order_key, start_key = jax.random.split(tie(key, found.count))
+        count = jnp.maximum(found.count, 1)
+        segment = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
+        start_key = jax.random.fold_in(start_key, first)
+        bits = jax.random.bits(start_key, (2, ranks.shape[0]), jnp.uint32)
+        slots, length = segments.start_in(found, starts, ring, segment, bits, self._window)
+        return slots, count.astype(jnp.float32) * length.astype(jnp.float32)
 
-    def probability(self, index: StartIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """One of as many as there are starts: of all batches of an epoch taken together."""
-        total = jnp.maximum(start_index.total(index, ring), 1).astype(jnp.float32)
-        return jnp.where(start_index.is_start(index, slots), 1 / total, 0)
 
-    def stats(self, index: StartIndex, ring: Ring) -> dict[str, jax.Array]:
-        """With a window how many starts there are."""
-        return {} if index.total is None else {"num_starts": index.total}
+def _permuted(
+    index: StartIndex, ring: Ring, key: jax.Array, ranks: jax.Array, total: jax.Array
+) -> jax.Array:
+    """The starts that an epoch has at these places: int32 `[B]` slots."""
+    # Slots are permuted, for the rank of a start changes with any other one. Only where few
+    # slots are starts would a walk from slot to slot take long: there it is ranks.
+    taken = ring.filled()
+    sparse = total < taken // 8
+    given = jnp.where(sparse, ranks, start_index.select(index, ring, ranks))
+
+    def inside(found: jax.Array) -> jax.Array:
+        return sparse | start_index.is_start(index, found) | (total == 0)
+
+    count = jnp.maximum(jnp.where(sparse, total, taken), 1)
+    found = permutation.permute(key, jnp.minimum(given, count - 1), count, inside)
+    ranked = start_index.select(index, ring, jnp.where(sparse, found, 0))
+    return jnp.where(sparse, ranked, found)

@@ -4,6 +4,9 @@ A window is `length` rows of one lane, one after the other. A row is a start if 
 there, inside one episode, without a removed row or a dummy. It becomes one when the last row of its
 window is written, and is none any more once it is overwritten, or a row of its window is removed.
 So what a write changes is as long as the write; no later window contains the overwritten row.
+
+Unless a window is strict, the first row of an episode is a start from the first, and its window
+ends where the episode does.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import dataclasses
 import chex
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.storage.ring import Ring, Span
+from fbuf.storage.ring import DUMMY, ENDS, Ring, Span
+from fbuf.xla.rows import read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +32,14 @@ class Window:
         stride: Only every `stride`-th step of a lane is a start.
         first_only: Only the first row of an episode is one.
         by_episode: It matters which starts are in one episode.
+        strict: Every window has all of its rows.
     """
 
     length: int
     stride: int
     first_only: bool
     by_episode: bool = False
+    strict: bool = True
 
     @property
     def every_row(self) -> bool:
@@ -49,12 +56,20 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
     in_episode = span.in_episode
     assert in_episode is not None
     earlier = window.length - 1
-    slots = ring.later(jnp.minimum(span.slots, ring.capacity - 1), -earlier)
+    written = jnp.minimum(span.slots, ring.capacity - 1)
+    slots = ring.later(written, -earlier)
     # In a chunk longer than a lane the start can be overwritten before its window is complete.
     is_start = span.drawable & (in_episode.newer + earlier < ring.lane_length)
     is_start &= in_episode.intact >= window.length
     if window.first_only:
         is_start &= in_episode.position == window.length
+    if not window.strict:
+        begins = in_episode.position == 1
+        slots = jnp.where(begins, written, slots)
+        # The first row has been a start ever since it was written.
+        is_start = jnp.where(
+            begins, span.drawable, is_start & (in_episode.position > window.length)
+        )
     if window.stride > 1:
         is_start &= (slots // ring.lanes) % window.stride == 0
     return slots, is_start
@@ -62,16 +77,26 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
 
 def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
     """The starts of all windows that contain these rows, and `capacity` for no row: `[B * L]`."""
+    inside = jnp.minimum(slots, ring.capacity - 1)
     earlier = jnp.arange(window.length, dtype=jnp.int32)[None]
-    starts = ring.later(jnp.minimum(slots, ring.capacity - 1)[:, None], -earlier)
-    return jnp.where(slots[:, None] < ring.capacity, starts, ring.capacity).reshape(-1)
+    starts = ring.later(inside[:, None], -earlier)
+    contains = jnp.broadcast_to(slots[:, None] < ring.capacity, starts.shape)
+    if not window.strict:  # a start of another episode may be as near
+        flags = read_rows(ring.flags, starts.reshape(-1)).reshape(starts.shape)
+        ended = (flags & (ENDS | DUMMY) > 0).at[:, 0].set(False)
+        contains &= lax.cummax(ended.astype(jnp.int32), axis=1) == 0
+        contains &= earlier <= ring.older(inside)[:, None]
+    return jnp.where(contains, starts, ring.capacity).reshape(-1)
 
 
-def check_options(sampler: str, window: object, stride: object, first_only: object) -> None:
+def check_options(
+    sampler: str, window: object, stride: object, first_only: object, strict: object
+) -> None:
     """Refuse what says no window."""
     check.integer(sampler, "window", window)
     check.integer(sampler, "stride", stride)
     check.boolean(sampler, "first_only", first_only)
+    check.boolean(sampler, "strict", strict)
 
 
 def check_lanes(sampler: str, ring: Ring, window: Window) -> None:

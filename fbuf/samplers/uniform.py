@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import segments, start_index, starts
-from fbuf.samplers.protocol import Draw, Sampler
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.starts import Window
@@ -48,18 +48,22 @@ class Uniform(Sampler):
             you give `beta` to `fbuf.sample`, they make up for the lengths of episodes.
         stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
         first_only: Draw only first steps of episodes.
+        strict: False draws an episode that is shorter than `window`, too: from its first row, as
+            long as that is stored. Read it with a view that says what is there, such as
+            `fbuf.Sequence(window, boundary="pad")`.
 
     Cost: adding B rows takes O(B log N). Drawing B rows takes O(B), or O(B log N) with a window, by
     episode, after a removal, and on a GPU. Removing B rows takes O(B window log N).
 
     Raises:
         ValueError: If an argument is out of range.
-        TypeError: If `window` or `stride` is not an int, or if `first_only` is not a bool.
+        TypeError: If `window` or `stride` is not an int, or if `first_only` or `strict` is not a
+            bool.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
         >>> fbuf.init(jnp.zeros(3), capacity=100, sampler=fbuf.Uniform(window=4)).sampler
-        Uniform(window=4, by='start', stride=1, first_only=False)
+        Uniform(window=4, by='start', stride=1, first_only=False, strict=True)
     """
 
     window: int = 1
@@ -67,10 +71,17 @@ class Uniform(Sampler):
     by: Literal["start", "episode"] = "start"
     stride: int = 1
     first_only: bool = False
+    strict: bool = True
 
     def __post_init__(self) -> None:
-        starts.check_options("Uniform", self.window, self.stride, self.first_only)
-        check.choice("Uniform", "by", self.by, ("start", "episode"))
+        name = type(self).__name__
+        starts.check_options(name, self.window, self.stride, self.first_only, self.strict)
+        check.choice(name, "by", self.by, ("start", "episode"))
+
+    @property
+    def min_window(self) -> int:
+        """How many steps of its episode follow from every drawn row, counting itself."""
+        return self.window if self.strict else 1
 
     @property
     def follows_episodes(self) -> bool:
@@ -79,11 +90,12 @@ class Uniform(Sampler):
 
     @property
     def _window(self) -> Window:
-        return Window(self.window, self.stride, self.first_only, self.by == "episode")
+        by_episode = self.by == "episode"
+        return Window(self.window, self.stride, self.first_only, by_episode, self.strict)
 
     def init(self, ring: Ring) -> UniformIndex:
         """No start."""
-        starts.check_lanes("Uniform", ring, self._window)
+        starts.check_lanes(type(self).__name__, ring, self._window)
         in_segments = segments.empty(ring) if self.by == "episode" else None
         return UniformIndex(start_index.empty(ring, self._window), in_segments)
 
@@ -121,7 +133,7 @@ class Uniform(Sampler):
         key: jax.Array,
         batch_size: int,
         beta: chex.Array | float | None,
-        step: jax.Array | None,
+        step: Step | None,
     ) -> Draw:
         """Draw starts. By start weights are 1 whatever `beta` is."""
         total = start_index.total(index.starts, ring)

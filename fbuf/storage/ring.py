@@ -218,7 +218,7 @@ class Ring:
         Args:
             flags: uint8 `[B]`; the flags of the new rows, step by step, and in a step lane by lane.
             mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
-                For a ring with a head a lane.
+                With one head for several lanes it is alike for all rows of a step.
             before: What must have been read before anything is written, see `fbuf.xla.tie`.
 
         Returns:
@@ -254,7 +254,7 @@ class Ring:
         slots = tie(slots, replaced, before)
         now_open, in_episode = self.open, None
         if now_open is not None:
-            now_open, in_episode = self._follow(now_open, flags, mask, rank, count)
+            now_open, in_episode = self._follow(now_open, flags, mask)
             flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
             removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
             inside &= ~in_episode.dummy
@@ -320,23 +320,19 @@ class Ring:
         )
 
     def _follow(
-        self,
-        before: Open,
-        flags: jax.Array,
-        mask: jax.Array | None,
-        rank: jax.Array,
-        count: jax.Array,
+        self, before: Open, flags: jax.Array, mask: jax.Array | None
     ) -> tuple[Open, InEpisode]:
-        """Where new rows are in their episodes; a mask leaves `count` of them, by their `rank`."""
+        """Where the new rows are in their episodes: those of the mask."""
         ends = (flags & ENDS > 0).reshape(-1, self.lanes)
         if mask is None:
             after, found = episodes.follow(before, ends, None, self.autoreset)
             return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
-        rank = rank.astype(jnp.int32)
-        chosen, lane = mask.reshape(rank.shape), jnp.arange(self.lanes, dtype=jnp.int32)
+        chosen, lane = mask.reshape(-1, self.lanes), jnp.arange(self.lanes, dtype=jnp.int32)
+        running = jnp.cumsum(chosen, axis=0, dtype=jnp.int32)
+        rank, count = running - 1, running[-1]
         where = jnp.where(chosen, rank, ends.shape[0])
         ends = jnp.zeros_like(ends).at[where, lane].set(ends, mode="drop")
-        after, found = episodes.follow(before, ends, count.astype(jnp.int32), self.autoreset)
+        after, found = episodes.follow(before, ends, count, self.autoreset)
         given = jnp.maximum(rank, 0)
         return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)
 

@@ -68,7 +68,8 @@ def add(
         priority: Real, like `terminated`, finite and at least 0: the priorities of the rows. The
             sampler applies `eps` and `alpha` to them. None gives each row the sampler's default.
         mask: bool, like `terminated`: which rows to write. The others leave no gap. None is all.
-            With `num_envs` the buffer must be made with `lockstep=False`.
+            If environments step together, `[T]`, or a scalar for one step: which steps to write. So
+            one program serves batches of all lengths: pad them, and mask the padding.
         time_major: Take T steps as `[T, num_envs, ...]`; flags and priorities, too.
         alpha: A number of at least 0, may be traced. It replaces the sampler's `alpha` for these
             priorities.
@@ -105,12 +106,9 @@ def add(
     ring, sampler = state.ring, state.sampler
     rows, lead = batches.rows("add", state.storage.item, items, ring.num_envs, time_major)
     flags = _flags(terminated, truncated, lead)
-    if mask is not None:
-        if ring.num_envs is not None and ring.lockstep:
-            raise ValueError(
-                "fbuf.add: mask leaves out environments, but those of this buffer step together; "
-                "make the buffer with lockstep=False, or leave mask out"
-            )
+    if mask is not None and ring.lanes > ring.heads:
+        mask = batches.steps("add", mask, lead, ring.lanes)
+    elif mask is not None:
         mask = batches.flags("add", "mask", mask, lead)
     if not sampler.keeps_priorities and (priority is not None or alpha is not None):
         raise ValueError(no_priorities("add", state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
+from fbuf.samplers.protocol import Draw
 from fbuf.state import Sample, State
 from fbuf.verbs.read import gathered, is_view
 from fbuf.views.item import Item
@@ -23,10 +25,23 @@ def is_key(function: str, argument: str, value: Any) -> Any:
     return value
 
 
+def is_step(function: str, argument: str, value: Any) -> Any:
+    """The number of a batch, or a pair of the number of an epoch and a place in it."""
+    if not isinstance(value, tuple):
+        return check.count(function, argument, value)
+    pair: tuple[Any, ...] = value
+    if len(pair) != 2:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be one integer, or two: (epoch, first); got "
+            f"{len(pair)}"
+        )
+    return tuple(check.count(function, argument, number) for number in pair)
+
+
 CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
 
 
-@verb(static=("batch_size", "view"), checks=CHECKS | {"step": check.count})
+@verb(static=("batch_size", "view"), checks=CHECKS | {"step": is_step, "count": check.count})
 def sample(
     state: State[Any],
     key: chex.PRNGKey,
@@ -34,7 +49,8 @@ def sample(
     *,
     view: View = Item(),
     beta: chex.Array | float | None = None,
-    step: chex.Array | int | None = None,
+    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+    count: chex.Array | int | None = None,
 ) -> Sample[Any]:
     """Draw a batch; the state does not change.
 
@@ -47,7 +63,12 @@ def sample(
         view: What a drawn row turns into; static.
         beta: A number of at least 0, may be traced. It replaces the sampler's `beta` in the
             importance weights.
-        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced.
+        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced. Or a pair
+            `(epoch, first)`: of this epoch the `batch_size` rows from this place on, both counted
+            from 0. So batches of several sizes can share an epoch.
+        count: How many rows to draw, an integer from 0 to `batch_size`; may be traced, so one
+            program serves batches of many sizes. The rows behind are masked, with weights 0, and
+            weights are those of a batch of `count`. None is all.
 
     Returns:
         The batch. If there is nothing to draw (see `fbuf.can_sample`), its `mask` is False, its
@@ -84,15 +105,23 @@ def sample(
             f"fbuf.sample: {type(state.sampler).__name__} draws with replacement and takes no "
             "step; leave step out, or make the buffer with sampler=fbuf.Shuffled()"
         )
-    return drawn(state, key, beta, step, batch_size, view)[0]
+    return drawn(state, key, beta, step, batch_size, view, count)[0]
 
 
 def drawn(
-    state: State[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
+    state: State[Any],
+    key: Any,
+    beta: Any,
+    step: Any,
+    batch_size: int,
+    view: View,
+    count: Any = None,
 ) -> tuple[Sample[Any], jax.Array]:
     """A batch, and the logarithms of its weights before they were divided by the largest."""
     order.sampled(state)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
+    if count is not None:
+        draw = _shortened(draw, count, state.sampler.weighs_by_batch)
     view_key = jax.random.fold_in(key, 1) if view.is_random else None
     # A sampler may read its index for the probabilities alone.
     batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
@@ -107,4 +136,16 @@ def drawn(
             weight=jnp.where(batch.mask, draw.weight, 0),
         ),
         draw.log_weight,
+    )
+
+
+def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
+    """The first `count` draws, with the weights of a batch of that size."""
+    mask = draw.mask & (jnp.arange(draw.mask.shape[0], dtype=jnp.int32) < count)
+    weight = draw.weight
+    if by_batch:
+        log_weight = jnp.where(mask, draw.log_weight, -jnp.inf)
+        weight = jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))
+    return dataclasses.replace(
+        draw, mask=mask, weight=weight, probability=jnp.where(mask, draw.probability, 0)
     )

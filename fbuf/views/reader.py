@@ -41,7 +41,7 @@ class Reader:
         """Read for a view of this name. A mask says which of the drawn rows are meant."""
         self.view = view
         self.ring: Ring = state.ring
-        self.window: int = state.sampler.window
+        self.window: int = state.sampler.min_window
         self.reads: list[jax.Array] = []
         self.mask = mask
         self._state = state

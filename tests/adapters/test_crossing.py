@@ -35,7 +35,6 @@ from fbuf_adapters.pytorch import (  # noqa: E402
     InteropError,
     _from_torch,
     _lifetime,
-    _replay_buffer,
     _tensors,
     _to_torch,
     add_from_torch,
@@ -182,9 +181,7 @@ def test_trees_keep_their_type():
 def test_a_sample_crosses_whole(copy):
     buffer = Tensors().make()
     buffer.extend(rows())
-    number = np.zeros(2, np.uint32)
-    drawing = {"batch_size": BATCH, "view": fbuf.Item()}
-    sample = _replay_buffer._draw(buffer.state, buffer._key, number, None, None, **drawing)
+    sample = fbuf.sample(buffer.state, jax.random.key(0), BATCH)
     out = to_torch(sample, copy=copy)
     assert isinstance(out, fbuf.Sample)
     assert isinstance(out.ids, fbuf.Ids)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
+import os
+import pickle
+import signal
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +39,12 @@ from buffers import (  # noqa: E402
     shaped,
     stored,
 )
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _replay_buffer  # noqa: E402
+from fbuf_adapters.pytorch import (  # noqa: E402
+    InteropError,
+    ReplayBuffer,
+    _handover,
+    to_torch,
+)
 
 pytestmark = pytest.mark.any_device
 
@@ -294,12 +304,11 @@ def test_a_closed_buffer_says_so(prefetch):
 def test_batches_are_views_of_what_jax_drew(monkeypatch):
     drawn: list[Any] = []
 
-    def spy(*arguments: Any, **options: Any) -> Any:
-        drawn.append(draw(*arguments, **options))
-        return drawn[-1]
+    def spy(tree: Any, **options: Any) -> Any:
+        drawn.append(tree)
+        return to_torch(tree, **options)
 
-    draw = _replay_buffer._draw
-    monkeypatch.setattr(_replay_buffer, "_draw", spy)
+    monkeypatch.setattr(_handover, "to_torch", spy)
     batch = buffer_of().sample()
     pairs = list(zip(jax.tree.leaves(drawn[0]), jax.tree.leaves(batch), strict=True))
     assert len(pairs) == 9
@@ -465,3 +474,47 @@ def test_a_state_that_is_not_whole_is_not_loaded():
             buffer.load_state_dict(broken)
         for x, y in zip(before, bits(buffer.state), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+# Life before the first row, and in other processes.
+
+
+def test_before_the_first_row_there_are_figures_and_a_state_dict():
+    buffer, resumed = (ReplayBuffer(8, batch_size=4, sampler=EXACT, seed=s) for s in (1, 2))
+    assert buffer.stats()["size"] == 0
+    assert buffer.stats()["capacity"] == 8
+    resumed.load_state_dict(buffer.state_dict())
+    with pytest.raises(RuntimeError, match=r"nothing has been added yet"):
+        resumed.sample()
+    for one in (buffer, resumed):
+        one.extend({"n": torch.arange(6)})
+    assert_same(buffer.sample(), resumed.sample())
+    resumed.load_state_dict(ReplayBuffer(8, batch_size=4, sampler=EXACT).state_dict())
+    assert len(resumed) == 0
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_buffer_cannot_be_copied_and_says_what_to_do(copied):
+    with pytest.raises(TypeError, match=r"state_dict\(\)"):
+        copied(ReplayBuffer(4))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+@pytest.mark.parametrize("call", [len, ReplayBuffer.sample, ReplayBuffer.state_dict])
+def test_a_process_that_was_forked_off_gets_an_error(call):
+    buffer = ReplayBuffer(4, batch_size=2)
+    buffer.extend({"n": torch.arange(3)})
+    child = os.fork()
+    if child == 0:
+        try:
+            call(buffer)
+        except RuntimeError as error:
+            os._exit(7 if "num_workers=0" in str(error) else 8)
+        finally:
+            os._exit(9)
+    deadline = time.monotonic() + 20
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(done[1]) == 7

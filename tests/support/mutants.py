@@ -30,7 +30,8 @@ def history(case: int) -> tuple[str, str]:
 
 FLAT, FLAT_PER, ONE_SLOT, LARGE = map(history, range(4))
 STRIDE, SEGMENTS, SEGMENTS_DUMMY, SEGMENTS_APART = map(history, range(4, 8))
-FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS = map(history, range(8, 14))
+FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS, SHORT = map(history, range(8, 15))
+EPOCHS = "test_shuffled.py", "epoch or sizes"
 FAULTS = "test_errors.py", "not misuse and not 64_bit"
 REFUSED = "test_errors.py", "misuse"
 LED_TO = "test_transition.py", "every_row"
@@ -254,7 +255,12 @@ MUTANTS = [
         ("(in_episode.newer + earlier < ring.lane_length)", "(in_episode.newer + earlier <= ring.lane_length)", "seam", SEGMENTS),
         ("in_episode.position == window.length", "in_episode.position >= window.length", "windows", FIRST),
         ("(slots // ring.lanes) % window.stride", "(slots // ring.lanes + 1) % window.stride", "windows", STRIDE),
-        ("ring.capacity - 1)[:, None], -earlier)", "ring.capacity - 1)[:, None], earlier)", "windows", STRIDE),
+        ("ring.later(inside[:, None], -earlier)", "ring.later(inside[:, None], earlier)", "windows", STRIDE),
+        ("in_episode.position > window.length", "in_episode.position >= window.length", "windows", SHORT),
+        ("begins = in_episode.position == 1", "begins = in_episode.position <= 1", "windows", SHORT),
+        ("contains &= lax.cummax(ended.astype(jnp.int32), axis=1) == 0", "pass", "windows", SHORT),
+        (".at[:, 0].set(False)", "", "windows", SHORT),
+        ("contains &= earlier <= ring.older(inside)[:, None]", "pass", "seam", SHORT),
     ),
     *of(
         "samplers/segments.py",
@@ -267,7 +273,7 @@ MUTANTS = [
         ("length = (last - first) % room // window.stride", "length = (last - first) // window.stride", "seam", SEGMENTS),
         ("segment + _around_seam(segments, starts, ring, lane)", "segment + 0", "seam", GAPS),
         ("jnp.where(number < end, number, begin)", "number", "seam", SEGMENTS_DUMMY),
-        ("random_bits.below(bits[1], length) * window.stride", "random_bits.below(bits[1], length)", "by-episode", SEGMENTS),
+        ("random_bits.below(bits, length) * window.stride", "random_bits.below(bits, length)", "by-episode", SEGMENTS),
         ("total=tie(starts.total, looked_at)", "total=starts.total", "order", place(1)),
         ("return (last - first) % room // window.stride", "return (last - first) // window.stride", "read", SEGMENTS),
         ("jnp.where(before > first_begin, before, first_end) - 1", "before - 1", "read", GAPS),
@@ -315,7 +321,8 @@ MUTANTS = [
         ("jax.random.fold_in(key, epoch)", "key", "order", EPOCHS),
         ("sparse | start_index.is_start(index, found) | (total == 0)", "sparse | (found >= 0)", "count", SHUFFLED),
         ("mask = (number < left) & (total > 0)", "mask = number < left", "mask", SHUFFLED),
-        ("jnp.where(start_index.is_start(index, slots), 1 / total, 0)", "1 / total", "read", SHUFFLED),
+        ("first + jnp.minimum(number, left - 1)", "jnp.minimum(number, left - 1)", "count", SHUFFLED),
+        ("jax.random.fold_in(start_key, first)", "start_key", "random bits", EPOCHS),
     ),
     *of("samplers/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
     *of("samplers/random_bits.py", ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN)),

@@ -199,7 +199,7 @@ class Oracle:
         largest = max(live, default=0.0) if self.new_priority == "largest" else self.largest_ever
         return largest if largest > 0 else 1.0
 
-    def runs(self, window, stride=1, first=False):
+    def runs(self, window, stride=1, first=False, strict=True):
         """The starts of each episode, in the order of time; where one is missing, there are two."""
         found = []
         for lane, rows in enumerate(self.lanes):
@@ -209,6 +209,9 @@ class Oracle:
                 whole = len(steps) == window and not any(r.dummy or r.removed for r in steps)
                 whole &= not any(row.end for row in steps[:-1])
                 begins = at == 0 or rows[at - 1].end or rows[at - 1].dummy
+                if begins and not strict:  # as much of it as there is
+                    end = next((n + 1 for n, r in enumerate(steps) if r.end), len(steps))
+                    whole = not any(r.dummy or r.removed for r in steps[:end])
                 if not whole or at % self.length % stride or (first and not begins):
                     continue
                 ended = last is not None and any(r.end or r.dummy for r in rows[last:at])
@@ -219,17 +222,17 @@ class Oracle:
                 last = at
         return found
 
-    def starts(self, window, stride=1, first=False):
+    def starts(self, *options):
         """Slots of the starts."""
-        return {slot for run in self.runs(window, stride, first) for slot in run}
+        return {slot for run in self.runs(*options) for slot in run}
 
     def evenly(self, slots):
         """How likely each of some slots is, where they are alike."""
         return dict.fromkeys(slots, 1 / max(len(slots), 1))
 
-    def by_episode(self, window, stride=1, first=False):
+    def by_episode(self, *options):
         """How likely each slot is, where an episode is drawn first."""
-        runs = self.runs(window, stride, first)
+        runs = self.runs(*options)
         return {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
 
     def by_priority(self, starts):

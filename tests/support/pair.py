@@ -48,7 +48,7 @@ class Pair:
         self.oracle = Oracle(length, envs or 1, autoreset, **given)
         self.make, self.next_of = make, options.get("next_of")
         self.last = [lane + 1 for lane in range(envs or 1)]  # the number of each lane's next row
-        self.masks = not lockstep or envs is None  # whether rows may be left out
+        self.whole_steps = lockstep and envs is not None
         self.seen: list[tuple[int, int]] = []
 
     @property
@@ -63,9 +63,10 @@ class Pair:
         if not plain:
             ends, by_itself = rng.random((2, *shape)) < [[[often]], [[0.5]]]
             options = {"terminated": ends & by_itself, "truncated": ends & ~by_itself}
-            if self.masks:
-                mask = rng.random(shape) < rng.choice([0.3, 0.8, 1.0])
-                options["mask"] = mask
+            mask = rng.random(shape) < rng.choice([0.3, 0.8, 1.0])
+            if self.whole_steps:
+                mask[:] = mask[:, :1]
+            options["mask"] = mask
             if self.per is not None:
                 values = [0.0, 1.0, 2.0, 3.0, 4.0, 0.25] + [NAN, INF, -1.0] * bad
                 options["priority"] = rng.choice(values, shape).astype(np.float32)
@@ -81,6 +82,8 @@ class Pair:
         if self.one_lane:
             given = jax.tree.map(lambda x: x[:, 0], given)
         items, options = given
+        if self.whole_steps and mask is not None:
+            options["mask"] = mask[:, 0]
         self.state = programs.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers, ends):

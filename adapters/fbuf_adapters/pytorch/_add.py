@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.core
 
 import fbuf
+from fbuf.door import entry
 from fbuf_adapters.pytorch import _feed, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert
 
@@ -83,9 +86,22 @@ def add_from_torch(
         devices = state.fault.sharding.device_set
         return convert("add_from_torch", given, lambda leaf: _feed.feed(leaf, narrow, devices))
 
-    added = _feed.change(state, fbuf.add, given, feed_all, narrow=narrow, time_major=time_major)
+    if state.fault.is_deleted():
+        entry.refuse_consumed("add", state)
+    ready = _feed.ready(fbuf.add, state, given, feed_all, narrow=narrow)
+    added = _compiled(state, ready, time_major=time_major)
     _refuse_traced(added)
+    if _feed.on_gpu(given):
+        _feed.let_torch_wait(added.fault)
+    else:
+        added.fault.block_until_ready()  # and so is all else, being of one program
     return added
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="time_major")
+def _compiled(state: fbuf.State[Any], given: dict[str, Any], *, time_major: bool) -> Any:
+    """`fbuf.add`, compiled to write into the state it is given."""
+    return fbuf.add(state, **given, time_major=time_major)
 
 
 def _check_state(state: Any) -> None:

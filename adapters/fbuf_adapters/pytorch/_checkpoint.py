@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,10 +19,7 @@ from fbuf_adapters.pytorch._item import Learned, example, learn
 from fbuf_adapters.pytorch._to_torch import to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
-VERSION = 1
-_PARTS = (
-    *("version", "made_with", "item", "state", "key", "drawn", "written", "ahead", "batch_size"),
-)
+VERSION = 2
 
 _CPU = torch.device("cpu")
 
@@ -44,27 +42,37 @@ torch.serialization.add_safe_globals(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that what comes next depends on."""
+    """Everything that what comes next depends on.
 
-    state: fbuf.State[Any]
-    learned: Learned
+    Attributes:
+        state: The state; None if nothing has been added yet.
+        learned: The item; None if it is not known yet.
+        key: The words of the key that chooses batches.
+        turns: The turns of the batches drawn ahead, and that of the next one: uint32 `[ahead, 2]`.
+        written: Whether there has been a row since the buffer was made or emptied.
+        ahead: The batches drawn ahead.
+        batch_size: Their size.
+    """
+
+    state: fbuf.State[Any] | None
+    learned: Learned | None
     key: jax.Array
-    drawn: int
+    turns: jax.Array
     written: bool
     ahead: list[Any]
     batch_size: int | None
 
 
-def save(run: Run) -> dict[str, Any]:
-    """All of it in memory of its own, on CPU."""
+def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it in memory of its own, on CPU; `options` are those of `fbuf.init`."""
     arrays = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(run.state)}
     return {
         "version": VERSION,
-        "made_with": _made_with(run.state),
-        "item": example(run.learned),
+        "made_with": _made_with(options),
+        "item": None if run.learned is None else example(run.learned),
         "state": {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()},
         "key": to_torch(run.key, copy=True).cpu(),
-        "drawn": run.drawn,
+        "turns": to_torch(run.turns, copy=True).cpu(),
         "written": run.written,
         "batch_size": run.batch_size,
         "ahead": map_tensors(run.ahead, lambda tensor: tensor.cpu().clone(), moved_to=_CPU),
@@ -74,13 +82,12 @@ def save(run: Run) -> dict[str, Any]:
 def load(
     where: str,
     saved: dict[str, Any],
-    init: Callable[[Any], fbuf.State[Any]],
+    init: functools.partial[fbuf.State[Any]],
     batch_size: int | None,
 ) -> Run:
     """Put it together again, or raise `ValueError` before anything has changed."""
-    missing = {"version", "made_with", "item", "state", "key", "drawn", "written", "ahead"} - set(
-        saved
-    )
+    parts = {"version", "made_with", "item", "state", "key", "turns", "written", "ahead"}
+    missing = ({"version"} if saved.get("version", VERSION) != VERSION else parts) - set(saved)
     if missing:
         raise ValueError(f"{where} state_dict is incomplete: it lacks {sorted(missing)}")
     if saved["version"] != VERSION:
@@ -88,18 +95,32 @@ def load(
             f"{where} state_dict has version {saved['version']}, but this release reads version "
             f"{VERSION}; load it with the release that wrote it"
         )
-    learned = learn(where, saved["item"])
-    wanted = jax.eval_shape(lambda: init(learned.item))
-    if saved["made_with"] != _made_with(wanted):
+    if saved["made_with"] != _made_with(init.keywords):
         raise ValueError(
             f"{where} state_dict is from a buffer made with {saved['made_with']}, but this buffer "
-            f"was made with {_made_with(wanted)}; use the same arguments"
+            f"was made with {_made_with(init.keywords)}; use the same arguments"
         )
     if saved["ahead"] and saved["batch_size"] != batch_size:
         raise ValueError(
             f"{where} state_dict holds batches of {saved['batch_size']} drawn ahead, but this "
             f"buffer has batch_size {batch_size}; use the same batch_size"
         )
+    learned = None if saved["item"] is None else learn(where, saved["item"])
+    return Run(
+        state=None if learned is None else _state(where, saved, init, learned),
+        learned=learned,
+        key=jnp.copy(from_torch(saved["key"])),
+        turns=jnp.copy(from_torch(saved["turns"])),
+        written=bool(saved["written"]),
+        ahead=map_tensors(saved["ahead"], torch.clone),
+        batch_size=batch_size,
+    )
+
+
+def _state(
+    where: str, saved: dict[str, Any], init: Callable[[Any], Any], learned: Learned
+) -> fbuf.State[Any]:
+    wanted = jax.eval_shape(lambda: init(learned.item))
     leaves: list[jax.Array] = []
     for path, spec in jax.tree.leaves_with_path(wanted):
         tensor = saved["state"].get(_name(path))
@@ -115,29 +136,14 @@ def load(
             )
         # JAX's own memory: what is taken over from torch cannot be written in place
         leaves.append(jnp.copy(from_torch(tensor)))
-    return Run(
-        state=jax.tree.unflatten(jax.tree.structure(wanted), leaves),
-        learned=learned,
-        key=jnp.copy(from_torch(saved["key"])),
-        drawn=int(saved["drawn"]),
-        written=bool(saved["written"]),
-        ahead=map_tensors(saved["ahead"], torch.clone),
-        batch_size=batch_size,
-    )
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path).lstrip(".")
 
 
-def _made_with(state: fbuf.State[Any]) -> dict[str, Any]:
+def _made_with(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that two buffers must share, as what can be written down."""
-    ring = state.ring
-    return {
-        "capacity": state.capacity,
-        "sampler": repr(state.sampler),
-        "num_envs": ring.num_envs,
-        "autoreset": ring.autoreset,
-        "lockstep": ring.lockstep,
-        "next_of": None if state.next_obs is None else state.next_obs.field,
-    }
+    names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of")
+    return {**{name: options[name] for name in names}, "sampler": repr(options["sampler"])}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
 import torch
 
 import fbuf
+from fbuf.door import entry
 from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
 
@@ -84,20 +83,18 @@ def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
     return feed(tensor, True, devices)
 
 
-def change(
-    state: fbuf.State[Any],
+def ready(
     verb: Callable[..., fbuf.State[Any]],
+    state: fbuf.State[Any],
     given: dict[str, Any],
     feed_all: Callable[[], dict[str, Any]],
     *,
     narrow: bool,
-    **static: Any,
-) -> fbuf.State[Any]:
-    """Call one of fbuf's functions that return a state, with tensors for arguments.
+) -> dict[str, Any]:
+    """The arguments of one of fbuf's functions, ready for a compiled form of it.
 
-    `given` are its arguments by name, and `feed_all` makes them ready, or refuses one by its name.
-    It need not be called for what most arguments are: plain tensors on CPU, of a buffer that can be
-    written to. For these there is one compiled program, called straight away.
+    `given` are the arguments by name, and `feed_all` makes them ready, or refuses one by its name.
+    It need not be called for what most arguments are: plain tensors on CPU.
     """
     leaves, structure = jax.tree.flatten(given)
     # Flags may be Python's; what is such a leaf of an item is seen to by `feed_all`.
@@ -112,33 +109,17 @@ def change(
         if ready is None:
             break
         fed.append(ready)
-    if len(fed) < len(leaves) or not leaves or state.fault.is_deleted():
-        return settle(verb(state, **feed_all(), **static), given)
-    changed = _compiled(verb)(state, structure.unflatten(fed), **static)
-    if not isinstance(changed.fault, jax.core.Tracer):
-        changed.fault.block_until_ready()  # and so with it all else, being of one program
-    return changed
+    if len(fed) < len(leaves):
+        return entry.checked(verb, state, feed_all())
+    return structure.unflatten(fed)
 
 
-@functools.cache
-def _compiled(verb: Callable[..., fbuf.State[Any]]) -> Callable[..., fbuf.State[Any]]:
-    """A function of fbuf, compiled to write into the state it is given."""
-    return jax.jit(
-        lambda state, given, **static: verb(state, **given, **static),
-        donate_argnums=0,
-        static_argnames="time_major",
-    )
+def on_gpu(given: Any) -> bool:
+    """Whether streams of torch's look after who reads and writes all of it, and in what order."""
+    leaves = jax.tree.leaves(given)
+    return bool(leaves) and all(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
 
 
-def settle(state: fbuf.State[Any], given: Any) -> fbuf.State[Any]:
-    """Make the tensors that the state was computed from their owner's again, and return it."""
-    if not all(_on_gpu(leaf) for leaf in jax.tree.leaves(given)):
-        return jax.block_until_ready(state)
-    # To export an array lets torch's stream, not the host, wait for it; nobody needs the tensor.
-    torch.from_dlpack(state.fault)
-    return state
-
-
-def _on_gpu(leaf: Any) -> bool:
-    """Whether a stream of torch's looks after who reads and writes the leaf, and in what order."""
-    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
+def let_torch_wait(fault: jax.Array) -> None:
+    """Have torch's stream wait for a program: what it is given next comes after the reading."""
+    torch.from_dlpack(fault)  # exporting an array does that; nobody needs the tensor

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import torch
 
 from fbuf_adapters.pytorch import _lifetime
@@ -31,9 +32,18 @@ class Handover:
     pin_memory: bool
     to: torch.device | None
 
-    def __call__(self, sample: Any) -> Any:
-        """The batch as the user gets it."""
+    def __call__(self, sample: Any, cut: tuple[Any, int] | None = None) -> Any:
+        """The batch as the user gets it.
+
+        Args:
+            sample: The batch as JAX has it.
+            cut: How many of its rows the user asked for, and the axis of each leaf that they are
+                on; None if it is all of them.
+        """
         batch = to_torch(sample)
+        if cut is not None:
+            axes, size = cut
+            batch = jax.tree.map(lambda x, axis: x.narrow(axis, 0, size), batch, axes)
         if self.int64:
             batch = map_tensors(batch, _long)
         if self.transform is not None:
@@ -55,17 +65,15 @@ class Handover:
 class Ahead:
     """A batch made by another thread, on a stream of its own, for whoever takes it."""
 
-    def __init__(
-        self, make: Callable[[Any], Any], sample: Any, stream: torch.cuda.Stream | None
-    ) -> None:
+    def __init__(self, make: Callable[[], Any], stream: torch.cuda.Stream | None) -> None:
         """Make it, now and in this thread."""
         self._ready: torch.Event | None = None
         if stream is None:
-            self._batch = make(sample)
+            self._batch = make()
             return
         self._device = stream.device
         with torch.cuda.stream(stream):
-            self._batch = make(sample)
+            self._batch = make()
             self._ready = stream.record_event()
 
     def take(self) -> Any:

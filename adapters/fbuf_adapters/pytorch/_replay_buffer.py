@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
+import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,12 +15,33 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _checkpoint, _dtypes, _feed, _handover, _tensors
+from fbuf.checks import values as check
+from fbuf.storage.ids import NO_SLOT
+from fbuf_adapters.pytorch import _checkpoint, _dtypes, _feed, _handover, _sizes, _tensors
+from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters.pytorch._draws import Draws
 from fbuf_adapters.pytorch._error import InteropError, convert
 from fbuf_adapters.pytorch._item import Learned, learn
+from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._tree import map_tensors
+from fbuf_adapters.pytorch._worker import Cancelled
 
 _NAME = "ReplayBuffer"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """What a buffer has once its item is known.
+
+    Attributes:
+        learned: The item.
+        owner: The state.
+        blank: The arrays of a state to which nothing has been added yet.
+    """
+
+    learned: Learned
+    owner: Owner
+    blank: Any
 
 
 class ReplayBuffer:
@@ -36,6 +57,18 @@ class ReplayBuffer:
 
     Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
     The buffer neither reads nor changes a global random generator.
+
+    Batches may have any length. JAX compiles a program for every size that it sees, so sizes other
+    than the first one of a method go up to the next of 16, 64, 256, 1024, 4096, 8192, and so on by
+    two: what is added is padded and masked, and of what is drawn you get as much as you asked for.
+
+    An exception may come at any moment, from Ctrl-C or another signal. The buffer then holds the
+    state from before the call or from after it, and the next call of `sample` returns the batch
+    that the broken one would have returned.
+
+    A buffer stays in the process that made it. It cannot be pickled or copied: give another buffer
+    its `state_dict()`. In a process that was forked off, such as a worker of a DataLoader, every
+    method raises.
 
     Args:
         capacity: How many rows to keep. The first `add` allocates the memory.
@@ -62,8 +95,9 @@ class ReplayBuffer:
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
             one that it drew that many calls before, from the buffer as it was then. Another thread
             makes tensors of the new batch, and transforms, pins and moves them. Updates for rows
-            that were overwritten since are ignored. `remove`, `empty` and a new `state` drop the
-            batches drawn ahead.
+            that were overwritten since are ignored. `remove`, `empty`, a new `state`, and a
+            `sample` of another size drop the batches drawn ahead; they are drawn again.
+        drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
 
     Raises:
         ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
@@ -108,6 +142,7 @@ class ReplayBuffer:
         pin_memory: bool = False,
         to: torch.device | str | None = None,
         prefetch: int = 0,
+        drop_last: bool = False,
     ) -> None:
         if prefetch < 0:
             raise ValueError(f"{_where('__init__')} prefetch must be at least 0, got {prefetch}")
@@ -125,7 +160,6 @@ class ReplayBuffer:
                 f"{self._device}) and a GPU that PyTorch can use; leave it out"
             )
         self._to = None if to is None else torch.device(to)
-        self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
         self._init = functools.partial(
             fbuf.init,
             capacity=capacity,
@@ -136,29 +170,30 @@ class ReplayBuffer:
             next_of=next_of,
             max_ends=max_ends,
         )
-        self._view = view
         self._batch_size = batch_size
         self._leading = 0 if num_envs is None else 1
-        self._key = jax.device_put(jax.random.key(seed), self._jax_device)
+        self._whole_steps = lockstep and num_envs is not None
         self._in_order = sampler.in_order
-        self._drawn = 0
-        """How many batches have been drawn: with the key it says what the next one is."""
+        self._drop_last = drop_last
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._closed = False
-        self._state: fbuf.State[Any] | None = None
-        self._learned: Learned | None = None
-        self._written = False
-        self._prefetch = prefetch
-        self._ahead: collections.deque[concurrent.futures.Future[_handover.Ahead]]
-        self._ahead = collections.deque()
-        self._worker: concurrent.futures.ThreadPoolExecutor | None = None
-        self._stream: torch.cuda.Stream | None = None
-        if prefetch:
-            self._worker = concurrent.futures.ThreadPoolExecutor(1, "fbuf-prefetch")
-            self._stream = _handover.stream_for(self._device, self._to)
+        self._calls = Calls()
+        self._sizes = _sizes.Sizes()
+        self._rows: _Rows | None = None
+        self._draws = Draws(
+            key=jax.device_put(jax.random.key(seed), self._jax_device),
+            in_order=sampler.in_order,
+            drop_last=drop_last,
+            view=view,
+            batch_size=batch_size,
+            prefetch=prefetch,
+            handover=_handover.Handover(int64, transform, pin_memory, self._to),
+            stream=_handover.stream_for(self._device, self._to) if prefetch else None,
+            calls=self._calls,
+        )
         if item is not None:
-            self._learned = learn(_where("__init__"), item)
-            self._state = self._make(self._learned)
+            self._rows = self._make(learn(_where("__init__"), item))
         else:  # what is wrong with the other arguments should be said now
             jax.eval_shape(lambda: self._init(0.0, next_of=None, max_ends=None))
 
@@ -284,9 +319,10 @@ class ReplayBuffer:
             TypeError: As `fbuf.remove`.
             RuntimeError: As `update_priority`.
         """
-        with self._lock:
+        with self.lock:
+            # Beforehand, for between the two an exception may come; they are drawn again.
+            self._draws.drop()
             self._change("remove", fbuf.remove, {"ids": ids, "mask": mask})
-            self._drop_ahead()
 
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call it when you reset your environments.
@@ -307,12 +343,18 @@ class ReplayBuffer:
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        with self._lock:
+        with self.lock:
             self._check_open("empty")
-            self._drop_ahead()
-            self._written = False
-            if self._state is not None:
-                self._state = fbuf.clear(self._made("empty"))
+            self._draws.drop()
+            if self._rows is not None:
+                owner = self._made("empty").owner
+                owner.change(fbuf.clear, {}, wait=False)
+                self._rows = dataclasses.replace(self._rows, blank=owner.leaves)
+
+    def drop_ahead(self) -> None:
+        """Forget the batches drawn ahead; `sample` draws them again, from the buffer as it is."""
+        with self.lock:
+            self._draws.drop()
 
     # Reading.
 
@@ -322,8 +364,8 @@ class ReplayBuffer:
         """Draw a batch.
 
         Args:
-            batch_size: `B`; None is that of the buffer. With `prefetch` it must be that of the
-                buffer.
+            batch_size: `B`, at least 1; None is that of the buffer. Batches of other sizes are not
+                drawn ahead.
             beta: As for `fbuf.sample`. With `prefetch` it holds for the batch that this call draws.
 
         Returns:
@@ -331,36 +373,33 @@ class ReplayBuffer:
             was nothing to draw (see `can_sample`).
 
         Raises:
-            ValueError: If there is no batch size, or if it differs from that of the batches drawn
-                ahead.
+            ValueError: If there is no batch size, or if it is below 1.
+            TypeError: If it is not an int.
             RuntimeError: If nothing has been added yet, if the buffer is closed, or if a function
                 has consumed its `state`.
         """
-        with self._lock:
-            state = self._filled("sample")
+        with self.lock:
+            rows = self._filled("sample")
             size = self._batch_size if batch_size is None else batch_size
             if size is None:
                 raise ValueError(
                     f"{_where('sample')} batch_size is None, and the buffer has none; give one "
                     "here or to the buffer"
                 )
-            if size != self._batch_size and (self._prefetch or self._ahead):
-                raise ValueError(
-                    f"{_where('sample')} batch_size is {size}, but batches of {self._batch_size} "
-                    "were drawn ahead; leave batch_size out, or make the buffer without prefetch"
-                )
-            while self._worker is not None and len(self._ahead) <= self._prefetch:
-                sample = self._draw(state, size, beta)
-                self._ahead.append(self._worker.submit(self._make_ahead, self._handover, sample))
-            drawn = self._ahead.popleft() if self._ahead else self._draw(state, size, beta)
-        if not isinstance(drawn, concurrent.futures.Future):
-            return self._handover(drawn)
+            check.integer("sample", "batch_size", size)
+            drawn = self._draws.next(rows.owner, size, beta)
         try:
-            return drawn.result().take()
-        except concurrent.futures.CancelledError:
+            batch = drawn.take()
+        except Cancelled:
             raise RuntimeError(
-                f"{_where('sample')} the buffer was closed while this call waited"
+                f"{_where('sample')} the buffer was closed, or its batches were dropped, while "
+                "this call waited"
             ) from None
+        except Exception:  # of the transform, which would fail again
+            self._draws.returned(drawn)
+            raise
+        self._draws.returned(drawn)
+        return batch
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any]]:
         """Return batches without end. With `fbuf.Shuffled`, return those of the next epoch.
@@ -372,22 +411,21 @@ class ReplayBuffer:
         if not self._in_order:
             while True:
                 yield self.sample()
-        with self._lock:
+        with self.lock:
             if self._batch_size is None:
                 raise ValueError(f"{_where('__iter__')} batch_size is not given to the buffer")
-            figures = fbuf.stats(self._filled("__iter__"))
-            rows = int(figures.get("num_starts", figures["size"]))
-            batches = -(-rows // self._batch_size)
-            self._drop_ahead()
-            self._drawn += -self._drawn % max(batches, 1)
+            rows = int(self._filled("__iter__").owner.look(fbuf.stats)["epoch_size"])
+            size = self._batch_size
+            batches = rows // size if self._drop_last else -(-rows // size)
+            self._draws.begin_epoch()
         for _ in range(batches):
             yield self.sample()
 
     def __len__(self) -> int:
         """Count the rows, without removed ones. It waits for calls that are under way."""
-        with self._lock:
+        with self.lock:
             self._check_open("__len__")
-            size = 0 if self._state is None else fbuf.size(self._made("__len__"))
+            size = 0 if self._rows is None else self._made("__len__").owner.look(fbuf.size)
         return int(size)
 
     def can_sample(self) -> bool:
@@ -396,19 +434,30 @@ class ReplayBuffer:
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        with self._lock:
+        with self.lock:
             self._check_open("can_sample")
-            ready = False if self._state is None else fbuf.can_sample(self._made("can_sample"))
+            if self._rows is None:
+                return False
+            ready = self._made("can_sample").owner.look(fbuf.can_sample)
         return bool(ready)
 
     def stats(self) -> dict[str, float]:
         """Return the figures of `fbuf.stats` as Python numbers.
 
+        As long as nothing has been added to a buffer without an `item`, they are those of a buffer
+        of one number.
+
         Raises:
-            RuntimeError: As `update_priority`.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        with self._lock:
-            figures = fbuf.stats(self._made("stats"))
+        with self.lock:
+            self._check_open("stats")
+            if self._rows is None:
+                figures = self._calls.apart(
+                    lambda: fbuf.stats(self._init(np.float32(0), next_of=None, max_ends=None))
+                )
+            else:
+                figures = self._made("stats").owner.look(fbuf.stats)
         return {name: figure.item() for name, figure in figures.items()}
 
     def raise_on_fault(self) -> None:
@@ -417,14 +466,25 @@ class ReplayBuffer:
         Raises:
             RuntimeError: If a fault bit is set. Also as `update_priority`.
         """
-        with self._lock:
-            fbuf.raise_on_fault(self._made("raise_on_fault"))
+        with self.lock:
+            fbuf.raise_on_fault(self._made("raise_on_fault").owner.state)
 
     # The state.
 
     @property
     def lock(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
-        """The lock that every method holds to give JAX work; hold it to make several calls one."""
+        """The lock that every method holds to give JAX work; hold it to make several calls one.
+
+        Raises:
+            RuntimeError: In a process that was forked off.
+        """
+        if os.getpid() != self._process:  # there JAX hangs, and so may the lock
+            raise RuntimeError(
+                f"{_where('lock')} this buffer was made in another process, and JAX does not run "
+                "in one that was forked off. Draw in the process that made the buffer; in a "
+                "DataLoader, num_workers=0. Or start the process with 'spawn', and make a buffer "
+                "there"
+            )
         return self._lock
 
     @property
@@ -437,26 +497,25 @@ class ReplayBuffer:
         Raises:
             RuntimeError: As `update_priority`.
         """
-        with self._lock:
-            return self._made("state")
+        with self.lock:
+            return self._made("state").owner.state
 
     @state.setter
     def state(self, state: fbuf.State[Any]) -> None:
-        with self._lock:
+        with self.lock:
             self._check_open("state")
-            if self._state is None or self._learned is None:
+            if self._rows is None:
                 raise RuntimeError(
                     f"{_where('state')} nothing has been added yet, so the item is not known; "
                     "give the buffer its item when you make it"
                 )
-            if _form(state) != _form(self._state):
+            if _form(state) != _form(self._rows.owner.state):
                 raise InteropError(
                     f"{_where('state')} must be a state of this buffer, as fbuf's functions return "
                     "it for buffer.state: with the same item, capacity, sampler and environments"
                 )
-            self._drop_ahead()
-            self._state = jax.device_put(state, self._jax_device)
-            self._written = True
+            self._draws.drop()
+            self._rows.owner.state = jax.device_put(state, self._jax_device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that future calls depend on: tensors on CPU, with memory of their own.
@@ -466,24 +525,12 @@ class ReplayBuffer:
         objects.
 
         Raises:
-            RuntimeError: As `update_priority`.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        with self._lock:
-            state = self._made("state_dict")
-            assert self._learned is not None
-            ahead = [batch.result().take() for batch in self._ahead]
-            key = jax.random.key_data(self._key)
-            return _checkpoint.save(
-                _checkpoint.Run(
-                    state=state,
-                    learned=self._learned,
-                    key=key,
-                    drawn=self._drawn,
-                    written=self._written,
-                    ahead=ahead,
-                    batch_size=self._batch_size,
-                )
-            )
+        with self.lock:
+            self._check_open("state_dict")
+            rows = None if self._rows is None else self._made("state_dict")
+            return self._calls.apart(lambda: self._saved(rows))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was called. The buffer copies what you give.
@@ -499,33 +546,25 @@ class ReplayBuffer:
                 The buffer is then unchanged.
             RuntimeError: If the buffer is closed.
         """
-        with self._lock:
+        with self.lock:
             self._check_open("load_state_dict")
             where = _where("load_state_dict")
-            run = _checkpoint.load(where, state_dict, self._init, self._batch_size)
-            self._drop_ahead()
-            self._learned = run.learned
-            self._state = jax.device_put(run.state, self._jax_device)
-            self._key = jax.device_put(jax.random.wrap_key_data(run.key), self._jax_device)
-            self._drawn, self._written = run.drawn, run.written
-            for saved in run.ahead:
-                batch = map_tensors(saved, lambda x: x.to(self._device), moved_to=self._device)
-                made: concurrent.futures.Future[_handover.Ahead] = concurrent.futures.Future()
-                made.set_result(self._make_ahead(self._handover.place, batch))
-                self._ahead.append(made)
+            rows, draws = self._calls.apart(lambda: self._loaded(where, state_dict))
+            before = self._draws
+            # One instruction: an exception comes before all of it, or after.
+            self.__dict__.update(_rows=rows, _draws=draws)
+            before.drop()
 
     def close(self) -> None:
         """Stop the prefetch thread, and free the memory. Batches stay valid.
 
         A thread that waits for a batch, and every later call, gets a `RuntimeError`.
         """
-        with self._lock:
+        with self.lock:
             self._closed = True
-            self._state = None
-            self._drop_ahead()
-            worker = self._worker
-        if worker is not None:
-            worker.shutdown(cancel_futures=True)
+            self._rows = None
+            self._draws.drop()
+        self._draws.close()
 
     def __enter__(self) -> ReplayBuffer:
         """Return the buffer; leaving the `with` block closes it."""
@@ -534,14 +573,51 @@ class ReplayBuffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __getstate__(self) -> Any:
+        """Refuse to be pickled or copied."""
+        raise TypeError(
+            f"{_where('__getstate__')} a buffer cannot be pickled or copied, for it owns memory "
+            "and threads; make another with the same arguments, and give it this one's "
+            "state_dict()"
+        )
+
     # The rest is not for users.
 
-    def _make(self, learned: Learned) -> fbuf.State[Any]:
+    def _saved(self, rows: _Rows | None) -> dict[str, Any]:
+        """All that future calls depend on."""
+        waiting, turn = self._draws.waiting()
+        run = _checkpoint.Run(
+            state=None if rows is None else rows.owner.state,
+            learned=None if rows is None else rows.learned,
+            written=rows is not None and rows.owner.leaves is not rows.blank,
+            key=jax.random.key_data(self._draws.key),
+            turns=jnp.stack([*(batch.before for batch in waiting), turn]),
+            ahead=[batch.take() for batch in waiting],
+            batch_size=self._batch_size,
+        )
+        return _checkpoint.save(run, self._init.keywords)
+
+    def _loaded(self, where: str, saved: dict[str, Any]) -> tuple[_Rows | None, Draws]:
+        """What was saved, as this buffer has it."""
+        run = _checkpoint.load(where, saved, self._init, self._batch_size)
+        rows = None
+        if run.state is not None and run.learned is not None:
+            owner = Owner(jax.device_put(run.state, self._jax_device), self._calls)
+            rows = _Rows(run.learned, owner, None if run.written else owner.leaves)
+        ahead = [
+            map_tensors(batch, lambda x: x.to(self._device), moved_to=self._device)
+            for batch in run.ahead
+        ]
+        key = jax.random.wrap_key_data(run.key)
+        return rows, self._draws.elsewhere(key, run.turns, ahead)
+
+    def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
         with jax.default_device(self._jax_device):
             state = self._init(learned.item)
         # Committed, so that what is computed from it stays there, and nothing compiles twice.
-        return jax.device_put(state, self._jax_device)
+        owner = Owner(jax.device_put(state, self._jax_device), self._calls)
+        return _Rows(learned, owner, owner.leaves)
 
     def _add(
         self,
@@ -554,31 +630,31 @@ class ReplayBuffer:
     ) -> None:
         where = f"{_NAME}.{function}"
         name = "items" if axes else "item"
+        given = {"items": items, "next_observation": next_observation, **options}
 
         def feed_all() -> dict[str, Any]:
-            rows = {name: items, "next_observation": next_observation}
-            fed = convert(where, rows, self._feed_row) | convert(where, options, self._feed)
+            rows = {name: given["items"], "next_observation": given["next_observation"]}
+            others = {argument: given[argument] for argument in options}
+            fed = convert(where, rows, self._feed_row) | convert(where, others, self._feed)
             return {"items": fed.pop(name), **fed}
 
         _tensors.check_torch(where)
-        with self._lock:
+        with self.lock:
             self._check_open(function)
-            learned, state = self._learned, self._state
-            if learned is None:  # and it stays so, should this fail
-                rows = convert(where, {name: items}, self._feed_row)[name]
-                learned = learn(_where(function), rows, axes + self._leading, items)
-                state = self._make(learned)
+            if self._rows is None:  # and it stays so, should this fail
+                fed = convert(where, {name: items}, self._feed_row)[name]
+                learned = learn(_where(function), fed, axes + self._leading, items)
+                rows = self._calls.apart(lambda: self._make(learned))
             else:
-                state = self._made(function)
-            given = {"items": items, "next_observation": next_observation, **options}
+                rows = self._made(function)
+            if axes:
+                given |= self._fitted(rows.learned, given, 0 if time_major else self._leading)
             try:
-                self._state = _feed.change(
-                    state, fbuf.add, given, feed_all, narrow=True, time_major=time_major
-                )
+                self._run(rows.owner, fbuf.add, given, feed_all, time_major=time_major)
             except (ValueError, TypeError):
-                learned.check_tree(_where(function), name, items)
+                rows.learned.check_tree(_where(function), name, items)
                 raise
-            self._learned, self._written = learned, True
+            self._rows = rows
 
     def _change(self, function: str, verb: Callable[..., Any], given: dict[str, Any]) -> None:
         """Call a function of a state, and take what it returns for the state."""
@@ -588,11 +664,67 @@ class ReplayBuffer:
             return convert(where, given, self._feed)
 
         _tensors.check_torch(where)
-        with self._lock:
-            state = self._made(function)
+        with self.lock:
+            owner = self._made(function).owner
             if isinstance(given.get("ids"), fbuf.Ids):
                 given["ids"] = convert(where, {"ids": given["ids"]}, _short)["ids"]
-            self._state = _feed.change(state, verb, given, feed_all, narrow=True)
+                given |= self._fitted_ids(function, given)
+            self._run(owner, verb, given, feed_all)
+
+    def _fitted(self, learned: Learned, given: dict[str, Any], axis: int) -> dict[str, Any]:
+        """Rows to add, padded to a size that there is a program for, and a mask for them."""
+        steps = _sizes.length(given["items"], axis)
+        lead = jax.tree.leaves(learned.item)[0].ndim + 1 + self._leading
+        if steps is None or jax.tree.leaves(given["items"])[0].ndim != lead:
+            return {}
+        size = self._sizes.fitting("extend", steps)
+        padded = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
+        if size is None or _sizes.length(padded, axis) != steps:
+            return {}
+        if given["mask"] is None:
+            first = jax.tree.leaves(given["items"])[0]
+            lanes = () if self._whole_steps else first.shape[: 1 + self._leading]
+            mask, at = np.ones(lanes or steps, bool), axis if lanes else 0
+        else:
+            mask, at = given["mask"], 0 if self._whole_steps else axis
+            if _sizes.length(mask, at) != steps:
+                return {}
+        mask = _sizes.padded(mask, at, size)
+        return {**_sizes.padded(padded, axis, size), "mask": mask}
+
+    def _fitted_ids(self, function: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Ids and what belongs to them, padded with "no row" to a size there is a program for."""
+        padded = {
+            name: value
+            for name, value in given.items()
+            if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
+        }
+        count = _sizes.length(padded, 0)
+        size = None if count is None else self._sizes.fitting(function, count)
+        if size is None or given["ids"].slot.ndim != 1:
+            return {}
+        return {
+            **_sizes.padded(padded, 0, size),
+            "ids": fbuf.Ids(
+                _sizes.padded(given["ids"].slot, 0, size, NO_SLOT),
+                _sizes.padded(given["ids"].generation, 0, size),
+            ),
+        }
+
+    def _run(
+        self,
+        owner: Owner,
+        verb: Callable[..., fbuf.State[Any]],
+        given: dict[str, Any],
+        feed_all: Callable[[], dict[str, Any]],
+        **static: Any,
+    ) -> None:
+        """Change the state; the tensors are their owner's again when this returns."""
+        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
+        by_streams = _feed.on_gpu(given)
+        owner.change(verb, ready, wait=not by_streams, **static)
+        if by_streams:
+            _feed.let_torch_wait(owner.state.fault)
 
     def _feed_row(self, leaf: Any) -> Any:
         """A leaf of an item: a tensor, and nothing else."""
@@ -608,67 +740,31 @@ class ReplayBuffer:
             leaf = leaf.to(self._device)
         return _feed.feed_narrow(leaf, {self._jax_device})
 
-    def _draw(self, state: fbuf.State[Any], size: int, beta: float | None) -> Any:
-        """The next batch, still of JAX's."""
-        number = self._drawn
-        step = np.int32(number % 2**31) if self._in_order else None
-        words = np.array([number >> 32 & 0xFFFFFFFF, number & 0xFFFFFFFF], np.uint32)
-        drawn = _draw(state, self._key, words, beta, step, batch_size=size, view=self._view)
-        self._drawn = number + 1
-        return drawn
-
-    def _make_ahead(self, make: Callable[[Any], Any], sample: Any) -> _handover.Ahead:
-        """Make a batch that somebody else will take."""
-        return _handover.Ahead(make, sample, self._stream)
-
-    def _drop_ahead(self) -> None:
-        """Forget what was drawn but not given out, as if it had not been drawn."""
-        self._drawn -= len(self._ahead)
-        while self._ahead:
-            self._ahead.popleft().cancel()
-
     def _check_open(self, function: str) -> None:
         if self._closed:
             raise RuntimeError(f"{_where(function)} this buffer is closed")
 
-    def _made(self, function: str) -> fbuf.State[Any]:
-        """The state, of a buffer that is open and knows its item."""
+    def _made(self, function: str) -> _Rows:
+        """The rows of a buffer that is open and knows its item."""
         self._check_open(function)
-        if self._state is None:
+        if self._rows is None:
             raise RuntimeError(
                 f"{_where(function)} nothing has been added yet, so the item is not known; add "
                 "something first, or give the buffer its item when you make it"
             )
-        if self._state.fault.is_deleted():
+        if self._rows.owner.fault.is_deleted():
             raise RuntimeError(
                 f"{_where(function)} a function consumed buffer.state; assign the state that it "
                 "returned: buffer.state = ..."
             )
-        return self._state
+        return self._rows
 
-    def _filled(self, function: str) -> fbuf.State[Any]:
+    def _filled(self, function: str) -> _Rows:
         """The same, if anything has been added."""
-        state = self._made(function)
-        if not self._written:
+        rows = self._made(function)
+        if rows.owner.leaves is rows.blank:
             raise RuntimeError(f"{_where(function)} the buffer is empty; add something first")
-        return state
-
-
-@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
-def _draw(
-    state: fbuf.State[Any],
-    key: jax.Array,
-    number: jax.Array,
-    beta: Any,
-    step: Any,
-    *,
-    batch_size: int,
-    view: Any,
-) -> fbuf.Sample[Any]:
-    """Draw a batch with the key that its number has."""
-    if step is None:  # else the key is that of the whole run
-        key = jax.random.fold_in(jax.random.fold_in(key, number[0]), number[1])
-    return fbuf.sample(state, key, batch_size, view=view, beta=beta, step=step)
+        return rows
 
 
 def _short(leaf: Any) -> Any:

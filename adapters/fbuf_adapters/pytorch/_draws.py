@@ -1,0 +1,277 @@
+"""The batches of a buffer: drawn in turn, some of them ahead, and each given out once."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch import _handover, _sizes
+from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters.pytorch._owner import Owner
+from fbuf_adapters.pytorch._worker import Worker
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A batch that was drawn.
+
+    Attributes:
+        before: The turn it was drawn at.
+        after: The turn of the next batch.
+        size: How many rows it was asked for.
+        take: Returns the batch as the user gets it.
+        cancel: Is called if nobody will take it.
+    """
+
+    before: jax.Array
+    after: jax.Array
+    size: int
+    take: Callable[[], Any]
+    cancel: Callable[[], Any] = lambda: None
+
+
+class Draws:
+    """Draws batches of one buffer. Whoever calls it holds a lock.
+
+    A turn says which batch is next, uint32 `[2]`: the number of the batch in two words, or the
+    number of the epoch and the place in it, if batches are drawn in order.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: jax.Array,
+        in_order: bool,
+        drop_last: bool,
+        view: Any,
+        batch_size: int | None,
+        prefetch: int,
+        handover: _handover.Handover,
+        stream: torch.cuda.Stream | None,
+        calls: Calls,
+    ) -> None:
+        """Nothing is drawn yet.
+
+        Args:
+            key: Chooses all batches; it lies where they are drawn.
+            in_order: Whether the sampler's batches are numbered.
+            drop_last: Whether to leave out the last batch of an epoch if it is short.
+            view: What a drawn row turns into.
+            batch_size: The size of the batches that are drawn ahead.
+            prefetch: How many of them.
+            handover: What makes of a batch what the user gets.
+            stream: Where another thread does so.
+            calls: Makes the calls.
+        """
+        self.key = key
+        self._make_program = functools.partial(
+            _drawer, in_order=in_order, drop_last=drop_last, view=view
+        )
+        self._programs: dict[Any, Any] = {}
+        self._axes: dict[Any, Any] = {}
+        self._batch_size = batch_size
+        self._prefetch = prefetch
+        self._handover = handover
+        self._stream = stream
+        self._calls = calls
+        self._sizes = _sizes.Sizes()
+        if batch_size is not None:
+            self._sizes.fitting("sample", batch_size)
+        self._turn = jax.device_put(np.zeros(2, np.uint32), _device(key))
+        self._ahead: collections.deque[Drawn] = collections.deque()
+        self._unfinished: Drawn | None = None
+        """The batch of the main thread's last call, as long as that has not returned it."""
+        self._worker = Worker("fbuf-prefetch") if prefetch else None
+
+    def next(self, owner: Owner, size: int, beta: float | None) -> Drawn:
+        """The batch to give out next.
+
+        In the main thread an exception can come at any place in here. So what is about to be given
+        out is noted in one instruction with all that changes by it, and the next call gives it out.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        drawn = self._unfinished if in_main else None
+        if drawn is not None and drawn.size != size:  # nobody will take it
+            self._give_up(drawn)
+            drawn = None
+        if self._ahead and self._ahead[0].after is self._turn:  # an exception came before this
+            self._ahead.popleft()
+        if drawn is not None:
+            return drawn
+        if self._ahead and size != self._ahead[0].size:
+            self.drop()
+        if self._prefetch and size == self._batch_size:
+            self._draw_ahead(owner, beta)
+        if self._ahead:
+            drawn = self._ahead[0]
+        else:
+            made, after = self._draw(owner, self._turn, size, beta)
+            drawn = Drawn(self._turn, after, size, made)
+        given: dict[str, Any] = {"_turn": drawn.after}
+        self.__dict__.update(given | {"_unfinished": drawn} if in_main else given)
+        if self._ahead and self._ahead[0] is drawn:
+            self._ahead.popleft()
+        return drawn
+
+    def returned(self, drawn: Drawn) -> None:
+        """Take note that a call is about to return a batch, or has failed for good."""
+        if self._unfinished is drawn:
+            self._unfinished = None
+
+    def drop(self) -> None:
+        """Forget what was drawn but not given out, as if it had not been drawn."""
+        if self._unfinished is not None:
+            self._give_up(self._unfinished)
+        ahead, self._ahead = self._ahead, collections.deque()
+        for drawn in ahead:
+            drawn.cancel()
+
+    def begin_epoch(self) -> None:
+        """Go on with the first batch of an epoch."""
+        self.drop()
+        epoch, first = np.asarray(self._turn)
+        if first:
+            turn = np.array([epoch + np.uint32(1), 0], np.uint32)
+            self._turn = jax.device_put(turn, _device(self.key))
+
+    def waiting(self) -> tuple[list[Drawn], jax.Array]:
+        """The batches that were drawn ahead and not given out, and the turn after them."""
+        drawn, turn = [x for x in self._ahead if x.after is not self._turn], self._turn
+        if (unfinished := self._unfinished) is not None and self._prefetch:
+            drawn.insert(0, unfinished)
+        elif unfinished is not None and unfinished.after is turn:
+            turn = unfinished.before
+        return drawn, drawn[-1].after if drawn else turn
+
+    def elsewhere(self, key: jax.Array, turns: Any, ahead: Sequence[Any]) -> Draws:
+        """The same, at another point of a run.
+
+        Args:
+            key: The key.
+            turns: The turns that batches were drawn at ahead, and that of the next one: uint32
+                `[len(ahead) + 1, 2]`.
+            ahead: These batches.
+        """
+        device = _device(self.key)
+        before = [jax.device_put(turn, device) for turn in np.asarray(turns)]
+        waiting: collections.deque[Drawn] = collections.deque()
+        for batch, turn, after in zip(ahead, before, before[1:], strict=False):
+            place = functools.partial(self._handover.place, batch)
+            made = _handover.Ahead(place, self._stream)
+            waiting.append(Drawn(turn, after, self._batch_size or 0, made.take))
+        other = copy.copy(self)
+        other.key, other._turn = jax.device_put(key, device), before[0]
+        other._ahead, other._unfinished = waiting, None
+        return other
+
+    def close(self) -> None:
+        """Give nothing out any more."""
+        self.drop()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _give_up(self, drawn: Drawn) -> None:
+        """Forget the batch of a call that was broken off, and draw it again if it was the last."""
+        turn = drawn.before if drawn.after is self._turn else self._turn
+        self.__dict__.update(_unfinished=None, _turn=turn)
+
+    def _draw_ahead(self, owner: Owner, beta: float | None) -> None:
+        """Draw one batch more than is to be kept ready."""
+        worker, size = self._worker, self._batch_size
+        assert worker is not None
+        assert size is not None
+        while len(self._ahead) <= self._prefetch:
+            turn = self._ahead[-1].after if self._ahead else self._turn
+            make, after = self._draw(owner, turn, size, beta)
+            task = worker.submit(functools.partial(_handover.Ahead, make, self._stream))
+            take = functools.partial(_taken, task)
+            self._ahead.append(Drawn(turn, after, size, take, task.cancel))
+
+    def _draw(
+        self, owner: Owner, turn: jax.Array, size: int, beta: float | None
+    ) -> tuple[Callable[[], Any], jax.Array]:
+        """What makes the batch of a turn, which is on its way, and the next turn."""
+        fitting = self._sizes.fitting("sample", size)
+        if (program := self._programs.get(owner)) is None:
+            program = self._programs[owner] = self._make_program(owner.form)
+        count = None if fitting is None else np.int32(size)
+        arguments = (owner.leaves, self.key, turn, count, beta)
+        batch_size = size if fitting is None else fitting
+        kind = (program, batch_size, count is None, type(beta))
+        call = functools.partial(program, *arguments, batch_size=batch_size)
+        sample, after = self._calls(kind, call)
+        if fitting is None:
+            return functools.partial(self._handover, sample), after
+        if program not in self._axes:
+            axes = functools.partial(_batch_axes, program, arguments)
+            self._axes[program] = self._calls.apart(axes)
+        cut = self._axes[program], size
+        return functools.partial(self._handover, sample, cut=cut), after
+
+
+def _taken(task: Any) -> Any:
+    return task.result().take()
+
+
+@functools.cache
+def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> Any:
+    """What draws a batch, and says which turn is next."""
+
+    def in_epoch(
+        state: Any, key: Any, turn: Any, count: Any, batch_size: int
+    ) -> tuple[fbuf.Sample[Any], jax.Array]:
+        rows = fbuf.stats(state)["epoch_size"].astype(jnp.uint32)
+        asked = jnp.uint32(batch_size) if count is None else count.astype(jnp.uint32)
+        over = (turn[1] >= rows) | (drop_last & (turn[1] + asked > rows))
+        epoch, first = turn[0] + over.astype(jnp.uint32), jnp.where(over, 0, turn[1])
+        step = (epoch & 0x7FFFFFFF).astype(jnp.int32), first.astype(jnp.int32)
+        sample = fbuf.sample(state, key, batch_size, view=view, step=step, count=count)
+        return sample, jnp.stack([epoch, first + asked])
+
+    def alone(
+        state: Any, key: Any, turn: Any, count: Any, beta: Any, batch_size: int
+    ) -> tuple[fbuf.Sample[Any], jax.Array]:
+        key = jax.random.fold_in(jax.random.fold_in(key, turn[0]), turn[1])
+        sample = fbuf.sample(state, key, batch_size, view=view, beta=beta, count=count)
+        low = turn[1] + 1
+        return sample, jnp.stack([turn[0] + (low == 0), low])
+
+    @functools.partial(jax.jit, static_argnames="batch_size")
+    def draw(
+        leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
+    ) -> tuple[fbuf.Sample[Any], jax.Array]:
+        state = jax.tree.unflatten(form, leaves)
+        if in_order:
+            return in_epoch(state, key, turn, count, batch_size)
+        return alone(state, key, turn, count, beta, batch_size)
+
+    return draw
+
+
+def _batch_axes(program: Any, arguments: Any) -> Any:
+    """On which axis of each of its leaves a batch has its rows: the one that the size changes."""
+
+    def changed(one: Any, two: Any) -> int:
+        return [m == n for m, n in zip(one.shape, two.shape, strict=True)].index(False)
+
+    one, two = (
+        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)[0]
+        for size in (1, 2)
+    )
+    return jax.tree.map(changed, one, two)
+
+
+def _device(array: jax.Array) -> Any:
+    (device,) = array.devices()
+    return device

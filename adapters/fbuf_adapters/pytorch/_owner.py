@@ -1,0 +1,122 @@
+"""A state that one object owns, changed in place, and lost by no exception.
+
+What changes a state writes the new one into the memory of the old one. If an exception came between
+the two, from Ctrl-C or from any signal handler that raises, the object would hold the old state,
+whose memory is gone, and nobody the new one. So the call and the keeping of its result are one
+instruction of Python's: C functions that call each other.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from fbuf_adapters.pytorch._calls import Calls
+
+Verb = Callable[..., fbuf.State[Any]]
+
+
+class Owner:
+    """Holds a state. Whoever calls it holds a lock."""
+
+    def __init__(self, state: fbuf.State[Any], calls: Calls) -> None:
+        """Own this state: nobody else may consume it."""
+        leaves, self.form = jax.tree.flatten(state)
+        self._calls = calls
+        self._programs: dict[Any, Any] = {}
+        self._kept: list[tuple[jax.Array, ...]] = [tuple(leaves)]
+        self._keep = functools.partial(self._kept.__setitem__, 0)
+        self._fault = jax.tree.unflatten(self.form, list(range(len(leaves)))).fault
+        self._seen: tuple[tuple[jax.Array, ...], fbuf.State[Any]] = (self._kept[0], state)
+
+    @property
+    def leaves(self) -> tuple[jax.Array, ...]:
+        """The arrays of the state, in the order of `form`."""
+        self._calls.settle()
+        return self._kept[0]
+
+    @property
+    def state(self) -> fbuf.State[Any]:
+        """The state."""
+        leaves = self.leaves
+        seen, state = self._seen
+        if seen is not leaves:
+            state = jax.tree.unflatten(self.form, leaves)
+            self._seen = leaves, state
+        return state
+
+    @state.setter
+    def state(self, state: fbuf.State[Any]) -> None:
+        self._calls.settle()
+        self._kept[0] = tuple(jax.tree.leaves(state))
+
+    @property
+    def fault(self) -> jax.Array:
+        """The fault bits of the state. They are known when all else of it is."""
+        return self.leaves[self._fault]
+
+    def change(self, verb: Verb, given: dict[str, Any], wait: bool, **static: Any) -> None:
+        """Have a function of fbuf make the next state of this one.
+
+        Args:
+            verb: A function of a state that returns a state.
+            given: Its other arguments, by name, ready for JAX.
+            wait: Whether to return only when the arguments have been read.
+            static: The arguments that are part of the program.
+        """
+        key = verb, *static.items()
+        if (program := self._programs.get(key)) is None:
+            program = self._programs[key] = _compiled(verb, self.form, key[1:])
+        leaves, structure = jax.tree.flatten(given)
+        steps = map(self._keep, map(program, (self.leaves,), (given,)))
+        if wait:  # of a program all results are ready at once
+            faults = map(operator.itemgetter(self._fault), self._kept)
+            steps = itertools.chain(steps, map(_block_until_ready, faults))
+        kind = (program, structure, *map(_kind, leaves))
+        self._calls(kind, functools.partial(collections.deque, steps, 0))
+
+    def look(self, verb: Callable[[fbuf.State[Any]], Any]) -> Any:
+        """What a function of fbuf finds in the state."""
+        if (program := self._programs.get(verb)) is None:
+            program = self._programs[verb] = _looking(verb, self.form)
+        return self._calls(program, functools.partial(program, self.leaves))
+
+
+@functools.cache
+def _compiled(verb: Verb, form: Any, static: tuple[tuple[str, Any], ...]) -> Any:
+    """A function of fbuf, from arrays to arrays, compiled to write into those it is given.
+
+    Of arrays, for to make an object of them is Python, in which an exception can come.
+    """
+
+    def changed(leaves: tuple[jax.Array, ...], given: dict[str, Any]) -> tuple[jax.Array, ...]:
+        state = jax.tree.unflatten(form, leaves)
+        return tuple(jax.tree.leaves(verb(state, **given, **dict(static))))
+
+    return jax.jit(changed, donate_argnums=0)
+
+
+@functools.cache
+def _looking(verb: Callable[[fbuf.State[Any]], Any], form: Any) -> Any:
+    """The same for a function that leaves the state as it is."""
+    return jax.jit(lambda leaves: verb(jax.tree.unflatten(form, leaves)))
+
+
+_block_until_ready = operator.methodcaller("block_until_ready")
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument a program depends on."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
+    return type(leaf)

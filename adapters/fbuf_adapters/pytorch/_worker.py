@@ -1,0 +1,94 @@
+"""A thread that makes batches ahead."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class Cancelled(Exception):
+    """What was to be made is not wanted any more."""
+
+
+class Task:
+    """Something that a worker makes, once.
+
+    It waits on a bare lock: an exception inside the methods of `concurrent.futures.Future` can
+    leave these locked for good.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make: Callable[[], Any] | None = make
+        self._made: Any = None
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        """Make it, unless it was cancelled."""
+        make, self._make = self._make, None
+        try:
+            if self._cancelled or make is None:
+                raise Cancelled
+            self._made = make()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def cancel(self) -> None:
+        """Do not make it if that has not begun."""
+        self._cancelled = True
+
+    def result(self) -> Any:
+        """Wait for what was made, or raise what came up meanwhile."""
+        with self._done:
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._made
+
+
+class Worker:
+    """A thread that does tasks in the order they come. It ends with this object."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._tasks.put, None)
+        _ALL.add(self)
+
+    def submit(self, make: Callable[[], Any]) -> Task:
+        """Have something made."""
+        task = Task(make)
+        self._tasks.put(task)
+        return task
+
+    def close(self) -> None:
+        """Do what was asked for until now, and end."""
+        self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task.run()
+        del task  # or what it made would live until the next one comes
+
+
+_ALL: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that is in another library's code when Python ends may bring the process down."""
+    for worker in list(_ALL):
+        worker.close()

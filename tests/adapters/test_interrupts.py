@@ -1,0 +1,147 @@
+"""Exceptions at any instant: an object holds the old state or the new one, and loses no batch."""
+
+# ruff: noqa: B023
+from __future__ import annotations
+
+import random
+import signal
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402
+
+import fbuf  # noqa: E402
+
+# An exception in a callback of the garbage collector is lost, whoever raises it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+MANY = [100, pytest.param(2000, marks=pytest.mark.sweep)]
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def interrupted():
+    """A function that makes a call, and raises in it after a moment."""
+
+    def raising(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, raising)
+
+    def run(call, seconds):
+        """What the call returns; `Interrupt` is raised in it if it takes that long."""
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            result = call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            return False, None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return True, result
+
+    yield run
+    signal.signal(signal.SIGALRM, before)
+
+
+def one(number):
+    return {"n": torch.tensor(number, dtype=torch.int32), "x": torch.zeros(3)}
+
+
+def rows(first, count):
+    return {"n": torch.arange(first, first + count, dtype=torch.int32), "x": torch.zeros(count, 3)}
+
+
+def stored(buffer):
+    """The numbers of the rows, the oldest first; None where there is none, or was one."""
+    found = fbuf.rows(buffer.state)
+    numbers, mask = found.data["n"].tolist(), found.mask.tolist()
+    return [n if there else None for n, there in zip(numbers, mask, strict=True)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("times", MANY)
+def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times):
+    rng, hit, number = random.Random(0), 0, 8
+    with ReplayBuffer(64, sampler=fbuf.Prioritized(), batch_size=4, prefetch=prefetch) as buffer:
+        buffer.extend(rows(0, 8))
+        saved, kept = buffer.state_dict(), stored(buffer)
+        batch = buffer.sample()
+        while hit < times:
+            before = stored(buffer)
+            gone = set(batch.data["n"].tolist())
+            calls = {  # each method, and what the rows are after it
+                "add": (lambda: buffer.add(one(number)), [*before, number]),
+                "extend": (
+                    lambda: buffer.extend(rows(number, 8)),
+                    [*before, *range(number, number + 8)],
+                ),
+                "odd": (
+                    lambda: buffer.extend(rows(number, 5)),
+                    [*before, *range(number, number + 5)],
+                ),
+                "remove": (
+                    lambda: buffer.remove(batch.ids),
+                    [None if n in gone else n for n in before],
+                ),
+                "load": (lambda: buffer.load_state_dict(saved), kept),
+                "update": (lambda: buffer.update_priority(batch.ids, torch.rand(4)), before),
+                "write": (lambda: buffer.write(batch.ids, {"x": torch.ones(4, 3)}), before),
+                "end": (buffer.end_episode, before),
+                "len": (lambda: len(buffer), before),
+                "stats": (buffer.stats, before),
+                "can": (buffer.can_sample, before),
+                "save": (buffer.state_dict, before),
+                "state": (lambda: setattr(buffer, "state", buffer.state), before),
+            }
+            if set(before) != {None}:
+                calls["sample"] = buffer.sample, before
+                calls["another"] = lambda: buffer.sample(3), before
+            if rng.random() < 0.02:
+                calls = {"empty": (buffer.empty, [None] * 64)}
+            name = rng.choice(list(calls))
+            call, after = calls[name]
+            done, result = interrupted(call, rng.uniform(0, 1.5e-3))
+            hit += not done
+            if name == "sample" and done:
+                batch = result
+            number += 8
+            found = stored(buffer)
+            assert found == after[-64:] or (not done and found == before), name
+        buffer.raise_on_fault()
+        buffer.extend(rows(number, 8))
+        assert len(buffer.sample().data["n"]) == 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("times", MANY)
+def test_no_batch_is_lost_or_doubled(interrupted, prefetch, times):
+    rng, batches, hit = random.Random(1), [], 0
+    with ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4, prefetch=prefetch) as buffer:
+        buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+        while hit < times:
+            # What has been returned is kept in the same instruction.
+            done, _ = interrupted(lambda: batches.append(buffer.sample()), rng.uniform(0, 4e-4))
+            hit += not done
+    seen = [n for batch in batches for n in batch.data["n"].tolist()]
+    epochs = [seen[at : at + 64] for at in range(0, len(seen), 64)]
+    assert len(epochs) > 1
+    for epoch in epochs:
+        assert len(set(epoch)) == len(epoch)
+
+
+def test_an_interrupted_first_call_is_finished_by_the_next(interrupted):
+    for seconds in (0.02, 0.2, 0.6):
+        buffer = ReplayBuffer(8, item={"n": torch.tensor(0).int()})
+        name = threading.active_count()
+        interrupted(lambda b=buffer: b.extend({"n": torch.arange(3).int()}), seconds)
+        assert len(buffer) in (0, 3)
+        buffer.extend({"n": torch.arange(3, 6).int()})
+        assert fbuf.rows(buffer.state).data["n"][-3:].tolist() == [3, 4, 5]
+        assert threading.active_count() <= name + 1
