@@ -20,6 +20,7 @@ from torchrl.data import (  # noqa: E402
     PrioritizedSliceSampler,
     ReplayBuffer,
     SliceSampler,
+    SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
 )
@@ -50,7 +51,15 @@ def theirs(kind=Theirs, storage=LazyTensorStorage, **options):
 
 SAMPLERS = {
     "random": (RandomSampler, fbuf.Uniform()),
-    "without replacement": (SamplerWithoutReplacement, fbuf.Shuffled()),
+    "without replacement": (lambda: SamplerWithoutReplacement(True), fbuf.Shuffled()),
+    "slices without replacement": (
+        lambda: SliceSamplerWithoutReplacement(slice_len=2, strict_length=False),
+        fbuf.Shuffled(window=2, by="episode", strict=False),
+    ),
+    "short slices": (
+        lambda: SliceSampler(slice_len=2, strict_length=False, pad_output=True),
+        fbuf.Uniform(window=2, by="episode", strict=False),
+    ),
     "slices": (
         lambda: SliceSampler(num_slices=4),
         fbuf.Uniform(window=2, by="episode"),

@@ -34,8 +34,9 @@ def ours(sampler=None, boundary="stop", **options):
 
 
 def ragged(slices="flat", **options):
-    """Slices that may be shorter than three steps."""
-    return ours(fbuf.Uniform(), boundary="pad", slices=slices, **options)
+    """Slices that are shorter than three steps where their episodes are."""
+    sampler = fbuf.Uniform(window=LENGTH, by="episode", strict=False)
+    return ours(sampler, boundary="pad", slices=slices, **options)
 
 
 def theirs(sampler):
@@ -124,10 +125,41 @@ def test_short_slices_are_whole_and_make_the_batch_shorter():
     first, _ = check(batch, given, lengths)
     assert len(lengths) == SLICES
     assert set(lengths.tolist()) == {1, 2, 3}
-    begun = batch["t"][first]
+    episode = batch["episode"][first]
+    assert torch.equal(lengths, torch.tensor(LENGTHS)[episode].clamp(max=LENGTH))
+    assert set(batch["t"][first].tolist()) <= WHOLE | {5, 7}  # these are whole episodes
+
+
+def test_slices_may_begin_anywhere():
+    rb, given = ours(fbuf.Uniform(), boundary="pad"), trajectories()
+    rb.extend(given)
+    batch = rb.sample()
+    ends = batch["next", "truncated"][:, 0].nonzero()[:, 0]
+    lengths = torch.diff(ends, prepend=torch.tensor([-1]))
+    first, _ = check(batch, given, lengths)
     left = torch.tensor(LENGTHS)[batch["episode"][first]] - batch["step"][first, 0]
     assert torch.equal(lengths, left.clamp(max=LENGTH))
-    assert set(begun.tolist()) - WHOLE
+    assert set(batch["t"][first].tolist()) - WHOLE
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_a_slice_of_every_episode(drop_last):
+    """And its last batch is short, or left out."""
+    sampler = fbuf.Shuffled(window=LENGTH, by="episode")
+    rb = ours(sampler, batch_size=2 * LENGTH, drop_last=drop_last)
+    rb.extend(trajectories())
+    seen = set()
+    for _ in range(8):
+        sizes, episodes = [], []
+        for batch in rb:
+            sizes.append(len(batch) // LENGTH)
+            episodes += batch["episode"].reshape(-1, LENGTH)[:, 0].tolist()
+            seen |= set(batch["t"].reshape(-1, LENGTH)[:, 0].tolist())
+        assert sizes == ([2] if drop_last else [2, 1])
+        assert len(set(episodes)) == len(episodes)
+        assert set(episodes) <= {0, 3, 4}
+    assert seen <= WHOLE
+    assert len(seen) > 3
 
 
 def test_short_slices_can_be_padded():
@@ -256,7 +288,8 @@ def test_the_first_row_of_a_reshaped_slice_gets_the_largest():
 
 
 def test_rows_that_only_pad_change_no_priority():
-    rb = ours(fbuf.Prioritized(**EXACT), boundary="pad", slices="padded")
+    sampler = fbuf.Prioritized(window=LENGTH, strict=False, **EXACT)
+    rb = ours(sampler, boundary="pad", slices="padded")
     rb.extend(trajectories())
     batch = rb.sample()
     mask = batch["collector", "mask"]

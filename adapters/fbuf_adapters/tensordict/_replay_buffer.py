@@ -95,6 +95,7 @@ class TensorDictReplayBuffer:
         pin_memory: See there.
         to: See there.
         prefetch: See there.
+        drop_last: See there.
 
     Raises:
         ValueError: As `ReplayBuffer`. Also if `slices` or `batch_size` does not fit the view, or
@@ -141,6 +142,7 @@ class TensorDictReplayBuffer:
         pin_memory: bool = False,
         to: torch.device | str | None = None,
         prefetch: int = 0,
+        drop_last: bool = False,
     ) -> None:
         self._made_with = {k: v for k, v in locals().items() if k not in ("self", "transform")}
         self._layout = _slices.layout_of(
@@ -166,6 +168,7 @@ class TensorDictReplayBuffer:
             pin_memory=pin_memory,
             to=to,
             prefetch=prefetch,
+            drop_last=drop_last,
         )
         self.alpha: float | None = None
         self.beta: float | None = None
@@ -346,7 +349,7 @@ class TensorDictReplayBuffer:
         except _NothingToDraw:
             with self.buffer.lock:  # what was drawn ahead since then is as empty
                 self._ready = False
-                self.buffer._drop_ahead()  # pyright: ignore[reportPrivateUsage]
+                self.buffer.drop_ahead()
             raise
         if not return_info:
             return batch
@@ -367,7 +370,11 @@ class TensorDictReplayBuffer:
         with self._next_lock:
             if self._iterator is None:
                 self._iterator = iter(self)
-            batch = next(self._iterator, None)
+            try:
+                batch = next(self._iterator, None)
+            except BaseException:  # it has ended by that, but the batches have not
+                self._iterator = None
+                raise
             if batch is None:
                 self._iterator = None
             return batch
@@ -521,7 +528,7 @@ class TensorDictReplayBuffer:
                 )
             here, behind = self._transforms[:index], self._transforms[index:]
             self._transforms = (*here, transform, *behind)
-            self.buffer._drop_ahead()  # pyright: ignore[reportPrivateUsage]
+            self.buffer.drop_ahead()
         return self
 
     # Saving.
@@ -791,7 +798,7 @@ def _may_lack_rows(sampler: Any, view: Any) -> bool:
     whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
     if isinstance(sampler, fbuf.Prioritized):
         return not whole or sampler.eps == 0
-    return not whole or not isinstance(sampler, fbuf.Uniform)
+    return not whole or type(sampler) is not fbuf.Uniform
 
 
 def _ends_of(
