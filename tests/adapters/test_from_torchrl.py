@@ -1,5 +1,7 @@
 """Buffers of TorchRL's made into ours, and the programs they come from with one line more."""
 
+import itertools
+
 import pytest
 
 import fbuf
@@ -119,9 +121,20 @@ def test_options():
     assert torch.equal(batch["t"], new.sample()["t"])
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("count", [6, 13])
-@pytest.mark.parametrize("kind", [ReplayBuffer, Theirs])
+@pytest.mark.parametrize(
+    ("kind", "count", "storage"),
+    [
+        (ReplayBuffer, 13, ListStorage),
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in itertools.product(
+                (ReplayBuffer, Theirs),
+                (6, 10, 13),
+                (LazyTensorStorage, ListStorage, LazyMemmapStorage),
+            )
+        ),
+    ],
+)
 def test_rows_keep_their_places(kind, count, storage):
     rb = theirs(kind, storage)
     for row in rows(count, wide=torch.arange(count).double() / 3):
@@ -158,6 +171,7 @@ def test_episodes_are_not_joined_across_the_seam():
     ]
 
 
+@pytest.mark.sweep
 def test_environments():
     rb = Theirs(
         storage=LazyTensorStorage(12, ndim=2), sampler=SliceSampler(slice_len=2), batch_size=64
@@ -234,6 +248,7 @@ def test_what_cannot_be_carried_over_is_named(name):
 # Programs of TorchRL's, with one line more.
 
 
+@pytest.mark.sweep
 def test_the_trajectories_of_the_tutorial():
     rb = Theirs(
         storage=LazyTensorStorage(10_000),

@@ -86,7 +86,15 @@ def check(batch, given, lengths, terminated=None):
     return first, last
 
 
-@pytest.mark.parametrize("flags", [(), ("done",), ("terminated", "done", "truncated")], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("done",),
+        pytest.param((), marks=pytest.mark.sweep),
+        pytest.param(("terminated", "done", "truncated"), marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
 def test_slices_are_laid_out_as_those_of_torchrl(flags):
     given = trajectories(*flags)
     mine, peer = ours(), theirs(SliceSampler(slice_len=LENGTH))
@@ -108,7 +116,7 @@ def test_slices_are_laid_out_as_those_of_torchrl(flags):
 def test_slices_around_the_end_name_their_rows():
     rb = ours(fbuf.Prioritized(window=LENGTH, **EXACT))
     for start in (0, COUNT, 2 * COUNT):
-        rb.extend(trajectories("done", start=start))
+        rb.extend(trajectories(start=start))
     batch = rb.sample()
     assert torch.equal(batch["t"] % CAPACITY, batch["index"])
     assert torch.equal(batch["t"] // CAPACITY, batch["index_generation"])
@@ -130,6 +138,7 @@ def test_short_slices_are_whole_and_make_the_batch_shorter():
     assert set(batch["t"][first].tolist()) <= WHOLE | {5, 7}  # these are whole episodes
 
 
+@pytest.mark.sweep
 def test_slices_may_begin_anywhere():
     rb, given = ours(fbuf.Uniform(), boundary="pad"), trajectories()
     rb.extend(given)
@@ -142,7 +151,7 @@ def test_slices_may_begin_anywhere():
     assert set(batch["t"][first].tolist()) - WHOLE
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_an_epoch_has_a_slice_of_every_episode(drop_last):
     """And its last batch is short, or left out."""
     sampler = fbuf.Shuffled(window=LENGTH, by="episode")
@@ -164,7 +173,7 @@ def test_an_epoch_has_a_slice_of_every_episode(drop_last):
 
 def test_short_slices_can_be_padded():
     """As TorchRL pads: with the last step, and a mask."""
-    rb, given = ragged("padded"), trajectories("done")
+    rb, given = ragged("padded"), trajectories()
     rb.extend(given)
     batch, info = rb.sample(return_info=True)
     assert len(batch) == ROWS
@@ -183,32 +192,31 @@ def test_short_slices_can_be_padded():
     assert form(batch) == form(peer.sample())
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_first_steps_are_marked_where_the_key_is_stored(padded):
     rb, given = ragged("padded" if padded else "flat"), trajectories()
-    rb.extend(given)
-    assert "is_init" not in rb.sample().keys()  # noqa: SIM118
-    rb = ragged("padded" if padded else "flat")
     rb.extend(given.set("is_init", (STEP == 0).unsqueeze(-1)))
     batch = rb.sample()
     batch = batch[batch["collector", "mask"]] if padded else batch
     ends = batch["next", "truncated"][:, 0]
     begun = torch.cat([torch.ones(1, dtype=torch.bool), ends[:-1]])
     assert torch.equal(batch["is_init"][:, 0], begun)
+    rb = ragged()
+    rb.extend(trajectories())
+    assert "is_init" not in rb.sample().keys()  # noqa: SIM118
 
 
 def test_marks_can_be_left_out_or_go_elsewhere():
     given = trajectories()
-    rb = ours(truncated_key=None, init_key=None)
-    rb.extend(given.clone().set("is_init", torch.zeros(COUNT, 1, dtype=torch.bool)))
-    batch = rb.sample()
-    assert ("next", "truncated") not in batch.keys(True)
-    assert not batch["is_init"].any()
+    rb = ours(truncated_key=None)
+    rb.extend(given)
+    assert ("next", "truncated") not in rb.sample().keys(True)
     rb = ours(truncated_key=("some", "cut"))
     rb.extend(given)
     assert rb.sample()["some", "cut"].reshape(SLICES, LENGTH).int().tolist() == [[0, 0, 1]] * SLICES
 
 
+@pytest.mark.sweep
 def test_nested_slices():
     rb = ours(slices="nested", batch_size=SLICES)
     rb.extend(trajectories())

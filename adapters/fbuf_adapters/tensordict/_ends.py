@@ -184,12 +184,11 @@ class Ends:
             if ids is not None:
                 break
         else:
-            if self._given is None or self._follower is None:
+            if self._given is None:
                 return None
             raise InteropError(
-                f"{where}: data has no {_shown(self._given)}, which traj_key names and "
-                f"{self._follower} needs; name the key of the ids, or leave traj_key out to go by "
-                "the flags"
+                f"{where}: data has no {_shown(self._given)}, which traj_key names; name the key "
+                "of the ids, or leave traj_key out to go by the flags"
             )
         if ids.numel() != lead.numel() or ids.dtype not in _DTYPES:
             if self._follower is None:

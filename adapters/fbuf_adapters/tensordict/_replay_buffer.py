@@ -456,8 +456,10 @@ class TensorDictReplayBuffer:
                 yield self._rows(data, torch.from_numpy(slots).long())
 
     def stats(self) -> dict[str, float]:
-        """Return figures for a log; see `fbuf.stats`."""
-        return {**self.buffer.stats(), "write_count": self._write_count}
+        """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`."""
+        figures = self.buffer.stats()
+        share = figures["size"] / self._capacity
+        return {**figures, "write_count": self._write_count, "utilization": share}
 
     @property
     def capacity(self) -> int:
@@ -814,9 +816,9 @@ def _ends_of(
         traj_key = False
     follower = None
     if sampler.follows_episodes:
-        follower = f"the sampler {sampler}"
+        follower = f"the sampler fbuf.{type(sampler).__name__}"
     elif not isinstance(view, fbuf.Item):
-        follower = f"the view {view}"
+        follower = f"the view fbuf.{type(view).__name__}"
     elif autoreset == "next_step":
         follower = "autoreset='next_step'"
     return Ends(traj_key, end_keys, num_envs, follower, sampler.follows_episodes)
