@@ -30,6 +30,7 @@ REPORTS = (
     "agents",
     "slices",
     "bridge",
+    "torch_buffers",
     "torchrl_dqn",
     "gpu_build",
     "gpu_speed",

@@ -1,0 +1,236 @@
+"""The buffers for PyTorch programs beside TorchRL's, call by call.
+
+    python -m benchmarks.torch_buffers            about 3 minutes, and 2 GB of memory
+    python -m benchmarks.torch_buffers --quick    in a minute
+
+It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
+
+A buffer of a million rows is full. A row has 8 leaves: 6 of 8 floats, a reward, and an int64 action.
+16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it does by
+default.
+
+- TorchRL: `TensorDictReplayBuffer` on `LazyTensorStorage`, prioritised by its C++ tree.
+- "steady": the same size in every call. The buffers take turns.
+- "lengths": episodes of 64 lengths from 1 to 300 are added in random order, and batches of as many
+  sizes drawn. Every one comes once beforehand, and then again: the figures are of the second time.
+  "steady" is a call of 300, the longest of them. The first time is counted as "first seconds", all
+  that is compiled included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import harness, report
+from benchmarks.bridge import rows_of_torch
+from benchmarks.harness import Measured, Record, Task
+from benchmarks.report import Find
+
+ADDED, BATCH, CAPACITY, SMALL = 16, 256, 1_000_000, 100_000
+PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
+UNIFORM, PRIORITISED = "uniform", "prioritised"
+THEIRS, PLAIN, TENSORDICT = "TorchRL", "ReplayBuffer", "TensorDictReplayBuffer"
+STEADY, LENGTHS = "steady", "lengths"
+CALLS = ("extend", "sample", "update")
+LONGEST = 300
+
+Step = Callable[[int], None]
+
+
+def made(name: str, kind: str, capacity: int) -> Any:
+    """A buffer."""
+    import fbuf
+
+    sampler = fbuf.Prioritized() if kind == PRIORITISED else fbuf.Uniform()
+    if name == PLAIN:
+        from fbuf_adapters.pytorch import ReplayBuffer
+
+        return ReplayBuffer(capacity, sampler=sampler, batch_size=BATCH, int64=True)
+    if name == TENSORDICT:
+        from fbuf_adapters.tensordict import TensorDictReplayBuffer
+
+        return TensorDictReplayBuffer(capacity, sampler=sampler, batch_size=BATCH)
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+
+    theirs = PrioritizedSampler(capacity, alpha=0.6, beta=0.4) if kind == PRIORITISED else None
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity), sampler=theirs, batch_size=BATCH
+    )
+
+
+def given(name: str, count: int) -> Any:
+    """Rows as such a buffer takes them."""
+    rows = rows_of_torch(count, long=True)
+    if name == PLAIN:
+        return rows
+    from tensordict import TensorDict
+
+    return TensorDict(rows, batch_size=[count])
+
+
+def filled(name: str, kind: str, capacity: int) -> Any:
+    """A full one."""
+    buffer = made(name, kind, capacity)
+    for _ in range(capacity // 10_000):
+        buffer.extend(given(name, 10_000))
+    return buffer
+
+
+def updated(buffer: Any, name: str, batch: Any, errors: Any) -> None:
+    """Give the rows of a batch new priorities."""
+    if name == PLAIN:
+        buffer.update_priority(batch.ids, errors)
+    else:
+        batch["td_error"] = errors
+        buffer.update_tensordict_priority(batch)
+
+
+def steady(buffer: Any, name: str, kind: str) -> dict[str, Step]:
+    """One call of each."""
+    import torch
+
+    rows, errors = given(name, ADDED), torch.rand(BATCH)
+    batch = buffer.sample()
+    steps: dict[str, Step] = {
+        "extend": lambda _: buffer.extend(rows),
+        "sample": lambda _: buffer.sample(),
+    }
+    if kind == PRIORITISED:
+        steps["update"] = lambda _: updated(buffer, name, batch, errors)
+    return steps
+
+
+def lengths(name: str, kind: str, rounds: int) -> list[Record]:
+    """Calls of many sizes: microseconds a call, and seconds for all of them the first time."""
+    import numpy as np
+
+    buffer, sizes = made(name, kind, SMALL), np.random.default_rng(0).permutation(LONGEST)[:64] + 1
+    episodes = {size: given(name, size) for size in (*sizes.tolist(), LONGEST)}
+    buffer.extend(given(name, 1000))
+    buffer.sample()
+
+    def all_of(sizes: list[int]) -> dict[str, float]:
+        taken: dict[str, float] = {}
+        for call, step in (
+            ("extend", lambda size: buffer.extend(episodes[size])),
+            ("sample", lambda size: buffer.sample(size)),
+        ):
+            start = time.perf_counter()
+            for size in sizes:
+                step(size)
+            taken[call] = time.perf_counter() - start
+        return taken
+
+    first = all_of(sizes.tolist())
+    all_of([LONGEST])
+    many: dict[str, list[float]] = {call: [] for call in first}
+    same: dict[str, list[float]] = {call: [] for call in first}
+    for _ in range(rounds):
+        for found, asked in ((many, sizes.tolist()), (same, [LONGEST] * 64)):
+            for call, seconds in all_of(asked).items():
+                found[call].append(seconds / 64 * 1e6)
+    return [
+        {
+            "part": LENGTHS, "kind": kind, "what": name, "call": call, "us": harness.median(many[call]),
+            "steady": harness.median(same[call]), "first": first[call],
+        }
+        for call in first
+    ]  # fmt: skip
+
+
+def measure(task: Task) -> Measured:
+    """Time one kind of sampler, in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    quick, kind = task["quick"], task["kind"]
+    rounds, seconds = (3, 0.05) if quick else (15, 0.1)
+    names = (THEIRS, PLAIN, TENSORDICT)
+    if task["part"] == LENGTHS:
+        found = [record for name in names for record in lengths(name, kind, rounds)]
+        return Measured(found)
+    capacity = SMALL if quick else CAPACITY
+    programs: dict[tuple[str, str], harness.Run] = {}
+    for name in names:
+        buffer = filled(name, kind, capacity)
+        for call, step in steady(buffer, name, kind).items():
+            programs[call, name] = harness.repeated(step, seconds)
+    taken = harness.alternate(programs, rounds, 60.0)
+    return Measured(
+        [
+            {"part": STEADY, "kind": kind, "what": name, "call": call, "us": harness.median(us)}
+            for (call, name), us in taken.items()
+        ]
+    )
+
+
+def tasks(quick: bool) -> list[Task]:
+    """Each sampler by itself, and again."""
+    every = [
+        {"label": f"{part}, {kind}", "part": part, "kind": kind, "quick": quick}
+        for part in (STEADY, LENGTHS)
+        for kind in (UNIFORM, PRIORITISED)
+    ]
+    return every if quick else every * 3
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The tables, as lines of Markdown."""
+    us = Find(records)
+    rows: list[list[Any]] = []
+    for kind in (UNIFORM, PRIORITISED):
+        for call in CALLS[: 3 if kind == PRIORITISED else 2]:
+            asked = {"part": STEADY, "kind": kind, "call": call}
+            times = [float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
+            ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
+            rows.append([kind, call, *map(report.number, times), *ratios])
+    lines = report.table(
+        ["sampler", "call", THEIRS, PLAIN, TENSORDICT, "ratio", "ratio of TensorDicts"], rows
+    )
+    of_sizes = [r for r in records if r["part"] == LENGTHS]
+    rows = [
+        [r["kind"], r["what"], r["call"], f"{r['first']:.2f}", report.number(r["us"]),
+         report.number(r["steady"]), f"{r['us'] / r['steady']:.2f}"]
+        for r in of_sizes
+    ]  # fmt: skip
+    heads = ["sampler", "buffer", "call", "first seconds", "us of 64 sizes", "us steady", "ratio"]
+    return [*lines, "", *report.table(heads, rows)]
+
+
+def bars(records: list[Record]) -> list[str]:
+    """What the project promises of itself here, and what came out."""
+    us = Find(records)
+    lines: list[str] = []
+    for name, most in ((PLAIN, 1.0), (TENSORDICT, 1.1)):
+        for kind in (UNIFORM, PRIORITISED):
+            for call in CALLS[: 3 if kind == PRIORITISED else 2]:
+                asked = {"part": STEADY, "kind": kind, "call": call}
+                ratio = float(us(what=name, **asked)) / float(us(what=THEIRS, **asked))
+                text = f"{name}, {call}, {kind}: {ratio:.2f} times {THEIRS}, at most {most} wanted"
+                lines.append(report.bar(text, ratio <= most))
+    for record in (r for r in records if r["part"] == LENGTHS and r["what"] != THEIRS):
+        ratio = record["us"] / record["steady"]
+        what = f"{record['what']}, {record['call']}, {record['kind']}"
+        text = f"{what}: new sizes {ratio:.2f} times the steady one, at most 3 wanted"
+        lines.append(report.bar(text, ratio <= 3))
+    return lines
+
+
+if __name__ == "__main__":
+    report.run(
+        report.Report(
+            module="benchmarks.torch_buffers",
+            title="The buffers for PyTorch beside TorchRL's",
+            how=__doc__,
+            packages=PACKAGES,
+            tasks=tasks,
+            measure=measure,
+            keys=("part", "kind", "what", "call"),
+            tables=tables,
+            bars=bars,
+            figures=("us", "steady", "first"),
+        )
+    )
