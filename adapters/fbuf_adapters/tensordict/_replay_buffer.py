@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import io
 import os
 import pathlib
@@ -170,6 +171,8 @@ class TensorDictReplayBuffer:
             prefetch=prefetch,
             drop_last=drop_last,
         )
+        # What runs JAX here, in which an exception would do harm, is run as there.
+        self._calls = self.buffer._calls  # pyright: ignore[reportPrivateUsage]
         self.alpha: float | None = None
         self.beta: float | None = None
         self._capacity = capacity
@@ -261,7 +264,8 @@ class TensorDictReplayBuffer:
         slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
         slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
         with self.buffer.lock:
-            ids = fbuf.ids_at(self.buffer.state, slots.numpy())
+            state = self.buffer.state
+            ids = self._calls((fbuf.ids_at, len(slots)), lambda: fbuf.ids_at(state, slots.numpy()))
             self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -413,8 +417,8 @@ class TensorDictReplayBuffer:
             return self[:][index]
         with self.buffer.lock:
             state = self.buffer.state
-            slots = _reading.positions(state, index)
-            data, there = _reading.read(state, slots.reshape(-1))
+            slots = self._calls.apart(lambda: _reading.positions(state, index))
+            data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
         if not bool(there.all()):
             if not isinstance(index, slice) or self._num_envs is not None:
                 slot = int(slots.reshape(-1)[~there.cpu()][0])
@@ -448,10 +452,12 @@ class TensorDictReplayBuffer:
         Cost: O(N) at first, and then O(T) each.
         """
         with self.buffer.lock:
-            found = list(_reading.episodes(self.buffer.state))
+            state = self.buffer.state
+            found = self._calls.apart(lambda: list(_reading.episodes(state)))
         for slots, generations in found:
             with self.buffer.lock:
-                data, there = _reading.read(self.buffer.state, slots, generations)
+                read = functools.partial(_reading.read, self.buffer.state, slots, generations)
+                data, there = self._calls.apart(read)
             if bool(there.all()):
                 yield self._rows(data, torch.from_numpy(slots).long())
 
@@ -710,8 +716,9 @@ class TensorDictReplayBuffer:
     def _sync(self) -> None:
         """Read where the next row goes, if it was not written here what was written last."""
         if self._form is not None and self.buffer.state is not self._seen:
-            self._cursor = int(self.buffer.state.ring.head[0])
-            self._ends.look(self.buffer.state, self._form)
+            state, form = self.buffer.state, self._form
+            self._cursor = self._calls.apart(lambda: int(state.ring.head[0]))
+            self._calls.apart(lambda: self._ends.look(state, form))
 
     def _check_ready(self) -> None:
         """Raise as long as there is nothing to draw; whether there still is, each batch shows."""
