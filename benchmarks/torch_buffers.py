@@ -5,8 +5,8 @@
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
-A buffer of a million rows is full. A row has 8 leaves: 6 of 8 floats, a reward, and an int64 action.
-16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it does by
+A buffer of a million rows is full. A row has 8 leaves: 6 of 8 floats, a reward, and an int64
+action. 16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it does by
 default.
 
 - TorchRL: `TensorDictReplayBuffer` on `LazyTensorStorage`, prioritised by its C++ tree.
@@ -107,7 +107,8 @@ def lengths(name: str, kind: str, rounds: int) -> list[Record]:
     """Calls of many sizes: microseconds a call, and seconds for all of them the first time."""
     import numpy as np
 
-    buffer, sizes = made(name, kind, SMALL), np.random.default_rng(0).permutation(LONGEST)[:64] + 1
+    buffer = made(name, kind, SMALL)
+    sizes = np.random.default_rng(0).permutation(LONGEST)[:64] + 1
     episodes = {size: given(name, size) for size in (*sizes.tolist(), LONGEST)}
     buffer.extend(given(name, 1000))
     buffer.sample()
@@ -134,8 +135,8 @@ def lengths(name: str, kind: str, rounds: int) -> list[Record]:
                 found[call].append(seconds / 64 * 1e6)
     return [
         {
-            "part": LENGTHS, "kind": kind, "what": name, "call": call, "us": harness.median(many[call]),
-            "steady": harness.median(same[call]), "first": first[call],
+            "part": LENGTHS, "kind": kind, "what": name, "call": call,
+            "us": harness.median(many[call]), "steady": harness.median(same[call]), "first": first[call],
         }
         for call in first
     ]  # fmt: skip

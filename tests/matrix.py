@@ -158,7 +158,9 @@ def run(
     subprocess.run([python, "-c", "import fbuf, fbuf_adapters"], cwd=HOME, check=True)
     pytest = [python, "-m", "pytest", "--quiet", "-n", "2", "--dist", "worksteal"]
     options = ["-m", "not sweep", f"--junit-xml={report}"]
-    done = subprocess.run([*pytest, *options, *tests], cwd=tree)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags}  # as make test
+    done = subprocess.run([*pytest, *options, *tests], cwd=tree, env=environment)
     suites = list(ElementTree.parse(report).getroot())
     total, failures, errors, skipped = (
         sum(int(suite.get(name, 0)) for suite in suites)

@@ -88,7 +88,10 @@ PLACES = [
     *(pytest.param(case, 0, id=f"common{n}") for n, case in enumerate(COMMON)),
     pytest.param(COMMON[0], 8, id="under vmap"),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[1:3]),
-    *(pytest.param(case, 0, marks=pytest.mark.sweep) for case in SWEPT),
+    *(
+        pytest.param(case, 0, id=f"swept{n:02}", marks=pytest.mark.sweep)
+        for n, case in enumerate(SWEPT)
+    ),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in SWEPT[::4]),
 ]
 """Alone, and under vmap; each takes long to compile, so that most are for `make sweep`."""

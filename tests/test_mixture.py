@@ -73,6 +73,9 @@ def test_a_mixture_can_be_updated_and_emptied():
     state = fbuf.update_priority(state, ids, jnp.array([0.0] * 6 + [1.0, 3.0]))
     batch = fbuf.sample(state, jax.random.key(0), 64)
     assert set(np.asarray(batch.data).tolist()) == {6, 7}
+    state = fbuf.update_priority(state, ids, jnp.zeros(8))
+    assert not bool(fbuf.can_sample(state))
+    assert not fbuf.sample(state, jax.random.key(0), 64).mask.any()
     assert set(fbuf.stats(state)) >= {"priority_total", "size"}
     assert not bool(fbuf.can_sample(fbuf.clear(state)))
 

@@ -151,7 +151,7 @@ def draw(
     bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
     segment = random_bits.below(bits[0], segments.count)
     slots, length = start_in(segments, starts, ring, segment, bits[1], window)
-    return slots, length, segment < segments.count
+    return slots, length, jnp.broadcast_to(segments.count > 0, (batch_size,))
 
 
 def start_in(

@@ -112,13 +112,15 @@ def draw(
         int32 `[B]` slots, in range even where there is no start, and whether there is one.
     """
     count = total(index, ring)
+    # Not of the ranks: what is masked by them would compute them anew, for every number of a batch.
+    mask = jnp.broadcast_to(count > 0, (batch_size,))
     if _all_at_first(index, ring):
         ranks = random_bits.ranks(key, batch_size, count)
-        return select(index, ring, ranks), ranks < count
+        return select(index, ring, ranks), mask
     bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
     ranks = random_bits.below(bits[1], count)
     slots = random_bits.below(bits[0], ring.filled())
-    return bit_tree.select_unless(index.bits, slots, ranks), ranks < count
+    return bit_tree.select_unless(index.bits, slots, ranks), mask
 
 
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
