@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from tensordict import (
+    TensorDict,
     TensorDictBase,
     is_leaf_nontensor,  # pyright: ignore[reportPrivateUsage]
 )
@@ -50,7 +51,8 @@ def path_of(key: str | tuple[Any, ...]) -> Path:
 def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
     """What is to be stored, by key; raise if it is not what a buffer of this form takes."""
     leaves: Leaves = {}
-    for key, leaf in data.contiguous().items(True, True, is_leaf=is_leaf_nontensor):
+    whole = data if type(data) is TensorDict else data.contiguous()  # such as a lazy stack
+    for key, leaf in whole.items(True, True, is_leaf=is_leaf_nontensor):
         path = key if isinstance(key, tuple) else (key,)
         if path[0] in ADDED:
             continue

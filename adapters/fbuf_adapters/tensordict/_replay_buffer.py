@@ -687,9 +687,11 @@ class TensorDictReplayBuffer:
                     self._form = None
                 raise
             self._ends.keep(ends)
-            # One step of all environments lies side by side.
-            places = torch.arange(count).reshape(lead[::-1]).movedim(0, -1)
-            slots = (self._cursor + places) % self._capacity
+            slots = torch.arange(self._cursor, self._cursor + count)
+            if self._num_envs is not None:  # one step of all environments lies side by side
+                slots = slots.reshape(lead[::-1]).movedim(0, -1)
+            if self._cursor + count > self._capacity:
+                slots %= self._capacity
             self._cursor = (self._cursor + count) % self._capacity
             self._seen = self.buffer.state
             self._write_count += count
