@@ -6,8 +6,8 @@
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 A buffer of a million rows is full. A row has 8 leaves: 6 of 8 floats, a reward, and an int64
-action. 16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it does by
-default.
+action. 16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it
+does by default.
 
 - TorchRL: `TensorDictReplayBuffer` on `LazyTensorStorage`, prioritised by its C++ tree.
 - "steady": the same size in every call. The buffers take turns.
@@ -136,7 +136,8 @@ def lengths(name: str, kind: str, rounds: int) -> list[Record]:
     return [
         {
             "part": LENGTHS, "kind": kind, "what": name, "call": call,
-            "us": harness.median(many[call]), "steady": harness.median(same[call]), "first": first[call],
+            "us": harness.median(many[call]), "steady": harness.median(same[call]),
+            "first": first[call],
         }
         for call in first
     ]  # fmt: skip

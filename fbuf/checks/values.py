@@ -139,7 +139,8 @@ def count(function: str, argument: str, value: Any) -> jax.Array | None:
         raise TypeError(
             f"fbuf.{function}: {argument} must be an int or a scalar array, got {value!r}"
         )
-    if jnp.shape(value) != () or not jnp.issubdtype(jnp.asarray(value).dtype, jnp.integer):
+    is_int = isinstance(value, int) or jnp.issubdtype(value.dtype, jnp.integer)
+    if np.ndim(value) != 0 or not is_int:
         raise ValueError(f"fbuf.{function}: {argument} must be one integer, got {describe(value)}")
     if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) < 2**31:
         raise ValueError(

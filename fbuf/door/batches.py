@@ -166,20 +166,28 @@ def _axes(axes: tuple[int | str, ...]) -> str:
     return f"({names},)" if len(axes) == 1 else f"({names})"
 
 
-def python_ints(function: str, argument: str, item: Any, items: Any) -> None:
-    """Refuse Python ints that a field cannot hold: JAX would cut them."""
+def python_numbers(function: str, argument: str, item: Any, items: Any) -> None:
+    """Refuse Python numbers that a field cannot hold: JAX would cut them, or make them infinite."""
     if jax.tree.structure(item) != jax.tree.structure(items):
         return  # which is refused elsewhere
     specs = jax.tree.leaves(item)
     for (path, leaf), spec in zip(jax.tree.leaves_with_path(items), specs, strict=True):
-        if type(leaf) is not int or not jnp.issubdtype(spec.dtype, jnp.integer):
-            continue
-        limits = jnp.iinfo(spec.dtype)
-        if not limits.min <= leaf <= limits.max:
+        is_number = type(leaf) is int or (type(leaf) is float and math.isfinite(leaf))
+        if is_number and not _can_hold(spec.dtype, leaf):
             raise ValueError(
                 f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is {leaf}, which "
                 f"{spec.dtype} cannot hold; make the buffer with an item of a wider dtype"
             )
+
+
+def _can_hold(dtype: Any, number: int | float) -> bool:
+    """Whether a finite number stays finite, and an int itself, in a dtype."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(limits.min) <= number <= int(limits.max)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return abs(number) <= float(jnp.finfo(dtype).max)
+    return True
 
 
 def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:

@@ -46,8 +46,8 @@ def verb(
     Args:
         static: The arguments that are part of the program.
         checks: How some arguments are checked before anything else is done with them.
-        host_check: What is called with the state and the arguments if Python ints are among them:
-            inside `jit` they have no value any more.
+        host_check: What is called with the state and the arguments if Python numbers are among
+            them: inside `jit` they have no value any more.
     """
     return lambda plain: _wrapped(plain, static, checks or {}, host_check, of_state=True)
 
@@ -156,7 +156,7 @@ class _Entry:
     ) -> dict[str, Any]:
         """The arguments, of which those of the host are the buffer's own."""
         given = {name: _owned(self._name, name, value) for name, value in given.items()}
-        if self._host_check is not None and int in types:
+        if self._host_check is not None and not types.isdisjoint((int, float)):
             self._host_check(before[0], given)
         return given
 

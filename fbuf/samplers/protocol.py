@@ -17,8 +17,8 @@ import jax
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
-Step = jax.Array | tuple[jax.Array, jax.Array]
-"""The number of a batch, or the number of an epoch and the place of the batch's first row in it."""
+Step = tuple[jax.Array, jax.Array]
+"""The number of an epoch, and the place of the batch's first row in it, from 0. int32 scalars."""
 
 
 @jax.tree_util.register_dataclass
@@ -53,7 +53,7 @@ class Sampler(abc.ABC):
             drawn. If shorter episodes are drawn, too, say so with `min_window`.
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
         in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such a sampler
-            has a figure `epoch_size` in its `stats`: how many draws an epoch has.
+            has a method `epoch_size`.
     """
 
     window: int = 1
@@ -125,11 +125,18 @@ class Sampler(abc.ABC):
         beta: chex.Array | float | None,
         step: Step | None,
     ) -> Draw:
-        """Draw rows with replacement or, if `in_order` is True, the batch of number `step`."""
+        """Draw rows with replacement or, if `in_order` is True, those of an epoch from a place on.
+
+        Mask what lies behind the end of the epoch.
+        """
 
     @abc.abstractmethod
     def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
         """How likely one draw is to be each of these stored rows: float32 `[B]`, like `slots`."""
+
+    def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
+        """How many draws an epoch has: int32 scalar. Only called if `in_order` is True."""
+        raise NotImplementedError
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
         """Figures for logging. Scalars."""

@@ -48,8 +48,8 @@ class Uniform(Sampler):
             you give `beta` to `fbuf.sample`, they make up for the lengths of episodes.
         stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
         first_only: Draw only first steps of episodes.
-        strict: False draws an episode that is shorter than `window`, too: from its first row, as
-            long as that is stored. Read it with a view that says what is there, such as
+        strict: With False, the first row of every episode can be drawn, too, however many rows
+            follow it. Read it with a view that says what is there, such as
             `fbuf.Sequence(window, boundary="pad")`.
 
     Cost: adding B rows takes O(B log N). Drawing B rows takes O(B), or O(B log N) with a window, by

@@ -22,10 +22,10 @@ from fbuf.storage.store import Item
 
 def _numbers_fit(state: State[Any], given: dict[str, Any]) -> None:
     """Refuse Python numbers that the buffer cannot store."""
-    batches.python_ints("add", "items", state.storage.item, given["items"])
+    batches.python_numbers("add", "items", state.storage.item, given["items"])
     if state.next_obs is not None and "next_observation" in given:
         item = state.next_obs.rows.item
-        batches.python_ints("add", "next_observation", item, given["next_observation"])
+        batches.python_numbers("add", "next_observation", item, given["next_observation"])
 
 
 @verb(
@@ -106,7 +106,7 @@ def add(
     ring, sampler = state.ring, state.sampler
     rows, lead = batches.rows("add", state.storage.item, items, ring.num_envs, time_major)
     flags = _flags(terminated, truncated, lead)
-    if mask is not None and ring.lanes > ring.heads:
+    if mask is not None and ring.num_envs is not None and ring.lockstep:
         mask = batches.steps("add", mask, lead, ring.lanes)
     elif mask is not None:
         mask = batches.flags("add", "mask", mask, lead)

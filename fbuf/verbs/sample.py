@@ -30,10 +30,9 @@ def is_step(function: str, argument: str, value: Any) -> Any:
     if not isinstance(value, tuple):
         return check.count(function, argument, value)
     pair: tuple[Any, ...] = value
-    if len(pair) != 2:
+    if len(pair) != 2 or None in pair:
         raise ValueError(
-            f"fbuf.{function}: {argument} must be one integer, or two: (epoch, first); got "
-            f"{len(pair)}"
+            f"fbuf.{function}: {argument} must be one integer, or two: (epoch, first); got {pair}"
         )
     return tuple(check.count(function, argument, number) for number in pair)
 
@@ -66,9 +65,9 @@ def sample(
         step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced. Or a pair
             `(epoch, first)`: of this epoch the `batch_size` rows from this place on, both counted
             from 0. So batches of several sizes can share an epoch.
-        count: How many rows to draw, an integer from 0 to `batch_size`; may be traced, so one
-            program serves batches of many sizes. The rows behind are masked, with weights 0, and
-            weights are those of a batch of `count`. None is all.
+        count: How many rows to draw, an integer of at least 0; may be traced, so one program
+            serves batches of many sizes. The rows behind are masked, with weights 0, and weights
+            are those of a batch of `count`. None, or more than `batch_size`, is all.
 
     Returns:
         The batch. If there is nothing to draw (see `fbuf.can_sample`), its `mask` is False, its
@@ -119,6 +118,10 @@ def drawn(
 ) -> tuple[Sample[Any], jax.Array]:
     """A batch, and the logarithms of its weights before they were divided by the largest."""
     order.sampled(state)
+    if step is not None and not isinstance(step, tuple):
+        size = jnp.maximum(state.sampler.epoch_size(state.index, state.ring), 1)
+        batches = (size - 1) // batch_size + 1
+        step = step // batches, step % batches * batch_size
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     if count is not None:
         draw = _shortened(draw, count, state.sampler.weighs_by_batch)

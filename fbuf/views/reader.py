@@ -31,8 +31,8 @@ class Reader:
     Attributes:
         ring: Which slots hold rows, and which follow which: `ring.later(slots, steps)`,
             `ring.newer(slots)`, `ring.older(slots)`.
-        window: The sampler's window: from each drawn row, at least this many steps of its episode
-            are stored.
+        window: From each drawn row, at least this many steps of its episode are stored.
+        sampler_window: The sampler's window, which a drawn row may lack steps of.
         reads: What has been read.
         mask: bool `[B]`; which of the drawn rows are meant. None is all.
     """
@@ -42,6 +42,7 @@ class Reader:
         self.view = view
         self.ring: Ring = state.ring
         self.window: int = state.sampler.min_window
+        self.sampler_window: int = state.sampler.window
         self.reads: list[jax.Array] = []
         self.mask = mask
         self._state = state

@@ -115,7 +115,7 @@ class Sequence(View):
         """Read the steps, and say which of them are valid."""
         ring, total = reader.ring, self.burn_in + self.length + self.bootstrap
         reader.check_lane("burn_in + length + bootstrap are", total)
-        self._check_window(reader.window, total)
+        self._check_window(reader, total)
         crosses = self.boundary == "cross"
         steps = following(reader, slots, total, over_dummies=crosses, before=True)
         assert steps.before is not None
@@ -143,8 +143,14 @@ class Sequence(View):
         flags = jnp.where(valid, steps.flags, 0)
         return Reading(data, flags)
 
-    def _check_window(self, window: int, total: int) -> None:
+    def _check_window(self, reader: Reader, total: int) -> None:
         """Refuse a sampler whose windows do not suit the boundary."""
+        window = reader.window
+        if self.boundary == "stop" and window < total <= reader.sampler_window:
+            raise ValueError(
+                "fbuf.Sequence: boundary='stop' needs whole windows, but with strict=False the "
+                "sampler draws shorter episodes, too; use boundary='pad', or strict=True"
+            )
         if self.boundary == "stop" and window < total:
             raise ValueError(
                 f"fbuf.Sequence: boundary='stop' needs whole windows of {total} steps, but the "

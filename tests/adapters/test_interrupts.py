@@ -145,3 +145,34 @@ def test_an_interrupted_first_call_is_finished_by_the_next(interrupted):
         buffer.extend({"n": torch.arange(3, 6).int()})
         assert fbuf.rows(buffer.state).data["n"][-3:].tolist() == [3, 4, 5]
         assert threading.active_count() <= name + 1
+
+
+def test_an_interrupted_transform_is_done_once(interrupted):
+    """On memory of its own: what is drawn anew is not transformed twice."""
+    rng = random.Random(2)
+    buffer = ReplayBuffer(
+        8, batch_size=4, transform=lambda batch: batch.data["x"].mul_(2) is None or batch
+    )
+    buffer.extend({"x": torch.ones(8, 3)})
+    for _ in range(150):
+        interrupted(buffer.sample, rng.uniform(0, 5e-4))
+        assert set(buffer.sample().data["x"].reshape(-1).tolist()) == {2.0}
+
+
+def test_a_signal_handler_may_use_the_buffer():
+    """It raises nothing, and saves the state, say."""
+    saved, rng = [], random.Random(3)
+    buffers = [ReplayBuffer(32, sampler=fbuf.Prioritized(), batch_size=2)]
+    before = signal.signal(signal.SIGALRM, lambda *_: saved.append(buffers[-1].state_dict()))
+    try:
+        for count in range(1, 9):
+            buffers.append(ReplayBuffer(32 + count, batch_size=2))
+            for size in (count, count + 1):
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 5e-3))
+                buffers[-1].extend(rows(0, size))
+            buffers[-1].sample()
+            assert len(buffers[-1]) == 2 * count + 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert saved

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import gc
 import os
 import pickle
 import signal
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -268,7 +270,7 @@ def test_constructor():
         ReplayBuffer(0)
     with pytest.raises(ValueError, match=r"capacity must be a multiple of num_envs"):
         ReplayBuffer(7, num_envs=2)
-    with pytest.raises(ValueError, match=r"prefetch must be at least 0"):
+    with pytest.raises(ValueError, match=r"prefetch must be from 0"):
         ReplayBuffer(4, prefetch=-1)
     with pytest.raises(ValueError, match=r"prefetch needs a batch_size"):
         ReplayBuffer(4, prefetch=1)
@@ -304,16 +306,18 @@ def test_a_closed_buffer_says_so(prefetch):
 def test_batches_are_views_of_what_jax_drew(monkeypatch):
     drawn: list[Any] = []
 
-    def spy(tree: Any, **options: Any) -> Any:
-        drawn.append(tree)
-        return to_torch(tree, **options)
+    def spy(arrays: Any) -> Any:
+        drawn.extend(arrays)
+        return to_torch(arrays)
 
     monkeypatch.setattr(_handover, "to_torch", spy)
-    batch = buffer_of().sample()
-    pairs = list(zip(jax.tree.leaves(drawn[0]), jax.tree.leaves(batch), strict=True))
-    assert len(pairs) == 9
-    for array, tensor in pairs:
-        assert tensor.data_ptr() == array.unsafe_buffer_pointer()
+    leaves = jax.tree.leaves(buffer_of().sample())
+    assert len(leaves) == 9
+    assert len(drawn) == 2  # of words, and of bytes
+    begins = [array.unsafe_buffer_pointer() for array in drawn]
+    ends = [begin + array.nbytes for begin, array in zip(begins, drawn, strict=True)]
+    for tensor in leaves:
+        assert any(a <= tensor.data_ptr() < b for a, b in zip(begins, ends, strict=True))
 
 
 def test_a_batch_size_of_the_call_and_of_the_buffer():
@@ -518,3 +522,85 @@ def test_a_process_that_was_forked_off_gets_an_error(call):
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(done[1]) == 7
+
+
+def test_a_wrong_shape_is_named_as_it_was_given():
+    """And not as it is after it was padded."""
+    buffer = buffer_of(sampler=EXACT)
+    wrong = rows(5) | {"number": torch.zeros(5, 2, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=r"got \(5, 2\)"):
+        buffer.extend(wrong)
+    ids = buffer.sample().ids
+    buffer.update_priority(ids, torch.ones(BATCH))
+    with pytest.raises(ValueError, match=r"got .*\(3,\)"):
+        buffer.update_priority(fbuf.Ids(ids.slot[:5], ids.generation[:5]), torch.ones(3))
+    for _ in range(2):  # also when it is not the first size
+        with pytest.raises(ValueError, match=r"empty batch"):
+            buffer.extend(rows(0))
+        buffer.extend(rows(3))
+
+
+@pytest.mark.parametrize("beta", [-1.0, float("nan"), 1e39, torch.tensor(0.5)])
+def test_what_is_no_exponent_is_refused(beta):
+    with pytest.raises((ValueError, TypeError), match=r"sample: beta"):
+        buffer_of(sampler=EXACT).sample(beta=beta)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"sampler": "uniform"}, "sampler must be a Sampler"),
+        ({"view": fbuf.Item}, r"view must be a View.*call it: Item\(...\)"),
+        ({"batch_size": 4.0}, "batch_size must be an int"),
+        ({"prefetch": 1.5}, "prefetch must be an int"),
+        ({"seed": "a"}, "seed must be an int"),
+    ],
+)
+def test_wrong_arguments_of_the_constructor_are_named(options, error):
+    with pytest.raises(TypeError, match=error):
+        ReplayBuffer(4, **options)
+
+
+def test_a_resumed_run_has_the_sizes_of_the_first_one():
+    one, other = (buffer_of(batch_size=None, sampler=EXACT, seed=s) for s in (1, 2))
+    one.sample(7)
+    other.load_state_dict(one.state_dict())
+    assert_same(one.sample(5), other.sample(5))
+    assert_same(one.sample(7), other.sample(7))
+
+
+def test_memory_is_freed():
+    def live() -> int:
+        gc.collect()
+        return sum(x.nbytes for x in jax.live_arrays())
+
+    item = {"x": torch.zeros(250_000)}  # ten rows are 10 MB
+    before, buffer = live(), ReplayBuffer(10, item=item, batch_size=1)
+    buffer.add(item)
+    for _ in range(3):
+        buffer.load_state_dict(buffer.state_dict())
+        buffer.sample()
+    assert live() - before < 15e6
+    buffer.close()
+    assert live() - before < 2e6
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_another_thread_that_drops_batches_doubles_none(prefetch):
+    count = 400
+    with ReplayBuffer(count, sampler=fbuf.Shuffled(), batch_size=4, prefetch=prefetch) as buffer:
+        buffer.extend({"n": torch.arange(count)})
+        ids, over = buffer.sample().ids, threading.Event()
+        buffer.state = fbuf.clear(buffer.state)
+        buffer.extend({"n": torch.arange(count)})
+        thread = threading.Thread(
+            target=lambda: [buffer.remove(ids, mask=False) for _ in iter(over.is_set, True)]
+        )
+        thread.start()
+        try:
+            seen = [n for _ in range(3) for batch in buffer for n in batch.data["n"].tolist()]
+        finally:
+            over.set()
+            thread.join()
+    for epoch in range(3):
+        assert len(set(seen[epoch * count : (epoch + 1) * count])) == count

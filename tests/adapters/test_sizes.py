@@ -36,6 +36,7 @@ def test_sizes_go_up_to_the_next_step(size, step):
 
 LAYOUTS = {
     "flat": ({}, False),
+    "one": ({"num_envs": 1}, False),
     "steps": ({"num_envs": ENVS}, False),
     "time_major": ({"num_envs": ENVS}, True),
     "apart": ({"num_envs": ENVS, "lockstep": False}, False),
@@ -51,7 +52,7 @@ def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
     at_once, one_by_one = (ReplayBuffer(30, **options) for _ in range(2))
     rng, first = np.random.default_rng(0), 0
     for count in (3, 1, 5, 12, 2, 20):
-        lead = (count,) if flat else (count, ENVS)
+        lead = (count,) if flat else (count, options["num_envs"])
         items = rows(first, *lead)
         first += int(np.prod(lead))
         flags = {

@@ -6,7 +6,8 @@
     python -m tests.support.mutation --results FILE   go on where FILE ends, and write to it
 
 The tests of a mutant that are likeliest to find it run first, then those of them that are in the
-sweep, and all of `make test` only if they do not. A mutant that survives is a bug that nobody would notice.
+sweep, and all of `make test` only if they do not. A mutant that survives is a bug that nobody would
+notice.
 """
 
 from __future__ import annotations

@@ -44,10 +44,12 @@ class Calls:
         self.settle()
         if threading.current_thread() is not threading.main_thread():
             return call()
-        self._under_way = _Call(call)
-        result = self._under_way.make()
-        self._under_way = None
-        return result
+        while True:
+            self._under_way = made = _Call(call)
+            result = made.make()
+            self._under_way = None
+            if result:  # else a signal handler that uses the same buffer has given it up
+                return result[0]
 
     def settle(self) -> None:
         """Wait for a call that was under way when an exception came."""
@@ -75,8 +77,11 @@ class _Call:
         self._done = _thread.allocate_lock()
         self._done.acquire()
 
-    def make(self) -> Any:
-        """Make it, and return or raise what it does. An exception from elsewhere waits for it."""
+    def make(self) -> list[Any]:
+        """Make it, and return what it returns, in a list; an empty one if it was given up.
+
+        An exception from elsewhere waits for it.
+        """
         try:
             _thread.start_new_thread(self._run, ())
             with self._done:
@@ -86,7 +91,7 @@ class _Call:
             raise
         if self._errors:
             raise self._errors[0]
-        return self._results[0]
+        return self._results
 
     def finish(self) -> None:
         """Wait for its end; give it up if it has not begun."""

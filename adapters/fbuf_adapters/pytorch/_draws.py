@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _handover, _sizes
+from fbuf_adapters.pytorch import _dtypes, _handover, _packed, _sizes
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._owner import Owner
+from fbuf_adapters.pytorch._packed import Unpack
 from fbuf_adapters.pytorch._worker import Worker
 
 
@@ -32,6 +33,7 @@ class Drawn:
         size: How many rows it was asked for.
         take: Returns the batch as the user gets it.
         cancel: Is called if nobody will take it.
+        ahead: Whether another thread makes it, whole, once.
     """
 
     before: jax.Array
@@ -39,6 +41,7 @@ class Drawn:
     size: int
     take: Callable[[], Any]
     cancel: Callable[[], Any] = lambda: None
+    ahead: bool = False
 
 
 class Draws:
@@ -78,23 +81,24 @@ class Draws:
         self._make_program = functools.partial(
             _drawer, in_order=in_order, drop_last=drop_last, view=view
         )
-        self._programs: dict[Any, Any] = {}
         self._axes: dict[Any, Any] = {}
         self._batch_size = batch_size
         self._prefetch = prefetch
         self._handover = handover
         self._stream = stream
         self._calls = calls
-        self._sizes = _sizes.Sizes()
+        self.sizes = _sizes.Sizes()
         if batch_size is not None:
-            self._sizes.fitting("sample", batch_size)
+            self.sizes.fitting("sample", batch_size)
         self._turn = jax.device_put(np.zeros(2, np.uint32), _device(key))
         self._ahead: collections.deque[Drawn] = collections.deque()
         self._unfinished: Drawn | None = None
         """The batch of the main thread's last call, as long as that has not returned it."""
+        self._again = False
+        """Whether that batch is to be drawn again if the call was broken off."""
         self._worker = Worker("fbuf-prefetch") if prefetch else None
 
-    def next(self, owner: Owner, size: int, beta: float | None) -> Drawn:
+    def next(self, owner: Owner, size: int, beta: Any) -> Drawn:
         """The batch to give out next.
 
         In the main thread an exception can come at any place in here. So what is about to be given
@@ -102,12 +106,17 @@ class Draws:
         """
         in_main = threading.current_thread() is threading.main_thread()
         drawn = self._unfinished if in_main else None
-        if drawn is not None and drawn.size != size:  # nobody will take it
+        if drawn is not None and drawn.size != size:
             self._give_up(drawn)
             drawn = None
         if self._ahead and self._ahead[0].after is self._turn:  # an exception came before this
             self._ahead.popleft()
         if drawn is not None:
+            if self._again or not drawn.ahead:
+                # Rows have gone since, or a transform may have changed what was drawn.
+                made, _ = self._draw(owner, drawn.before, size, beta)
+                drawn = dataclasses.replace(drawn, take=made, ahead=False)
+                self.__dict__.update(_unfinished=drawn, _again=False)
             return drawn
         if self._ahead and size != self._ahead[0].size:
             self.drop()
@@ -119,7 +128,8 @@ class Draws:
             made, after = self._draw(owner, self._turn, size, beta)
             drawn = Drawn(self._turn, after, size, made)
         given: dict[str, Any] = {"_turn": drawn.after}
-        self.__dict__.update(given | {"_unfinished": drawn} if in_main else given)
+        unfinished = {"_unfinished": drawn, "_again": False}
+        self.__dict__.update(given | unfinished if in_main else given)
         if self._ahead and self._ahead[0] is drawn:
             self._ahead.popleft()
         return drawn
@@ -130,9 +140,9 @@ class Draws:
             self._unfinished = None
 
     def drop(self) -> None:
-        """Forget what was drawn but not given out, as if it had not been drawn."""
-        if self._unfinished is not None:
-            self._give_up(self._unfinished)
+        """Forget what was drawn ahead, as if it had not been drawn."""
+        # The main thread may be about to return the batch: only it knows.
+        self._again = True
         ahead, self._ahead = self._ahead, collections.deque()
         for drawn in ahead:
             drawn.cancel()
@@ -140,6 +150,8 @@ class Draws:
     def begin_epoch(self) -> None:
         """Go on with the first batch of an epoch."""
         self.drop()
+        if self._unfinished and threading.current_thread() is threading.main_thread():
+            self._give_up(self._unfinished)
         epoch, first = np.asarray(self._turn)
         if first:
             turn = np.array([epoch + np.uint32(1), 0], np.uint32)
@@ -148,13 +160,16 @@ class Draws:
     def waiting(self) -> tuple[list[Drawn], jax.Array]:
         """The batches that were drawn ahead and not given out, and the turn after them."""
         drawn, turn = [x for x in self._ahead if x.after is not self._turn], self._turn
-        if (unfinished := self._unfinished) is not None and self._prefetch:
+        unfinished = self._unfinished
+        if unfinished is not None and unfinished.ahead and not self._again:
             drawn.insert(0, unfinished)
-        elif unfinished is not None and unfinished.after is turn:
+        elif unfinished is not None and unfinished.after is turn and not drawn:
             turn = unfinished.before
         return drawn, drawn[-1].after if drawn else turn
 
-    def elsewhere(self, key: jax.Array, turns: Any, ahead: Sequence[Any]) -> Draws:
+    def elsewhere(
+        self, key: jax.Array, turns: Any, ahead: Sequence[Any], first_size: int | None
+    ) -> Draws:
         """The same, at another point of a run.
 
         Args:
@@ -162,6 +177,7 @@ class Draws:
             turns: The turns that batches were drawn at ahead, and that of the next one: uint32
                 `[len(ahead) + 1, 2]`.
             ahead: These batches.
+            first_size: The size of the first batch of all, if there was one.
         """
         device = _device(self.key)
         before = [jax.device_put(turn, device) for turn in np.asarray(turns)]
@@ -169,10 +185,13 @@ class Draws:
         for batch, turn, after in zip(ahead, before, before[1:], strict=False):
             place = functools.partial(self._handover.place, batch)
             made = _handover.Ahead(place, self._stream)
-            waiting.append(Drawn(turn, after, self._batch_size or 0, made.take))
+            waiting.append(Drawn(turn, after, self._batch_size or 0, made.take, ahead=True))
         other = copy.copy(self)
         other.key, other._turn = jax.device_put(key, device), before[0]
         other._ahead, other._unfinished = waiting, None
+        other.sizes = _sizes.Sizes()
+        if first_size is not None:
+            other.sizes.fitting("sample", first_size)
         return other
 
     def close(self) -> None:
@@ -186,7 +205,7 @@ class Draws:
         turn = drawn.before if drawn.after is self._turn else self._turn
         self.__dict__.update(_unfinished=None, _turn=turn)
 
-    def _draw_ahead(self, owner: Owner, beta: float | None) -> None:
+    def _draw_ahead(self, owner: Owner, beta: Any) -> None:
         """Draw one batch more than is to be kept ready."""
         worker, size = self._worker, self._batch_size
         assert worker is not None
@@ -196,28 +215,29 @@ class Draws:
             make, after = self._draw(owner, turn, size, beta)
             task = worker.submit(functools.partial(_handover.Ahead, make, self._stream))
             take = functools.partial(_taken, task)
-            self._ahead.append(Drawn(turn, after, size, take, task.cancel))
+            self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
 
     def _draw(
-        self, owner: Owner, turn: jax.Array, size: int, beta: float | None
+        self, owner: Owner, turn: jax.Array, size: int, beta: Any
     ) -> tuple[Callable[[], Any], jax.Array]:
         """What makes the batch of a turn, which is on its way, and the next turn."""
-        fitting = self._sizes.fitting("sample", size)
-        if (program := self._programs.get(owner)) is None:
-            program = self._programs[owner] = self._make_program(owner.form)
+        fitting = self.sizes.fitting("sample", size)
+        program = owner.program("draw", self._make_program)
         count = None if fitting is None else np.int32(size)
         arguments = (owner.leaves, self.key, turn, count, beta)
         batch_size = size if fitting is None else fitting
         kind = (program, batch_size, count is None, type(beta))
         call = functools.partial(program, *arguments, batch_size=batch_size)
-        sample, after = self._calls(kind, call)
-        if fitting is None:
-            return functools.partial(self._handover, sample), after
-        if program not in self._axes:
-            axes = functools.partial(_batch_axes, program, arguments)
-            self._axes[program] = self._calls.apart(axes)
-        cut = self._axes[program], size
-        return functools.partial(self._handover, sample, cut=cut), after
+        packed, after = self._calls(kind, call)
+        unpack, tree = program.unpackers[batch_size, _dtypes.x64()]
+        axes = None
+        if fitting is not None:
+            if program not in self._axes:
+                found = functools.partial(_batch_axes, program, arguments)
+                self._axes[program] = self._calls.apart(found)
+            axes = self._axes[program]
+        drawn = _handover.Drawing(packed, unpack, tree, size, axes)
+        return functools.partial(self._handover, drawn), after
 
 
 def _taken(task: Any) -> Any:
@@ -226,7 +246,11 @@ def _taken(task: Any) -> Any:
 
 @functools.cache
 def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> Any:
-    """What draws a batch, and says which turn is next."""
+    """What draws a batch, packed, and says which turn is next.
+
+    Its attribute `unpackers` has, for each size, what unpacks it, and the structure of the batch.
+    """
+    unpackers: dict[tuple[int, bool], tuple[Unpack, Any]] = {}
 
     def in_epoch(
         state: Any, key: Any, turn: Any, count: Any, batch_size: int
@@ -250,26 +274,30 @@ def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> Any:
     @functools.partial(jax.jit, static_argnames="batch_size")
     def draw(
         leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
-    ) -> tuple[fbuf.Sample[Any], jax.Array]:
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         state = jax.tree.unflatten(form, leaves)
         if in_order:
-            return in_epoch(state, key, turn, count, batch_size)
-        return alone(state, key, turn, count, beta, batch_size)
+            sample, after = in_epoch(state, key, turn, count, batch_size)
+        else:
+            sample, after = alone(state, key, turn, count, beta, batch_size)
+        found, tree = jax.tree.flatten(sample)
+        layout = _packed.layout(found)
+        unpackers[batch_size, _dtypes.x64()] = Unpack(layout), tree
+        return _packed.pack(layout, found), after
 
+    draw.unpackers = unpackers  # pyright: ignore[reportAttributeAccessIssue]
     return draw
 
 
-def _batch_axes(program: Any, arguments: Any) -> Any:
+def _batch_axes(program: Any, arguments: Any) -> tuple[int | None, ...]:
     """On which axis of each of its leaves a batch has its rows: the one that the size changes."""
-
-    def changed(one: Any, two: Any) -> int:
-        return [m == n for m, n in zip(one.shape, two.shape, strict=True)].index(False)
-
-    one, two = (
-        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)[0]
-        for size in (1, 2)
+    for size in (1, 2):
+        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
+    one, two = (program.unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
+    return tuple(
+        next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
+        for a, b in zip(one, two, strict=True)
     )
-    return jax.tree.map(changed, one, two)
 
 
 def _device(array: jax.Array) -> Any:

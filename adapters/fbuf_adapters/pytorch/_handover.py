@@ -10,10 +10,31 @@ import jax
 import torch
 
 from fbuf_adapters.pytorch import _lifetime
+from fbuf_adapters.pytorch._packed import Unpack
 from fbuf_adapters.pytorch._to_torch import to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
 _SHORT = (torch.int32, torch.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A batch that a program has drawn.
+
+    Attributes:
+        arrays: All of it, packed.
+        unpack: What makes leaves of it.
+        tree: The structure that they are the leaves of.
+        size: How many rows the user asked for.
+        axes: The axis of each leaf that its rows are on, None if they are on none; None if there
+            are just as many.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    unpack: Unpack
+    tree: Any
+    size: int
+    axes: tuple[int | None, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +53,17 @@ class Handover:
     pin_memory: bool
     to: torch.device | None
 
-    def __call__(self, sample: Any, cut: tuple[Any, int] | None = None) -> Any:
-        """The batch as the user gets it.
-
-        Args:
-            sample: The batch as JAX has it.
-            cut: How many of its rows the user asked for, and the axis of each leaf that they are
-                on; None if it is all of them.
-        """
-        batch = to_torch(sample)
-        if cut is not None:
-            axes, size = cut
-            batch = jax.tree.map(lambda x, axis: x.narrow(axis, 0, size), batch, axes)
+    def __call__(self, drawn: Drawing) -> Any:
+        """The batch as the user gets it."""
+        leaves = drawn.unpack(to_torch(drawn.arrays))
+        if drawn.axes is not None:
+            cuts = zip(leaves, drawn.axes, strict=True)
+            leaves = [
+                leaf if axis is None else leaf.narrow(axis, 0, drawn.size) for leaf, axis in cuts
+            ]
         if self.int64:
-            batch = map_tensors(batch, _long)
+            leaves = [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
+        batch = drawn.tree.unflatten(leaves)
         if self.transform is not None:
             batch = self.transform(batch)
         return self.place(batch)
@@ -99,10 +117,6 @@ def stream_for(*devices: torch.device | None) -> torch.cuda.Stream | None:
         if device is not None and device.type == "cuda":
             return torch.cuda.Stream(device)
     return None
-
-
-def _long(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.long() if tensor.dtype in _SHORT else tensor
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

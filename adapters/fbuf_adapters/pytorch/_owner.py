@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._calls import Calls
 
 Verb = Callable[..., fbuf.State[Any]]
@@ -63,6 +64,12 @@ class Owner:
         """The fault bits of the state. They are known when all else of it is."""
         return self.leaves[self._fault]
 
+    def program(self, key: Any, make: Callable[[Any], Any]) -> Any:
+        """The program of a key, made of the form of the state when it is first asked for."""
+        if (found := self._programs.get(key)) is None:
+            found = self._programs[key] = make(self.form)
+        return found
+
     def change(self, verb: Verb, given: dict[str, Any], wait: bool, **static: Any) -> None:
         """Have a function of fbuf make the next state of this one.
 
@@ -72,32 +79,45 @@ class Owner:
             wait: Whether to return only when the arguments have been read.
             static: The arguments that are part of the program.
         """
-        key = verb, *static.items()
-        if (program := self._programs.get(key)) is None:
-            program = self._programs[key] = _compiled(verb, self.form, key[1:])
         leaves, structure = jax.tree.flatten(given)
-        steps = map(self._keep, map(program, (self.leaves,), (given,)))
+        arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+        layout = _packed.layout(arrays)
+        others = [leaf for leaf in leaves if not isinstance(leaf, np.ndarray)]
+        of_host = tuple(isinstance(leaf, np.ndarray) for leaf in leaves)
+        parts = verb, structure, layout, of_host, tuple(static.items())
+        program = self.program(parts, functools.partial(_compiled, parts))
+        packed = _packed.pack_numpy(layout, arrays)
+        steps = map(self._keep, map(program, (self.leaves,), (packed,), (others,)))
         if wait:  # of a program all results are ready at once
             faults = map(operator.itemgetter(self._fault), self._kept)
             steps = itertools.chain(steps, map(_block_until_ready, faults))
-        kind = (program, structure, *map(_kind, leaves))
+        kind = (program, *map(_kind, others))
         self._calls(kind, functools.partial(collections.deque, steps, 0))
 
     def look(self, verb: Callable[[fbuf.State[Any]], Any]) -> Any:
         """What a function of fbuf finds in the state."""
-        if (program := self._programs.get(verb)) is None:
-            program = self._programs[verb] = _looking(verb, self.form)
+        program = self.program(verb, functools.partial(_looking, verb))
         return self._calls(program, functools.partial(program, self.leaves))
 
 
 @functools.cache
-def _compiled(verb: Verb, form: Any, static: tuple[tuple[str, Any], ...]) -> Any:
+def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
     """A function of fbuf, from arrays to arrays, compiled to write into those it is given.
 
     Of arrays, for to make an object of them is Python, in which an exception can come.
-    """
 
-    def changed(leaves: tuple[jax.Array, ...], given: dict[str, Any]) -> tuple[jax.Array, ...]:
+    Args:
+        parts: The function, the structure of its arguments, the layout of those of them that were
+            packed on the host, which these are, and the arguments that are part of the program.
+        form: The structure of the state.
+    """
+    verb, structure, layout, of_host, static = parts
+
+    def changed(
+        leaves: tuple[jax.Array, ...], packed: tuple[jax.Array, ...], others: list[Any]
+    ) -> tuple[jax.Array, ...]:
+        unpacked, rest = iter(_packed.unpack(layout, packed)), iter(others)
+        given = structure.unflatten([next(unpacked if host else rest) for host in of_host])
         state = jax.tree.unflatten(form, leaves)
         return tuple(jax.tree.leaves(verb(state, **given, **dict(static))))
 
@@ -115,8 +135,6 @@ _block_until_ready = operator.methodcaller("block_until_ready")
 
 def _kind(leaf: Any) -> Any:
     """What of an argument a program depends on."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.shape, leaf.dtype
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
     return type(leaf)

@@ -16,7 +16,9 @@ import torch
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf.samplers import Sampler
 from fbuf.storage.ids import NO_SLOT
+from fbuf.views import View
 from fbuf_adapters.pytorch import _checkpoint, _dtypes, _feed, _handover, _sizes, _tensors
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._draws import Draws
@@ -144,14 +146,16 @@ class ReplayBuffer:
         prefetch: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if prefetch < 0:
-            raise ValueError(f"{_where('__init__')} prefetch must be at least 0, got {prefetch}")
+        check.instance(f"{_NAME}", "sampler", sampler, Sampler, "fbuf.Uniform()")
+        check.instance(f"{_NAME}", "view", view, View, "fbuf.Item()")
+        check.integer(f"{_NAME}", "prefetch", prefetch, smallest=0)
+        check.integer(f"{_NAME}", "seed", seed, largest=2**32 - 1, smallest=0)
+        if batch_size is not None:
+            check.integer(f"{_NAME}", "batch_size", batch_size)
         if prefetch and batch_size is None:
             raise ValueError(
                 f"{_where('__init__')} prefetch needs a batch_size; give one to the buffer"
             )
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"{_where('__init__')} seed must be in [0, 2**32), got {seed}")
         self._device = torch.device(device)
         self._jax_device = _tensors.jax_device(self._device, _where("__init__"))
         if pin_memory and not (self._device.type == "cpu" and torch.cuda.is_available()):
@@ -387,7 +391,8 @@ class ReplayBuffer:
                     "here or to the buffer"
                 )
             check.integer("sample", "batch_size", size)
-            drawn = self._draws.next(rows.owner, size, beta)
+            power = check.scalar("sample", "beta", beta)
+            drawn = self._draws.next(rows.owner, size, power)
         try:
             batch = drawn.take()
         except Cancelled:
@@ -594,6 +599,7 @@ class ReplayBuffer:
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
             ahead=[batch.take() for batch in waiting],
             batch_size=self._batch_size,
+            first_size=self._draws.sizes.first.get("sample"),
         )
         return _checkpoint.save(run, self._init.keywords)
 
@@ -609,7 +615,7 @@ class ReplayBuffer:
             for batch in run.ahead
         ]
         key = jax.random.wrap_key_data(run.key)
-        return rows, self._draws.elsewhere(key, run.turns, ahead)
+        return rows, self._draws.elsewhere(key, run.turns, ahead, run.first_size)
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
@@ -647,12 +653,14 @@ class ReplayBuffer:
                 rows = self._calls.apart(lambda: self._make(learned))
             else:
                 rows = self._made(function)
+            whole = dict(given)
             if axes:
                 given |= self._fitted(rows.learned, given, 0 if time_major else self._leading)
             try:
                 self._run(rows.owner, fbuf.add, given, feed_all, time_major=time_major)
             except (ValueError, TypeError):
                 rows.learned.check_tree(_where(function), name, items)
+                self._check_whole(rows.owner, fbuf.add, whole, feed_all, time_major=time_major)
                 raise
             self._rows = rows
 
@@ -668,14 +676,20 @@ class ReplayBuffer:
             owner = self._made(function).owner
             if isinstance(given.get("ids"), fbuf.Ids):
                 given["ids"] = convert(where, {"ids": given["ids"]}, _short)["ids"]
+            whole = dict(given)
+            if isinstance(given.get("ids"), fbuf.Ids):
                 given |= self._fitted_ids(function, given)
-            self._run(owner, verb, given, feed_all)
+            try:
+                self._run(owner, verb, given, feed_all)
+            except (ValueError, TypeError):
+                self._check_whole(owner, verb, whole, feed_all)
+                raise
 
     def _fitted(self, learned: Learned, given: dict[str, Any], axis: int) -> dict[str, Any]:
         """Rows to add, padded to a size that there is a program for, and a mask for them."""
         steps = _sizes.length(given["items"], axis)
         lead = jax.tree.leaves(learned.item)[0].ndim + 1 + self._leading
-        if steps is None or jax.tree.leaves(given["items"])[0].ndim != lead:
+        if not steps or jax.tree.leaves(given["items"])[0].ndim != lead:
             return {}
         size = self._sizes.fitting("extend", steps)
         padded = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
@@ -700,7 +714,7 @@ class ReplayBuffer:
             if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
         }
         count = _sizes.length(padded, 0)
-        size = None if count is None else self._sizes.fitting(function, count)
+        size = self._sizes.fitting(function, count) if count else None
         if size is None or given["ids"].slot.ndim != 1:
             return {}
         return {
@@ -725,6 +739,19 @@ class ReplayBuffer:
         owner.change(verb, ready, wait=not by_streams, **static)
         if by_streams:
             _feed.let_torch_wait(owner.state.fault)
+
+    def _check_whole(
+        self,
+        owner: Owner,
+        verb: Callable[..., fbuf.State[Any]],
+        given: dict[str, Any],
+        feed_all: Callable[[], dict[str, Any]],
+        **static: Any,
+    ) -> None:
+        """Raise what is wrong with arguments as they were given, before they were padded."""
+        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
+        changed = functools.partial(verb, **static)
+        self._calls.apart(lambda: jax.eval_shape(lambda s, g: changed(s, **g), owner.state, ready))
 
     def _feed_row(self, leaf: Any) -> Any:
         """A leaf of an item: a tensor, and nothing else."""

@@ -20,11 +20,11 @@ class Sizes:
     """
 
     def __init__(self) -> None:
-        self._first: dict[str, int] = {}
+        self.first: dict[str, int] = {}
 
     def fitting(self, call: str, size: int) -> int | None:
         """The size to bring a batch of a call to; None if it is to stay as it is."""
-        if self._first.setdefault(call, size) == size:
+        if self.first.setdefault(call, size) == size:
             return None
         return next_step(size)
 

@@ -1,0 +1,157 @@
+"""Arrays side by side in one: what crosses as a whole crosses faster than leaf by leaf.
+
+A compiled program takes a few microseconds for every argument and every result, and so does every
+array on its way to PyTorch. So leaves of 4 bytes a number lie in one array of words, those of 1
+byte in one of bytes. Leaves of other widths, and those that are large, stay by themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from fbuf_adapters.pytorch import _dtypes
+
+_ALIGNED = 64
+"""Bytes; what begins at a multiple of them, JAX can read where it is."""
+
+_LARGE = 2**17
+"""Bytes; to copy so many takes longer than to hand them over by themselves."""
+
+_WORD, _BYTE = np.dtype(np.int32), np.dtype(np.uint8)
+
+_UNITS = {np.dtype(name): _WORD for name in ("float32", "int32", "uint32")}
+_UNITS |= {np.dtype(name): _BYTE for name in ("bool", "uint8", "int8")}
+
+_Spec = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where leaves lie.
+
+    Attributes:
+        specs: The shape and the dtype of each.
+    """
+
+    specs: tuple[_Spec, ...]
+
+    @functools.cached_property
+    def among(self) -> tuple[np.dtype[Any] | None, ...]:
+        """What each leaf is packed into; None is nothing."""
+        return tuple(_among(*spec) for spec in self.specs)
+
+
+def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    count = math.prod(shape)
+    if not count or count * dtype.itemsize > _LARGE:
+        return None
+    return _UNITS.get(dtype)
+
+
+def layout(leaves: list[Any]) -> Layout:
+    """The layout of leaves that are arrays of any kind."""
+    return Layout(tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves))
+
+
+# In a compiled program.
+
+
+def pack(layout: Layout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:
+    """The words, the bytes, if there are any, and the other leaves."""
+    packed: list[jax.Array] = []
+    for unit in (_WORD, _BYTE):
+        parts: list[jax.Array] = []
+        for leaf, among in zip(leaves, layout.among, strict=True):
+            if among == unit:
+                leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+                parts.append(lax.bitcast_convert_type(leaf, unit).reshape(-1))
+                parts.append(jnp.zeros(_padding(leaf.size, unit), unit))
+        packed += [jnp.concatenate(parts)] if parts else []
+    return *packed, *(x for x, among in zip(leaves, layout.among, strict=True) if among is None)
+
+
+def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+    """The leaves that were packed on the host."""
+    rest, at = list(arrays), dict.fromkeys((_WORD, _BYTE), 0)
+    whole = {unit: rest.pop(0) for unit in (_WORD, _BYTE) if unit in layout.among}
+    leaves: list[jax.Array] = []
+    for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
+        if unit is None:
+            leaves.append(rest.pop(0))
+            continue
+        count = math.prod(shape)
+        part = lax.slice(whole[unit], (at[unit],), (at[unit] + count,)).reshape(shape)
+        at[unit] += count
+        boolean = dtype == np.bool_
+        leaves.append(part != 0 if boolean else lax.bitcast_convert_type(part, dtype))
+    return leaves
+
+
+# On the host.
+
+
+def pack_numpy(layout: Layout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+    """The same for NumPy arrays, one behind the other."""
+    packed: list[Any] = []
+    for unit in (_WORD, _BYTE):
+        parts = [
+            leaf.reshape(-1).view(unit)
+            for leaf, among in zip(leaves, layout.among, strict=True)
+            if among == unit
+        ]
+        packed += [np.concatenate(parts)] if parts else []
+    return *packed, *(x for x, among in zip(leaves, layout.among, strict=True) if among is None)
+
+
+class Unpack:
+    """Makes leaves of the tensors that were packed by a program."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.shapes = tuple(shape for shape, _ in layout.specs)
+        self._sizes: dict[Any, list[int]] = {}
+        self._dtypes: dict[Any, dict[torch.dtype, None]] = {}
+        plan: list[tuple[Any, torch.dtype, int, tuple[int, ...]]] = []
+        for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
+            torch_dtype = _dtypes.to_torch(dtype)
+            sizes = self._sizes.setdefault(unit, [])
+            plan.append((unit, torch_dtype, len(sizes), shape))
+            if unit is not None:
+                count = math.prod(shape)
+                sizes += [count, _padding(count, unit)]
+                self._dtypes.setdefault(unit, {})[torch_dtype] = None
+            else:
+                sizes.append(0)
+        self._plan = plan
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """The leaves: views of the same memory."""
+        rest = list(tensors)
+        pieces: dict[Any, Any] = {}
+        for unit in (_WORD, _BYTE):
+            if unit in self._dtypes:
+                whole = rest.pop(0)
+                for dtype in self._dtypes[unit]:
+                    pieces[unit, dtype] = whole.view(dtype).split(self._sizes[unit])
+        pieces[None] = rest
+        return [
+            rest[at]
+            if unit is None
+            else pieces[unit, dtype][at]
+            if len(shape) == 1
+            else pieces[unit, dtype][at].view(shape)
+            for unit, dtype, at, shape in self._plan
+        ]
+
+
+def _padding(count: int, unit: np.dtype[Any]) -> int:
+    """How many units follow so many, so that the next leaf is aligned."""
+    return -count % (_ALIGNED // unit.itemsize)
