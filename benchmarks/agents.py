@@ -19,8 +19,8 @@ transitions. The library of the buffer is all that differs.
 
 Times are of an iteration, environments and learning included, with a full buffer: medians over
 processes of medians over rounds in which all programs take turns. Returns are those of the
-program "outside" from an empty buffer on: the mean over all episodes that ended in the last
-quarter, with the standard error over seeds.
+program "in cond" from an empty buffer on, where both buffers are used as they are meant to be:
+the mean over all episodes that ended in the last quarter, with the standard error over seeds.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def measure(task: Task) -> Measured:
                 "rounds": rounds,
                 "temp_bytes": programs[name, way].temp_bytes,
             }
-            if way == OUTSIDE and task["seeds"]:
+            if way == IN_COND and task["seeds"]:
                 record["returns"] = [programs[name, way].returns(seed) for seed in task["seeds"]]
             found.records.append(record)
         del programs, runs

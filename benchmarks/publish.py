@@ -103,13 +103,14 @@ def summary(results: pathlib.Path) -> list[str]:
             peer=names.get(peer), mode=slices.PYTHON, what=slices.STEP, stored=slices.SIZES[1][0]
         )
 
-    def agent(peer: str) -> float | None:
-        return agents(peer=peer, n=compare.LARGE, prioritized=True, way="in cond")
+    def agent(way: str) -> Callable[[str], float | None]:
+        return lambda peer: agents(peer=peer, n=compare.LARGE, prioritized=True, way=way)
 
     figures: dict[str, Callable[[str], float | None]] = {
         "prioritised step, inside `lax.scan`": step(True, compare.SCAN),
         "uniform step, inside `lax.scan`": step(False, compare.SCAN),
-        "an iteration of a whole prioritised DQN, learning inside `lax.cond`": agent,
+        "an iteration of a whole prioritised DQN, learning in `lax.cond`": agent("in cond"),
+        "the same, the gradient alone in `lax.cond`": agent("outside"),
         "prioritised step, called from Python": step(True, compare.PYTHON),
         "uniform step, called from Python": step(False, compare.PYTHON),
         "write 16 rows, draw 256 windows of 4, called from Python": windows,

@@ -186,14 +186,11 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Arra
 
 def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
     """How many set bits come before slots, each from 0 to the capacity: int32 `[B]`."""
+    # What lies past the last row of a level is the first child of its row: none comes before it.
     slots = jnp.minimum(slots, tree.capacity)
 
     def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
         return node >> _SHIFT
-
-    def if_there(before: jax.Array, number: jax.Array, node: jax.Array) -> jax.Array:
-        # What lies past the last row of a level is counted by the level above.
-        return jnp.where(number == node >> _SHIFT, before, 0)
 
     def among_words(row: Row, number: jax.Array, node: jax.Array, below: jax.Array) -> Numbers:
         child = node & (FANOUT - 1)
@@ -201,12 +198,12 @@ def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
             jnp.where(at < child, -1, jnp.where(at == child, below, 0)) for at in range(FANOUT)
         ]
         before = _sum([_ones(word & mask) for word, mask in zip(row, masks, strict=True)])
-        return node >> _SHIFT, if_there(before, number, node)
+        return node >> _SHIFT, before
 
     def among_counts(row: Row, number: jax.Array, node: jax.Array, total: jax.Array) -> Numbers:
         child = node & (FANOUT - 1)
         before = _sum([jnp.where(at < child, count, 0) for at, count in enumerate(row)])
-        return node >> _SHIFT, total + if_there(before, number, node)
+        return node >> _SHIFT, total + before
 
     words, *counts = _levels(tree.capacity)
     below = (jnp.ones_like(slots) << (slots & (_BITS - 1))) - 1  # the bits before that of the slot

@@ -336,7 +336,7 @@ def _filled_in(position: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array
     filled = jnp.where(fine, jnp.clip(position, 0, 1), 0) + jnp.where(fine, grain, 1) * u
     # The grains are not aligned with the node: the last one sticks out of it by as much as is
     # missing before the first.
-    return jnp.clip(jnp.where(filled >= 1, filled - 1, filled), 0, 1 - 2.0**-24)
+    return jnp.where(filled >= 1, filled - 1, filled)
 
 
 def _reduction(tree: SumTree) -> levels.Reduce:

@@ -28,8 +28,10 @@ _LARGE = 2**17
 
 _WORD, _BYTE = np.dtype(np.int32), np.dtype(np.uint8)
 
-_UNITS = {np.dtype(name): _WORD for name in ("float32", "int32", "uint32")}
-_UNITS |= {np.dtype(name): _BYTE for name in ("bool", "uint8", "int8")}
+_UNITS = {
+    **{np.dtype(name): _WORD for name in ("float32", "int32", "uint32")},
+    **{np.dtype(name): _BYTE for name in ("bool", "uint8", "int8")},
+}
 
 _Spec = tuple[tuple[int, ...], np.dtype[Any]]
 
