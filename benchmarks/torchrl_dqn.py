@@ -11,8 +11,7 @@ constructor of the buffer, and that is all that differs between the rows of the 
 
 - torchrl, uniform: `TensorDictReplayBuffer` on `LazyTensorStorage`.
 - torchrl, prioritised: `TensorDictPrioritizedReplayBuffer`, where its C++ extension can be loaded.
-- fbuf, uniform and prioritised: `fbuf_adapters.tensordict.TensorDictReplayBuffer`, by default and
-  with the sampler `Prioritized`.
+- fbuf, uniform and prioritised: what `fbuf_adapters.tensordict.from_torchrl` makes of these two.
 
 An iteration collects frames and extends the buffer by them, and then, a few times, samples a batch,
 takes a step of the loss and the optimiser, and calls `update_tensordict_priority`, which does
@@ -110,20 +109,15 @@ def torchrl_prioritised(seed: int) -> Any:
 
 
 def fbuf_uniform(seed: int) -> Any:
-    from fbuf_adapters import tensordict
+    from fbuf_adapters.tensordict import from_torchrl
 
-    return tensordict.TensorDictReplayBuffer(CAPACITY, batch_size=BATCH_SIZE, seed=seed)
+    return from_torchrl(torchrl_uniform(seed))
 
 
 def fbuf_prioritised(seed: int) -> Any:
-    from fbuf_adapters import tensordict
+    from fbuf_adapters.tensordict import from_torchrl
 
-    import fbuf
-
-    sampler = fbuf.Prioritized(alpha=ALPHA, beta=BETA, eps=EPS)
-    return tensordict.TensorDictReplayBuffer(
-        CAPACITY, sampler=sampler, batch_size=BATCH_SIZE, seed=seed
-    )
+    return from_torchrl(torchrl_prioritised(seed))
 
 
 PEER = "torchrl, uniform"

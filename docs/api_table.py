@@ -31,7 +31,7 @@ PYTORCH = {
     "fbuf_adapters.pytorch": (
         *("ReplayBuffer", "to_torch", "from_torch", "add_from_torch", "callback", "InteropError"),
     ),
-    "fbuf_adapters.tensordict": ("TensorDictReplayBuffer",),
+    "fbuf_adapters.tensordict": ("TensorDictReplayBuffer", "from_torchrl"),
 }
 
 

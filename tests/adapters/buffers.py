@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
 from typing import Any
 
 import jax
@@ -60,6 +61,8 @@ class Tensors:
     """`fbuf_adapters.pytorch.ReplayBuffer`: dicts of tensors."""
 
     flags_are_stored = False
+    unmarked = types.MappingProxyType({})
+    """Options of a buffer for rows that do not say where episodes end, and for its starts alone."""
 
     def make(self, capacity: int = CAPACITY, **options: Any) -> Any:
         options = {"device": DEVICE, "batch_size": BATCH, "int64": True} | options
@@ -104,6 +107,7 @@ class TensorDicts(Tensors):
     """`fbuf_adapters.tensordict.TensorDictReplayBuffer`: TensorDicts."""
 
     flags_are_stored = True
+    unmarked = types.MappingProxyType({"traj_key": False, "end_keys": (), "slices": "nested"})
 
     def make(self, capacity: int = CAPACITY, **options: Any) -> Any:
         from fbuf_adapters.tensordict import TensorDictReplayBuffer

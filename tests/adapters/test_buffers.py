@@ -301,7 +301,7 @@ def test_an_empty_buffer_says_so(kind):
 
 
 def test_a_window_waits_for_its_rows(kind):
-    buffer = kind.make(**PAIRS)
+    buffer = kind.make(**PAIRS, **kind.unmarked)
     kind.extend(buffer, rows(1))
     assert len(buffer) == 1
     assert buffer.can_sample() is False

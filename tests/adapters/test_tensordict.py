@@ -4,9 +4,12 @@ The rest, both buffers do: see `test_buffers.py`.
 """
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import os
+import pickle
+import threading
 
 import jax
 import numpy as np
@@ -272,6 +275,22 @@ def test_a_lazy_stack():
     assert stored(rb, "number")[8] == 3
 
 
+def test_dicts_are_taken_as_tensordicts():
+    rb = ours()
+    data = rows(8)
+    assert rb.extend(data.to_dict()).tolist() == list(range(8))
+    assert rb.add(data[3].to_dict()) == 8
+    assert stored(rb, "number")[:9] == [*range(8), 3]
+    rb = ours(num_envs=2)
+    assert rb.extend(data.reshape(2, 4).to_dict()).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_priorities_may_be_passed_over():
+    rb = ours(sampler=EXACT)
+    rb.extend(rows(8, td_error=torch.full((8,), 7.0)), update_priority=False)
+    assert priorities(rb)[:8] == [1] * 8
+
+
 def test_a_batch_can_be_written_again():
     rb = filled()
     batch = rb.sample()[:8]
@@ -294,12 +313,17 @@ def test_rows_may_be_added_in_jax_meanwhile():
 
 
 def windowed(**options):
-    """Two steps of an episode each."""
-    return ours(**PAIRS, **options)
+    """Two steps of an episode each; what rows know of episodes is in their flags."""
+    return ours(**{"slices": "nested", "traj_key": False, **PAIRS, **options})
+
+
+def endless(**options):
+    """The same, of rows that are all one episode."""
+    return windowed(end_keys=(), **options)
 
 
 def test_what_a_view_makes_of_rows_has_their_dtypes():
-    rb, data = windowed(), rows(8)
+    rb, data = endless(), rows(8)
     rb.extend(data)
     batch = rb.sample()
     assert batch.batch_size == (PAIRS["batch_size"],)
@@ -338,9 +362,20 @@ def test_stacked_frames_have_their_dtype():
     assert torch.equal(batch["number"], torch.cat([(slots - 1).clamp(min=0), slots], 1))
 
 
-def test_views_do_not_read_floats_of_64_bits():
+def test_views_that_compute_do_not_read_floats_of_64_bits():
     wide = rows(8, d=torch.ones(8, dtype=torch.float64))
-    refused(InteropError, r"\['d'\].*64-bit", windowed().extend, wide)
+    rb = ours(view=fbuf.FrameStack(2, field="number"))
+    refused(InteropError, r"\['d'\].*64-bit", rb.extend, wide)
+
+
+def test_views_that_do_not_compute_return_all_bits():
+    wide = torch.rand(8, 2, dtype=torch.float64)
+    for slices in ("nested", "flat"):
+        rb = endless(slices=slices)
+        rb.extend(rows(8, d=wide))
+        batch = rb.sample()
+        batch = batch["item"] if slices == "nested" else batch
+        assert torch.equal(batch["d"], wide[batch["number"]])
 
 
 # Environments that step together.
@@ -705,15 +740,23 @@ def test_transforms_come_in_the_order_of_torchrl():
     assert [name for name, *_ in mine] == [*"bcad", *"dacb"]
 
 
-def test_a_transform_is_called_with_what_was_stored_and_before_the_rest_is_set():
-    def meddle(batch):
+def test_a_transform_is_given_what_is_added_and_may_leave_rows_out():
+    """What is added goes along with the rows, and is added again where a transform drops it."""
+
+    def odd(batch):
         keys.append(set(batch.keys()))
-        return batch.set("index", torch.full((BATCH,), 99)).set("_weight", torch.zeros(BATCH))
+        return batch[batch["number"] % 2 == 1].flip(0)
 
     keys = []
-    rb, plain = filled(transform=meddle), filled()
-    assert_same(rb.sample(), plain.sample())
-    assert keys == [{"number", "next"}]
+    added = {"index", "index_generation", "_weight", "priority_weight"}
+    rb, plain = filled(transform=odd), filled()
+    batch, wanted = rb.sample(), plain.sample()
+    assert_same(batch, wanted[wanted["number"] % 2 == 1].flip(0))
+    assert keys == [{"number", "next", *added}]
+    dropping = filled(transform=lambda batch: batch.select("number", "next"))
+    assert_same(dropping.sample(), wanted)
+    wrong = filled(transform=lambda batch: batch.select("number")[:3])
+    refused(RuntimeError, r"a transform made 3 rows of 16.*'index'", wrong.sample)
 
 
 class Halves(Transform):
@@ -760,7 +803,70 @@ def test_an_inverse_may_keep_rows_back():
         assert stored(mine, *key)[: len(mine)] == leaf.tolist(), key
 
 
+def doubled(batch):
+    return batch.set("number", batch["number"] * 2)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_new_transform_holds_for_all_batches_from_then_on(prefetch):
+    """Also for those that were drawn ahead, and without one being lost or drawn twice."""
+    rb, plain = filled(prefetch=prefetch), filled()
+    for turn in range(4):
+        number, expected = rb.sample()["number"], plain.sample()["number"]
+        assert torch.equal(number, expected * 2 ** min(turn, 2))
+        if turn < 2:
+            assert rb.append_transform(doubled) is rb
+    rb.close()
+
+
+def test_an_inverted_transform():
+    mine, peer = ours(), theirs()
+    for rb in (mine, peer):
+        rb.append_transform(Halves(), invert=True)
+        rb.extend(rows(8).set("halved", torch.arange(8.0).unsqueeze(-1)))
+        batch = rb.sample(BATCH)
+        assert batch["halved"].dtype == torch.float16
+        assert "next" not in batch.keys()  # noqa: SIM118
+    written = ours()
+    written.append_transform(doubled, invert=True)
+    written.extend(rows(8))
+    assert stored(written, "number")[:8] == list(range(0, 16, 2))
+    assert set(written.sample()["number"].tolist()) <= set(range(0, 16, 2))
+
+
+@pytest.mark.parametrize("index", [2, -2])
+def test_a_place_among_the_transforms_that_is_not_there(index):
+    rb = ours(transform=doubled)
+    refused(
+        ValueError,
+        f"insert_transform: .*from -1 to 1.*{index}",
+        rb.insert_transform,
+        index,
+        doubled,
+    )
+
+
 # Iteration.
+
+
+def test_next_from_several_threads():
+    """Each batch goes to one of them."""
+    rb, same = filled(), filled()
+    found, errors = [], []
+
+    def work():
+        try:
+            found.extend(rb.next()["index"].tolist() for _ in range(20))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert sorted(found) == sorted(same.next()["index"].tolist() for _ in range(80))
 
 
 def test_next_has_no_end():
@@ -795,7 +901,7 @@ def assert_nothing_is_drawn(rb):
 
 
 def test_a_batch_has_no_rows_that_were_not_drawn():
-    rb = windowed()
+    rb = endless()
     rb.extend(rows(1))
     assert_nothing_is_drawn(rb)
     rb.extend(rows(1, 1))
@@ -813,7 +919,45 @@ def test_there_may_be_nothing_to_draw_any_more():
     assert_nothing_is_drawn(rb)
 
 
-# Where episodes end.
+def all_ids(rb):
+    return fbuf.newest_ids(rb.buffer.state, CAPACITY)
+
+
+GONE = {
+    "removed": (EXACT, lambda rb: rb.buffer.remove(all_ids(rb))),
+    "removed, uniform": (fbuf.Uniform(), lambda rb: rb.buffer.remove(all_ids(rb))),
+    "of no priority": (EXACT, lambda rb: rb.update_priority(torch.arange(CAPACITY), 0.0)),
+    "of no priority, by the core": (
+        EXACT,
+        lambda rb: rb.buffer.update_priority(all_ids(rb), torch.zeros(CAPACITY)),
+    ),
+    "cleared": (
+        fbuf.Uniform(),
+        lambda rb: setattr(rb.buffer, "state", fbuf.clear(rb.buffer.state)),
+    ),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", GONE)
+def test_rows_that_are_gone_are_never_drawn(name, prefetch):
+    """Without a window, too: once there are none, a batch of them is an error."""
+    sampler, go = GONE[name]
+    rb = filled(sampler, prefetch=prefetch)
+    assert (rb.sample()["index"] >= 0).all()
+    go(rb)
+    with contextlib.suppress(RuntimeError):  # perhaps what was drawn before is given out still
+        for _ in range(prefetch):
+            assert (rb.sample()["index"] >= 0).all()
+    refused(RuntimeError, r"sample: there is nothing to draw.*add rows", rb.sample)
+    with pytest.raises(RuntimeError, match="nothing to draw"):
+        next(iter(rb))
+    rb.extend(rows(8, 50))
+    assert set(rb.sample()["number"].tolist()) <= set(range(50, 58))
+    rb.close()
+
+
+# Where episodes end; for all else of it see test_ends.py.
 
 LENGTHS = (3, 2, 4)
 EPISODE = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS))
@@ -868,10 +1012,10 @@ def test_done_is_enough():
     assert flags_of(rb) == [0, 0, 1, 0, 1, 0, 0, 0, 0, 0]
 
 
-def test_done_does_not_matter_where_the_others_are_told():
+def test_done_beside_the_others_truncates():
     rb = ours()
     rb.extend(episodes(("done", "truncated")))
-    assert flags_of(rb) == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]
+    assert flags_of(rb) == [0, 0, 2, 0, 2, 0, 0, 0, 0, 0]
 
 
 # Empty.
@@ -897,9 +1041,11 @@ def test_empty():
 def test_empty_counts_anew():
     rb, peer = filled(), theirs()
     peer.extend(rows(8))
-    rb.empty()
-    peer.empty()
-    assert rb.write_count == peer.write_count == 0
+    for one in (rb, peer):
+        one.empty(empty_write_count=False)
+        assert (len(one), one.write_count) == (0, 8)
+        one.empty()
+        assert one.write_count == 0
 
 
 def test_a_new_buffer_is_empty():
@@ -985,7 +1131,7 @@ def test_what_was_saved_of_a_transform_is_nobody_elses():
 
 
 def test_what_a_view_made_is_saved_too(tmp_path):
-    rb, new = windowed(prefetch=1), windowed(prefetch=1)
+    rb, new = endless(prefetch=1), endless(prefetch=1)
     rb.extend(rows(8))
     rb.sample()
     rb.dumps(tmp_path)
@@ -1034,10 +1180,39 @@ def test_what_does_not_fit_is_not_loaded():
     assert_same(again.sample(), rb.sample())  # nothing of rb has changed
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda rb: pickle.loads(pickle.dumps(rb))])
+def test_a_copy_goes_on_by_itself(again):
+    rb = agent(2)
+    rb.extend(rows(8))
+    rb.sample()
+    other = again(rb)
+    wanted = go_on(rb)
+    assert_all_same(go_on(other), wanted)
+    rb.close()
+    other.close()
+
+
+def test_other_names_of_saving(tmp_path):
+    rb, new = agent(0), agent(0)
+    rb.extend(rows(8))
+    for name in ("save", "dump"):
+        getattr(rb, name)(tmp_path / name)
+        new.load(tmp_path / name)
+        assert len(new) == 8
+
+
+def test_what_it_is_in_one_line():
+    rb = filled()
+    assert repr(rb).startswith("TensorDictReplayBuffer(8 of 10 rows, sampler=Prioritized(")
+    assert repr(rb).endswith("view=Item(fields=None), batch_size=16)")
+    rb.close()
+    assert "closed" in repr(rb)
+
+
 # What is refused.
 
 
-@pytest.mark.parametrize("data", [{"number": torch.ones(3)}, torch.ones(3), None], ids=type)
+@pytest.mark.parametrize("data", [torch.ones(3), [torch.ones(3)], None], ids=type)
 @pytest.mark.parametrize("function", ["extend", "add"])
 def test_only_tensordicts_are_taken(function, data):
     refused(InteropError, "must be a TensorDict", getattr(ours(), function), data)

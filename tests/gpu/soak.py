@@ -7,12 +7,14 @@
 It needs `fbuf[torch]`, and writes `benchmarks/results/soak.json` and `soak.md`. It fails, with exit
 status 1, if a row was torn, the memory has grown, a fault was recorded, or a thread has failed.
 
-Two threads write batches of rows, each from a tensor that it fills anew as soon as the call has
-returned. The words of a row follow from its writer, the number of its batch and its place there,
-which it also holds, with a checksum. Two threads draw prioritised batches with prefetch, check
-every row of every batch, give the rows new priorities, and then overwrite the batch, which is
-theirs. The memory is that of the process; the first sixth of the time, in which everything is
-compiled and all pools fill, does not count.
+Two threads write episodes of 1 to 64 rows, each from a tensor that it fills anew as soon as the
+call has returned. The words of a row follow from its writer, the number of its episode and its
+place there, which it also holds, with a checksum. Two threads draw prioritised slices of 4 rows
+with prefetch, check every row of every slice, and that a slice is of one episode, give the slices
+new priorities, and then overwrite the batch, which is theirs. The main thread writes, and draws
+batches of many sizes, and a signal handler that raises interrupts it at random instants. The memory
+is that of the process; the first sixth of the time, in which everything is compiled and all pools
+fill, does not count.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from __future__ import annotations
 import argparse
 import gc
 import pathlib
+import random
+import signal
 import sys
 import threading
 import time
@@ -33,7 +37,7 @@ from stage import RESULTS, benchmark, median
 
 import fbuf
 
-CAPACITY, ROWS, BATCH, WIDTH, AHEAD = 65_536, 64, 256, 96, 3
+CAPACITY, ROWS, BATCH, WIDTH, AHEAD, SLICE = 65_536, 64, 256, 96, 3, 4
 WRITERS, LEARNERS = 2, 2
 STEP, MOST = 2_654_435_761, 2**31 - 1
 """By how much a word is more than the one before it, and the bits that are kept."""
@@ -65,16 +69,24 @@ def checksum(words: torch.Tensor) -> torch.Tensor:
     return (words.long() * places).sum(1) % MOST
 
 
+class Interrupt(Exception):
+    """What the signal handler raises."""
+
+
 def torn(batch: Any) -> int:
-    """How many rows of a batch are not what a writer wrote."""
-    data = batch.data
+    """How many rows are not what a writer wrote, or slices not of one episode."""
+    item = batch.data.item
+    one = (item["number"] == item["number"][:, :1]) & (item["writer"] == item["writer"][:, :1])
+    mixed = int((~one.all(1) & batch.mask).sum())
+    mask = batch.mask.repeat_interleave(SLICE)
+    data = {name: leaf.flatten(0, 1) for name, leaf in item.items()}
     words = data["words"].long()
     right = checksum(words) == data["sum"].long()
     # the words of a row go up in steps of the same size, from where its writer and number say
     right &= ((words[:, 1:] - words[:, :-1]) & MOST == STEP & MOST).all(1)
     begun = words[:, 0] - data["number"].long() * 40503 - data["writer"].long()
     right &= torch.isin(begun & MOST, torch.arange(ROWS, device=words.device) * WIDTH * STEP & MOST)
-    return int((~right & batch.mask).sum())
+    return mixed + int((~right & mask).sum())
 
 
 class Soak:
@@ -82,23 +94,50 @@ class Soak:
 
     def __init__(self, device: str) -> None:
         self.buffer = ReplayBuffer(
-            CAPACITY, sampler=fbuf.Prioritized(), batch_size=BATCH, prefetch=AHEAD, device=device
+            CAPACITY,
+            sampler=fbuf.Prioritized(window=SLICE),
+            view=fbuf.Sequence(SLICE),
+            batch_size=BATCH,
+            prefetch=AHEAD,
+            device=device,
         )
         self.device = torch.device(device)
         self.stop = threading.Event()
         self.torn = 0
-        self.counts = {"batches written": 0, "batches drawn": 0}
+        self.counts = {"rows written": 0, "batches drawn": 0, "interrupts": 0}
         self.errors: list[str] = []
         self._count = threading.Lock()
 
     def write(self, writer: int) -> None:
         """Write until it is enough."""
-        memory = memory_on(self.device)
-        number = 0
+        memory, rng, number = memory_on(self.device), random.Random(writer), 0
         while not self.stop.is_set():
-            self.buffer.extend(fill(memory, writer, number))
+            count = rng.randint(1, ROWS)
+            self.add(memory, writer, number, count)
             number += 1
-            self._note("batches written", 0)
+            self._note("rows written", 0, count)
+
+    def add(self, memory: dict[str, torch.Tensor], writer: int, number: int, count: int) -> None:
+        """Write an episode."""
+        rows = {name: leaf[:count] for name, leaf in fill(memory, writer, number).items()}
+        self.buffer.extend(rows, terminated=torch.arange(count, device=self.device) == count - 1)
+
+    def interrupted(self, memory: dict[str, torch.Tensor], rng: random.Random, number: int) -> None:
+        """Make some call in the main thread, and break it off after a moment."""
+        size = rng.choice([BATCH, rng.randint(1, BATCH)])
+        calls: list[Callable[[], Any]] = [
+            lambda: self._note("batches drawn", torn(self.buffer.sample(size))),
+            lambda: self.add(memory, 0, number, rng.randint(1, ROWS)),
+            lambda: len(self.buffer),
+        ]
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 3e-3))
+            rng.choice(calls)()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            self.counts["interrupts"] += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def learn(self, _: int) -> None:
         """Draw, check and update until it is enough."""
@@ -106,7 +145,7 @@ class Soak:
             batch = self.buffer.sample()
             self._note("batches drawn", torn(batch))
             self.buffer.update_priority(batch.ids, torch.rand(BATCH, device=self.device))
-            for leaf in batch.data.values():
+            for leaf in batch.data.item.values():
                 leaf.fill_(-1)
 
     def guarded(self, work: Callable[[int], None], number: int) -> None:
@@ -117,9 +156,9 @@ class Soak:
             self.errors.append(f"{work.__name__} {number}: {error!r}"[:500])
             self.stop.set()
 
-    def _note(self, what: str, found: int) -> None:
+    def _note(self, what: str, found: int, count: int = 1) -> None:
         with self._count:
-            self.counts[what] += 1
+            self.counts[what] += count
             self.torn += found
 
 
@@ -127,17 +166,26 @@ def soak(seconds: float, device: str) -> dict[str, Any]:
     """Run it."""
     torch.set_num_threads(1)
     run = Soak(device)
-    run.buffer.extend(fill(memory_on(run.device), 0, 0))
+    run.add(memory_on(run.device), 0, 0, ROWS)
     work = [(run.write, 1 + i) for i in range(WRITERS)] + [(run.learn, i) for i in range(LEARNERS)]
     threads = [threading.Thread(target=run.guarded, args=each, daemon=True) for each in work]
     for thread in threads:
         thread.start()
     process, sizes = psutil.Process(), []
-    begun = time.monotonic()
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    begun, number, memory, rng = time.monotonic(), 1, memory_on(run.device), random.Random(0)
     while (elapsed := time.monotonic() - begun) < seconds and not run.stop.is_set():
-        time.sleep(min(1.0, seconds / 60))
+        for _ in range(20):
+            run.interrupted(memory, rng, number)
+            number += 1
+        time.sleep(min(0.5, seconds / 60))
         gc.collect()
         sizes.append({"seconds": elapsed, "bytes": process.memory_info().rss})
+    signal.signal(signal.SIGALRM, before)
     run.stop.set()
     for thread in threads:
         thread.join(30)
@@ -181,11 +229,12 @@ def main() -> None:
     harness, report = benchmark("harness"), benchmark("report")
     about = harness.about("fbuf", "jax", "jaxlib", "torch")
     about["device"] = options.device
-    rows = found["batches drawn"] * BATCH
+    rows = found["batches drawn"] * BATCH * SLICE
     table = [
         ["seconds", f"{found['seconds']:,.0f}", ""],
-        ["rows written", f"{found['batches written'] * ROWS:,}", ""],
-        ["rows drawn and checked", f"{rows:,}", ""],
+        ["rows written", f"{found['rows written']:,}", ""],
+        ["rows drawn and checked, at most", f"{rows:,}", ""],
+        ["interrupts", f"{found['interrupts']:,}", ""],
         ["megabytes after a sixth of the time", f"{found['bytes at first'] / 1e6:,.0f}", ""],
     ]
     for name, right in held.items():

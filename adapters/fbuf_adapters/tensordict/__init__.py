@@ -1,0 +1,20 @@
+"""TensorDicts in and out, with the names of TorchRL's replay buffers.
+
+It needs PyTorch and TensorDict, and TorchRL only for what you bring along from there: its
+transforms, and the buffers that `from_torchrl` takes.
+"""
+
+try:
+    import tensordict  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+except ModuleNotFoundError as error:
+    if error.name not in ("torch", "tensordict"):  # both are there, and lack something themselves
+        raise
+    raise ImportError(
+        'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
+    ) from error
+
+from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
+from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
+
+__all__ = ["TensorDictReplayBuffer", "from_torchrl"]

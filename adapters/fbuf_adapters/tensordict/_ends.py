@@ -1,0 +1,227 @@
+"""Where episodes end: what the flags and the ids of TensorDicts say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError
+from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
+
+IDS = (("collector", "traj_ids"), ("episode",))
+"""Where TorchRL looks for ids of episodes, in this order."""
+
+FLAGS = (("next", "terminated"), ("next", "truncated"), ("next", "done"))
+"""Where it puts flags."""
+
+_DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64),
+)
+"""Of which ids may be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Newest:
+    """Of the newest row of each lane the id of its episode, and whether that has ended there."""
+
+    ids: np.ndarray[Any, Any]
+    ended: np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What rows that are to be added say.
+
+    Attributes:
+        terminated: bool, in the leading shape of the rows; None is nowhere.
+        truncated: The same. It is True, too, where only the id says that an episode ends.
+        before: bool, one or `[num_envs]`: lanes whose open episode these rows do not go on; None
+            if there are none.
+        newest: What will be known of the newest rows; None without ids.
+    """
+
+    terminated: torch.Tensor | None
+    truncated: torch.Tensor | None
+    before: torch.Tensor | None
+    newest: Newest | None
+
+
+class Ends:
+    """Reads the ends of episodes out of what is added, and knows in which episode each lane is.
+
+    Args:
+        traj_key: The key of the ids. None looks for it; False takes none.
+        end_keys: The keys of the flags. None looks for them; `()` takes none.
+        lanes: How many environments there are; None is one lane.
+        follower: Who cares where episodes end, in words, or None. What cannot be read is an error
+            for him, and passed over otherwise.
+        strict: Whether there must be ids or flags.
+    """
+
+    def __init__(
+        self,
+        traj_key: Any,
+        end_keys: Any,
+        lanes: int | None,
+        follower: str | None,
+        strict: bool,
+    ) -> None:
+        self._given: Path | None = None
+        self._candidates: tuple[Path, ...] = IDS
+        if traj_key is not None:
+            self._candidates = () if traj_key is False else (path_of(traj_key),)
+            self._given = self._candidates[0] if self._candidates else None
+        self._flags = FLAGS if end_keys is None else tuple(path_of(key) for key in end_keys)
+        self._lanes = lanes
+        self._follower = follower
+        self._strict = strict and bool(self._candidates or self._flags)
+        self._newest: Newest | None = None
+
+    def read(self, where: str, leaves: Leaves, lead: torch.Size, check_order: bool) -> Told:
+        """Say where episodes end in rows of a leading shape; nothing is remembered.
+
+        Rows that were added at different times may come back to an id: there the order is no sign
+        of environments in turn.
+        """
+        terminated, truncated = self._read_flags(where, leaves, lead)
+        ids = self._read_ids(where, leaves, lead)
+        if ids is None:
+            if self._strict and terminated is None and truncated is None:
+                raise InteropError(
+                    f"{where}: {self._follower} follows episodes, but nothing in data says where "
+                    "they end: no ('next', 'terminated'), ('next', 'truncated'), ('next', 'done'), "
+                    "('collector', 'traj_ids') or 'episode'; name the key of the flags with "
+                    "end_keys or that of the ids with traj_key, or, if all rows are one episode, "
+                    "give end_keys=() and traj_key=False"
+                )
+            return Told(terminated, truncated, None, None)
+        ended = np.zeros(ids.shape, np.bool_)
+        for flag in (terminated, truncated):
+            if flag is not None:
+                ended |= flag.cpu().numpy().reshape(ids.shape)
+        left = (ids[:, 1:] != ids[:, :-1]) & ~ended[:, :-1]
+        if left.any():
+            if self._follower is not None and check_order:
+                self._check_order(where, ids, left)
+            cut = np.zeros_like(ended)
+            cut[:, :-1] = left
+            ended |= cut
+            told = torch.from_numpy(cut).reshape(lead)
+            truncated = told if truncated is None else truncated | told.to(truncated.device)
+        before = None
+        if self._newest is not None:
+            others = (self._newest.ids != ids[:, 0]) & ~self._newest.ended
+            if others.any():
+                before = torch.from_numpy(others)
+                before = before[0] if self._lanes is None else before
+        # Copies: the caller's tensors are his again soon.
+        return Told(terminated, truncated, before, Newest(ids[:, -1].copy(), ended[:, -1].copy()))
+
+    def keep(self, told: Told) -> None:
+        """Remember rows that have been added."""
+        self._newest = told.newest
+
+    def forget(self) -> None:
+        """There are no rows any more."""
+        self._newest = None
+
+    def look(self, state: fbuf.State[Any], form: Form) -> None:
+        """Read of the newest rows what is remembered otherwise: somebody else has changed them."""
+        key = next((key for key in self._candidates if key in form.dtypes), None)
+        self._newest = None
+        if key is None or form.dtypes[key] not in _DTYPES:
+            return
+        name = ".".join(key)
+        batch = fbuf.read(state, fbuf.newest_ids(state, 1), view=fbuf.Item(fields=(name,)))
+        found = np.asarray(batch.data[name])
+        if form.dtypes[key] in WIDE and found.dtype == np.int32:
+            found = np.ascontiguousarray(found).view(np.float64)
+        lanes = self._lanes or 1
+        if found.size == lanes:
+            ended = np.asarray(batch.terminated | batch.truncated | ~batch.mask)
+            self._newest = Newest(found.reshape(lanes), ended.reshape(lanes))
+
+    def _read_flags(
+        self, where: str, leaves: Leaves, lead: torch.Size
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Where the flags say that episodes terminate, and where they say something else ends."""
+        found: dict[str, torch.Tensor] = {}
+        for key in self._flags:
+            flag = leaves.get(key)
+            if flag is None:
+                continue
+            if flag.numel() != lead.numel():
+                if self._follower is None:
+                    continue
+                raise InteropError(
+                    f"{where}: data[{_shown(key)}] must be one flag a row, {list(lead)} or "
+                    f"{[*lead, 1]}, because {self._follower} follows episodes, got "
+                    f"{list(flag.shape)}; reduce it with .any(), or name other flags with end_keys"
+                )
+            flag = flag.reshape(lead)
+            flag = flag if flag.dtype is torch.bool else flag != 0
+            kind = key[-1] if key[-1] in ("terminated", "truncated") else "done"
+            found[kind] = found[kind] | flag if kind in found else flag
+        terminated, truncated, done = map(found.get, ("terminated", "truncated", "done"))
+        if done is None:
+            return terminated, truncated
+        if terminated is None:  # as TorchRL completes what an environment leaves out
+            return (done if truncated is None else done > truncated), truncated
+        rest = done > terminated
+        return terminated, rest if truncated is None else truncated | rest
+
+    def _read_ids(
+        self, where: str, leaves: Leaves, lead: torch.Size
+    ) -> np.ndarray[Any, Any] | None:
+        """The ids of the episodes, `[lanes, steps]`; None if there are none."""
+        for key in self._candidates:
+            ids = leaves.get(key)
+            if ids is not None:
+                break
+        else:
+            if self._given is None:
+                return None
+            raise InteropError(
+                f"{where}: data has no {_shown(self._given)}, which traj_key names; name the key "
+                "of the ids, or leave traj_key out to go by the flags"
+            )
+        if ids.numel() != lead.numel() or ids.dtype not in _DTYPES:
+            if self._follower is None:
+                return None
+            raise InteropError(
+                f"{where}: data[{_shown(key)}] must be one number a row, {list(lead)} or "
+                f"{[*lead, 1]}, to tell {self._follower} which episode a row is of, got "
+                f"{ids.dtype} {list(ids.shape)}; store one number a row, name another key with "
+                "traj_key, or give traj_key=False to go by the flags alone"
+            )
+        return ids.reshape(self._lanes or 1, -1).cpu().numpy()
+
+    def _check_order(
+        self, where: str, ids: np.ndarray[Any, Any], left: np.ndarray[Any, Any]
+    ) -> None:
+        """Raise if rows go back to an episode that they have left, but not ended."""
+        for lane, (of_lane, cuts) in enumerate(zip(ids, left, strict=True)):
+            before: set[Any] = set()
+            turns = np.flatnonzero(of_lane[1:] != of_lane[:-1])
+            for turn in turns.tolist():
+                if cuts[turn]:
+                    before.add(of_lane[turn].item())
+                if of_lane[turn + 1].item() not in before:
+                    continue
+                of = "" if self._lanes is None else f" of environment {lane}"
+                raise InteropError(
+                    f"{where}: row {turn + 1}{of} is of episode {of_lane[turn + 1]} again, though "
+                    "rows of another one came between. If these are environments that step "
+                    "together, one after the other, make the buffer with num_envs and give "
+                    "extend() [num_envs, T]; if an id is used again, set ('next', 'truncated') "
+                    "where its first episode ends"
+                )
+
+
+def _shown(key: Path) -> str:
+    return ", ".join(map(repr, key))

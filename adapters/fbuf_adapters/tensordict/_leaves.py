@@ -1,0 +1,117 @@
+"""What is stored of a TensorDict, and how it comes back as it was given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from tensordict import (
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,  # pyright: ignore[reportPrivateUsage]
+)
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError
+
+Path = tuple[str, ...]
+"""The parts of a key."""
+
+Leaves = dict[Path, torch.Tensor]
+"""Tensors by key."""
+
+ADDED = ("index", "index_generation", "_weight", "priority_weight")
+"""What a batch has beside what was stored."""
+
+WIDE = (torch.float64, torch.complex128)
+"""Dtypes that JAX would cut, and their bits are kept instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What the items of a buffer were as they were given.
+
+    Attributes:
+        dtypes: Of all leaves.
+        dims: Batch dimensions that are within an item.
+    """
+
+    dtypes: dict[Path, torch.dtype]
+    dims: torch.Size
+
+
+def path_of(key: str | tuple[Any, ...]) -> Path:
+    """The parts of a key; those of TensorDict may be nested."""
+    if isinstance(key, str):
+        return (key,)
+    return tuple(part for inner in key for part in path_of(inner))
+
+
+def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
+    """What is to be stored, by key; raise if it is not what a buffer of this form takes."""
+    leaves: Leaves = {}
+    whole = data if type(data) is TensorDict else data.contiguous()  # such as a lazy stack
+    for key, leaf in whole.items(True, True, is_leaf=is_leaf_nontensor):
+        path = key if isinstance(key, tuple) else (key,)
+        if path[0] in ADDED:
+            continue
+        known = None if form is None else form.dtypes.get(path)
+        wrong = None
+        if not isinstance(leaf, torch.Tensor):
+            wrong = "is no tensor; leave it out"
+        elif leaf.requires_grad:
+            wrong = "requires grad, which JAX does not track; use .detach()"
+        elif known not in (None, leaf.dtype):
+            wrong = f"is {leaf.dtype}, but was {known} in the first call; use .to({known})"
+        if wrong is not None:
+            raise InteropError(f"{where}: data[{key!r}] {wrong}")
+        leaves[path] = leaf
+    return leaves
+
+
+def moves_bits(view: Any) -> bool:
+    """Whether a view only moves rows, and never computes with them or looks into them."""
+    return isinstance(view, fbuf.Item) or (isinstance(view, fbuf.Sequence) and view.state is None)
+
+
+def words(leaves: Leaves) -> Leaves:
+    """Floats of 64 bits as pairs of 32, so that they come back as they were."""
+    return {
+        key: leaf.contiguous().unsqueeze(-1).view(torch.int32) if leaf.dtype in WIDE else leaf
+        for key, leaf in leaves.items()
+    }
+
+
+def nested(leaves: Leaves) -> dict[str, Any]:
+    """Dicts in dicts, of what has keys of several parts."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def plain(node: Any) -> Any:
+    """What a view returned as dicts in dicts: of its dataclasses, the fields that are there."""
+    if dataclasses.is_dataclass(node):
+        node = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    if isinstance(node, dict):
+        parts = cast("dict[str, Any]", node).items()
+        return {key: plain(value) for key, value in parts if value is not None}
+    return node
+
+
+def restored(node: Any, form: Form, path: Path = ()) -> Any:
+    """The leaves of an item in the dtypes they were given in."""
+    if isinstance(node, dict):
+        parts = cast("dict[str, Any]", node).items()
+        return {key: restored(value, form, (*path, key)) for key, value in parts}
+    dtype = form.dtypes.get(path)
+    if dtype is None and path:  # a view that takes some fields names them "a.b"
+        dtype = form.dtypes.get((*path[0].split("."), *path[1:]))
+    if dtype in (None, node.dtype):
+        return node
+    return node.view(dtype).squeeze(-1) if dtype in WIDE else node.to(dtype)

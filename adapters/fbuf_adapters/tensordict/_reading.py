@@ -1,0 +1,88 @@
+"""Reading rows by where they lie, and whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import fbuf
+from fbuf_adapters.pytorch import to_torch
+
+_MOST = 2**14
+"""How many rows are read at a time."""
+
+_ENDS = 3
+"""The bits of a row's flags that say that its episode ended there."""
+
+
+def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
+    """The slots that an index means: int64, of the shape that the index gives.
+
+    What is indexed are the slots that hold rows, `[N]`; with environments `[num_envs, N]`.
+    """
+    count, lanes = int(state.ring.count()), state.ring.num_envs
+    if lanes is None and isinstance(index, int) and not isinstance(index, bool):
+        return torch.tensor(range(count)[index])
+    if lanes is None and isinstance(index, slice) and (index.step is None or index.step > 0):
+        start, stop, step = index.indices(count)
+        return torch.arange(start, max(start, stop), step)
+    slots = torch.arange(count)
+    if isinstance(index, range | np.ndarray):
+        index = torch.as_tensor(np.asarray(index))
+    return (slots if lanes is None else slots.reshape(-1, lanes).T)[index]
+
+
+def read(state: fbuf.State[Any], slots: Any, generations: Any = None) -> tuple[Any, torch.Tensor]:
+    """The rows of slots `[B]`, leaves `[B, ...]`, and of which there is one, bool `[B]`.
+
+    Without generations they are those that lie there now. It reads a power of two rows at a time,
+    so that all numbers of rows share a few programs.
+    """
+    slots = np.asarray(slots, np.int32)
+    parts: list[Any] = []
+    for start in range(0, max(len(slots), 1), _MOST):
+        here = slice(start, start + _MOST)
+        count = len(slots[here])
+        more = (1 << max(count - 1, 0).bit_length()) - count
+        wanted: Any = np.pad(slots[here], (0, more), constant_values=-1)
+        ids: Any = fbuf.ids_at(state, wanted)
+        if generations is not None:
+            laps: Any = np.pad(np.asarray(generations)[here], (0, more))
+            ids = fbuf.Ids(wanted, laps)
+        batch: Any = to_torch(fbuf.read(state, ids))
+        parts.append(mapped(lambda leaf, n=count: leaf[:n], {"": batch.data, "there": batch.mask}))
+    whole = parts[0] if len(parts) == 1 else _joined(parts)
+    return whole[""], whole["there"]
+
+
+def episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any]]:
+    """The slots and generations of each stored episode, in order; lane by lane, oldest first."""
+    ids = fbuf.newest_ids(state, state.ring.lane_length)
+    lanes = state.ring.num_envs or 1
+    # Computed, for a view of the buffer's own memory would keep it from being written to.
+    flags = np.asarray(state.ring.flags & _ENDS)
+    generations = np.asarray(ids.generation).reshape(lanes, -1)
+    for slots, generation in zip(np.asarray(ids.slot).reshape(lanes, -1), generations, strict=True):
+        there = slots >= 0
+        last = flags[slots] > 0
+        oldest = int(np.argmax(there)) if there.any() else len(slots)
+        breaks = np.flatnonzero(last[:-1] | ~there[:-1] | ~there[1:]) + 1
+        breaks = breaks[breaks > oldest]
+        for part in np.split(np.arange(oldest, len(slots)), breaks - oldest):
+            if len(part) and there[part[0]]:
+                yield slots[part], generation[part]
+
+
+def mapped(function: Any, node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: mapped(function, value) for key, value in node.items()}
+    return function(node)
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
+    return torch.cat(parts)

@@ -1,0 +1,845 @@
+"""The replay buffer of TensorDicts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import io
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NoReturn, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.tensordict import _leaves, _reading, _slices, _transforms
+from fbuf_adapters.tensordict._ends import Ends
+from fbuf_adapters.tensordict._leaves import Form
+
+_NAME = "fbuf_adapters.tensordict.TensorDictReplayBuffer"
+
+_NOTHING = (
+    f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or no episode is as long as "
+    "the sampler's window, or all priorities are 0; add rows, or ask can_sample() first"
+)
+
+Key = str | tuple[str, ...]
+
+
+class _NothingToDraw(RuntimeError):
+    """To tell it from other errors; users see a RuntimeError."""
+
+
+class TensorDictReplayBuffer:
+    """A replay buffer for TorchRL programs: change the constructor, and nothing else.
+
+    It has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and returns the same
+    keys; `from_torchrl` makes one of a buffer of TorchRL's. What is better: draws are exact at any
+    size, slices cost the same however much is stored, updates of priorities take O(B log N), an
+    update for a row that was overwritten is ignored, and the same seed gives the same batches. What
+    is different:
+
+    - All rows have the same keys, shapes and dtypes. A row that differs is an error.
+    - `int64` is stored in 32 bits and comes back as int64. A number that needs more bits is an
+      error. `float64` keeps all its bits.
+    - Weights are divided by the largest in the batch, where TorchRL divides by the largest in the
+      buffer. For that, use `fbuf.Prioritized(normalize="buffer")`.
+    - A sampler cannot be changed. Set `alpha` and `beta` of the buffer instead.
+    - Rows are read by `rb[3]`, and cannot be written so.
+
+    **Where episodes end** matters to samplers with a window and to all views but `fbuf.Item`. An
+    episode ends where a flag of `end_keys` says so, and where the id of `traj_key` changes, also
+    from one call to the next. What cannot be read is an error, and so are rows of several
+    environments in turn: for these use `num_envs`. `done` where `terminated` is False is a
+    truncation; where there is no `terminated`, it terminates.
+
+    **Slices.** A sampler with a window and `view=fbuf.Sequence(L)` draw slices of `L` steps of one
+    episode, and a batch is laid out as that of TorchRL's `SliceSampler`: its rows are the steps,
+    slice by slice, with your keys. The last step of each slice is marked in `truncated_key`, and in
+    `done` beside it; `terminated` stays as stored. With `fbuf.Sequence(L, boundary="pad")` slices
+    may be shorter.
+
+    Args:
+        capacity: As for `fbuf.init`.
+        num_envs: As for `fbuf.init`. TensorDicts are then `[num_envs]` for one step, or `[num_envs,
+            T]`, as collectors return them.
+        autoreset: As for `fbuf.init`. With `"next_step"`, ids are not read.
+        sampler: As for `fbuf.init`.
+        view: What a drawn row turns into. The fields of the view's result become keys, but for
+            slices, see above. Views other than `fbuf.Item` and `fbuf.Sequence` refuse 64-bit
+            floats.
+        slices: How a batch of slices is laid out. `"flat"`: `[rows]`, and fewer rows than asked
+            for if a slice is shorter. `"padded"`: `[rows]`; short slices are padded with their last
+            step, and `("collector", "mask")`, bool `[rows]`, is False there. `"nested"`: `[slices,
+            L]`, the steps under `"item"`, beside the other fields of `fbuf.SequenceSteps`;
+            `batch_size` then counts slices.
+        traj_key: The key of the number that tells episodes apart, `[B]` or `[B, 1]`. None looks
+            for `("collector", "traj_ids")` and `"episode"`, and does without; False does without.
+        end_keys: The keys of the flags that end episodes, such as `("next", "done")`. None are
+            those of `("next", "terminated")`, `("next", "truncated")` and `("next", "done")` that
+            are there. `()` are none.
+        truncated_key: Where the last steps of slices are marked; None marks nothing.
+        init_key: Where the first steps of slices are marked, if you store this key; None marks
+            nothing.
+        batch_size: For iteration, and for `sample()` without a `batch_size`. Of slices it counts
+            the rows, and `L` must divide it.
+        priority_key: The key where `extend` and `update_tensordict_priority` look for priorities.
+        transform: A TorchRL transform, or a function of a TensorDict. The buffer calls it with
+            every batch, and calls its `inv`, if it has one, with everything that you write.
+        device: As for `fbuf_adapters.pytorch.ReplayBuffer`. The same holds for the arguments below.
+        seed: See there.
+        pin_memory: See there.
+        to: See there.
+        prefetch: See there.
+        drop_last: See there.
+
+    Raises:
+        ValueError: As `ReplayBuffer`. Also if `slices` or `batch_size` does not fit the view, or
+            if `traj_key` is given with `autoreset="next_step"`.
+
+    Attributes:
+        buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
+        alpha: The exponent for priorities that you give from now on; None is the sampler's.
+        beta: The exponent for weights of batches drawn from now on; None is the sampler's.
+
+    Examples:
+        >>> import fbuf, torch
+        >>> from fbuf_adapters.tensordict import TensorDictReplayBuffer
+        >>> from tensordict import TensorDict
+        >>> rb = TensorDictReplayBuffer(100, sampler=fbuf.Prioritized(), batch_size=4)
+        >>> _ = rb.extend(TensorDict({"obs": torch.ones(8, 3)}, batch_size=[8]))
+        >>> batch = rb.sample()
+        >>> sorted(batch.keys())
+        ['_weight', 'index', 'index_generation', 'obs', 'priority_weight']
+        >>> batch["td_error"] = torch.rand(4)
+        >>> rb.update_tensordict_priority(batch)
+        >>> rb[2]["obs"]
+        tensor([1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        num_envs: int | None = None,
+        autoreset: Any = "same_step",
+        sampler: Any = fbuf.Uniform(),
+        view: Any = fbuf.Item(),
+        slices: Literal["flat", "padded", "nested"] = "flat",
+        traj_key: Key | Literal[False] | None = None,
+        end_keys: Sequence[Key] | None = None,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        batch_size: int | None = None,
+        priority_key: Key = "td_error",
+        transform: Callable[[Any], Any] | None = None,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        pin_memory: bool = False,
+        to: torch.device | str | None = None,
+        prefetch: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self._made_with = {k: v for k, v in locals().items() if k not in ("self", "transform")}
+        self._layout = _slices.layout_of(
+            f"{_NAME}.__init__",
+            view,
+            slices,
+            num_envs or 1,
+            capacity,
+            None if truncated_key is None else _leaves.path_of(truncated_key),
+            None if init_key is None else _leaves.path_of(init_key),
+        )
+        self._batch_size = batch_size
+        self.buffer = ReplayBuffer(
+            capacity,
+            num_envs=num_envs,
+            autoreset=autoreset,
+            sampler=sampler,
+            view=view,
+            batch_size=self._draws("__init__", batch_size),
+            device=device,
+            seed=seed,
+            transform=self._assemble,
+            pin_memory=pin_memory,
+            to=to,
+            prefetch=prefetch,
+            drop_last=drop_last,
+        )
+        # What runs JAX here, in which an exception would do harm, is run as there.
+        self._calls = self.buffer._calls  # pyright: ignore[reportPrivateUsage]
+        self.alpha: float | None = None
+        self.beta: float | None = None
+        self._capacity = capacity
+        self._num_envs = num_envs
+        self._view, self._sampler = view, sampler
+        self._device = torch.device(device)
+        self._priority_key = priority_key
+        self._prioritized = sampler.keeps_priorities
+        self._looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
+        """Whether to look at each batch for rows that were not drawn; on a GPU it has to wait."""
+        self._ends = _ends_of(traj_key, end_keys, num_envs, autoreset, sampler, view)
+        self._form: Form | None = None
+        self._cursor = 0
+        self._seen: Any = None
+        """The state that the cursor is of: another one may have been written to elsewhere."""
+        self._write_count = 0
+        self._ready = False
+        self._iterator: Iterator[TensorDictBase] | None = None
+        self._next_lock = threading.Lock()
+        self._transforms: tuple[Any, ...] = ()
+        """Never changed in place: another thread may be going through them."""
+        if transform is not None:
+            self.append_transform(transform)
+
+    # Writing.
+
+    def add(self, data: Any) -> int:
+        """Add one item, a TensorDict or dict without a batch dimension.
+
+        Args:
+            data: The item.
+
+        Returns:
+            The slot of the item; -1 if a transform keeps it back.
+
+        Raises:
+            InteropError: As `extend`.
+        """
+        if self._num_envs is not None:
+            raise InteropError(
+                f"{_NAME}.add: one item is a step of one environment, but this buffer has "
+                f"{self._num_envs} environments; give extend() one step of all, [{self._num_envs}]"
+            )
+        slots = self.extend(_tensordict("add", data, 0).unsqueeze(0))
+        return int(slots[0]) if len(slots) else -1
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Add a batch of items.
+
+        Args:
+            data: A TensorDict whose first batch dimension counts the items, `B`; with environments
+                see `num_envs`. A dict will do, of tensors that begin with these dimensions. The
+                priority key, if it is there, holds the priorities of the items, `[B]` or `[B, 1]`,
+                and is stored like all other keys. Without it the items get the sampler's default.
+            update_priority: False gives the items the sampler's default all the same.
+
+        Returns:
+            int64 of those dimensions: the slots of the items.
+
+        Raises:
+            InteropError: If `data` is not a TensorDict, has no batch dimension, or has a leaf that
+                cannot be stored: it requires grad, is not a tensor, or differs from the first call.
+                Also if the sampler or the view follows episodes, and where they end cannot be read
+                (see above). The rows are then as before.
+            RuntimeError: If the buffer is closed.
+        """
+        data = _tensordict("extend", data, 1 if self._num_envs is None else 2)
+        for transform in reversed(self._transforms):
+            data = _transforms.inverse(transform, data)
+            if data is None:  # it keeps them back
+                return torch.zeros(0, dtype=torch.int64)
+        return self._extend(data, update_priority is not False)
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Give rows new priorities, by slot.
+
+        A slot does not say which row was in it when it was drawn. `update_tensordict_priority`
+        knows, and ignores rows that were replaced since.
+
+        Args:
+            index: Slots: integers `[B]`, or one. Negative ones are ignored.
+            priority: Numbers of at least 0: one for each slot, or one for all.
+
+        Raises:
+            InteropError: If JAX cannot take a tensor.
+            ValueError: If the sampler keeps no priorities.
+            RuntimeError: If nothing has been added yet, or the buffer is closed.
+        """
+        slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
+        slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
+        with self.buffer.lock:
+            state = self.buffer.state
+            ids = self._calls((fbuf.ids_at, len(slots)), lambda: fbuf.ids_at(state, slots.numpy()))
+            self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Give drawn rows the priorities that `data` holds under the priority key.
+
+        Rows that were replaced since are ignored. If the sampler keeps no priorities, nothing
+        happens, as in TorchRL.
+
+        Of slices laid out in rows, each row gets its own priority. A slice is drawn by the priority
+        of the row that it begins with, so a row's priority says how likely slices are that begin
+        there. Rows that only pad are passed over. If you reshape the batch to `[slices, L]`, the
+        first row of each slice gets the largest priority of the slice.
+
+        Args:
+            data: A batch from `sample`, or part of one. If a row has several numbers, the largest
+                counts.
+
+        Raises:
+            InteropError: If it lacks the priority key, or the keys that `sample` added.
+            RuntimeError: As `update_priority`.
+        """
+        if not self._prioritized:
+            return
+        found: dict[Any, Any] = {
+            key: data.get(key, None) for key in (self._priority_key, *_leaves.ADDED[:2])
+        }
+        for key, value in found.items():
+            if value is None:
+                raise InteropError(
+                    f"{_NAME}.update_tensordict_priority: data has no {key!r}; "
+                    + (
+                        "write the priorities there, or name their key with priority_key"
+                        if key == self._priority_key
+                        else "give it what sample() returned"
+                    )
+                )
+        priority, slots, generations = found.values()
+        if self._layout is not None and self._layout.padded:
+            there: Any = data.get(_slices.MASK, None)
+            if there is not None:  # what pads names the last step again, and must not change it
+                slots = torch.where(there, slots, -1)
+        count = slots.shape[0] if slots.ndim else 1
+        named: list[Any] = [x.reshape(count, -1)[:, 0] for x in (slots, generations)]
+        self._update(fbuf.Ids(*named), priority.detach().float().reshape(count, -1).amax(1), count)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Remove all rows.
+
+        Args:
+            empty_write_count: Whether `write_count` begins anew.
+        """
+        with self.buffer.lock:
+            self.buffer.empty()
+            self._ends.forget()
+            self._ready = False
+            if empty_write_count:
+                self._write_count = 0
+
+    # Drawing.
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: `B`; None is that of the buffer. Of slices it counts the rows.
+            return_info: Whether to return what `sample` adds once more, in a dict.
+
+        Returns:
+            A TensorDict of batch size `[B]`: what you stored, under the same keys and in the same
+            dtypes, `"index"` (int64 slots), `"index_generation"`, and with priorities `"_weight"`
+            and `"priority_weight"` (the same float32 tensor `[B]` under the two names that
+            TorchRL's losses use; of slices, all rows of one have its weight). With slices, also
+            the keys that mark them. With `return_info`, that and a dict of the added keys.
+
+        Raises:
+            ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`. Also if slices of this
+                length do not make up `batch_size` rows.
+            RuntimeError: As there. Also if there is nothing to draw, or no more; and if a transform
+                changed the number of rows.
+        """
+        size = self._draws("sample", batch_size)
+        self._check_ready()
+        try:
+            batch: Any = self.buffer.sample(size, beta=self.beta if self._prioritized else None)
+        except _NothingToDraw:
+            with self.buffer.lock:  # what was drawn ahead since then is as empty
+                self._ready = False
+                self.buffer.drop_ahead()
+            raise
+        if not return_info:
+            return batch
+        told = {key: batch.get(key, None) for key in self._added()}
+        return batch, {key: value for key, value in told.items() if value is not None}
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Return batches without end; with `fbuf.Shuffled`, those of one epoch."""
+        self._check_ready()
+        if self._sampler.in_order:
+            yield from cast("Iterator[TensorDictBase]", iter(self.buffer))
+            return
+        while True:
+            yield self.sample()
+
+    def next(self) -> TensorDictBase | None:
+        """Return the next batch of one iteration; None when it has ended. Any thread may call."""
+        with self._next_lock:
+            if self._iterator is None:
+                self._iterator = iter(self)
+            try:
+                batch = next(self._iterator, None)
+            except BaseException:  # it has ended by that, but the batches have not
+                self._iterator = None
+                raise
+            if batch is None:
+                self._iterator = None
+            return batch
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether there is a row to draw; `batch_size` does not matter."""
+        return self.buffer.can_sample()
+
+    # Reading.
+
+    def __len__(self) -> int:
+        """Count the rows, without removed ones."""
+        return len(self.buffer)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows by where they lie, as from TorchRL's: position 0 is slot 0, not the oldest row.
+
+        Args:
+            index: A position, a slice, or a list or tensor of positions or of bools, of the slots
+                that hold rows, `[N]`; with environments, of `[num_envs, N]`. Or a key: `rb["obs"]`
+                is `rb[:]["obs"]`.
+
+        Returns:
+            A TensorDict of the shape that the index gives, with `"index"`, the slots. Transforms
+            are applied. Slices leave out removed rows if there are no environments.
+
+        Raises:
+            IndexError: If there is no such position, or the row there was removed.
+            RuntimeError: If nothing has been added yet, or the buffer is closed.
+
+        Cost: O(B), and O(N) if `index` is a tensor or there are environments.
+        """
+        if isinstance(index, str) or (
+            isinstance(index, tuple) and index and all(isinstance(part, str) for part in index)
+        ):
+            return self[:][index]
+        with self.buffer.lock:
+            state = self.buffer.state
+            slots = self._calls.apart(lambda: _reading.positions(state, index))
+            data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
+        if not bool(there.all()):
+            if not isinstance(index, slice) or self._num_envs is not None:
+                slot = int(slots.reshape(-1)[~there.cpu()][0])
+                raise IndexError(
+                    f"{_NAME}.__getitem__: the row in slot {slot} was removed; read rb[:] or "
+                    "episodes()"
+                )
+            slots, data = slots[there.cpu()], _reading.mapped(lambda leaf: leaf[there], data)
+        return self._rows(data, slots)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        """Refuse: rows are added, and fields of them written."""
+        raise TypeError(
+            f"{_NAME}.__setitem__: rows cannot be written by position; add rows with extend(), or "
+            "change fields with rb.buffer.write(ids, fields), where the ids of a batch are "
+            "fbuf.Ids(batch['index'], batch['index_generation'])"
+        )
+
+    def episodes(self) -> Iterator[TensorDictBase]:
+        """Go through the stored episodes, oldest first, and environment by environment.
+
+        Yields:
+            TensorDicts `[T]`: the stored steps of an episode, in order, transformed, with
+            `"index"`. The oldest may lack its beginning, and the newest of each environment its
+            end. A removed row splits an episode in two. An episode that is overwritten before its
+            turn is left out.
+
+        Raises:
+            RuntimeError: If nothing has been added yet, or the buffer is closed.
+
+        Cost: O(N) at first, and then O(T) each.
+        """
+        with self.buffer.lock:
+            state = self.buffer.state
+            found = self._calls.apart(lambda: list(_reading.episodes(state)))
+        for slots, generations in found:
+            with self.buffer.lock:
+                read = functools.partial(_reading.read, self.buffer.state, slots, generations)
+                data, there = self._calls.apart(read)
+            if bool(there.all()):
+                yield self._rows(data, torch.from_numpy(slots).long())
+
+    def stats(self) -> dict[str, float]:
+        """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`."""
+        figures = self.buffer.stats()
+        share = figures["size"] / self._capacity
+        return {**figures, "write_count": self._write_count, "utilization": share}
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the buffer can hold."""
+        return self._capacity
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size given to the constructor."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """How many items have been added, replaced ones included."""
+        return self._write_count
+
+    def __repr__(self) -> str:
+        """One line: what is in it, and what it returns."""
+        try:
+            held = f"{len(self.buffer)} of {self._capacity} rows"
+        except RuntimeError:
+            held = "closed or consumed"
+        envs = "" if self._num_envs is None else f", {self._num_envs} environments"
+        return (
+            f"TensorDictReplayBuffer({held}{envs}, sampler={self._sampler}, view={self._view}, "
+            f"batch_size={self._batch_size})"
+        )
+
+    # Transforms.
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> TensorDictReplayBuffer:
+        """Call one more transform with every batch, after the others.
+
+        It holds for all that `sample` returns from now on: batches drawn ahead are made anew.
+
+        Args:
+            transform: As for the constructor.
+            invert: Call it with what you write, and its inverse with batches.
+
+        Returns:
+            The buffer.
+        """
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
+
+    def insert_transform(
+        self, index: int, transform: Any, *, invert: bool = False
+    ) -> TensorDictReplayBuffer:
+        """Call one more transform with every batch, at this place among the others.
+
+        Args:
+            index: From 0 to the number of transforms; negative ones count from the end.
+            transform: As for `append_transform`.
+            invert: As for `append_transform`.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            ValueError: If there is no such place.
+        """
+        transform = _transforms.prepared(transform, invert)
+        with self.buffer.lock:
+            count = len(self._transforms)
+            if not -count <= index <= count:
+                raise ValueError(
+                    f"{_NAME}.insert_transform: index must be from {-count} to {count}, because "
+                    f"there are {count} transforms, got {index}; use append_transform for the end"
+                )
+            here, behind = self._transforms[:index], self._transforms[index:]
+            self._transforms = (*here, transform, *behind)
+            self.buffer.drop_ahead()
+        return self
+
+    # Saving.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that future calls depend on; see `ReplayBuffer.state_dict`.
+
+        It includes the `state_dict` of every transform that has one.
+        """
+        with self.buffer.lock:
+            buffer = self.buffer.state_dict()
+            # torch.load knows dicts, and no TensorDicts.
+            buffer["ahead"] = [(list(b.batch_size), b.to_dict()) for b in buffer["ahead"]]
+            return {
+                "buffer": buffer,
+                "dtypes": dict(self._form.dtypes) if self._form else {},
+                "item_dims": list(self._form.dims) if self._form else [],
+                "alpha": self.alpha,
+                "beta": self.beta,
+                "write_count": self._write_count,
+                "transforms": [
+                    copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
+                    for t in self._transforms
+                ],
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
+        with self.buffer.lock:
+            saved = state_dict["transforms"]
+            if len(saved) != len(self._transforms):
+                raise ValueError(
+                    f"{_NAME}.load_state_dict: state_dict has {len(saved)} transforms, but this "
+                    f"buffer has {len(self._transforms)}; append the same transforms first"
+                )
+            buffer = dict(state_dict["buffer"])
+            buffer["ahead"] = [
+                TensorDict(batch, batch_size=size, device=self._device)
+                for size, batch in buffer["ahead"]
+            ]
+            self.buffer.load_state_dict(buffer)
+            for transform, state in zip(self._transforms, saved, strict=True):
+                if state is not None:
+                    transform.load_state_dict(state)
+            dtypes = dict(state_dict["dtypes"])
+            self._form = Form(dtypes, torch.Size(state_dict["item_dims"])) if dtypes else None
+            self.alpha, self.beta = state_dict["alpha"], state_dict["beta"]
+            self._write_count, self._ready = state_dict["write_count"], False
+            self._seen = None  # and so the episodes are looked up when rows are added
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the buffer in a folder, and make the folder if need be; whole, or not at all."""
+        folder = pathlib.Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / "buffer.part"
+        try:
+            with open(part, "wb") as file:
+                torch.save(self.state_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, folder / "buffer.pt")
+        finally:
+            part.unlink(missing_ok=True)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Go on where `dumps` was called."""
+        self.load_state_dict(torch.load(pathlib.Path(path) / "buffer.pt"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Another name of `dumps`, as in TorchRL."""
+        self.dumps(path)
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Another name of `dumps`, as in TorchRL."""
+        self.dumps(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Another name of `loads`, as in TorchRL."""
+        self.loads(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents."""
+        saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
+        with self.buffer.lock:
+            torch.save(self.state_dict(), saved)
+            transforms = self._transforms
+        return {
+            "made_with": self._made_with,
+            "transforms": transforms,
+            "state": saved.getvalue(),
+        }
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        """Make the same buffer, with memory of its own."""
+        self.__init__(**saved["made_with"])
+        self._transforms = saved["transforms"]
+        self.load_state_dict(torch.load(io.BytesIO(saved["state"])))
+
+    def close(self) -> None:
+        """Free the memory; see `ReplayBuffer.close`."""
+        self.buffer.close()
+
+    # The rest is not for users.
+
+    def _extend(
+        self, data: TensorDictBase, take_priority: bool, check_order: bool = True
+    ) -> torch.Tensor:
+        """Add rows as the transforms have left them."""
+        where = f"{_NAME}.extend"
+        if not data.batch_dims:
+            raise InteropError(
+                f"{where}: data has no batch dimension; give extend() a batch, or add() one item"
+            )
+        given = data.batch_size
+        if self._num_envs is not None and data.batch_dims == 1:
+            data = data.unsqueeze(1)
+        lead = data.batch_size[: 1 if self._num_envs is None else 2]
+        count = lead.numel()
+        if count == 0:
+            return torch.zeros(given[: len(lead)], dtype=torch.int64)
+        leaves = _leaves.leaves_of(where, data, self._form)
+        priority = None
+        if self._prioritized and take_priority:
+            found: Any = data.get(self._priority_key, None)
+            if found is not None:
+                priority = found.detach().reshape(*lead, -1).amax(-1).float()
+        with self.buffer.lock:
+            self._sync()
+            ends = self._ends.read(where, leaves, lead, check_order)
+            items = _leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves
+            if ends.before is not None:
+                # If the rows cannot be added after all, an episode has been cut, and no more.
+                self.buffer.end_episode(ends.before)
+            form = self._form or Form(
+                {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
+            )
+            self._form, known = form, self._form
+            try:
+                self.buffer.extend(
+                    _leaves.nested(items),
+                    priority=priority,
+                    alpha=None if priority is None else self.alpha,
+                    terminated=ends.terminated,
+                    truncated=ends.truncated,
+                )
+            except BaseException:  # an interrupt may come when the rows are there
+                if known is None and len(self.buffer) == 0:
+                    self._form = None
+                raise
+            self._ends.keep(ends)
+            slots = torch.arange(self._cursor, self._cursor + count)
+            if self._num_envs is not None:  # one step of all environments lies side by side
+                slots = slots.reshape(lead[::-1]).movedim(0, -1)
+            if self._cursor + count > self._capacity:
+                slots %= self._capacity
+            self._cursor = (self._cursor + count) % self._capacity
+            self._seen = self.buffer.state
+            self._write_count += count
+        return slots.reshape(given[: len(lead)])
+
+    def _draws(self, function: str, batch_size: int | None) -> int | None:
+        """How many draws a batch takes."""
+        if self._layout is None or batch_size is None:
+            return batch_size
+        return self._layout.number(f"{_NAME}.{function}", batch_size)
+
+    def _added(self) -> list[Any]:
+        """All keys that `sample` may add."""
+        marks = () if self._layout is None else self._layout.keys
+        return [*_leaves.ADDED, *marks]
+
+    def _update(self, ids: Any, priority: torch.Tensor, count: int) -> None:
+        with self.buffer.lock:
+            known = self._form is not None and self.buffer.state is self._seen
+            self.buffer.update_priority(ids, priority.expand(count), alpha=self.alpha)
+            if known:
+                self._seen = self.buffer.state
+
+    def _sync(self) -> None:
+        """Read where the next row goes, if it was not written here what was written last."""
+        if self._form is not None and self.buffer.state is not self._seen:
+            state, form = self.buffer.state, self._form
+            self._cursor = self._calls.apart(lambda: int(state.ring.head[0]))
+            self._calls.apart(lambda: self._ends.look(state, form))
+
+    def _check_ready(self) -> None:
+        """Raise as long as there is nothing to draw; whether there still is, each batch shows."""
+        if not self._looks and self._ready and self.buffer.state is not self._seen:
+            self._ready = False
+        if not self._ready:
+            self._ready = self.buffer.can_sample()
+        if not self._ready:
+            raise _NothingToDraw(_NOTHING)
+
+    def _assemble(self, sample: Any) -> TensorDictBase:
+        """A batch as TorchRL has it."""
+        assert self._form is not None
+        marks: dict[Any, torch.Tensor] = {}
+        if self._layout is not None:
+            rows = self._layout.lay(sample, self._form)
+            if not rows.count:
+                raise _NothingToDraw(_NOTHING)
+            batch: Any = TensorDict(rows.data, batch_size=[rows.count], device=self._device)
+            marks = self._layout.marks(rows, batch)
+            named = (rows.slot, rows.generation, rows.weight)
+        else:
+            data, dims = _leaves.plain(sample.data), torch.Size()
+            if dataclasses.is_dataclass(sample.data):  # of a view that returns more than the item
+                data["item"] = _leaves.restored(data["item"], self._form)
+            else:
+                data = _leaves.restored(data, self._form)
+                dims = self._form.dims if isinstance(self._view, fbuf.Item) else dims
+            size = torch.Size([*sample.mask.shape, *dims])
+            batch = TensorDict(data, batch_size=size, device=self._device)
+            named = (sample.ids.slot.long(), sample.ids.generation.long(), sample.weight)
+            if self._looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
+                batch, named = batch[sample.mask], tuple(x[sample.mask] for x in named)
+                if not len(batch):
+                    raise _NothingToDraw(_NOTHING)
+            named = tuple(x.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for x in named)
+        told: dict[str, torch.Tensor] = dict(zip(_leaves.ADDED[:2], named, strict=False))
+        if self._prioritized:
+            told |= dict.fromkeys(_leaves.ADDED[2:], named[2])
+        for key, value in told.items():
+            batch.set(key, value)
+        if not (self._transforms or marks):
+            return batch
+        size = batch.batch_size
+        for transform in self._transforms:
+            batch = transform(batch)
+        # A transform may leave rows out, or move them: what it was given then goes along.
+        there = batch.keys()
+        marks.update((key, value) for key, value in told.items() if key not in there)
+        for key, value in marks.items():
+            _set(batch, key, value, size)
+        return batch
+
+    def _rows(self, data: Any, slots: torch.Tensor) -> Any:
+        """Rows that were read, `[B]`, in the shape of their slots."""
+        assert self._form is not None
+        words = _leaves.moves_bits(self._view)
+        data = _leaves.restored(data, self._form) if words else data
+        size = torch.Size([slots.numel(), *self._form.dims])
+        rows: Any = TensorDict(data, batch_size=size, device=self._device)
+        rows = rows.reshape(torch.Size([*slots.shape, *self._form.dims]))
+        index = slots.reshape(torch.Size([*slots.shape, *[1] * len(self._form.dims)]))
+        rows.set("index", index.expand(rows.batch_size).to(self._device))
+        for transform in self._transforms:
+            rows = transform(rows)
+        return rows
+
+
+def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
+    """Data as a TensorDict; a dict becomes one with so many batch dimensions."""
+    if isinstance(data, dict):
+        leaf: Any = next(iter(data.values()), None)
+        while isinstance(leaf, dict):
+            leaf = next(iter(leaf.values()), None)
+        return TensorDict(data, batch_size=getattr(leaf, "shape", ())[:dims])
+    if not isinstance(data, TensorDictBase):
+        raise InteropError(
+            f"{_NAME}.{function}: data must be a TensorDict or a dict, got {type(data)}; make it "
+            "one, or use fbuf_adapters.pytorch.ReplayBuffer for other trees of tensors"
+        )
+    return data
+
+
+def _may_lack_rows(sampler: Any, view: Any) -> bool:
+    """Whether there may be rows, and a batch all the same have fewer than are asked for."""
+    whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
+    if isinstance(sampler, fbuf.Prioritized):
+        return not whole or sampler.eps == 0
+    return not whole or type(sampler) is not fbuf.Uniform
+
+
+def _ends_of(
+    traj_key: Any, end_keys: Any, num_envs: int | None, autoreset: str, sampler: Any, view: Any
+) -> Ends:
+    """How a buffer with these arguments learns where episodes end."""
+    if autoreset == "next_step":
+        if traj_key not in (None, False):
+            raise ValueError(
+                f"{_NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' only "
+                "flags tell the step that resets from others; leave traj_key out"
+            )
+        traj_key = False
+    follower = None
+    if sampler.follows_episodes:
+        follower = f"the sampler fbuf.{type(sampler).__name__}"
+    elif not isinstance(view, fbuf.Item):
+        follower = f"the view fbuf.{type(view).__name__}"
+    elif autoreset == "next_step":
+        follower = "autoreset='next_step'"
+    return Ends(traj_key, end_keys, num_envs, follower, sampler.follows_episodes)
+
+
+def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
+    """Tell something of the rows of a batch; it had this size, and transforms may reshape it."""
+    if batch.numel() != size.numel():
+        raise RuntimeError(
+            f"{_NAME}.sample: a transform made {batch.numel()} rows of {size.numel()}, so that "
+            f"{key!r} says nothing about them; call it with the batch that sample() returns instead"
+        )
+    if batch.batch_size != size:
+        value = value.reshape(*batch.batch_size, *value.shape[len(size) :])
+    batch.set(key, value)

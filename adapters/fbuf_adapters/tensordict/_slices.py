@@ -1,0 +1,188 @@
+"""Batches of slices of episodes, as TorchRL's slice samplers return them: rows, one after another.
+
+Of `S` slices of `L` steps a batch has `S * L` rows, slice by slice; it has fewer if a slice is
+shorter and is not padded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+import fbuf
+from fbuf_adapters.tensordict._leaves import Form, Path, restored
+
+MASK = ("collector", "mask")
+"""Where TorchRL says which rows of a padded batch are there."""
+
+_BESIDE = ("done", "terminated")
+"""What it returns beside the key that marks last steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A batch of slices as rows. `R` is their number.
+
+    Attributes:
+        data: What was stored: leaves `[R, ...]`.
+        count: `R`.
+        slot: int64 `[R]`.
+        generation: int64 `[R]`.
+        weight: float32 `[R]`: that of the slice.
+        first: bool `[R]`: first rows of slices.
+        last: bool `[R]`: last rows of slices, those that only pad not counted.
+        there: bool `[R]`: rows that do not only pad.
+    """
+
+    data: Any
+    count: int
+    slot: torch.Tensor
+    generation: torch.Tensor
+    weight: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    there: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """How slices are laid out.
+
+    Attributes:
+        length: `L`.
+        lanes: How many slots further on the next step of an episode is.
+        capacity: Of the buffer.
+        padded: Whether short slices are padded, by their last step.
+        truncated_key: Where the last steps are marked; None is nowhere.
+        init_key: Where the first steps are marked, if it is stored; None is nowhere.
+    """
+
+    length: int
+    lanes: int
+    capacity: int
+    padded: bool
+    truncated_key: Path | None
+    init_key: Path | None
+
+    @property
+    def keys(self) -> list[Any]:
+        """All keys that mark slices."""
+        found: list[Any] = [MASK] if self.padded else []
+        if self.truncated_key is not None:
+            found += map(self._beside, (self.truncated_key[-1], *_BESIDE))
+        return found if self.init_key is None else [*found, _key(self.init_key)]
+
+    def number(self, where: str, batch_size: int) -> int:
+        """How many slices make so many rows."""
+        if batch_size < 1 or batch_size % self.length:
+            raise ValueError(
+                f"{where}: batch_size counts rows and must be divisible by the slice length, "
+                f"{self.length}, got {batch_size}; for 8 slices give {8 * self.length}"
+            )
+        return batch_size // self.length
+
+    def lay(self, sample: Any, form: Form) -> Rows:
+        """The rows of a `fbuf.Sample` of `fbuf.SequenceSteps`."""
+        valid: torch.Tensor = sample.data.valid
+        step = torch.arange(self.length, device=valid.device)
+        size = valid.sum(1, keepdim=True)
+        slot = sample.ids.slot.long().unsqueeze(1) + step * self.lanes
+        # Around the end the next lap begins; int32, for laps are counted modulo 2**32.
+        generation = sample.ids.generation.unsqueeze(1) + (slot >= self.capacity).int()
+        weight = sample.weight.unsqueeze(1).expand(slot.shape)
+        take: Callable[[torch.Tensor], torch.Tensor]
+        whole: Callable[[torch.Tensor], torch.Tensor]
+        if bool(valid.all()):
+            take = whole = _in_a_row
+        elif not self.padded:
+            take = whole = lambda leaf: leaf[valid]
+        else:
+            drawn = valid[:, 0].nonzero()
+            steps = step.minimum(size - 1)[drawn[:, 0]]
+            take = lambda leaf: leaf[drawn, steps].flatten(0, 1)  # noqa: E731
+            whole = lambda leaf: leaf[drawn[:, 0]].flatten(0, 1)  # noqa: E731
+        there = whole(valid)
+        return Rows(
+            data=restored(_mapped(sample.data.item, take), form),
+            count=len(there),
+            slot=take(slot % self.capacity),
+            generation=take(generation).long(),
+            weight=take(weight),
+            first=whole((step == 0) & valid),
+            last=whole(step == size - 1),
+            there=there,
+        )
+
+    def marks(self, rows: Rows, data: TensorDictBase) -> dict[Any, torch.Tensor]:
+        """What says where slices begin and end, by key; `data` is what was stored."""
+        found: dict[Any, torch.Tensor] = {}
+        if self.truncated_key is not None:
+            cut = _like(rows.last, data.get(self.truncated_key, None))
+            done: Any = data.get(self._beside("done"), None)
+            terminated: Any = data.get(self._beside("terminated"), None)
+            found[_key(self.truncated_key)] = cut
+            found[self._beside("done")] = cut.clone() if done is None else done | _like(cut, done)
+            if terminated is None:
+                found[self._beside("terminated")] = torch.zeros_like(cut)
+        if self.padded:
+            found[MASK] = rows.there
+        if self.init_key is not None and (begun := data.get(self.init_key, None)) is not None:
+            found[_key(self.init_key)] = begun | _like(rows.first, begun)
+        return found
+
+    def _beside(self, name: str) -> Any:
+        """The key of this name where last steps are marked."""
+        assert self.truncated_key is not None
+        return _key((*self.truncated_key[:-1], name))
+
+
+def layout_of(
+    where: str,
+    view: Any,
+    slices: str,
+    lanes: int,
+    capacity: int,
+    truncated_key: Path | None,
+    init_key: Path | None,
+) -> Slices | None:
+    """How what a view makes is laid out in rows; None if it stays as the view has made it."""
+    if slices not in ("flat", "padded", "nested"):
+        raise ValueError(
+            f"{where}: slices must be 'flat', 'padded' or 'nested', got {slices!r}; 'flat' is how "
+            "TorchRL returns slices"
+        )
+    if slices == "nested" or not isinstance(view, fbuf.Sequence):
+        return None
+    plain = fbuf.Sequence(view.length, boundary=view.boundary, fields=view.fields)
+    if view != plain or view.boundary == "cross":
+        raise ValueError(
+            f"{where}: rows one after another have no place for what {view} returns beside them; "
+            f"give slices='nested' for [slices, steps], or view=fbuf.Sequence({view.length})"
+        )
+    return Slices(view.length, lanes, capacity, slices == "padded", truncated_key, init_key)
+
+
+def _key(path: Path) -> Any:
+    """A key as TensorDict writes it."""
+    return path if len(path) > 1 else next(iter(path))
+
+
+def _in_a_row(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.flatten(0, 1)
+
+
+def _mapped(node: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(node, dict):
+        return {key: _mapped(value, function) for key, value in node.items()}
+    return function(node)
+
+
+def _like(mark: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
+    """One bool a row, shaped like what is stored; TorchRL's own shape is `[R, 1]`."""
+    if stored is not None and stored.numel() == mark.numel():
+        return mark.reshape(stored.shape)
+    return mark.reshape(-1, *[1] * (1 if stored is None else stored.ndim - 1))
