@@ -173,7 +173,7 @@ def test_any_lengths_take_a_handful_of_programs(monkeypatch):
         )[1],
     )
     rng = np.random.default_rng(0)
-    buffer = ReplayBuffer(500, sampler=fbuf.Prioritized(window=3), batch_size=32)
+    buffer = ReplayBuffer(500, sampler=fbuf.Prioritized(), batch_size=32)
     for length in rng.permutation(np.arange(1, 301))[:40].tolist():
         buffer.extend(rows(0, length), terminated=torch.arange(length) == length - 1)
         if buffer.can_sample():
