@@ -69,9 +69,10 @@ class ReplayBuffer:
     Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
     The buffer neither reads nor changes a global random generator.
 
-    Batches may have any length. JAX compiles a program for every size that it sees, so sizes other
-    than the first one of a method go up to the next of 16, 64, 256, 1024, 4096, 8192, and so on by
-    two: what is added is padded and masked, and of what is drawn you get as much as you asked for.
+    Batches may have any length. JAX compiles a program for every size that it sees. So of a method,
+    the first size has a program of its own, and a size that comes twice in a row; all others go up
+    to the next of 16, 64, 256, 1024, 4096, 8192, and so on by two: what is added is padded and
+    masked, and of what is drawn you get as much as you asked for.
 
     An exception may come at any moment, from Ctrl-C or another signal. The buffer then holds the
     state from before the call or from after it, and the next call of `sample` returns the batch
@@ -369,7 +370,7 @@ class ReplayBuffer:
             self._draws.drop()
             if self._rows is not None:
                 owner = self._made("empty").owner
-                owner.change(fbuf.clear, {}, wait=False)
+                owner.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
                 self._rows = dataclasses.replace(self._rows, blank=owner.leaves)
 
     def drop_ahead(self) -> None:
@@ -693,7 +694,7 @@ class ReplayBuffer:
     def _given(self, data: Any, lead: torch.Size) -> Any:
         """Rows as the user gave them, where he wants them."""
         leaves, tree = jax.tree.flatten(data)
-        leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
+        leaves = [leaf.reshape((*lead, *leaf.shape[1:])) for leaf in leaves]
         if self._handover.int64:
             leaves = [leaf.long() if leaf.dtype == torch.int32 else leaf for leaf in leaves]
         data = tree.unflatten(leaves)
@@ -712,7 +713,7 @@ class ReplayBuffer:
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
             ahead=[batch.take() for batch in waiting],
             batch_size=self._batch_size,
-            first_size=self._draws.sizes.first.get("sample"),
+            sizes=self._draws.sizes.own.get("sample", []),
         )
         return _checkpoint.save(run, self._init.keywords)
 
@@ -728,7 +729,7 @@ class ReplayBuffer:
             for batch in run.ahead
         ]
         key = jax.random.wrap_key_data(run.key)
-        return rows, self._draws.elsewhere(key, run.turns, ahead, run.first_size)
+        return rows, self._draws.elsewhere(key, run.turns, ahead, run.sizes)
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
@@ -803,16 +804,16 @@ class ReplayBuffer:
 
     def _fitted(self, learned: Learned, given: dict[str, Any], axis: int) -> dict[str, Any]:
         """Rows to add, padded to a size that there is a program for, and a mask for them."""
-        steps = _sizes.length(given["items"], axis)
+        first = next(iter(jax.tree.leaves(given["items"])), None)
         lead = jax.tree.leaves(learned.item)[0].ndim + 1 + self._leading
-        if not steps or jax.tree.leaves(given["items"])[0].ndim != lead:
+        if not isinstance(first, torch.Tensor) or first.ndim != lead or not first.shape[axis]:
             return {}
+        steps = first.shape[axis]
         size = self._sizes.fitting("extend", steps)
         padded = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
         if size is None or _sizes.length(padded, axis) != steps:
             return {}
         if given["mask"] is None:
-            first = jax.tree.leaves(given["items"])[0]
             lanes = () if self._whole_steps else first.shape[: 1 + self._leading]
             mask, at = np.ones(lanes or steps, bool), axis if lanes else 0
         else:
@@ -824,14 +825,16 @@ class ReplayBuffer:
 
     def _fitted_ids(self, function: str, given: dict[str, Any]) -> dict[str, Any]:
         """Ids and what belongs to them, padded with "no row" to a size there is a program for."""
+        slot = given["ids"].slot
+        if not isinstance(slot, torch.Tensor | np.ndarray) or slot.ndim != 1 or not len(slot):
+            return {}
+        size = self._sizes.fitting(function, len(slot))
         padded = {
             name: value
             for name, value in given.items()
             if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
         }
-        count = _sizes.length(padded, 0)
-        size = self._sizes.fitting(function, count) if count else None
-        if size is None or given["ids"].slot.ndim != 1:
+        if size is None or _sizes.length(padded, 0) != len(slot):
             return {}
         return {
             **_sizes.padded(padded, 0, size),
@@ -850,11 +853,12 @@ class ReplayBuffer:
         **static: Any,
     ) -> None:
         """Change the state; the tensors are their owner's again when this returns."""
-        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
-        by_streams = _feed.on_gpu(given)
-        owner.change(verb, ready, wait=not by_streams, **static)
+        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+        of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
+        by_streams = not of_host and _feed.on_gpu(given)
+        owner.change(verb, leaves, structure, wait=not by_streams, **static)
         if by_streams:
-            _feed.let_torch_wait(owner.state.fault)
+            _feed.let_torch_wait(owner.fault)
 
     def _check_whole(
         self,
@@ -865,8 +869,8 @@ class ReplayBuffer:
         **static: Any,
     ) -> None:
         """Raise what is wrong with arguments as they were given, before they were padded."""
-        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
-        changed = functools.partial(verb, **static)
+        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+        ready, changed = structure.unflatten(leaves), functools.partial(verb, **static)
         self._calls.apart(lambda: jax.eval_shape(lambda s, g: changed(s, **g), owner.state, ready))
 
     def _feed_row(self, leaf: Any) -> Any:
