@@ -160,7 +160,8 @@ def test_one_trace_serves_all_calls():
         state = step(state, jax.random.key(i), 0.1 * i, jnp.float32(0.2 * i))
 
 
-@pytest.mark.parametrize("sampler", [pytest.param(UNIFORM, marks=pytest.mark.sweep), PRIORITIZED])
+@pytest.mark.sweep
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED])
 def test_vmap_is_the_same_as_one_by_one(sampler):
     step = add_sample_remove if sampler is UNIFORM else with_masks
     keys = jax.random.split(jax.random.key(0), (5, 8))

@@ -103,7 +103,7 @@ def test_twenty_million_equal_rows_can_all_be_drawn():
         assert stats.chisquare(np.bincount(part)).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("updates", [200, pytest.param(10_000, marks=SWEEP)])
+@pytest.mark.parametrize("updates", [pytest.param(10_000, marks=SWEEP)])
 def test_many_updates_leave_the_sums_exact(updates):
     capacity = 1_000_000
     state = fbuf.init(jnp.uint8(0), capacity, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))

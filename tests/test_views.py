@@ -168,7 +168,7 @@ def test_frame_stack_of_one_and_of_a_whole_lane(shape, autoreset, k):
 @pytest.mark.parametrize(
     "view",
     [
-        fbuf.Sequence(2, burn_in=1, state="image"),
+        pytest.param(fbuf.Sequence(2, burn_in=1, state="image"), marks=pytest.mark.sweep),
         pytest.param(fbuf.NStep(3, gamma=GAMMA), marks=pytest.mark.sweep),
         pytest.param(fbuf.FrameStack(3), marks=pytest.mark.sweep),
         pytest.param(fbuf.Sequence(3, boundary="stop"), marks=pytest.mark.sweep),

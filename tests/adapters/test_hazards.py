@@ -243,9 +243,12 @@ def test_some_copies_of_an_array_are_none():
 def test_imported_rows_compile_once_more(caplog):
     def compiled(add: Any, state: Any) -> int:
         caplog.clear()
-        with jax.log_compiles():
+        jax.config.update("jax_log_compiles", True)  # in all threads
+        try:
             for _ in range(3):
                 state = add(state, torch.ones(3, 7))
+        finally:
+            jax.config.update("jax_log_compiles", False)
         return sum("Finished XLA compilation" in r.getMessage() for r in caplog.records)
 
     add = jax.jit(fbuf.add, donate_argnums=0)

@@ -604,3 +604,75 @@ def test_another_thread_that_drops_batches_doubles_none(prefetch):
             thread.join()
     for epoch in range(3):
         assert len(set(seen[epoch * count : (epoch + 1) * count])) == count
+
+
+# Reading rows.
+
+
+def test_rows_are_read_by_position():
+    buffer = buffer_of(0, capacity=6)
+    for start in (0, 4):  # around the end: positions are slots
+        buffer.extend(rows(4, start))
+    numbers = [6, 7, 2, 3, 4, 5]
+    assert buffer[:]["number"].tolist() == numbers
+    assert buffer[3]["number"].item() == 3
+    assert buffer[-2:]["number"].tolist() == numbers[-2:]
+    assert buffer[torch.tensor([True, False] * 3)]["number"].tolist() == numbers[::2]
+    assert buffer[[0, 0, 5]]["next"]["reward"].shape == (3, 1)
+    buffer[:]["number"].zero_()  # it is a copy
+    assert buffer[0]["number"].item() == 6
+    with pytest.raises(IndexError):
+        buffer[6]
+    with pytest.raises(TypeError, match=r"write\(ids, fields\)"):
+        buffer[0] = buffer[1]
+    buffer.remove(fbuf.ids_at(buffer.state, np.int32([1])))
+    assert buffer[:]["number"].tolist() == [6, 2, 3, 4, 5]
+    with pytest.raises(IndexError, match="slot 1 was removed"):
+        buffer[1]
+
+
+def test_episodes_come_one_by_one():
+    buffer = buffer_of(0)
+    ends = torch.tensor([False, False, True, False, True, False])
+    buffer.extend(rows(6), terminated=ends)
+    found = [episode["number"].tolist() for episode in buffer.episodes()]
+    assert found == [[0, 1, 2], [3, 4], [5]]
+
+
+def test_it_says_what_it_is():
+    buffer = buffer_of(3, sampler=fbuf.Uniform(), batch_size=4)
+    assert repr(buffer).startswith(f"ReplayBuffer(3 of {CAPACITY} rows, sampler=Uniform(window=1")
+    buffer.close()
+    assert "closed" in repr(buffer)
+    assert repr(ReplayBuffer(4)).startswith("ReplayBuffer(0 of 4 rows")
+
+
+def test_tensordicts_and_tensorclasses_come_back_as_such():
+    tensordict = pytest.importorskip("tensordict")
+
+    @tensordict.tensorclass
+    class Step:
+        obs: torch.Tensor
+        action: torch.Tensor
+
+    for items in (
+        Step(torch.arange(6.0).reshape(3, 2), torch.arange(3).int(), batch_size=[3]),
+        tensordict.TensorDict({"obs": torch.ones(3, 2), "a": {"b": torch.arange(3).int()}}, [3]),
+    ):
+        buffer = ReplayBuffer(8, batch_size=5)
+        buffer.extend(items)
+        batch = buffer.sample()
+        assert type(batch.data) is type(items)
+        assert batch.data.batch_size == (5,)
+        stored = buffer[:]
+        assert type(stored) is type(items)
+        assert (stored == items).all()
+
+
+def test_nested_tuples_are_items():
+    buffer = ReplayBuffer(8, batch_size=5)
+    buffer.extend((torch.ones(3, 2), (torch.arange(3).int(), {"r": torch.zeros(3)})))
+    data = buffer.sample().data
+    assert data[0].shape == (5, 2)
+    assert data[1][1]["r"].shape == (5,)
+    assert buffer[2][1][0].item() == 2

@@ -173,12 +173,20 @@ def test_any_lengths_take_a_handful_of_programs(monkeypatch):
         )[1],
     )
     rng = np.random.default_rng(0)
-    buffer = ReplayBuffer(500, sampler=fbuf.Prioritized(window=3), batch_size=32)
+    buffer = ReplayBuffer(500, sampler=fbuf.Prioritized(), batch_size=32)
     for length in rng.permutation(np.arange(1, 301))[:40].tolist():
         buffer.extend(rows(0, length), terminated=torch.arange(length) == length - 1)
         if buffer.can_sample():
             batch = buffer.sample(length)
             buffer.update_priority(batch.ids, torch.rand(length))
     of_methods = [name for name in compiled if "changed" in name or "draw" in name]
-    # Each of the three: the first length, 16, 64, 256 and 1024.
+    # Each of the three: the first length, 16, 64, 256 and 1024; none comes twice in a row.
     assert 0 < len(of_methods) <= 3 * 5
+
+
+def test_sizes_that_come_twice_in_a_row_have_programs_of_their_own():
+    sizes = _sizes.Sizes()
+    asked = [100, 16, 16, 16, 20, 16, 30, 30, 30, 40, 40, 50, 50, 50]
+    found = [sizes.fitting("extend", size) for size in asked]
+    assert found == [None, 16, None, None, 64, None, 64, None, None, 64, None, 64, 64, 64]
+    assert sizes.fitting("sample", 7) is None

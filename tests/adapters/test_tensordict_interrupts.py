@@ -61,8 +61,10 @@ def steps(first, count, episode):
     return TensorDict({"t": t, "episode": torch.full((count,), episode)}, batch_size=[count])
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("times", [100, pytest.param(2000, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    ("times", "prefetch"),
+    [(100, 2), *(pytest.param(2000, n, marks=pytest.mark.sweep) for n in (0, 2))],
+)
 def test_rows_and_episodes_stay_whole(interrupted, prefetch, times):
     rng, hit, first, episode = random.Random(prefetch), 0, 8, 0
     rb = TensorDictReplayBuffer(

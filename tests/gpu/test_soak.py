@@ -49,8 +49,9 @@ def test_a_few_seconds(monkeypatch, tmp_path):
 
 def batch():
     rows = soak.fill(soak.memory_on(torch.device("cpu")), writer=2, number=70_000)
-    rows = {key: leaf.clone() for key, leaf in rows.items()}
-    return SimpleNamespace(data=rows, mask=torch.ones(soak.ROWS, dtype=torch.bool))
+    item = {key: leaf.clone().unflatten(0, (-1, soak.SLICE)) for key, leaf in rows.items()}
+    mask = torch.ones(soak.ROWS // soak.SLICE, dtype=torch.bool)
+    return SimpleNamespace(data=SimpleNamespace(item=item), mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,13 @@ def batch():
 def test_a_torn_row_is_found(tear):
     rows = batch()
     assert soak.torn(rows) == 0
-    tear(rows.data["words"])
+    tear(rows.data.item["words"].flatten(0, 1))
     assert soak.torn(rows) == 1
-    rows.mask[3] = False  # which is no row at all
+    rows.mask[0] = False  # its slice is none at all
     assert soak.torn(rows) == 0
+
+
+def test_a_slice_of_two_episodes_is_found():
+    rows = batch()
+    rows.data.item["number"][1, 2] += 1
+    assert soak.torn(rows) >= 1

@@ -88,8 +88,8 @@ def add_from_torch(
 
     if state.fault.is_deleted():
         entry.refuse_consumed("add", state)
-    ready = _feed.ready(fbuf.add, state, given, feed_all, narrow=narrow)
-    added = _compiled(state, ready, time_major=time_major)
+    leaves, structure = _feed.ready(fbuf.add, lambda: state, given, feed_all, narrow=narrow)
+    added = _compiled(state, structure.unflatten(leaves), time_major=time_major)
     _refuse_traced(added)
     if _feed.on_gpu(given):
         _feed.let_torch_wait(added.fault)

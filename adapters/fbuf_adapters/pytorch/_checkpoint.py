@@ -52,7 +52,7 @@ class Run:
         written: Whether there has been a row since the buffer was made or emptied.
         ahead: The batches drawn ahead.
         batch_size: Their size.
-        first_size: The size of the first batch, which has a program of its own; None without one.
+        sizes: What is known of the sizes of batches, see `Sizes.own`.
     """
 
     state: fbuf.State[Any] | None
@@ -62,7 +62,7 @@ class Run:
     written: bool
     ahead: list[Any]
     batch_size: int | None
-    first_size: int | None
+    sizes: list[int]
 
 
 def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         "turns": to_torch(run.turns, copy=True).cpu(),
         "written": run.written,
         "batch_size": run.batch_size,
-        "first_size": run.first_size,
+        "sizes": run.sizes,
         "ahead": map_tensors(run.ahead, lambda tensor: tensor.cpu().clone(), moved_to=_CPU),
     }
 
@@ -90,7 +90,7 @@ def load(
 ) -> Run:
     """Put it together again, or raise `ValueError` before anything has changed."""
     parts = {"version", "made_with", "item", "state", "key", "turns", "written", "ahead"}
-    parts |= {"first_size"}
+    parts |= {"sizes"}
     missing = ({"version"} if saved.get("version", VERSION) != VERSION else parts) - set(saved)
     if missing:
         raise ValueError(f"{where} state_dict is incomplete: it lacks {sorted(missing)}")
@@ -118,7 +118,7 @@ def load(
         written=bool(saved["written"]),
         ahead=map_tensors(saved["ahead"], torch.clone),
         batch_size=batch_size,
-        first_size=saved["first_size"],
+        sizes=list(saved["sizes"]),
     )
 
 

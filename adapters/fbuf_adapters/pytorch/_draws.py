@@ -168,7 +168,7 @@ class Draws:
         return drawn, drawn[-1].after if drawn else turn
 
     def elsewhere(
-        self, key: jax.Array, turns: Any, ahead: Sequence[Any], first_size: int | None
+        self, key: jax.Array, turns: Any, ahead: Sequence[Any], sizes: list[int]
     ) -> Draws:
         """The same, at another point of a run.
 
@@ -177,7 +177,7 @@ class Draws:
             turns: The turns that batches were drawn at ahead, and that of the next one: uint32
                 `[len(ahead) + 1, 2]`.
             ahead: These batches.
-            first_size: The size of the first batch of all, if there was one.
+            sizes: What is known of the sizes of batches, see `Sizes.own`.
         """
         device = _device(self.key)
         before = [jax.device_put(turn, device) for turn in np.asarray(turns)]
@@ -190,8 +190,8 @@ class Draws:
         other.key, other._turn = jax.device_put(key, device), before[0]
         other._ahead, other._unfinished = waiting, None
         other.sizes = _sizes.Sizes()
-        if first_size is not None:
-            other.sizes.fitting("sample", first_size)
+        if sizes:
+            other.sizes.own["sample"] = list(sizes)
         return other
 
     def close(self) -> None:

@@ -85,13 +85,13 @@ def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
 
 def ready(
     verb: Callable[..., fbuf.State[Any]],
-    state: fbuf.State[Any],
+    state: Callable[[], fbuf.State[Any]],
     given: dict[str, Any],
     feed_all: Callable[[], dict[str, Any]],
     *,
     narrow: bool,
-) -> dict[str, Any]:
-    """The arguments of one of fbuf's functions, ready for a compiled form of it.
+) -> tuple[list[Any], Any]:
+    """The arguments of one of fbuf's functions, ready for a compiled form of it, as leaves.
 
     `given` are the arguments by name, and `feed_all` makes them ready, or refuses one by its name.
     It need not be called for what most arguments are: plain tensors on CPU.
@@ -110,8 +110,8 @@ def ready(
             break
         fed.append(ready)
     if len(fed) < len(leaves):
-        return entry.checked(verb, state, feed_all())
-    return structure.unflatten(fed)
+        return jax.tree.flatten(entry.checked(verb, state(), feed_all()))
+    return fed, structure
 
 
 def on_gpu(given: Any) -> bool:

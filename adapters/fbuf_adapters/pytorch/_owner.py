@@ -67,23 +67,27 @@ class Owner:
     def program(self, key: Any, make: Callable[[Any], Any]) -> Any:
         """The program of a key, made of the form of the state when it is first asked for."""
         if (found := self._programs.get(key)) is None:
-            found = self._programs[key] = make(self.form)
+            # Where JAX compares structures, an exception would become another one.
+            found = self._calls.apart(functools.partial(make, self.form))
+            self._programs[key] = found
         return found
 
-    def change(self, verb: Verb, given: dict[str, Any], wait: bool, **static: Any) -> None:
+    def change(
+        self, verb: Verb, leaves: list[Any], structure: Any, wait: bool, **static: Any
+    ) -> None:
         """Have a function of fbuf make the next state of this one.
 
         Args:
             verb: A function of a state that returns a state.
-            given: Its other arguments, by name, ready for JAX.
+            leaves: Its other arguments, ready for JAX.
+            structure: What they are the leaves of: a dict of the arguments, by name.
             wait: Whether to return only when the arguments have been read.
             static: The arguments that are part of the program.
         """
-        leaves, structure = jax.tree.flatten(given)
-        arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+        of_host = tuple([isinstance(leaf, np.ndarray) for leaf in leaves])
+        arrays = [leaf for leaf, host in zip(leaves, of_host, strict=True) if host]
+        others = [leaf for leaf, host in zip(leaves, of_host, strict=True) if not host]
         layout = _packed.layout(arrays)
-        others = [leaf for leaf in leaves if not isinstance(leaf, np.ndarray)]
-        of_host = tuple(isinstance(leaf, np.ndarray) for leaf in leaves)
         parts = verb, structure, layout, of_host, tuple(static.items())
         program = self.program(parts, functools.partial(_compiled, parts))
         packed = _packed.pack_numpy(layout, arrays)

@@ -7,7 +7,6 @@ byte in one of bytes. Leaves of other widths, and those that are large, stay by 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -36,20 +35,24 @@ _UNITS = {
 _Spec = tuple[tuple[int, ...], np.dtype[Any]]
 
 
-@dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where leaves lie.
+    """Where leaves lie. There is one of each kind: see `layout`.
 
     Attributes:
-        specs: The shape and the dtype of each.
+        specs: The shape and the dtype of each leaf.
+        among: What each is packed into; None is nothing.
+        packed: The units that leaves are packed into, each with the numbers of its leaves.
+        alone: The numbers of the others.
     """
 
-    specs: tuple[_Spec, ...]
+    def __init__(self, specs: tuple[_Spec, ...]) -> None:
+        self.specs = specs
+        self.among = tuple(_among(*spec) for spec in specs)
+        self.packed = [(u, self._of(u)) for u in (_WORD, _BYTE) if u in self.among]
+        self.alone = self._of(None)
 
-    @functools.cached_property
-    def among(self) -> tuple[np.dtype[Any] | None, ...]:
-        """What each leaf is packed into; None is nothing."""
-        return tuple(_among(*spec) for spec in self.specs)
+    def _of(self, unit: np.dtype[Any] | None) -> list[int]:
+        return [n for n, among in enumerate(self.among) if among is unit]
 
 
 def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -61,7 +64,12 @@ def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None
 
 def layout(leaves: list[Any]) -> Layout:
     """The layout of leaves that are arrays of any kind."""
-    return Layout(tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves))
+    return _layout(tuple([(leaf.shape, leaf.dtype) for leaf in leaves]))
+
+
+@functools.cache
+def _layout(specs: tuple[_Spec, ...]) -> Layout:
+    return Layout(specs)
 
 
 # In a compiled program.
@@ -70,21 +78,20 @@ def layout(leaves: list[Any]) -> Layout:
 def pack(layout: Layout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:
     """The words, the bytes, if there are any, and the other leaves."""
     packed: list[jax.Array] = []
-    for unit in (_WORD, _BYTE):
+    for unit, numbers in layout.packed:
         parts: list[jax.Array] = []
-        for leaf, among in zip(leaves, layout.among, strict=True):
-            if among == unit:
-                leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
-                parts.append(lax.bitcast_convert_type(leaf, unit).reshape(-1))
-                parts.append(jnp.zeros(_padding(leaf.size, unit), unit))
-        packed += [jnp.concatenate(parts)] if parts else []
-    return *packed, *(x for x, among in zip(leaves, layout.among, strict=True) if among is None)
+        for leaf in (leaves[n] for n in numbers):
+            leaf = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+            parts.append(lax.bitcast_convert_type(leaf, unit).reshape(-1))
+            parts.append(jnp.zeros(_padding(leaf.size, unit), unit))
+        packed.append(jnp.concatenate(parts))
+    return *packed, *(leaves[n] for n in layout.alone)
 
 
 def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
     """The leaves that were packed on the host."""
     rest, at = list(arrays), dict.fromkeys((_WORD, _BYTE), 0)
-    whole = {unit: rest.pop(0) for unit in (_WORD, _BYTE) if unit in layout.among}
+    whole = {unit: rest.pop(0) for unit, _ in layout.packed}
     leaves: list[jax.Array] = []
     for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
         if unit is None:
@@ -103,15 +110,12 @@ def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
 
 def pack_numpy(layout: Layout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
     """The same for NumPy arrays, one behind the other."""
-    packed: list[Any] = []
-    for unit in (_WORD, _BYTE):
-        parts = [
-            leaf.reshape(-1).view(unit)
-            for leaf, among in zip(leaves, layout.among, strict=True)
-            if among == unit
-        ]
-        packed += [np.concatenate(parts)] if parts else []
-    return *packed, *(x for x, among in zip(leaves, layout.among, strict=True) if among is None)
+    packed: list[Any] = [
+        np.concatenate([leaves[n].reshape(-1).view(unit) for n in numbers])
+        for unit, numbers in layout.packed
+    ]
+    packed += [leaves[n] for n in layout.alone]
+    return tuple(packed)
 
 
 class Unpack:

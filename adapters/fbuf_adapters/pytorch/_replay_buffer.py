@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,16 @@ from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf.storage.ids import NO_SLOT
 from fbuf.views import View
-from fbuf_adapters.pytorch import _checkpoint, _dtypes, _feed, _handover, _sizes, _tensors
+from fbuf_adapters.pytorch import (
+    _checkpoint,
+    _containers,
+    _dtypes,
+    _feed,
+    _handover,
+    _reading,
+    _sizes,
+    _tensors,
+)
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._draws import Draws
 from fbuf_adapters.pytorch._error import InteropError, convert
@@ -60,9 +69,10 @@ class ReplayBuffer:
     Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
     The buffer neither reads nor changes a global random generator.
 
-    Batches may have any length. JAX compiles a program for every size that it sees, so sizes other
-    than the first one of a method go up to the next of 16, 64, 256, 1024, 4096, 8192, and so on by
-    two: what is added is padded and masked, and of what is drawn you get as much as you asked for.
+    Batches may have any length. JAX compiles a program for every size that it sees. So of a method,
+    the first size has a program of its own, and a size that comes twice in a row; all others go up
+    to the next of 16, 64, 256, 1024, 4096, 8192, and so on by two: what is added is padded and
+    masked, and of what is drawn you get as much as you asked for.
 
     An exception may come at any moment, from Ctrl-C or another signal. The buffer then holds the
     state from before the call or from after it, and the next call of `sample` returns the batch
@@ -174,6 +184,7 @@ class ReplayBuffer:
             next_of=next_of,
             max_ends=max_ends,
         )
+        self._view = view
         self._batch_size = batch_size
         self._leading = 0 if num_envs is None else 1
         self._whole_steps = lockstep and num_envs is not None
@@ -185,6 +196,11 @@ class ReplayBuffer:
         self._calls = Calls()
         self._sizes = _sizes.Sizes()
         self._rows: _Rows | None = None
+        self._rebuild: list[_containers.Rebuild] = []
+        """What makes items what they were, if they were no trees of JAX's."""
+        if isinstance(view, fbuf.Item):
+            transform = functools.partial(_as_given, self._rebuild, transform)
+        self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
         self._draws = Draws(
             key=jax.device_put(jax.random.key(seed), self._jax_device),
             in_order=sampler.in_order,
@@ -192,11 +208,13 @@ class ReplayBuffer:
             view=view,
             batch_size=batch_size,
             prefetch=prefetch,
-            handover=_handover.Handover(int64, transform, pin_memory, self._to),
+            handover=self._handover,
             stream=_handover.stream_for(self._device, self._to) if prefetch else None,
             calls=self._calls,
         )
         if item is not None:
+            item, rebuild = _containers.plain(item)
+            self._rebuild += [] if rebuild is None else [rebuild]
             self._rows = self._make(learn(_where("__init__"), item))
         else:  # what is wrong with the other arguments should be said now
             jax.eval_shape(lambda: self._init(0.0, next_of=None, max_ends=None))
@@ -217,10 +235,10 @@ class ReplayBuffer:
         """Add one item, or one step of all environments, `[num_envs, ...]`.
 
         Args:
-            item: A tree of tensors. On CPU you may reuse them when the call returns; on a GPU, work
-                that you give to the current stream afterwards waits for the call. 64-bit integers
-                are stored in 32 bits, if every value fits. Tensors on a GPU need a buffer on that
-                GPU.
+            item: A tree of tensors, a TensorDict or a tensorclass; `sample` returns the same. On
+                CPU you may reuse the tensors when the call returns; on a GPU, work that you give to
+                the current stream afterwards waits for the call. 64-bit integers are stored in 32
+                bits, if every value fits. Tensors on a GPU need a buffer on that GPU.
             terminated: As for `fbuf.add`: a tensor or a Python value. The same holds for the
                 arguments below.
             truncated: As for `fbuf.add`.
@@ -352,7 +370,7 @@ class ReplayBuffer:
             self._draws.drop()
             if self._rows is not None:
                 owner = self._made("empty").owner
-                owner.change(fbuf.clear, {}, wait=False)
+                owner.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
                 self._rows = dataclasses.replace(self._rows, blank=owner.leaves)
 
     def drop_ahead(self) -> None:
@@ -432,6 +450,70 @@ class ReplayBuffer:
             self._check_open("__len__")
             size = 0 if self._rows is None else self._made("__len__").owner.look(fbuf.size)
         return int(size)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows by where they lie: position 0 is slot 0, not the oldest row.
+
+        Args:
+            index: A position, a slice, or a list or tensor of positions or of bools, of the slots
+                that hold rows, `[N]`; with environments, of `[num_envs, N]`.
+
+        Returns:
+            The items, leaves of the shape that the index gives and then that of the item, in memory
+            of their own. Slices leave out removed rows if there are no environments.
+
+        Raises:
+            IndexError: If there is no such position, or the row there was removed.
+            RuntimeError: As `update_priority`.
+
+        Cost: O(B), and O(N) if `index` is a tensor or there are environments.
+        """
+        slots, data, there = self.read_at(index)
+        if not bool(there.all()):
+            if not isinstance(index, slice) or self._leading:
+                slot = int(slots.reshape(-1)[~there.cpu()][0])
+                raise IndexError(
+                    f"{_where('__getitem__')} the row in slot {slot} was removed; read buffer[:] "
+                    "or episodes()"
+                )
+            slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
+        return self._given(data, slots.shape)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        """Refuse: rows are added, and fields of them written."""
+        raise TypeError(
+            f"{_where('__setitem__')} rows cannot be written by position; add rows with extend(), "
+            "or change fields with write(ids, fields), where the ids of a batch are batch.ids"
+        )
+
+    def episodes(self) -> Iterator[Any]:
+        """Go through the stored episodes, oldest first, and environment by environment.
+
+        Yields:
+            Items, leaves `[T, ...]`: the stored steps of an episode, in order. The oldest may lack
+            its beginning, and the newest of each environment its end. A removed row splits an
+            episode in two. An episode that is overwritten before its turn is left out.
+
+        Raises:
+            RuntimeError: As `update_priority`.
+
+        Cost: O(N) at first, and then O(T) each.
+        """
+        for slots, data in self.read_episodes():
+            yield self._given(data, slots.shape)
+
+    def __repr__(self) -> str:
+        """One line: what is in it, and what it returns."""
+        capacity = self._init.keywords["capacity"]
+        try:
+            held = f"{len(self)} of {capacity} rows"
+        except RuntimeError:
+            held = "closed or consumed"
+        envs = self._init.keywords["num_envs"]
+        return (
+            f"ReplayBuffer({held}{'' if envs is None else f', {envs} environments'}, sampler="
+            f"{self._init.keywords['sampler']}, view={self._view}, batch_size={self._batch_size})"
+        )
 
     def can_sample(self) -> bool:
         """Whether there is a row to draw; see `fbuf.can_sample`.
@@ -588,6 +670,38 @@ class ReplayBuffer:
 
     # The rest is not for users.
 
+    def read_at(self, index: Any) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """The slots that an index means, the rows there, flat, and which of them there are."""
+        with self.lock:
+            state = self._made("__getitem__").owner.state
+            slots = self._calls.apart(lambda: _reading.positions(state, index))
+            data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
+        return slots, data, there
+
+    def read_episodes(self) -> Iterator[tuple[torch.Tensor, Any]]:
+        """The slots of each stored episode, and its rows."""
+        with self.lock:
+            state = self._made("episodes").owner.state
+            found = self._calls.apart(lambda: list(_reading.episodes(state)))
+        for slots, generations in found:
+            with self.lock:
+                state = self._made("episodes").owner.state
+                read = functools.partial(_reading.read, state, slots, generations)
+                data, there = self._calls.apart(read)
+            if bool(there.all()):
+                yield torch.from_numpy(slots).long(), data
+
+    def _given(self, data: Any, lead: torch.Size) -> Any:
+        """Rows as the user gave them, where he wants them."""
+        leaves, tree = jax.tree.flatten(data)
+        leaves = [leaf.reshape((*lead, *leaf.shape[1:])) for leaf in leaves]
+        if self._handover.int64:
+            leaves = [leaf.long() if leaf.dtype == torch.int32 else leaf for leaf in leaves]
+        data = tree.unflatten(leaves)
+        if self._rebuild:
+            data = self._rebuild[0](data, lead)
+        return self._handover.place(data)
+
     def _saved(self, rows: _Rows | None) -> dict[str, Any]:
         """All that future calls depend on."""
         waiting, turn = self._draws.waiting()
@@ -599,7 +713,7 @@ class ReplayBuffer:
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
             ahead=[batch.take() for batch in waiting],
             batch_size=self._batch_size,
-            first_size=self._draws.sizes.first.get("sample"),
+            sizes=self._draws.sizes.own.get("sample", []),
         )
         return _checkpoint.save(run, self._init.keywords)
 
@@ -615,7 +729,7 @@ class ReplayBuffer:
             for batch in run.ahead
         ]
         key = jax.random.wrap_key_data(run.key)
-        return rows, self._draws.elsewhere(key, run.turns, ahead, run.first_size)
+        return rows, self._draws.elsewhere(key, run.turns, ahead, run.sizes)
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
@@ -636,6 +750,7 @@ class ReplayBuffer:
     ) -> None:
         where = f"{_NAME}.{function}"
         name = "items" if axes else "item"
+        items, rebuild = _containers.plain(items)
         given = {"items": items, "next_observation": next_observation, **options}
 
         def feed_all() -> dict[str, Any]:
@@ -663,6 +778,8 @@ class ReplayBuffer:
                 self._check_whole(rows.owner, fbuf.add, whole, feed_all, time_major=time_major)
                 raise
             self._rows = rows
+            if rebuild is not None and not self._rebuild:
+                self._rebuild.append(rebuild)
 
     def _change(self, function: str, verb: Callable[..., Any], given: dict[str, Any]) -> None:
         """Call a function of a state, and take what it returns for the state."""
@@ -687,16 +804,16 @@ class ReplayBuffer:
 
     def _fitted(self, learned: Learned, given: dict[str, Any], axis: int) -> dict[str, Any]:
         """Rows to add, padded to a size that there is a program for, and a mask for them."""
-        steps = _sizes.length(given["items"], axis)
+        first = next(iter(jax.tree.leaves(given["items"])), None)
         lead = jax.tree.leaves(learned.item)[0].ndim + 1 + self._leading
-        if not steps or jax.tree.leaves(given["items"])[0].ndim != lead:
+        if not isinstance(first, torch.Tensor) or first.ndim != lead or not first.shape[axis]:
             return {}
+        steps = first.shape[axis]
         size = self._sizes.fitting("extend", steps)
         padded = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
         if size is None or _sizes.length(padded, axis) != steps:
             return {}
         if given["mask"] is None:
-            first = jax.tree.leaves(given["items"])[0]
             lanes = () if self._whole_steps else first.shape[: 1 + self._leading]
             mask, at = np.ones(lanes or steps, bool), axis if lanes else 0
         else:
@@ -708,14 +825,16 @@ class ReplayBuffer:
 
     def _fitted_ids(self, function: str, given: dict[str, Any]) -> dict[str, Any]:
         """Ids and what belongs to them, padded with "no row" to a size there is a program for."""
+        slot = given["ids"].slot
+        if not isinstance(slot, torch.Tensor | np.ndarray) or slot.ndim != 1 or not len(slot):
+            return {}
+        size = self._sizes.fitting(function, len(slot))
         padded = {
             name: value
             for name, value in given.items()
             if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
         }
-        count = _sizes.length(padded, 0)
-        size = self._sizes.fitting(function, count) if count else None
-        if size is None or given["ids"].slot.ndim != 1:
+        if size is None or _sizes.length(padded, 0) != len(slot):
             return {}
         return {
             **_sizes.padded(padded, 0, size),
@@ -734,11 +853,12 @@ class ReplayBuffer:
         **static: Any,
     ) -> None:
         """Change the state; the tensors are their owner's again when this returns."""
-        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
-        by_streams = _feed.on_gpu(given)
-        owner.change(verb, ready, wait=not by_streams, **static)
+        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+        of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
+        by_streams = not of_host and _feed.on_gpu(given)
+        owner.change(verb, leaves, structure, wait=not by_streams, **static)
         if by_streams:
-            _feed.let_torch_wait(owner.state.fault)
+            _feed.let_torch_wait(owner.fault)
 
     def _check_whole(
         self,
@@ -749,8 +869,8 @@ class ReplayBuffer:
         **static: Any,
     ) -> None:
         """Raise what is wrong with arguments as they were given, before they were padded."""
-        ready = _feed.ready(verb, owner.state, given, feed_all, narrow=True)
-        changed = functools.partial(verb, **static)
+        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+        ready, changed = structure.unflatten(leaves), functools.partial(verb, **static)
         self._calls.apart(lambda: jax.eval_shape(lambda s, g: changed(s, **g), owner.state, ready))
 
     def _feed_row(self, leaf: Any) -> Any:
@@ -792,6 +912,16 @@ class ReplayBuffer:
         if rows.owner.leaves is rows.blank:
             raise RuntimeError(f"{_where(function)} the buffer is empty; add something first")
         return rows
+
+
+def _as_given(
+    rebuild: list[_containers.Rebuild], transform: Callable[[Any], Any] | None, batch: Any
+) -> Any:
+    """A batch whose items are what they were when they were added, transformed."""
+    if rebuild:
+        data = rebuild[0](batch.data, batch.mask.shape)
+        batch = dataclasses.replace(batch, data=data)
+    return batch if transform is None else transform(batch)
 
 
 def _short(leaf: Any) -> Any:

@@ -10,23 +10,28 @@ import numpy as np
 import torch
 
 _STEPS = (16, 64, 256, 1024, 4096)
+_OWN = 4
 
 
 class Sizes:
     """The sizes that a buffer has programs for.
 
-    Of each call it is the first one, exactly; most programs never have another. All others go up to
-    the next of 16, 64, 256, 1024, 4096, 8192, and so on by two.
+    Of each call those have one of their own that came first, or twice in a row: four at most, for
+    most programs never have more. All others go up to the next of 16, 64, 256, 1024, 4096, 8192,
+    and so on by two.
     """
 
     def __init__(self) -> None:
-        self.first: dict[str, int] = {}
+        self.own: dict[str, list[int]] = {}
+        """Of each call the sizes that have a program of their own, and at the end the last size."""
 
     def fitting(self, call: str, size: int) -> int | None:
         """The size to bring a batch of a call to; None if it is to stay as it is."""
-        if self.first.setdefault(call, size) == size:
-            return None
-        return next_step(size)
+        *own, last = self.own.get(call, [size])
+        if size not in own and len(own) < _OWN and size == last:
+            own.append(size)
+        self.own[call] = [*own, size]
+        return None if size in own else next_step(size)
 
 
 def next_step(size: int) -> int:
@@ -48,6 +53,8 @@ def padded(tree: Any, axis: int, size: int, value: Any = 0) -> Any:
     """The tree with `value` at the end of all leaves, so that they have this size along an axis."""
 
     def pad(leaf: Any) -> Any:
+        if leaf.shape[axis] == size:
+            return leaf
         shape = list(leaf.shape)
         shape[axis] = size - shape[axis]
         if isinstance(leaf, np.ndarray):

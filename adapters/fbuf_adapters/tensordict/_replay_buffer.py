@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import io
 import os
 import pathlib
@@ -12,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
 
+import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
-from fbuf_adapters.tensordict import _leaves, _reading, _slices, _transforms
+from fbuf_adapters.tensordict import _leaves, _slices, _transforms
 from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._leaves import Form
 
@@ -415,10 +415,7 @@ class TensorDictReplayBuffer:
             isinstance(index, tuple) and index and all(isinstance(part, str) for part in index)
         ):
             return self[:][index]
-        with self.buffer.lock:
-            state = self.buffer.state
-            slots = self._calls.apart(lambda: _reading.positions(state, index))
-            data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
+        slots, data, there = self.buffer.read_at(index)
         if not bool(there.all()):
             if not isinstance(index, slice) or self._num_envs is not None:
                 slot = int(slots.reshape(-1)[~there.cpu()][0])
@@ -426,7 +423,7 @@ class TensorDictReplayBuffer:
                     f"{_NAME}.__getitem__: the row in slot {slot} was removed; read rb[:] or "
                     "episodes()"
                 )
-            slots, data = slots[there.cpu()], _reading.mapped(lambda leaf: leaf[there], data)
+            slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
         return self._rows(data, slots)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
@@ -451,15 +448,8 @@ class TensorDictReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
-        with self.buffer.lock:
-            state = self.buffer.state
-            found = self._calls.apart(lambda: list(_reading.episodes(state)))
-        for slots, generations in found:
-            with self.buffer.lock:
-                read = functools.partial(_reading.read, self.buffer.state, slots, generations)
-                data, there = self._calls.apart(read)
-            if bool(there.all()):
-                yield self._rows(data, torch.from_numpy(slots).long())
+        for slots, data in self.buffer.read_episodes():
+            yield self._rows(data, slots)
 
     def stats(self) -> dict[str, float]:
         """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`."""

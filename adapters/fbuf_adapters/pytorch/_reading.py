@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import to_torch
+from fbuf_adapters.pytorch._to_torch import to_torch
 
 _MOST = 2**14
 """How many rows are read at a time."""
@@ -53,9 +54,9 @@ def read(state: fbuf.State[Any], slots: Any, generations: Any = None) -> tuple[A
             laps: Any = np.pad(np.asarray(generations)[here], (0, more))
             ids = fbuf.Ids(wanted, laps)
         batch: Any = to_torch(fbuf.read(state, ids))
-        parts.append(mapped(lambda leaf, n=count: leaf[:n], {"": batch.data, "there": batch.mask}))
-    whole = parts[0] if len(parts) == 1 else _joined(parts)
-    return whole[""], whole["there"]
+        both = batch.data, batch.mask
+        parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], both))
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *part: torch.cat(part), *parts)
 
 
 def episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any]]:
@@ -74,15 +75,3 @@ def episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any
         for part in np.split(np.arange(oldest, len(slots)), breaks - oldest):
             if len(part) and there[part[0]]:
                 yield slots[part], generation[part]
-
-
-def mapped(function: Any, node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: mapped(function, value) for key, value in node.items()}
-    return function(node)
-
-
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {key: _joined([part[key] for part in parts]) for key in parts[0]}
-    return torch.cat(parts)

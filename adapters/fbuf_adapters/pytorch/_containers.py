@@ -1,0 +1,26 @@
+"""Items that are no trees of JAX's: TensorDicts and tensorclasses, as dicts and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rebuild = Callable[[Any, torch.Size], Any]
+"""Makes of a dict of tensors, and the axes that they begin with, what was given."""
+
+
+def plain(items: Any) -> tuple[Any, Rebuild | None]:
+    """Items as a tree, and what makes them what they were; None where they are one."""
+    if not (hasattr(items, "batch_size") and callable(getattr(items, "to_dict", None))):
+        return items, None
+    return items.to_dict(), functools.partial(_rebuilt, type(items))
+
+
+def _rebuilt(kind: Any, data: Any, lead: torch.Size) -> Any:
+    from tensordict import TensorDict, TensorDictBase  # which whoever gave one has
+
+    made = TensorDict(data, batch_size=lead)
+    return made if issubclass(kind, TensorDictBase) else kind.from_tensordict(made)
