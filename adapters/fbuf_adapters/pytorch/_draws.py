@@ -115,7 +115,8 @@ class Draws:
             if self._again or not drawn.ahead:
                 # Rows have gone since, or a transform may have changed what was drawn.
                 made, _ = self._draw(owner, drawn.before, size, beta)
-                drawn = dataclasses.replace(drawn, take=made, ahead=False)
+                take = functools.partial(self._handover.at_once, made)
+                drawn = dataclasses.replace(drawn, take=take, ahead=False)
                 self.__dict__.update(_unfinished=drawn, _again=False)
             return drawn
         if self._ahead and size != self._ahead[0].size:
@@ -126,7 +127,7 @@ class Draws:
             drawn = self._ahead[0]
         else:
             made, after = self._draw(owner, self._turn, size, beta)
-            drawn = Drawn(self._turn, after, size, made)
+            drawn = Drawn(self._turn, after, size, functools.partial(self._handover.at_once, made))
         given: dict[str, Any] = {"_turn": drawn.after}
         unfinished = {"_unfinished": drawn, "_again": False}
         self.__dict__.update(given | unfinished if in_main else given)
@@ -212,15 +213,16 @@ class Draws:
         assert size is not None
         while len(self._ahead) <= self._prefetch:
             turn = self._ahead[-1].after if self._ahead else self._turn
-            make, after = self._draw(owner, turn, size, beta)
+            made, after = self._draw(owner, turn, size, beta)
+            make = functools.partial(self._handover, made)
             task = worker.submit(functools.partial(_handover.Ahead, make, self._stream))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
 
     def _draw(
         self, owner: Owner, turn: jax.Array, size: int, beta: Any
-    ) -> tuple[Callable[[], Any], jax.Array]:
-        """What makes the batch of a turn, which is on its way, and the next turn."""
+    ) -> tuple[_handover.Drawing, jax.Array]:
+        """The batch of a turn, which is on its way, and the next turn."""
         fitting = self.sizes.fitting("sample", size)
         program = owner.program("draw", self._make_program)
         count = None if fitting is None else np.int32(size)
@@ -237,7 +239,7 @@ class Draws:
                 self._axes[program] = self._calls.apart(found)
             axes = self._axes[program]
         drawn = _handover.Drawing(packed, unpack, tree, size, axes)
-        return functools.partial(self._handover, drawn), after
+        return drawn, after
 
 
 def _taken(task: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import torch
 
-from fbuf_adapters.pytorch import _lifetime
+from fbuf_adapters.pytorch import _lifetime, _wait
 from fbuf_adapters.pytorch._packed import Unpack
-from fbuf_adapters.pytorch._to_torch import to_torch
+from fbuf_adapters.pytorch._to_torch import platform, to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
 _SHORT = (torch.int32, torch.uint32)
@@ -67,6 +67,12 @@ class Handover:
         if self.transform is not None:
             batch = self.transform(batch)
         return self.place(batch)
+
+    def at_once(self, drawn: Drawing) -> Any:
+        """The same, for whoever waits for the batch."""
+        if platform(drawn.arrays[0].sharding) == "cpu":
+            _wait.wait(drawn.arrays[0])
+        return self(drawn)
 
     def place(self, batch: Any) -> Any:
         """The batch where the user wants it."""

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf_adapters.pytorch import _packed
+from fbuf_adapters.pytorch import _packed, _wait
 from fbuf_adapters.pytorch._calls import Calls
 
 Verb = Callable[..., fbuf.State[Any]]
@@ -93,8 +93,9 @@ class Owner:
         packed = _packed.pack_numpy(layout, arrays)
         steps = map(self._keep, map(program, (self.leaves,), (packed,), (others,)))
         if wait:  # of a program all results are ready at once
-            faults = map(operator.itemgetter(self._fault), self._kept)
-            steps = itertools.chain(steps, map(_block_until_ready, faults))
+            fault = operator.itemgetter(self._fault)
+            waiting = _wait.steps(map(fault, self._kept), map(fault, self._kept))
+            steps = itertools.chain(steps, waiting)
         kind = (program, *map(_kind, others))
         self._calls(kind, functools.partial(collections.deque, steps, 0))
 
@@ -132,9 +133,6 @@ def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
 def _looking(verb: Callable[[fbuf.State[Any]], Any], form: Any) -> Any:
     """The same for a function that leaves the state as it is."""
     return jax.jit(lambda leaves: verb(jax.tree.unflatten(form, leaves)))
-
-
-_block_until_ready = operator.methodcaller("block_until_ready")
 
 
 def _kind(leaf: Any) -> Any:

@@ -132,7 +132,7 @@ class Unpack:
             plan.append((unit, torch_dtype, len(sizes), shape))
             if unit is not None:
                 count = math.prod(shape)
-                sizes += [count, _padding(count, unit)]
+                sizes += [count, _padding(count, unit)] if _padding(count, unit) else [count]
                 self._dtypes.setdefault(unit, {})[torch_dtype] = None
             else:
                 sizes.append(0)
