@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")
 # Of every program that was kept it would be said at length that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import itertools
 import pathlib
 
 import hypothesis
@@ -27,6 +28,11 @@ DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 MOST_MAPS = 40_000
 """Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
+TESTS_A_LOOK = 8
+"""Counting maps takes up to 40 ms; the largest test makes about 2,000."""
+
+_ended = itertools.count(1)
+
 hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
 )
@@ -39,10 +45,12 @@ def pytest_configure(config):
         cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _forget_compiled_programs():
-    """Only where there are very many: what is kept need not be compiled by the next module."""
+    """Only where there are very many: what is kept need not be compiled by the next test."""
     yield
+    if next(_ended) % TESTS_A_LOOK:
+        return
     with open("/proc/self/maps", "rb") as maps:
         count = sum(1 for _ in maps)
     if count > MOST_MAPS:
