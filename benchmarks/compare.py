@@ -143,7 +143,7 @@ def from_python(peer: Any, box: Box, what: str, seconds: float) -> harness.Run:
     targets = [peer.array(rng.random(peer.batch_size, np.float32)) for _ in range(SEVERAL)]
     rows = peers.random_rows(peer.item, ADDED, seed=4)
     rows = {name: peer.array(leaf) for name, leaf in rows.items()}
-    error: Callable[[Any, Any], Any] = lambda reward, target: abs(reward - target)  # noqa: E731
+    error: Callable[[Any, Any], Any] = lambda reward, target: abs(reward - target)
     if peer.traceable:
         error = jax.jit(lambda reward, target: jnp.abs(reward - target))
     ids = rows_to_update(peer, box, keys) if what == UPDATE else []

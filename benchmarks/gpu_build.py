@@ -347,7 +347,7 @@ def views(capacity: int, sampler: Any) -> Cases:
                 item, capacity, sampler=sampler, next_of=next_of
             )
         )
-        sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)  # noqa: E731
+        sample = lambda s, k, view=view: fbuf.sample(s, k, BATCH, view=view)
         found[f"sample, {brief(view)}"] = sample, (state, key)
     return found
 

@@ -70,7 +70,7 @@ def test_both_forms_give_the_same():
     within = jnp.minimum(slots, marked.size - 1)
 
     def all_three():
-        one = lambda tree, ranks, slots, given: (  # noqa: E731
+        one = lambda tree, ranks, slots, given: (
             bit_tree.select(tree, ranks),
             bit_tree.rank(tree, slots),
             bit_tree.select_unless(tree, given, ranks),

@@ -282,7 +282,7 @@ def test_everything_works_with_64_bit_types_and_strict_promotion(sampler, option
             return state, batch.weight
 
         before = jax.tree.map(jnp.result_type, state)
-        run = lambda s: jax.lax.scan(turn, s, jax.random.split(jax.random.key(0), 3))  # noqa: E731
+        run = lambda s: jax.lax.scan(turn, s, jax.random.split(jax.random.key(0), 3))
         # Types are known from tracing; one case is run, too.
         state, weight = run(state) if view == fbuf.Transition("x") else jax.eval_shape(run, state)
         assert jax.tree.map(jnp.result_type, state) == before
@@ -291,7 +291,7 @@ def test_everything_works_with_64_bit_types_and_strict_promotion(sampler, option
             found = jax.tree.leaves(jax.eval_shape(after, state))
             assert all(jnp.result_type(leaf) != jnp.int64 for leaf in found)
         assert jax.tree.map(jnp.result_type, jax.eval_shape(fbuf.clear, state)) == before
-        fill = lambda: fbuf.add(fbuf.init(item, 40), jax.tree.map(lambda x: x[0], rows))  # noqa: E731
+        fill = lambda: fbuf.add(fbuf.init(item, 40), jax.tree.map(lambda x: x[0], rows))
         jax.eval_shape(fill)
 
 

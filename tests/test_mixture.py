@@ -94,7 +94,7 @@ def buffers():
 @pytest.mark.parametrize("jitted", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_a_batch_from_several_buffers(jitted):
     plain, per, apart = buffers()
-    mix = lambda states, key: fbuf.sample_mixed(  # noqa: E731
+    mix = lambda states, key: fbuf.sample_mixed(
         list(zip(states, (2, 1, 1), strict=True)), key, 400, beta=1.0
     )
     mixed = (jax.jit(mix) if jitted else mix)((plain, per, apart), jax.random.key(0))
@@ -129,7 +129,7 @@ def test_a_batch_from_several_buffers(jitted):
 )
 def test_counts_are_exact(given, batch_size, expected):
     sources = list(zip(buffers(), given, strict=False))
-    draw = lambda key: fbuf.sample_mixed(sources, key, batch_size)  # noqa: E731
+    draw = lambda key: fbuf.sample_mixed(sources, key, batch_size)
     mixed = jax.eval_shape(draw, jax.random.key(0))
     assert mixed.counts == expected
     assert mixed.source.shape == mixed.sample.data.shape == (batch_size,)

@@ -15,7 +15,7 @@ import fbuf
 from fbuf.samplers import permutation
 
 SWEEP = pytest.mark.sweep
-everywhere = lambda found: jnp.ones(found.shape, bool)  # noqa: E731
+everywhere = lambda found: jnp.ones(found.shape, bool)
 permute = jax.jit(lambda *given: permutation.permute(*given, everywhere))
 sample = programs.sample
 

@@ -93,9 +93,7 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
     expected = np.zeros(capacity + 1, np.float32)
     for slot, value in zip(slots, new, strict=True):
         expected[slot] = value
-    write = lambda slots, new: sum_tree.write(  # noqa: E731
-        sum_tree.empty(capacity, ALL), slots, new
-    )
+    write = lambda slots, new: sum_tree.write(sum_tree.empty(capacity, ALL), slots, new)
     tree = run(write, slots, new)
     np.testing.assert_array_equal(inside.values(tree), expected[:-1])
     inside.check(tree)

@@ -186,7 +186,7 @@ def test_views_are_the_same_in_every_way(view):
 
 def test_write_changes_the_rows_that_are_still_there(run):
     state = fbuf.init({"x": jnp.int32(0), "deep": {"v": jnp.zeros(2), "wide": jnp.zeros(600)}}, 4)
-    rows = lambda n: {  # noqa: E731
+    rows = lambda n: {
         "x": jnp.arange(n, dtype=jnp.int32),
         "deep": {"v": jnp.zeros((n, 2)), "wide": jnp.zeros((n, 600))},
     }

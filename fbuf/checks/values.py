@@ -203,7 +203,9 @@ def array(function: str, argument: str, value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask would be lost; give value.data")
     if isinstance(value, int):
-        if not jax.config.jax_enable_x64 and not -(2**31) <= value < 2**32:  # pyright: ignore
+        # JAX makes the names of its options at run time.
+        x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        if not x64 and not -(2**31) <= value < 2**32:
             raise ValueError(f"{name} is {value}, which no 32-bit integer can hold")
         return
     if not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct):

@@ -235,7 +235,7 @@ def _each_level(
 
     def loops(nodes: jax.Array, *carry: jax.Array) -> Numbers:
         # Each large level by itself, and the small ones next to each other together.
-        key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1  # noqa: E731
+        key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
             carry = _loop_over(nodes, list(group), row_of, step, carry, count)
         return carry

@@ -1,6 +1,7 @@
 """What the tests of the adapters share. Without torch they are skipped, but for the imports."""
 
 import gc
+import signal
 
 import pytest
 
@@ -42,3 +43,32 @@ def can_pin(monkeypatch):
             torch.Tensor, "pin_memory", lambda self: self.clone().as_subclass(Pinned)
         )
         monkeypatch.setattr(_handover, "stream_for", lambda *_: None)
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def interrupted():
+    """A function that makes a call, and raises in it after a moment."""
+
+    def raising(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, raising)
+
+    def run(call, seconds):
+        """Whether the call came to its end before the moment, and what it returned."""
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            result = call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            return False, None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return True, result
+
+    yield run
+    signal.signal(signal.SIGALRM, before)

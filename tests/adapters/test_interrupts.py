@@ -1,6 +1,6 @@
 """Exceptions at any instant: an object holds the old state or the new one, and loses no batch."""
 
-# ruff: noqa: B023
+# ruff: noqa: B023  a function made in a loop is called in the same turn
 from __future__ import annotations
 
 import random
@@ -19,35 +19,6 @@ import fbuf  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 MANY = [100, pytest.param(2000, marks=pytest.mark.sweep)]
-
-
-class Interrupt(BaseException):
-    """What a signal handler raises."""
-
-
-@pytest.fixture
-def interrupted():
-    """A function that makes a call, and raises in it after a moment."""
-
-    def raising(*_):
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, raising)
-
-    def run(call, seconds):
-        """What the call returns; `Interrupt` is raised in it if it takes that long."""
-        try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            result = call()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Interrupt:
-            return False, None
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return True, result
-
-    yield run
-    signal.signal(signal.SIGALRM, before)
 
 
 def one(number):

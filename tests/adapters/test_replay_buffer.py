@@ -503,6 +503,7 @@ def test_a_buffer_cannot_be_copied_and_says_what_to_do(copied):
         copied(ReplayBuffer(4))
 
 
+# Python, JAX and torch warn of what is tried here.
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize("call", [len, ReplayBuffer.sample, ReplayBuffer.state_dict])
 def test_a_process_that_was_forked_off_gets_an_error(call):

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from buffers import EXACT, assert_same  # noqa: E402
+from buffers import EXACT, assert_same, priorities  # noqa: E402
 from fbuf_adapters.pytorch import ReplayBuffer, _sizes  # noqa: E402
 
 import fbuf  # noqa: E402
@@ -161,19 +161,25 @@ def test_an_epoch_has_every_row_once_whatever_sizes_are_asked_for(drop_last, pre
         assert sum(len(batch.data["n"]) for batch in buffer) == 20
 
 
-def test_any_lengths_take_a_handful_of_programs(monkeypatch):
-    """Forty episodes of forty lengths, and as many sizes of draws and updates."""
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of the programs that are compiled, or read from where they are kept."""
     import jax
 
-    compiled: list[str] = []
+    names: list[str] = []
     monkeypatch.setattr(
         jax._src.compiler,
         "compile_or_get_cached",
         lambda *args, f=jax._src.compiler.compile_or_get_cached, **kwargs: (
-            compiled.append(str(args[1].operation.attributes["sym_name"])),
+            names.append(str(args[1].operation.attributes["sym_name"])),
             f(*args, **kwargs),
         )[1],
     )
+    return names
+
+
+def test_any_lengths_take_a_handful_of_programs(compiled):
+    """Forty episodes of forty lengths, and as many sizes of draws and updates."""
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer(500, sampler=fbuf.Prioritized(), batch_size=32)
     for length in rng.permutation(np.arange(1, 301))[:40].tolist():
@@ -184,6 +190,21 @@ def test_any_lengths_take_a_handful_of_programs(monkeypatch):
     of_methods = [name for name in compiled if "changed" in name or "draw" in name]
     # Each of the three: the first length, 16, 64, 256 and 1024; none comes twice in a row.
     assert 0 < len(of_methods) <= 3 * 5
+
+
+def test_any_number_of_slots_takes_a_handful_of_programs(compiled):
+    pytest.importorskip("tensordict")
+    from fbuf_adapters.tensordict import TensorDictReplayBuffer
+    from tensordict import TensorDict
+
+    rb = TensorDictReplayBuffer(200, sampler=EXACT, batch_size=4)
+    rb.extend(TensorDict({"n": torch.arange(200)}, batch_size=[200]))
+    compiled.clear()
+    for count in range(40, 80):
+        rb.update_priority(torch.arange(count), torch.full((count,), float(count)))
+    # Two sizes, each with the ids of slots and the change.
+    assert 0 < len(compiled) <= 2 * 2, compiled
+    assert priorities(rb.buffer.state) == [79.0] * 79 + [1.0] * 121
 
 
 def test_sizes_that_come_twice_in_a_row_have_programs_of_their_own():

@@ -152,7 +152,7 @@ def in_place(step, sampler, options=None, seeds=0):
     shape = (seeds,) if seeds else ()
 
     def init():
-        make = lambda _: fbuf.init(ITEM, CAPACITY, sampler=sampler, **options or {})  # noqa: E731
+        make = lambda _: fbuf.init(ITEM, CAPACITY, sampler=sampler, **options or {})
         return jax.vmap(make)(jnp.arange(seeds)) if seeds else make(0)
 
     state = jax.eval_shape(init)

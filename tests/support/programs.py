@@ -57,7 +57,7 @@ def every_way(draw, state, keys):
     """What `draw(state, key)` gives eagerly; it must give the same in each way of calling it."""
     eager = jax.tree.map(lambda *x: np.stack(x), *[draw(state, key) for key in keys])
     many = jax.tree.map(lambda x: np.stack([x] * len(keys)), state)
-    scan = lambda s, ks: jax.lax.scan(lambda s, k: (s, draw(s, k)), s, ks)[1]  # noqa: E731
+    scan = lambda s, ks: jax.lax.scan(lambda s, k: (s, draw(s, k)), s, ks)[1]
     for way in (jax.jit(scan)(state, keys), jax.jit(jax.vmap(draw))(many, keys)):
         for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(way), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)

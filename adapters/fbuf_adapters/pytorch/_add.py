@@ -82,7 +82,7 @@ def add_from_torch(
         "alpha": alpha,
     }
 
-    def feed_all() -> dict[str, Any]:
+    def feed_all(given: dict[str, Any]) -> dict[str, Any]:
         devices = state.fault.sharding.device_set
         return convert("add_from_torch", given, lambda leaf: _feed.feed(leaf, narrow, devices))
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 
+from fbuf_adapters.pytorch import _dtypes
+
 
 class Calls:
     """Makes calls, one at a time: whoever uses it holds a lock."""
@@ -71,7 +73,7 @@ class _Call:
         self._call = call
         self._claims = [()]
         """Whoever takes this out, the thread or who gives the call up, sees to `_done`."""
-        self._x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+        self._x64 = _dtypes.x64()
         self._results: list[Any] = []
         self._errors: list[BaseException] = []
         self._done = _thread.allocate_lock()

@@ -224,22 +224,26 @@ class Draws:
     ) -> tuple[_handover.Drawing, jax.Array]:
         """The batch of a turn, which is on its way, and the next turn."""
         fitting = self.sizes.fitting("sample", size)
-        program = owner.program("draw", self._make_program)
+        program, unpackers = owner.program("draw", self._make_program)
         count = None if fitting is None else np.int32(size)
         arguments = (owner.leaves, self.key, turn, count, beta)
         batch_size = size if fitting is None else fitting
         kind = (program, batch_size, count is None, type(beta))
         call = functools.partial(program, *arguments, batch_size=batch_size)
         packed, after = self._calls(kind, call)
-        unpack, tree = program.unpackers[batch_size, _dtypes.x64()]
+        unpack, tree = unpackers[batch_size, _dtypes.x64()]
         axes = None
         if fitting is not None:
             if program not in self._axes:
-                found = functools.partial(_batch_axes, program, arguments)
+                found = functools.partial(_batch_axes, program, unpackers, arguments)
                 self._axes[program] = self._calls.apart(found)
             axes = self._axes[program]
         drawn = _handover.Drawing(packed, unpack, tree, size, axes)
         return drawn, after
+
+
+_Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
+"""For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
 
 
 def _taken(task: Any) -> Any:
@@ -247,12 +251,9 @@ def _taken(task: Any) -> Any:
 
 
 @functools.cache
-def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> Any:
-    """What draws a batch, packed, and says which turn is next.
-
-    Its attribute `unpackers` has, for each size, what unpacks it, and the structure of the batch.
-    """
-    unpackers: dict[tuple[int, bool], tuple[Unpack, Any]] = {}
+def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> tuple[Any, _Unpackers]:
+    """What draws a batch, packed, and says which turn is next; and what unpacks each size."""
+    unpackers: _Unpackers = {}
 
     def in_epoch(
         state: Any, key: Any, turn: Any, count: Any, batch_size: int
@@ -287,15 +288,14 @@ def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> Any:
         unpackers[batch_size, _dtypes.x64()] = Unpack(layout), tree
         return _packed.pack(layout, found), after
 
-    draw.unpackers = unpackers  # pyright: ignore[reportAttributeAccessIssue]
-    return draw
+    return draw, unpackers
 
 
-def _batch_axes(program: Any, arguments: Any) -> tuple[int | None, ...]:
+def _batch_axes(program: Any, unpackers: _Unpackers, arguments: Any) -> tuple[int | None, ...]:
     """On which axis of each of its leaves a batch has its rows: the one that the size changes."""
     for size in (1, 2):
         jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
-    one, two = (program.unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
+    one, two = (unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
     return tuple(
         next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
         for a, b in zip(one, two, strict=True)

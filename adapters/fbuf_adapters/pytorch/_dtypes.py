@@ -48,7 +48,8 @@ def check(tensor: torch.Tensor) -> None:
 
 def x64() -> bool:
     """Whether JAX has 64-bit types."""
-    return bool(jax.config.read("jax_enable_x64"))
+    # JAX makes the names of its options at run time.
+    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fit(tensor: torch.Tensor, narrow: bool) -> torch.Tensor:

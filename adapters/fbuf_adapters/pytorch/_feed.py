@@ -14,6 +14,8 @@ from fbuf.door import entry
 from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
 
+FeedAll = Callable[[dict[str, Any]], dict[str, Any]]
+
 _FLAGS = ("terminated", "truncated", "mask")
 
 
@@ -87,13 +89,13 @@ def ready(
     verb: Callable[..., fbuf.State[Any]],
     state: Callable[[], fbuf.State[Any]],
     given: dict[str, Any],
-    feed_all: Callable[[], dict[str, Any]],
+    feed_all: FeedAll,
     *,
     narrow: bool,
 ) -> tuple[list[Any], Any]:
     """The arguments of one of fbuf's functions, ready for a compiled form of it, as leaves.
 
-    `given` are the arguments by name, and `feed_all` makes them ready, or refuses one by its name.
+    `given` are the arguments by name, and `feed_all` makes these ready, or refuses one by its name.
     It need not be called for what most arguments are: plain tensors on CPU.
     """
     leaves, structure = jax.tree.flatten(given)
@@ -110,7 +112,7 @@ def ready(
             break
         fed.append(ready)
     if len(fed) < len(leaves):
-        return jax.tree.flatten(entry.checked(verb, state(), feed_all()))
+        return jax.tree.flatten(entry.checked(verb, state(), feed_all(given)))
     return fed, structure
 
 

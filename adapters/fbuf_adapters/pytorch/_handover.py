@@ -61,9 +61,7 @@ class Handover:
             leaves = [
                 leaf if axis is None else leaf.narrow(axis, 0, drawn.size) for leaf, axis in cuts
             ]
-        if self.int64:
-            leaves = [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
-        batch = drawn.tree.unflatten(leaves)
+        batch = drawn.tree.unflatten(self.widened(leaves))
         if self.transform is not None:
             batch = self.transform(batch)
         return self.place(batch)
@@ -73,6 +71,12 @@ class Handover:
         if platform(drawn.arrays[0].sharding) == "cpu":
             _wait.wait(drawn.arrays[0])
         return self(drawn)
+
+    def widened(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Leaves with the integers that the user wants."""
+        if not self.int64:
+            return leaves
+        return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
 
     def place(self, batch: Any) -> Any:
         """The batch where the user wants it."""

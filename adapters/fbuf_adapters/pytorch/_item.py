@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,11 @@ class Learned:
 
     item: Any
     given: Any
+
+    @functools.cached_property
+    def first_ndim(self) -> int:
+        """How many axes its first leaf has."""
+        return jax.tree.leaves(self.item)[0].ndim
 
     def check_tree(self, where: str, argument: str, items: Any) -> None:
         """Raise if a tree is another one than that of the item."""

@@ -124,7 +124,7 @@ class Unpack:
     def __init__(self, layout: Layout) -> None:
         self.shapes = tuple(shape for shape, _ in layout.specs)
         self._sizes: dict[Any, list[int]] = {}
-        self._dtypes: dict[Any, dict[torch.dtype, None]] = {}
+        self._views: dict[Any, dict[torch.dtype, None]] = {}
         plan: list[tuple[Any, torch.dtype, int, tuple[int, ...]]] = []
         for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
             torch_dtype = _dtypes.to_torch(dtype)
@@ -133,7 +133,7 @@ class Unpack:
             if unit is not None:
                 count = math.prod(shape)
                 sizes += [count, _padding(count, unit)] if _padding(count, unit) else [count]
-                self._dtypes.setdefault(unit, {})[torch_dtype] = None
+                self._views.setdefault(unit, {})[torch_dtype] = None
             else:
                 sizes.append(0)
         self._plan = plan
@@ -143,9 +143,9 @@ class Unpack:
         rest = list(tensors)
         pieces: dict[Any, Any] = {}
         for unit in (_WORD, _BYTE):
-            if unit in self._dtypes:
+            if unit in self._views:
                 whole = rest.pop(0)
-                for dtype in self._dtypes[unit]:
+                for dtype in self._views[unit]:
                     pieces[unit, dtype] = whole.view(dtype).split(self._sizes[unit])
         pieces[None] = rest
         return [

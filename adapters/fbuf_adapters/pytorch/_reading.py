@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
 
 _MOST = 2**14
@@ -39,15 +40,15 @@ def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
 def read(state: fbuf.State[Any], slots: Any, generations: Any = None) -> tuple[Any, torch.Tensor]:
     """The rows of slots `[B]`, leaves `[B, ...]`, and of which there is one, bool `[B]`.
 
-    Without generations they are those that lie there now. It reads a power of two rows at a time,
-    so that all numbers of rows share a few programs.
+    Without generations they are those that lie there now. Numbers of rows go up to a few steps, so
+    that all share a few programs.
     """
     slots = np.asarray(slots, np.int32)
     parts: list[Any] = []
     for start in range(0, max(len(slots), 1), _MOST):
         here = slice(start, start + _MOST)
         count = len(slots[here])
-        more = (1 << max(count - 1, 0).bit_length()) - count
+        more = next_step(count) - count
         wanted: Any = np.pad(slots[here], (0, more), constant_values=-1)
         ids: Any = fbuf.ids_at(state, wanted)
         if generations is not None:

@@ -17,7 +17,6 @@ import torch
 import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
-from fbuf.storage.ids import NO_SLOT
 from fbuf.views import View
 from fbuf_adapters.pytorch import (
     _checkpoint,
@@ -156,12 +155,12 @@ class ReplayBuffer:
         prefetch: int = 0,
         drop_last: bool = False,
     ) -> None:
-        check.instance(f"{_NAME}", "sampler", sampler, Sampler, "fbuf.Uniform()")
-        check.instance(f"{_NAME}", "view", view, View, "fbuf.Item()")
-        check.integer(f"{_NAME}", "prefetch", prefetch, smallest=0)
-        check.integer(f"{_NAME}", "seed", seed, largest=2**32 - 1, smallest=0)
+        check.instance(_NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
+        check.instance(_NAME, "view", view, View, "fbuf.Item()")
+        check.integer(_NAME, "prefetch", prefetch, smallest=0)
+        check.integer(_NAME, "seed", seed, largest=2**32 - 1, smallest=0)
         if batch_size is not None:
-            check.integer(f"{_NAME}", "batch_size", batch_size)
+            check.integer(_NAME, "batch_size", batch_size)
         if prefetch and batch_size is None:
             raise ValueError(
                 f"{_where('__init__')} prefetch needs a batch_size; give one to the buffer"
@@ -198,7 +197,7 @@ class ReplayBuffer:
         self._rows: _Rows | None = None
         self._rebuild: list[_containers.Rebuild] = []
         """What makes items what they were, if they were no trees of JAX's."""
-        if isinstance(view, fbuf.Item):
+        if view == fbuf.Item():
             transform = functools.partial(_as_given, self._rebuild, transform)
         self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
         self._draws = Draws(
@@ -468,15 +467,7 @@ class ReplayBuffer:
 
         Cost: O(B), and O(N) if `index` is a tensor or there are environments.
         """
-        slots, data, there = self.read_at(index)
-        if not bool(there.all()):
-            if not isinstance(index, slice) or self._leading:
-                slot = int(slots.reshape(-1)[~there.cpu()][0])
-                raise IndexError(
-                    f"{_where('__getitem__')} the row in slot {slot} was removed; read buffer[:] "
-                    "or episodes()"
-                )
-            slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
+        slots, data = self.read_at(_where("__getitem__"), index)
         return self._given(data, slots.shape)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
@@ -670,13 +661,20 @@ class ReplayBuffer:
 
     # The rest is not for users.
 
-    def read_at(self, index: Any) -> tuple[torch.Tensor, Any, torch.Tensor]:
-        """The slots that an index means, the rows there, flat, and which of them there are."""
+    def read_at(self, where: str, index: Any) -> tuple[torch.Tensor, Any]:
+        """The slots that an index means, and the rows there, flat; see `__getitem__`."""
         with self.lock:
             state = self._made("__getitem__").owner.state
             slots = self._calls.apart(lambda: _reading.positions(state, index))
             data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
-        return slots, data, there
+        if not bool(there.all()):
+            if not isinstance(index, slice) or self._leading:
+                slot = int(slots.reshape(-1)[~there.cpu()][0])
+                raise IndexError(
+                    f"{where} the row in slot {slot} was removed; read [:] or episodes()"
+                )
+            slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
+        return slots, data
 
     def read_episodes(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """The slots of each stored episode, and its rows."""
@@ -695,9 +693,7 @@ class ReplayBuffer:
         """Rows as the user gave them, where he wants them."""
         leaves, tree = jax.tree.flatten(data)
         leaves = [leaf.reshape((*lead, *leaf.shape[1:])) for leaf in leaves]
-        if self._handover.int64:
-            leaves = [leaf.long() if leaf.dtype == torch.int32 else leaf for leaf in leaves]
-        data = tree.unflatten(leaves)
+        data = tree.unflatten(self._handover.widened(leaves))
         if self._rebuild:
             data = self._rebuild[0](data, lead)
         return self._handover.place(data)
@@ -753,7 +749,7 @@ class ReplayBuffer:
         items, rebuild = _containers.plain(items)
         given = {"items": items, "next_observation": next_observation, **options}
 
-        def feed_all() -> dict[str, Any]:
+        def feed_all(given: dict[str, Any]) -> dict[str, Any]:
             rows = {name: given["items"], "next_observation": given["next_observation"]}
             others = {argument: given[argument] for argument in options}
             fed = convert(where, rows, self._feed_row) | convert(where, others, self._feed)
@@ -768,14 +764,16 @@ class ReplayBuffer:
                 rows = self._calls.apart(lambda: self._make(learned))
             else:
                 rows = self._made(function)
-            whole = dict(given)
+            padded: dict[str, Any] = {}
             if axes:
-                given |= self._fitted(rows.learned, given, 0 if time_major else self._leading)
+                axis, ndim = 0 if time_major else self._leading, rows.learned.first_ndim
+                padded = self._sizes.fit_rows(
+                    given, axis, 1 + self._leading, ndim, self._whole_steps
+                )
             try:
-                self._run(rows.owner, fbuf.add, given, feed_all, time_major=time_major)
+                self._run(rows.owner, fbuf.add, given, padded, feed_all, time_major=time_major)
             except (ValueError, TypeError):
                 rows.learned.check_tree(_where(function), name, items)
-                self._check_whole(rows.owner, fbuf.add, whole, feed_all, time_major=time_major)
                 raise
             self._rows = rows
             if rebuild is not None and not self._rebuild:
@@ -785,7 +783,7 @@ class ReplayBuffer:
         """Call a function of a state, and take what it returns for the state."""
         where = f"{_NAME}.{function}"
 
-        def feed_all() -> dict[str, Any]:
+        def feed_all(given: dict[str, Any]) -> dict[str, Any]:
             return convert(where, given, self._feed)
 
         _tensors.check_torch(where)
@@ -793,85 +791,52 @@ class ReplayBuffer:
             owner = self._made(function).owner
             if isinstance(given.get("ids"), fbuf.Ids):
                 given["ids"] = convert(where, {"ids": given["ids"]}, _short)["ids"]
-            whole = dict(given)
-            if isinstance(given.get("ids"), fbuf.Ids):
-                given |= self._fitted_ids(function, given)
-            try:
-                self._run(owner, verb, given, feed_all)
-            except (ValueError, TypeError):
-                self._check_whole(owner, verb, whole, feed_all)
-                raise
-
-    def _fitted(self, learned: Learned, given: dict[str, Any], axis: int) -> dict[str, Any]:
-        """Rows to add, padded to a size that there is a program for, and a mask for them."""
-        first = next(iter(jax.tree.leaves(given["items"])), None)
-        lead = jax.tree.leaves(learned.item)[0].ndim + 1 + self._leading
-        if not isinstance(first, torch.Tensor) or first.ndim != lead or not first.shape[axis]:
-            return {}
-        steps = first.shape[axis]
-        size = self._sizes.fitting("extend", steps)
-        padded = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
-        if size is None or _sizes.length(padded, axis) != steps:
-            return {}
-        if given["mask"] is None:
-            lanes = () if self._whole_steps else first.shape[: 1 + self._leading]
-            mask, at = np.ones(lanes or steps, bool), axis if lanes else 0
-        else:
-            mask, at = given["mask"], 0 if self._whole_steps else axis
-            if _sizes.length(mask, at) != steps:
-                return {}
-        mask = _sizes.padded(mask, at, size)
-        return {**_sizes.padded(padded, axis, size), "mask": mask}
-
-    def _fitted_ids(self, function: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Ids and what belongs to them, padded with "no row" to a size there is a program for."""
-        slot = given["ids"].slot
-        if not isinstance(slot, torch.Tensor | np.ndarray) or slot.ndim != 1 or not len(slot):
-            return {}
-        size = self._sizes.fitting(function, len(slot))
-        padded = {
-            name: value
-            for name, value in given.items()
-            if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
-        }
-        if size is None or _sizes.length(padded, 0) != len(slot):
-            return {}
-        return {
-            **_sizes.padded(padded, 0, size),
-            "ids": fbuf.Ids(
-                _sizes.padded(given["ids"].slot, 0, size, NO_SLOT),
-                _sizes.padded(given["ids"].generation, 0, size),
-            ),
-        }
+                padded = self._sizes.fit_ids(function, given)
+            else:
+                padded = {}
+            self._run(owner, verb, given, padded, feed_all)
 
     def _run(
         self,
         owner: Owner,
         verb: Callable[..., fbuf.State[Any]],
         given: dict[str, Any],
-        feed_all: Callable[[], dict[str, Any]],
+        padded: dict[str, Any],
+        feed_all: _feed.FeedAll,
         **static: Any,
     ) -> None:
-        """Change the state; the tensors are their owner's again when this returns."""
-        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+        """Change the state; the tensors are their owner's again when this returns.
+
+        `padded` is what stands for some of the arguments, as padded.
+        """
+
+        def ready(given: dict[str, Any]) -> tuple[list[Any], Any]:
+            return _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+
+        try:
+            self._make_change(owner, verb, given, *ready(given | padded), **static)
+        except (ValueError, TypeError):
+            if padded:  # tell of the shapes as they were given
+                leaves, structure = ready(given)
+                whole, traced = structure.unflatten(leaves), functools.partial(verb, **static)
+                trace = functools.partial(jax.eval_shape, lambda s, g: traced(s, **g))
+                self._calls.apart(lambda: trace(owner.state, whole))
+            raise
+
+    def _make_change(
+        self,
+        owner: Owner,
+        verb: Callable[..., fbuf.State[Any]],
+        given: dict[str, Any],
+        leaves: list[Any],
+        structure: Any,
+        **static: Any,
+    ) -> None:
         of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
         by_streams = not of_host and _feed.on_gpu(given)
         owner.change(verb, leaves, structure, wait=not by_streams, **static)
         if by_streams:
             _feed.let_torch_wait(owner.fault)
-
-    def _check_whole(
-        self,
-        owner: Owner,
-        verb: Callable[..., fbuf.State[Any]],
-        given: dict[str, Any],
-        feed_all: Callable[[], dict[str, Any]],
-        **static: Any,
-    ) -> None:
-        """Raise what is wrong with arguments as they were given, before they were padded."""
-        leaves, structure = _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
-        ready, changed = structure.unflatten(leaves), functools.partial(verb, **static)
-        self._calls.apart(lambda: jax.eval_shape(lambda s, g: changed(s, **g), owner.state, ready))
 
     def _feed_row(self, leaf: Any) -> Any:
         """A leaf of an item: a tensor, and nothing else."""

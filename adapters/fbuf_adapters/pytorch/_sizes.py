@@ -9,6 +9,9 @@ import jax
 import numpy as np
 import torch
 
+import fbuf
+from fbuf.storage.ids import NO_SLOT
+
 _STEPS = (16, 64, 256, 1024, 4096)
 _OWN = 4
 
@@ -32,6 +35,60 @@ class Sizes:
             own.append(size)
         self.own[call] = [*own, size]
         return None if size in own else next_step(size)
+
+    def fit_rows(
+        self, given: dict[str, Any], axis: int, lead: int, ndim: int, whole_steps: bool
+    ) -> dict[str, Any]:
+        """Rows to add, padded to a size that there is a program for, and a mask for them.
+
+        Args:
+            given: The arguments of `fbuf.add`, by name.
+            axis: That of the steps.
+            lead: How many axes come before those of an item: 1, with environments 2.
+            ndim: How many axes the first leaf of an item has.
+            whole_steps: Whether a mask leaves out steps, or rows.
+
+        Returns:
+            The arguments that are different; none if they fit, or cannot be padded.
+        """
+        first = next(iter(jax.tree.leaves(given["items"])), None)
+        if (
+            not isinstance(first, torch.Tensor)
+            or first.ndim != lead + ndim
+            or not first.shape[axis]
+        ):
+            return {}
+        steps = first.shape[axis]
+        size = self.fitting("extend", steps)
+        padable = {name: value for name, value in given.items() if name not in ("mask", "alpha")}
+        if size is None or length(padable, axis) != steps:
+            return {}
+        mask, at = given["mask"], 0 if whole_steps else axis
+        if mask is None:
+            mask = np.ones((steps,) if whole_steps else first.shape[:lead], bool)
+        elif length(mask, at) != steps:
+            return {}
+        return {**padded(padable, axis, size), "mask": padded(mask, at, size)}
+
+    def fit_ids(self, call: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Ids and what belongs to them, padded with "no row"; see `fit_rows`."""
+        ids = given["ids"]
+        if not isinstance(ids.slot, torch.Tensor | np.ndarray) or ids.slot.ndim != 1:
+            return {}
+        count = len(ids.slot)
+        size = self.fitting(call, count) if count else None
+        padable = {
+            name: value
+            for name, value in given.items()
+            if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
+        }
+        if size is None or length(padable, 0) != count:
+            return {}
+        slot = padded(ids.slot, 0, size, NO_SLOT)
+        return {
+            **padded(padable, 0, size),
+            "ids": fbuf.Ids(slot, padded(ids.generation, 0, size)),
+        }
 
 
 def next_step(size: int) -> int:

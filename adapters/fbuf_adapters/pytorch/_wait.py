@@ -15,7 +15,9 @@ from typing import Any
 
 import jax
 
-_LOOKS = 4000 if (os.cpu_count() or 1) > 1 else 0
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""Those that this process may use: it may be pinned."""
+_LOOKS = 4000 if _CORES > 1 else 0
 
 _is_ready = operator.methodcaller("is_ready")
 _block_until_ready = operator.methodcaller("block_until_ready")

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
 
-import jax
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.tensordict import _leaves, _slices, _transforms
 from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._leaves import Form
@@ -171,7 +171,8 @@ class TensorDictReplayBuffer:
             prefetch=prefetch,
             drop_last=drop_last,
         )
-        # What runs JAX here, in which an exception would do harm, is run as there.
+        # What runs JAX here, in which an exception would do harm, is run as there: the two
+        # classes are one package, and users have no need of it.
         self._calls = self.buffer._calls  # pyright: ignore[reportPrivateUsage]
         self.alpha: float | None = None
         self.beta: float | None = None
@@ -263,10 +264,17 @@ class TensorDictReplayBuffer:
         """
         slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
         slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
+        count = len(slots)
+        if count == 0:
+            return
+        # A program is compiled for each number of slots: a few numbers serve all.
+        more = (0, next_step(count) - count)
+        slots = torch.nn.functional.pad(slots, more, value=-1)
+        given = torch.as_tensor(priority).detach().float().reshape(-1).expand(count)
         with self.buffer.lock:
             state = self.buffer.state
             ids = self._calls((fbuf.ids_at, len(slots)), lambda: fbuf.ids_at(state, slots.numpy()))
-            self._update(ids, torch.as_tensor(priority).detach().float().reshape(-1), len(slots))
+            self._update(ids, torch.nn.functional.pad(given, more), len(slots))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give drawn rows the priorities that `data` holds under the priority key.
@@ -415,15 +423,7 @@ class TensorDictReplayBuffer:
             isinstance(index, tuple) and index and all(isinstance(part, str) for part in index)
         ):
             return self[:][index]
-        slots, data, there = self.buffer.read_at(index)
-        if not bool(there.all()):
-            if not isinstance(index, slice) or self._num_envs is not None:
-                slot = int(slots.reshape(-1)[~there.cpu()][0])
-                raise IndexError(
-                    f"{_NAME}.__getitem__: the row in slot {slot} was removed; read rb[:] or "
-                    "episodes()"
-                )
-            slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
+        slots, data = self.buffer.read_at(f"{_NAME}.__getitem__:", index)
         return self._rows(data, slots)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:

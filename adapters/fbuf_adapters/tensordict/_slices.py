@@ -103,8 +103,8 @@ class Slices:
         else:
             drawn = valid[:, 0].nonzero()
             steps = step.minimum(size - 1)[drawn[:, 0]]
-            take = lambda leaf: leaf[drawn, steps].flatten(0, 1)  # noqa: E731
-            whole = lambda leaf: leaf[drawn[:, 0]].flatten(0, 1)  # noqa: E731
+            take = lambda leaf: leaf[drawn, steps].flatten(0, 1)
+            whole = lambda leaf: leaf[drawn[:, 0]].flatten(0, 1)
         there = whole(valid)
         return Rows(
             data=restored(_mapped(sample.data.item, take), form),
