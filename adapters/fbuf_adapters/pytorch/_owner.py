@@ -81,7 +81,8 @@ class Owner:
             verb: A function of a state that returns a state.
             leaves: Its other arguments, ready for JAX.
             structure: What they are the leaves of: a dict of the arguments, by name.
-            wait: Whether to return only when the arguments have been read.
+            wait: Whether to return only when the arguments have been read. What is packed is a
+                copy, so it need not be waited for.
             static: The arguments that are part of the program.
         """
         of_host = tuple([isinstance(leaf, np.ndarray) for leaf in leaves])
@@ -92,7 +93,8 @@ class Owner:
         program = self.program(parts, functools.partial(_compiled, parts))
         packed = _packed.pack_numpy(layout, arrays)
         steps = map(self._keep, map(program, (self.leaves,), (packed,), (others,)))
-        if wait:  # of a program all results are ready at once
+        in_place = layout.alone or any(isinstance(leaf, jax.Array) for leaf in others)
+        if wait and in_place:  # of a program all results are ready at once
             fault = operator.itemgetter(self._fault)
             waiting = _wait.steps(map(fault, self._kept), map(fault, self._kept))
             steps = itertools.chain(steps, waiting)

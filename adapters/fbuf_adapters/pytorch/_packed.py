@@ -123,39 +123,39 @@ class Unpack:
 
     def __init__(self, layout: Layout) -> None:
         self.shapes = tuple(shape for shape, _ in layout.specs)
-        self._sizes: dict[Any, list[int]] = {}
-        self._views: dict[Any, dict[torch.dtype, None]] = {}
-        plan: list[tuple[Any, torch.dtype, int, tuple[int, ...]]] = []
-        for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
-            torch_dtype = _dtypes.to_torch(dtype)
-            sizes = self._sizes.setdefault(unit, [])
-            plan.append((unit, torch_dtype, len(sizes), shape))
-            if unit is not None:
-                count = math.prod(shape)
-                sizes += [count, _padding(count, unit)] if _padding(count, unit) else [count]
-                self._views.setdefault(unit, {})[torch_dtype] = None
-            else:
-                sizes.append(0)
-        self._plan = plan
+        array_of = {unit: n for n, (unit, _) in enumerate(layout.packed)}
+        ends = dict.fromkeys(array_of, 0)
+        self._plan: list[_Place] = []
+        for number, (shape, dtype) in enumerate(layout.specs):
+            unit = layout.among[number]
+            if unit is None:
+                at = len(array_of) + layout.alone.index(number)
+                self._plan.append((at, None, shape, (), 0))
+                continue
+            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            place = array_of[unit], _dtypes.to_torch(dtype), shape, strides, ends[unit]
+            self._plan.append(place)
+            count = math.prod(shape)
+            ends[unit] += count + _padding(count, unit)
+        self._views = {(at, dtype) for at, dtype, *_ in self._plan}
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """The leaves: views of the same memory."""
-        rest = list(tensors)
-        pieces: dict[Any, Any] = {}
-        for unit in (_WORD, _BYTE):
-            if unit in self._views:
-                whole = rest.pop(0)
-                for dtype in self._views[unit]:
-                    pieces[unit, dtype] = whole.view(dtype).split(self._sizes[unit])
-        pieces[None] = rest
+        whole = {
+            (at, dtype): tensors[at] if dtype is None else tensors[at].view(dtype)
+            for at, dtype in self._views
+        }
         return [
-            rest[at]
-            if unit is None
-            else pieces[unit, dtype][at]
-            if len(shape) == 1
-            else pieces[unit, dtype][at].view(shape)
-            for unit, dtype, at, shape in self._plan
+            whole[at, dtype]
+            if dtype is None
+            else whole[at, dtype].as_strided(shape, strides, start)
+            for at, dtype, shape, strides, start in self._plan
         ]
+
+
+_Place = tuple[int, torch.dtype | None, tuple[int, ...], tuple[int, ...], int]
+"""The array that a leaf lies in, its dtype (None if it is the array), its shape, its strides, and
+where it starts; the memory of what comes from JAX starts with the array."""
 
 
 def _padding(count: int, unit: np.dtype[Any]) -> int:

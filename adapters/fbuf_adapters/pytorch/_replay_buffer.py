@@ -661,6 +661,12 @@ class ReplayBuffer:
 
     # The rest is not for users.
 
+    @property
+    def leaves(self) -> tuple[jax.Array, ...]:
+        """The arrays of the state: another tuple as soon as it has changed."""
+        with self.lock:
+            return self._made("state").owner.leaves
+
     def read_at(self, where: str, index: Any) -> tuple[torch.Tensor, Any]:
         """The slots that an index means, and the rows there, flat; see `__getitem__`."""
         with self.lock:
@@ -790,7 +796,8 @@ class ReplayBuffer:
         with self.lock:
             owner = self._made(function).owner
             if isinstance(given.get("ids"), fbuf.Ids):
-                given["ids"] = convert(where, {"ids": given["ids"]}, _short)["ids"]
+                if _dtypes.x64():
+                    given["ids"] = jax.tree.map(_short, given["ids"])
                 padded = self._sizes.fit_ids(function, given)
             else:
                 padded = {}
@@ -891,7 +898,7 @@ def _as_given(
 
 def _short(leaf: Any) -> Any:
     """Ids are of 32 bits, whatever the batch made of them, and also where JAX has 64."""
-    if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.int64 and _dtypes.x64():
+    if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.int64:
         return leaf.clamp(-1, 2**31 - 1).int()
     return leaf
 

@@ -77,12 +77,14 @@ class Sizes:
             return {}
         count = len(ids.slot)
         size = self.fitting(call, count) if count else None
+        if size is None:
+            return {}
         padable = {
             name: value
             for name, value in given.items()
             if not isinstance(value, int | float) and getattr(value, "ndim", 1) > 0
         }
-        if size is None or length(padable, 0) != count:
+        if length(padable, 0) != count:
             return {}
         slot = padded(ids.slot, 0, size, NO_SLOT)
         return {

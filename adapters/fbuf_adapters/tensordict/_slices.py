@@ -31,7 +31,7 @@ class Rows:
         data: What was stored: leaves `[R, ...]`.
         count: `R`.
         slot: int64 `[R]`.
-        generation: int64 `[R]`.
+        generation: int32 `[R]`.
         weight: float32 `[R]`: that of the slice.
         first: bool `[R]`: first rows of slices.
         last: bool `[R]`: last rows of slices, those that only pad not counted.
@@ -110,7 +110,7 @@ class Slices:
             data=restored(_mapped(sample.data.item, take), form),
             count=len(there),
             slot=take(slot % self.capacity),
-            generation=take(generation).long(),
+            generation=take(generation),
             weight=take(weight),
             first=whole((step == 0) & valid),
             last=whole(step == size - 1),
