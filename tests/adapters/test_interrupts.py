@@ -3,8 +3,11 @@
 # ruff: noqa: B023  a function made in a loop is called in the same turn
 from __future__ import annotations
 
+import pathlib
 import random
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -147,3 +150,14 @@ def test_a_signal_handler_may_use_the_buffer():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert saved
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(sys.platform != "linux", reason="it limits the memory of a process")
+def test_a_buffer_is_whole_when_memory_has_run_out():
+    pytest.importorskip("psutil")
+    script = pathlib.Path(__file__).with_name("out_of_memory.py")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.split("\n")[:2] == ["whole: extend", "whole: sample"], done.stderr

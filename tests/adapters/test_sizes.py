@@ -213,3 +213,33 @@ def test_sizes_that_come_twice_in_a_row_have_programs_of_their_own():
     found = [sizes.fitting("extend", size) for size in asked]
     assert found == [None, 16, None, None, 64, None, 64, None, None, 64, None, 64, 64, 64]
     assert sizes.fitting("sample", 7) is None
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_large_rows_of_environments_are_stored_as_small_ones_are(lockstep):
+    """They are turned to steps before the state is touched."""
+    shape, width = (ENVS, 4), 4096
+    n = torch.arange(12, dtype=torch.int32).reshape(shape)
+    items = {"n": n, "x": n.float().unsqueeze(-1).expand(*shape, width)}
+    mask = torch.tensor([True, False, True, True])
+    options = {
+        "terminated": n % 5 == 0,
+        "truncated": np.asarray(n == 7),
+        "priority": n.float() + 1,
+        "mask": mask if lockstep else mask.expand(shape).clone(),
+    }
+    of_steps = {name: np.asarray(x).T for name, x in options.items()}
+    first, second = (
+        ReplayBuffer(30, num_envs=ENVS, lockstep=lockstep, sampler=EXACT) for _ in range(2)
+    )
+    for _ in range(2):
+        first.extend(items, **options)
+        second.extend(
+            {name: x.transpose(0, 1) for name, x in items.items()}, time_major=True, **of_steps
+        )
+        same(first, second)
+        assert_same(first.state, second.state)
+    found = fbuf.rows(first.state)
+    assert set(found.data["x"][found.mask][:, 0].tolist()) == {0, 2, 3, 4, 6, 7, 8, 10, 11}
+    with pytest.raises(ValueError, match=r"terminated must be"):
+        first.extend(items, terminated=torch.zeros(4, ENVS, dtype=torch.bool))

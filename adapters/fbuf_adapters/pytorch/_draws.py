@@ -136,9 +136,18 @@ class Draws:
         return drawn
 
     def returned(self, drawn: Drawn) -> None:
-        """Take note that a call is about to return a batch, or has failed for good."""
+        """Take note that a call is about to return a batch."""
         if self._unfinished is drawn:
             self._unfinished = None
+
+    def failed(self, drawn: Drawn) -> None:
+        """Take note that a call has failed, and would fail again with this batch."""
+        if _exists(drawn.after):
+            self.returned(drawn)
+            return
+        # There was no memory for the program, which also says which turn is next.
+        self.drop()
+        self.__dict__.update(_unfinished=None, _turn=drawn.before)
 
     def drop(self) -> None:
         """Forget what was drawn ahead, as if it had not been drawn."""
@@ -300,6 +309,15 @@ def _batch_axes(program: Any, unpackers: _Unpackers, arguments: Any) -> tuple[in
         next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
         for a, b in zip(one, two, strict=True)
     )
+
+
+def _exists(array: jax.Array) -> bool:
+    """Whether the program that was to compute an array did so."""
+    try:
+        array.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _device(array: jax.Array) -> Any:

@@ -2,7 +2,9 @@
 
 A compiled program takes a few microseconds for every argument and every result, and so does every
 array on its way to PyTorch. So leaves of 4 bytes a number lie in one array of words, those of 1
-byte in one of bytes. Leaves of other widths, and those that are large, stay by themselves.
+byte in one of bytes. Leaves of other widths, and those that are large, stay by themselves, and
+cross as one long row: XLA would first copy steps of environments to write them as rows, and where
+it has no memory for that, the state that it writes to is lost.
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ _UNITS = {
 _Spec = tuple[tuple[int, ...], np.dtype[Any]]
 
 
+def is_large(size: int) -> bool:
+    """Whether so many bytes stay by themselves."""
+    return size > _LARGE
+
+
 class Layout:
     """Where leaves lie. There is one of each kind: see `layout`.
 
@@ -57,7 +64,7 @@ class Layout:
 
 def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     count = math.prod(shape)
-    if not count or count * dtype.itemsize > _LARGE:
+    if not count or is_large(count * dtype.itemsize):
         return None
     return _UNITS.get(dtype)
 
@@ -95,7 +102,7 @@ def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
     leaves: list[jax.Array] = []
     for (shape, dtype), unit in zip(layout.specs, layout.among, strict=True):
         if unit is None:
-            leaves.append(rest.pop(0))
+            leaves.append(rest.pop(0).reshape(shape))
             continue
         count = math.prod(shape)
         part = lax.slice(whole[unit], (at[unit],), (at[unit] + count,)).reshape(shape)
@@ -114,7 +121,7 @@ def pack_numpy(layout: Layout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any,
         np.concatenate([leaves[n].reshape(-1).view(unit) for n in numbers])
         for unit, numbers in layout.packed
     ]
-    packed += [leaves[n] for n in layout.alone]
+    packed += [leaves[n].reshape(-1) for n in layout.alone]
     return tuple(packed)
 
 

@@ -24,6 +24,7 @@ from fbuf_adapters.pytorch import (
     _dtypes,
     _feed,
     _handover,
+    _lanes,
     _reading,
     _sizes,
     _tensors,
@@ -185,6 +186,7 @@ class ReplayBuffer:
         )
         self._view = view
         self._batch_size = batch_size
+        self._num_envs = num_envs
         self._leading = 0 if num_envs is None else 1
         self._whole_steps = lockstep and num_envs is not None
         self._in_order = sampler.in_order
@@ -417,8 +419,9 @@ class ReplayBuffer:
                 f"{_where('sample')} the buffer was closed, or its batches were dropped, while "
                 "this call waited"
             ) from None
-        except Exception:  # of the transform, which would fail again
-            self._draws.returned(drawn)
+        except Exception:
+            with self.lock:
+                self._draws.failed(drawn)
             raise
         self._draws.returned(drawn)
         return batch
@@ -772,7 +775,11 @@ class ReplayBuffer:
                 rows = self._made(function)
             padded: dict[str, Any] = {}
             if axes:
-                axis, ndim = 0 if time_major else self._leading, rows.learned.first_ndim
+                ndim = rows.learned.first_ndim
+                if self._num_envs is not None and not time_major:
+                    turned = _lanes.steps_first(given, self._num_envs, ndim)
+                    given, time_major = (given, False) if turned is None else (turned, True)
+                axis = 0 if time_major else self._leading
                 padded = self._sizes.fit_rows(
                     given, axis, 1 + self._leading, ndim, self._whole_steps
                 )
