@@ -32,6 +32,7 @@ REPORTS = (
     "bridge",
     "torch_buffers",
     "torchrl_dqn",
+    "torchrl_td3",
     "gpu_build",
     "gpu_speed",
     "row_access",
