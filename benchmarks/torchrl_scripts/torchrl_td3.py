@@ -1,6 +1,6 @@
 """TorchRL's TD3 on Pendulum with TorchRL's replay buffer, and the same program with fbuf's.
 
-    python -m benchmarks.torchrl_scripts.torchrl_td3            about 12 minutes on one core
+    python -m benchmarks.torchrl_scripts.torchrl_td3            about 10 minutes on one core
     python -m benchmarks.torchrl_scripts.torchrl_td3 --quick    about a minute: too short to learn
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
