@@ -32,6 +32,8 @@ REPORTS = (
     "bridge",
     "torch_buffers",
     "torchrl_dqn",
+    "torchrl_td3",
+    "torchrl_td_mpc2",
     "gpu_build",
     "gpu_speed",
     "row_access",

@@ -168,7 +168,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         return ["none"]
     widths = [max(len(line[i]) for line in [head, *rows]) for i in range(len(head))]
     figures = [
-        all(line[i][:1].isdigit() or line[i] == "-" for line in rows) for i in range(len(head))
+        all(line[i].lstrip("-")[:1].isdigit() or line[i] == "-" for line in rows)
+        for i in range(len(head))
     ]
 
     def line(cells: Sequence[str]) -> str:
