@@ -1,16 +1,18 @@
 """The buffers for PyTorch programs beside TorchRL's, call by call.
 
-    python -m benchmarks.torch_buffers            about 3 minutes, and 2 GB of memory
-    python -m benchmarks.torch_buffers --quick    in a minute
+    python -m benchmarks.torch_buffers            about 6 minutes, and 2 GB of memory
+    python -m benchmarks.torch_buffers --quick    in two minutes
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 A buffer of a million rows is full. A row has 8 leaves: 6 of 8 floats, a reward, and an int64
-action. 16 rows are added, 256 are drawn, and the 256 get new priorities. JAX dispatches as it
-does by default.
+action. 16 rows are added, 256 are drawn, and the 256 get new priorities. JAX hands each call to
+another thread, as it does by default, but for "in this thread".
 
 - TorchRL: `TensorDictReplayBuffer` on `LazyTensorStorage`, prioritised by its C++ tree.
 - "steady": the same size in every call. The buffers take turns.
+- "in this thread": the same with `jax_cpu_enable_async_dispatch` off. To wake another thread takes
+  longer than most calls, and how much longer depends on the machine.
 - "lengths": episodes of 64 lengths from 1 to 300 are added in random order, and batches of as many
   sizes drawn. Every one comes once beforehand, and then again: the figures are of the second time.
   "steady" is a call of 300, the longest of them. The first time is counted as "first seconds", all
@@ -32,7 +34,7 @@ ADDED, BATCH, CAPACITY, SMALL = 16, 256, 1_000_000, 100_000
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
 UNIFORM, PRIORITISED = "uniform", "prioritised"
 THEIRS, PLAIN, TENSORDICT = "TorchRL", "ReplayBuffer", "TensorDictReplayBuffer"
-STEADY, LENGTHS = "steady", "lengths"
+STEADY, ALONE, LENGTHS = "steady", "in this thread", "lengths"
 CALLS = ("extend", "sample", "update")
 LONGEST = 300
 
@@ -145,8 +147,10 @@ def lengths(name: str, kind: str, rounds: int) -> list[Record]:
 
 def measure(task: Task) -> Measured:
     """Time one kind of sampler, in this process."""
+    import jax
     import torch
 
+    jax.config.update("jax_cpu_enable_async_dispatch", task["part"] != ALONE)
     torch.set_num_threads(1)
     quick, kind = task["quick"], task["kind"]
     rounds, seconds = (3, 0.05) if quick else (15, 0.1)
@@ -165,17 +169,25 @@ def measure(task: Task) -> Measured:
     taken = harness.alternate(programs, rounds, 60.0)
     return Measured(
         [
-            {"part": STEADY, "kind": kind, "what": name, "call": call, "us": harness.median(us)}
+            {
+                "part": task["part"], "kind": kind, "what": name, "call": call,
+                "us": harness.median(us),
+            }
             for (call, name), us in taken.items()
         ]
-    )
+    )  # fmt: skip
 
 
 def tasks(quick: bool) -> list[Task]:
     """Each sampler by itself, and again."""
-    every = [
-        {"label": f"{part}, {kind}", "part": part, "kind": kind, "quick": quick}
-        for part in (STEADY, LENGTHS)
+    every: list[Task] = [
+        {
+            "label": f"{part}, {kind}",
+            "part": part,
+            "kind": kind,
+            "quick": quick,
+        }
+        for part in (STEADY, ALONE, LENGTHS)
         for kind in (UNIFORM, PRIORITISED)
     ]
     return every if quick else every * 3
@@ -184,16 +196,17 @@ def tasks(quick: bool) -> list[Task]:
 def tables(records: list[Record]) -> list[str]:
     """The tables, as lines of Markdown."""
     us = Find(records)
-    rows: list[list[Any]] = []
-    for kind in (UNIFORM, PRIORITISED):
-        for call in CALLS[: 3 if kind == PRIORITISED else 2]:
-            asked = {"part": STEADY, "kind": kind, "call": call}
-            times = [float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
-            ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
-            rows.append([kind, call, *map(report.number, times), *ratios])
-    lines = report.table(
-        ["sampler", "call", THEIRS, PLAIN, TENSORDICT, "ratio", "ratio of TensorDicts"], rows
-    )
+    lines: list[str] = []
+    for part in (STEADY, ALONE):
+        rows: list[list[Any]] = []
+        for kind in (UNIFORM, PRIORITISED):
+            for call in CALLS[: 3 if kind == PRIORITISED else 2]:
+                asked = {"part": part, "kind": kind, "call": call}
+                times = [float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
+                ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
+                rows.append([kind, call, *map(report.number, times), *ratios])
+        heads = ["sampler", "call", THEIRS, PLAIN, TENSORDICT, "ratio", "ratio of TensorDicts"]
+        lines += report.section(f"Microseconds a call, {part}", heads, rows)
     of_sizes = [r for r in records if r["part"] == LENGTHS]
     rows = [
         [r["kind"], r["what"], r["call"], f"{r['first']:.2f}", report.number(r["us"]),
@@ -201,7 +214,7 @@ def tables(records: list[Record]) -> list[str]:
         for r in of_sizes
     ]  # fmt: skip
     heads = ["sampler", "buffer", "call", "first seconds", "us of 64 sizes", "us steady", "ratio"]
-    return [*lines, "", *report.table(heads, rows)]
+    return [*lines, *report.section("Calls of many sizes", heads, rows)]
 
 
 def bars(records: list[Record]) -> list[str]:
