@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402
+from fbuf_adapters.pytorch._draws import Drawn  # noqa: E402
 
 import fbuf  # noqa: E402
 
@@ -150,6 +152,52 @@ def test_a_signal_handler_may_use_the_buffer():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert saved
+
+
+class Lost:
+    """A turn that a program could not compute, for lack of memory."""
+
+    def block_until_ready(self):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,), (1,)])
+def test_a_turn_that_was_lost_comes_again(order):
+    """Two threads drew, the second from the turn that the first one lost; or an interrupt came."""
+    buffer = ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4)
+    buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+    seen = buffer.sample().data["n"].tolist()
+    draws, turn = buffer._draws, buffer._draws._turn
+    lost = [Lost(), Lost()]
+    drawn = [Drawn(turn, lost[0], 4, None), Drawn(lost[0], lost[1], 4, None)]
+    draws._turn = lost[1]
+    for number in order:
+        draws.failed(drawn[number])
+    assert draws._turn is turn
+    for _ in range(15):
+        seen += buffer.sample().data["n"].tolist()
+    assert sorted(seen) == list(range(64))
+
+
+def test_a_batch_that_was_broken_off_and_lost_is_drawn_anew():
+    buffer = ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4)
+    buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+    seen = buffer.sample().data["n"].tolist()
+    draws = buffer._draws
+    drawn = Drawn(draws._turn, Lost(), 4, None)
+    draws.__dict__.update(_unfinished=drawn, _turn=drawn.after)
+    for _ in range(15):
+        seen += buffer.sample().data["n"].tolist()
+    assert sorted(seen) == list(range(64))
+
+
+def test_a_batch_that_another_thread_waits_for_is_not_given_up():
+    buffer = ReplayBuffer(64, batch_size=4)
+    buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+    draws = buffer._draws
+    waiting = draws._unfinished = Drawn(draws._turn, draws._turn, 4, None)
+    draws.failed(Drawn(draws._turn, draws._turn, 4, None))
+    assert draws._unfinished is waiting
 
 
 @pytest.mark.sweep

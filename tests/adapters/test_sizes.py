@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from buffers import EXACT, assert_same, priorities  # noqa: E402
-from fbuf_adapters.pytorch import ReplayBuffer, _sizes  # noqa: E402
+from fbuf_adapters.pytorch import ReplayBuffer, _lanes, _sizes  # noqa: E402
 
 import fbuf  # noqa: E402
 
@@ -241,5 +241,11 @@ def test_large_rows_of_environments_are_stored_as_small_ones_are(lockstep):
         assert_same(first.state, second.state)
     found = fbuf.rows(first.state)
     assert set(found.data["x"][found.mask][:, 0].tolist()) == {0, 2, 3, 4, 6, 7, 8, 10, 11}
-    with pytest.raises(ValueError, match=r"terminated must be"):
-        first.extend(items, terminated=torch.zeros(4, ENVS, dtype=torch.bool))
+    turned = _lanes.steps_first({"items": items, **options}, ENVS, 0)
+    assert turned["items"]["x"].shape == (4, ENVS, width)
+    assert turned["items"]["x"].is_contiguous()
+    assert _lanes.steps_first({"items": {"n": n}}, ENVS, 0) is None
+    for wrong in ({"terminated": torch.zeros(5, dtype=torch.bool)}, {"mask": torch.ones(5) > 0}):
+        with pytest.raises(ValueError, match=r"must be") as told:
+            first.extend(items, **wrong)
+        assert "(3, 4)" in str(told.value) or "(4,)" in str(told.value), told.value

@@ -91,6 +91,8 @@ class Draws:
         if batch_size is not None:
             self.sizes.fitting("sample", batch_size)
         self._turn = jax.device_put(np.zeros(2, np.uint32), _device(key))
+        self._last = self._turn
+        """The turn after a batch that was returned, and so has been computed."""
         self._ahead: collections.deque[Drawn] = collections.deque()
         self._unfinished: Drawn | None = None
         """The batch of the main thread's last call, as long as that has not returned it."""
@@ -114,10 +116,11 @@ class Draws:
         if drawn is not None:
             if self._again or not drawn.ahead:
                 # Rows have gone since, or a transform may have changed what was drawn.
-                made, _ = self._draw(owner, drawn.before, size, beta)
+                made, after = self._draw(owner, drawn.before, size, beta)
                 take = functools.partial(self._handover.at_once, made)
-                drawn = dataclasses.replace(drawn, take=take, ahead=False)
-                self.__dict__.update(_unfinished=drawn, _again=False)
+                turn = after if drawn.after is self._turn else self._turn
+                drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
+                self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
             return drawn
         if self._ahead and size != self._ahead[0].size:
             self.drop()
@@ -137,17 +140,22 @@ class Draws:
 
     def returned(self, drawn: Drawn) -> None:
         """Take note that a call is about to return a batch."""
+        self._last = drawn.after
         if self._unfinished is drawn:
             self._unfinished = None
 
     def failed(self, drawn: Drawn) -> None:
-        """Take note that a call has failed, and would fail again with this batch."""
-        if _exists(drawn.after):
-            self.returned(drawn)
-            return
-        # There was no memory for the program, which also says which turn is next.
-        self.drop()
-        self.__dict__.update(_unfinished=None, _turn=drawn.before)
+        """Take note that a call has failed: leave its batch out.
+
+        But if there was no memory to draw it, its turn comes again: the program that failed is also
+        the one that says which turn is next.
+        """
+        turn = self._turn
+        if not _exists(turn):
+            turn = drawn.before if _exists(drawn.before) else self._last
+            self.drop()
+        unfinished = None if self._unfinished is drawn else self._unfinished
+        self.__dict__.update(_unfinished=unfinished, _turn=turn)
 
     def drop(self) -> None:
         """Forget what was drawn ahead, as if it had not been drawn."""
@@ -198,6 +206,7 @@ class Draws:
             waiting.append(Drawn(turn, after, self._batch_size or 0, made.take, ahead=True))
         other = copy.copy(self)
         other.key, other._turn = jax.device_put(key, device), before[0]
+        other._last = before[0]
         other._ahead, other._unfinished = waiting, None
         other.sizes = _sizes.Sizes()
         if sizes:

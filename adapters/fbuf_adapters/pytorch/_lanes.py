@@ -14,7 +14,7 @@ from fbuf_adapters.pytorch import _packed
 def steps_first(given: dict[str, Any], num_envs: int, ndim: int) -> dict[str, Any] | None:
     """Arguments of `fbuf.add` for `[num_envs, T]`, turned to `[T, num_envs]`, if that is needed.
 
-    It is where a tensor on CPU is too large to be packed. Compiled code would turn it in memory
+    It is needed if a tensor on CPU is too large to be packed. Compiled code would turn it in memory
     of its own, and where that is missing, the state that it writes to is lost. Here a copy is made
     before the state is touched.
 
@@ -27,10 +27,7 @@ def steps_first(given: dict[str, Any], num_envs: int, ndim: int) -> dict[str, An
         None if it is not needed; or if the arguments do not fit, about which `fbuf.add` says more.
     """
     leaves, tree = jax.tree.flatten(given)
-    large = (
-        isinstance(x, torch.Tensor) and x.is_cpu and _packed.is_large(x.nbytes) for x in leaves
-    )
-    if not any(large):
+    if not any(map(_is_large, leaves)):
         return None
     first = next(iter(jax.tree.leaves(given["items"])), None)
     if not isinstance(first, torch.Tensor) or first.ndim != 2 + ndim:
@@ -48,3 +45,8 @@ def steps_first(given: dict[str, Any], num_envs: int, ndim: int) -> dict[str, An
         else:
             return None
     return tree.unflatten(turned)
+
+
+def _is_large(leaf: Any) -> bool:
+    plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_cpu
+    return plain and _packed.is_large(leaf.nbytes)

@@ -411,7 +411,8 @@ class ReplayBuffer:
                 )
             check.integer("sample", "batch_size", size)
             power = check.scalar("sample", "beta", beta)
-            drawn = self._draws.next(rows.owner, size, power)
+            draws = self._draws
+            drawn = draws.next(rows.owner, size, power)
         try:
             batch = drawn.take()
         except Cancelled:
@@ -421,9 +422,9 @@ class ReplayBuffer:
             ) from None
         except Exception:
             with self.lock:
-                self._draws.failed(drawn)
+                draws.failed(drawn)
             raise
-        self._draws.returned(drawn)
+        draws.returned(drawn)
         return batch
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any]]:
@@ -773,18 +774,21 @@ class ReplayBuffer:
                 rows = self._calls.apart(lambda: self._make(learned))
             else:
                 rows = self._made(function)
-            padded: dict[str, Any] = {}
+            instead: dict[str, Any] = {}
+            as_given = functools.partial(fbuf.add, time_major=time_major)
             if axes:
                 ndim = rows.learned.first_ndim
                 if self._num_envs is not None and not time_major:
-                    turned = _lanes.steps_first(given, self._num_envs, ndim)
-                    given, time_major = (given, False) if turned is None else (turned, True)
-                axis = 0 if time_major else self._leading
-                padded = self._sizes.fit_rows(
-                    given, axis, 1 + self._leading, ndim, self._whole_steps
-                )
+                    instead = _lanes.steps_first(given, self._num_envs, ndim) or {}
+                    time_major = bool(instead)
+                axis, lead = 0 if time_major else self._leading, 1 + self._leading
+                turned = given | instead
+                instead |= self._sizes.fit_rows(turned, axis, lead, ndim, self._whole_steps)
             try:
-                self._run(rows.owner, fbuf.add, given, padded, feed_all, time_major=time_major)
+                self._run(
+                    *(rows.owner, fbuf.add, given, instead, feed_all, as_given),
+                    time_major=time_major,
+                )
             except (ValueError, TypeError):
                 rows.learned.check_tree(_where(function), name, items)
                 raise
@@ -808,32 +812,34 @@ class ReplayBuffer:
                 padded = self._sizes.fit_ids(function, given)
             else:
                 padded = {}
-            self._run(owner, verb, given, padded, feed_all)
+            self._run(owner, verb, given, padded, feed_all, verb)
 
     def _run(
         self,
         owner: Owner,
         verb: Callable[..., fbuf.State[Any]],
         given: dict[str, Any],
-        padded: dict[str, Any],
+        instead: dict[str, Any],
         feed_all: _feed.FeedAll,
+        as_given: Callable[..., fbuf.State[Any]],
         **static: Any,
     ) -> None:
         """Change the state; the tensors are their owner's again when this returns.
 
-        `padded` is what stands for some of the arguments, as padded.
+        `instead` stands for some of the arguments, turned or padded, and `as_given` for the verb if
+        these are as they were given.
         """
 
         def ready(given: dict[str, Any]) -> tuple[list[Any], Any]:
             return _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
 
         try:
-            self._make_change(owner, verb, given, *ready(given | padded), **static)
+            self._make_change(owner, verb, given, *ready(given | instead), **static)
         except (ValueError, TypeError):
-            if padded:  # tell of the shapes as they were given
+            if instead:  # tell of the shapes as they were given
                 leaves, structure = ready(given)
-                whole, traced = structure.unflatten(leaves), functools.partial(verb, **static)
-                trace = functools.partial(jax.eval_shape, lambda s, g: traced(s, **g))
+                whole = structure.unflatten(leaves)
+                trace = functools.partial(jax.eval_shape, lambda s, g: as_given(s, **g))
                 self._calls.apart(lambda: trace(owner.state, whole))
             raise
 

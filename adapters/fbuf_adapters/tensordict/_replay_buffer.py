@@ -179,7 +179,8 @@ class TensorDictReplayBuffer:
         self._capacity = capacity
         self._num_envs = num_envs
         self._view, self._sampler = view, sampler
-        self._device = torch.device(device)
+        # With the number of the GPU, as its tensors have it.
+        self._device = torch.empty(0, device=device).device
         self._priority_key = priority_key
         self._prioritized = sampler.keeps_priorities
         self._looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
@@ -254,7 +255,7 @@ class TensorDictReplayBuffer:
         knows, and ignores rows that were replaced since.
 
         Args:
-            index: Slots: integers `[B]`, or one. Negative ones are ignored.
+            index: Slots: integers `[B]`, or one. Negative ones are ignored, and none do nothing.
             priority: Numbers of at least 0: one for each slot, or one for all.
 
         Raises:
@@ -316,6 +317,8 @@ class TensorDictReplayBuffer:
             if there is not None:  # what pads names the last step again, and must not change it
                 slots = torch.where(there, slots, -1)
         count = slots.shape[0] if slots.ndim else 1
+        if count == 0:
+            return
         named: list[Any] = [slots, generations]
         if slots.ndim != 1:
             named = [x.reshape(count, -1)[:, 0] for x in named]
