@@ -238,7 +238,7 @@ def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
     functions = functions_of_frames(text)
 
     def called(line: str, attribute: str) -> str:
-        return re.search(rf"\b{attribute}=%?([\w.\-]+)", line)[1]  # type: ignore[index]
+        return re.search(rf"\b{attribute}=%?([\w.\-]+)", line)[1]  # type: ignore[index] (HLO has it)
 
     def walk(name: str, times: int) -> int:
         nonlocal unknown

@@ -20,6 +20,7 @@ def varying(tree: T) -> T:
     if not axes:
         return tree
     if not hasattr(lax, "pcast"):  # JAX 0.8.0 has it by another name
+        # Newer releases have no such name, and type checkers would look for it.
         pvary: Any = getattr(lax, "pvary")  # noqa: B009
         return jax.tree.map(lambda leaf: pvary(leaf, axes), tree)
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)

@@ -558,6 +558,7 @@ STRANGE = {
 }
 
 
+# PyTorch warns of the dtype that is refused here.
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", STRANGE)
 def test_strange_tensors(name):
@@ -571,6 +572,7 @@ def test_strange_tensors(name):
     refused_to_add(fbuf.init(jnp.zeros(3), 4), {"b": tensor}, "items['b']", remedy)
 
 
+# PyTorch warns of the tensors that are refused here.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors():
     with pytest.raises(RuntimeError, match="sizes"):

@@ -431,7 +431,7 @@ def test_the_state_in_compiled_code():
         with pytest.raises(InteropError, match="must be a state of this buffer"):
             buffer.state = other
     with pytest.raises(RuntimeError, match="nothing has been added yet"):
-        buffer_of(0).state  # noqa: B018
+        buffer_of(0).state  # noqa: B018 (to read it is what raises)
     with pytest.raises(RuntimeError, match="nothing has been added yet"):
         buffer_of(0).state = after
 

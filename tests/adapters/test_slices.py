@@ -203,7 +203,7 @@ def test_first_steps_are_marked_where_the_key_is_stored(padded):
     assert torch.equal(batch["is_init"][:, 0], begun)
     rb = ragged()
     rb.extend(trajectories())
-    assert "is_init" not in rb.sample().keys()  # noqa: SIM118
+    assert "is_init" not in rb.sample().keys()  # noqa: SIM118 (a TensorDict has no `in`)
 
 
 def test_marks_can_be_left_out_or_go_elsewhere():

@@ -37,7 +37,7 @@ from typing import Any
 
 import hazards  # noqa: F401 (registers its checks)
 import stage
-import together  # noqa: F401
+import together  # noqa: F401 (registers its checks)
 from stage import (
     ALONE,
     CHECKS,

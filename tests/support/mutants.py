@@ -66,7 +66,7 @@ def swept(case: int) -> tuple[str, str]:
 
 
 # A line an entry, however long.
-# ruff: noqa: E501
+# ruff: noqa: E501  lines are quoted as they stand in the code
 # fmt: off
 MUTANTS = [
     *of(

@@ -7,6 +7,7 @@ PyTorch writes wherever it likes. So these functions refuse what could go wrong 
 """
 
 try:
+    # Only to see whether it is there.
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
     if error.name != "torch":  # it is there, and lacks something itself

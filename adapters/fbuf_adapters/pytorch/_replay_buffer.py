@@ -554,6 +554,7 @@ class ReplayBuffer:
     # The state.
 
     @property
+    # To pyright RLock is a function, but the class it makes objects of has no public name.
     def lock(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
         """The lock that every method holds to give JAX work; hold it to make several calls one.
 

@@ -5,6 +5,7 @@ transforms, and the buffers that `from_torchrl` takes.
 """
 
 try:
+    # Only to see whether it is there.
     import tensordict  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:

@@ -9,6 +9,7 @@ import torch
 from tensordict import (
     TensorDict,
     TensorDictBase,
+    # TensorDict exports it, but does not mark it as public for type checkers.
     is_leaf_nontensor,  # pyright: ignore[reportPrivateUsage]
 )
 
