@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf.samplers import random_bits
+
 ROUNDS = 8
 
 
@@ -34,7 +36,7 @@ def permute(
     Returns:
         int32 `[B]`. O(B) if `inside` holds for a fair part of `[0, n)`.
     """
-    keys = jax.random.bits(key, (ROUNDS,), jnp.uint32)
+    keys = random_bits.bits(key, (ROUNDS,))
     size = n.astype(jnp.uint32)
     # At least six bits: with fewer, not all orders are alike after so many rounds.
     bits = jnp.maximum(32 - lax.clz(size - 1), 6)

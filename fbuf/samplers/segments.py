@@ -148,7 +148,7 @@ def draw(
         int32 `[B]` slots, how many starts their segments have, and whether there is a segment.
     """
     key = tie(key, segments.count)
-    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
+    bits = random_bits.bits(key, (2, 2, batch_size))
     segment = random_bits.below(bits[0], segments.count)
     slots, length = start_in(segments, starts, ring, segment, bits[1], window)
     return slots, length, jnp.broadcast_to(segments.count > 0, (batch_size,))

@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, segments, start_index
+from fbuf.samplers import permutation, random_bits, segments, start_index
 from fbuf.samplers.protocol import Draw, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
@@ -119,7 +119,7 @@ class Shuffled(Uniform):
         count = jnp.maximum(found.count, 1)
         segment = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
         start_key = jax.random.fold_in(start_key, first)
-        bits = jax.random.bits(start_key, (2, ranks.shape[0]), jnp.uint32)
+        bits = random_bits.bits(start_key, (2, ranks.shape[0]))
         slots, length = segments.start_in(found, starts, ring, segment, bits, self._window)
         return slots, count.astype(jnp.float32) * length.astype(jnp.float32)
 

@@ -117,7 +117,7 @@ def draw(
     if _all_at_first(index, ring):
         ranks = random_bits.ranks(key, batch_size, count)
         return select(index, ring, ranks), mask
-    bits = jax.random.bits(key, (2, 2, batch_size), jnp.uint32)
+    bits = random_bits.bits(key, (2, 2, batch_size))
     ranks = random_bits.below(bits[1], count)
     slots = random_bits.below(bits[0], ring.filled())
     return bit_tree.select_unless(index.bits, slots, ranks), mask

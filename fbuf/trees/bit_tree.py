@@ -140,7 +140,7 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
             wanted.at[count].set(ranks[i]),
         )
 
-    if is_large(_levels(tree.capacity)[0].size, tree.nodes.dtype):
+    if _is_large(_levels(tree.capacity)[0]):
         slots = fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
     zero = zero_after(slots)
     # The lists begin as arrays that are there already: what has not been put down is not read.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.xla.duplicates import last_of_each
-from fbuf.xla.loop import blank, zero_after
+from fbuf.xla.loop import by_halves, gathered, zero_after
 
 FANOUT = 16
 """Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
@@ -68,19 +68,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """Single leaves `[rows, FANOUT, 1]`, at int32 `[B]` slots, each in range: `[B]`."""
-
-    def loop(leaves: jax.Array, slots: jax.Array) -> jax.Array:
-        def body(i: jax.Array, found: jax.Array) -> jax.Array:
-            return found.at[i].set(read_cell(leaves, *row_and_child(slots[i])))
-
-        zero = zero_after(slots)
-        found = blank(zero, slots.shape, leaves.dtype)
-        return lax.fori_loop(zero, slots.shape[0], body, found)
-
-    def gather(leaves: jax.Array, slots: jax.Array) -> jax.Array:
-        return leaves.at[(*row_and_child(slots), 0)].get(mode="promise_in_bounds")
-
-    return lax.platform_dependent(leaves, slots, cpu=loop, default=gather)
+    return by_halves(lambda slots: gathered(leaves, (*row_and_child(slots), 0)), slots)
 
 
 def refresh(
@@ -132,11 +120,6 @@ def refresh(
 def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
     """One row of a level, `[FANOUT, aggregates]`; for use inside a loop."""
     return _slice(level, (row, 0, 0), (1, *level.shape[1:]))[0]
-
-
-def read_cell(level: jax.Array, row: jax.Array, child: jax.Array) -> jax.Array:
-    """The sum of one child, a scalar; for use inside a loop."""
-    return _slice(level, (row, child, 0), (1, 1, 1)).reshape(())
 
 
 def _slice(level: jax.Array, at: tuple[Any, ...], sizes: tuple[int, ...]) -> jax.Array:

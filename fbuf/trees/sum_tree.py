@@ -39,12 +39,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf.storage.ring import Span
 from fbuf.trees import levels
 from fbuf.trees.levels import FANOUT, row_and_child, rows_for
-from fbuf.xla.loop import blank, fetched, is_large, zero_after
+from fbuf.xla.loop import by_halves, fetched, gathered
+from fbuf.xla.rows import read_rows
 from fbuf.xla.tie import tie
 
 TOP = 512
@@ -177,11 +177,11 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     sums = running_sums(tree.nodes[-1][..., 0])
     found = first_above(sums, uniforms[0] * sums[-1])
-    value = jnp.zeros_like(uniforms[0])
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         signed = tree.dormant and level is tree.leaves
-        found, value = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
-    return jnp.minimum(found, tree.capacity - 1), value
+        found = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
+    slots = jnp.minimum(found, tree.capacity - 1)
+    return slots, values(tree, slots)
 
 
 def draw_stratified(
@@ -212,7 +212,8 @@ def draw_stratified(
         left = (target - before) / value
         grain = whole * 2.0**-24 / value  # what the last bit of the target is worth in this node
         signed = tree.dormant and level is tree.leaves
-        children = _sums_of(level.at[found].get(mode="promise_in_bounds"), signed)
+        row = read_rows(level, found)
+        children = _drawable([row[:, child, 0] for child in range(FANOUT)], signed)
         running = _running(children)
         whole = running[-1]
         target = _filled_in(left, grain, u) * whole
@@ -257,36 +258,16 @@ def first_above(sums: jax.Array, targets: jax.Array) -> jax.Array:
     return found
 
 
-def _pick(
-    level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Pick a child of each row in proportion to its sum: `[B]` nodes below, and their sums."""
+def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
+    """Pick a child of each row in proportion to its sum: `[B]` nodes of the level below."""
 
-    def choose(row: jax.Array, u: jax.Array) -> jax.Array:
-        running = _running(_sums_of(row, signed))
-        return _first_above(running, u * running[-1])
+    def choose(rows: jax.Array, uniforms: jax.Array) -> jax.Array:
+        # Child by child, for the rows themselves would be an array, and made by other threads.
+        sums = [gathered(level, (rows, child, 0)) for child in range(FANOUT)]
+        running = _running(_drawable(sums, signed))
+        return rows * FANOUT + _first_above(running, uniforms * running[-1])
 
-    def loop(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def body(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            child = choose(levels.read_row(level, rows[i]), uniforms[i])
-            # Read here, where the row is in the cache, and not by a gather of its own.
-            value = levels.read_cell(level, rows[i], child)
-            return found[0].at[i].set(rows[i] * FANOUT + child), found[1].at[i].set(value)
-
-        if is_large(level.size, level.dtype):
-            rows = fetched(level, rows, rows)
-        zero = zero_after(rows)
-        found = blank(zero, rows.shape, rows.dtype)
-        return lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))
-
-    def gather(
-        level: jax.Array, rows: jax.Array, uniforms: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        row = level.at[rows].get(mode="promise_in_bounds")
-        child = choose(row, uniforms)
-        return rows * FANOUT + child, _choose(child, _sums_of(row, signed))
-
-    return lax.platform_dependent(level, rows, uniforms, cpu=loop, default=gather)
+    return by_halves(choose, fetched(level, rows, rows), uniforms)
 
 
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
@@ -300,9 +281,8 @@ def _awakened(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     return leaves.at[(*row_and_child(slots), 0)].set(jnp.abs(value), mode="promise_in_bounds")
 
 
-def _sums_of(row: jax.Array, signed: bool) -> list[jax.Array]:
-    """The sums of a row's children: `[..., FANOUT, aggregates]` to `FANOUT` arrays `[...]`."""
-    sums = [row[..., child, 0] for child in range(FANOUT)]
+def _drawable(sums: list[jax.Array], signed: bool) -> list[jax.Array]:
+    """The sums of a row's children, 0 for those with a minus sign."""
     return [_larger(sum_, jnp.zeros_like(sum_)) for sum_ in sums] if signed else sums
 
 

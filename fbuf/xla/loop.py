@@ -1,19 +1,26 @@
 """Loops over the entries of a batch: what makes them fast where XLA runs them on a CPU.
 
 There a `fori_loop` whose body touches little is one kernel, and runs in the thread that comes to
-it. Two things have to be seen to:
+it. Three things have to be seen to:
 
 - XLA runs whatever is ready. Where more than eight things are, it wakes other threads, which takes
   longer than all of the work. The counter and the results of a loop, if they begin as constants,
   are ready from the first. So they begin as something that is known only once the batch is.
+- It also wakes them for every gather from a large array, however few rows are read. A gather that
+  fills a part of an array stays in its thread: see `by_halves`.
 - In a loop that works on each row it reads, a core waits for the rows one by one. Those of a large
   array are therefore looked at beforehand, in a loop so short that many are under way at once.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf.xla.tie import tie
@@ -21,8 +28,8 @@ from fbuf.xla.tie import tie
 _CACHED = 2**20
 """Bytes of an array that can be taken to lie in a core's own cache."""
 
-_UNROLLED = 4
-"""Rows that are looked at in one turn."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 @jax.custom_batching.custom_vmap
@@ -42,24 +49,72 @@ def blank(zero: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arra
     return jnp.full(shape, zero.astype(dtype))
 
 
+def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
+    """`make(*batch)`; on CPU made for one half of the batch, and then for the other.
+
+    Args:
+        make: Gathers something for each entry of a batch; of some entries for these alone.
+        batch: `[B]` each, of at least one entry; the first is int32, all above -2**31.
+
+    Returns:
+        `[B, ...]`, known only once the batch is.
+    """
+    made = jax.eval_shape(make, *batch)
+    count = batch[0].shape[0]
+    half = -(-count // 2)
+
+    def halves(*batch: jax.Array) -> jax.Array:
+        def body(turn: jax.Array, made: jax.Array) -> jax.Array:
+            start = turn * (count - half)  # of an odd number the one in the middle is made twice
+            some = [
+                lax.dynamic_slice_in_dim(array, start, half, allow_negative_indices=False)
+                for array in batch
+            ]
+            return lax.dynamic_update_slice_in_dim(
+                made, make(*some), start, 0, allow_negative_indices=False
+            )
+
+        zero = zero_after(batch[0])
+        return lax.fori_loop(zero, 2, body, blank(zero, made.shape, made.dtype))
+
+    return lax.platform_dependent(*batch, cpu=halves, default=make)
+
+
 def is_large(size: int, dtype: jnp.dtype) -> bool:
     """Whether so many numbers are more than a core's own cache has room for."""
     return size * dtype.itemsize > _CACHED
 
 
 def fetched(array: jax.Array, rows: jax.Array, batch: jax.Array) -> jax.Array:
-    """`batch`, known only once rows of an array, int32 `[B]`, have been brought into the cache."""
-    unrolled = min(_UNROLLED, rows.shape[0])
-    turns = rows.shape[0] // unrolled  # the rows that are left over are not looked at
+    """`batch`, on CPU known only once rows of an array have been brought into the cache.
 
-    def body(i: jax.Array, seen: jax.Array) -> jax.Array:
-        for part in range(unrolled):
-            at = (rows[i + part * turns], *(0,) * (array.ndim - 1))
-            at = tuple(jnp.asarray(index, jnp.int32) for index in at)
-            sizes = (1,) * array.ndim
-            number = lax.dynamic_slice(array, at, sizes, allow_negative_indices=False)
-            seen |= (number.reshape(()) == 1).astype(jnp.int32)  # something that needs the number
-        return seen
+    Args:
+        array: `[n, ...]`; nothing is done about a small one.
+        rows: int32 `[B]`, each in range; all above -2**31.
+        batch: `[B]`; what they are needed for.
+    """
+    if not is_large(array.size, array.dtype):
+        return batch
+    size = array.size // array.shape[0]
+    width = size * array.dtype.itemsize
+    looked_at = {*range(0, size, max(_LINE // array.dtype.itemsize, 1))}
+    if _LINE % width and width % _LINE:  # a row may begin anywhere in a line
+        looked_at.add(size - 1)
+    places = [tuple(map(int, np.unravel_index(at, array.shape[1:]))) for at in sorted(looked_at)]
 
-    zero = zero_after(rows)
-    return tie(batch, lax.fori_loop(zero, turns, body, zero))
+    def look(rows: jax.Array) -> jax.Array:
+        # Something that needs the numbers.
+        seen = [gathered(array, (rows, *at)) == 1 for at in places]
+        return functools.reduce(operator.or_, seen).astype(jnp.int32)
+
+    return lax.platform_dependent(
+        rows,
+        batch,
+        cpu=lambda rows, batch: tie(batch, by_halves(look, rows)),
+        default=lambda rows, batch: batch,
+    )
+
+
+def gathered(array: jax.Array, at: tuple[jax.Array | int, ...]) -> jax.Array:
+    """`array[at]`, where all of `at` is in range."""
+    return array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
