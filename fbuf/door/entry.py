@@ -127,12 +127,11 @@ class _Entry:
                 given[argument] = checked(self._name, argument, given[argument])
         fixed = {name: given.pop(name) for name in self._static if name in given}
         leaves, own = tree_leaves(given), tree_leaves(states)
-        types = set(map(type, leaves))
-        kinds = set(map(_kind, types))
+        types = frozenset(map(type, leaves))
+        kinds = _kinds(types)
         if "host" in kinds:
             given = self._taken_over(before, given, types)
-        kinds.update(map(_kind, set(map(type, own))))
-        if "tracer" in kinds:
+        if "tracer" in kinds or "tracer" in _kinds(frozenset(map(type, own))):
             return self._plain(*before, **given, **fixed)
         for state in states:
             if is_deleted(state.fault):  # one array stands for all: each costs time in every call
@@ -148,11 +147,11 @@ class _Entry:
         for argument, checked in self._checks.items():
             if argument in given:
                 given = {**given, argument: checked(self._name, argument, given[argument])}
-        types = set(map(type, tree_leaves(given)))
-        return self._taken_over((state,), given, types) if "host" in map(_kind, types) else given
+        types = frozenset(map(type, tree_leaves(given)))
+        return self._taken_over((state,), given, types) if "host" in _kinds(types) else given
 
     def _taken_over(
-        self, before: tuple[Any, ...], given: dict[str, Any], types: set[type]
+        self, before: tuple[Any, ...], given: dict[str, Any], types: frozenset[type]
     ) -> dict[str, Any]:
         """The arguments, of which those of the host are the buffer's own."""
         given = {name: _owned(self._name, name, value) for name, value in given.items()}
@@ -163,10 +162,11 @@ class _Entry:
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. As `inspect.Signature.bind`, in a tenth of the time."""
         given = dict(zip(self._names, args, strict=False))
-        both = given.keys() & kwargs.keys()
-        given.update(kwargs)
-        fits = len(args) <= self._positional and not both
-        if not (fits and given.keys() <= self._allowed and self._required <= given.keys()):
+        fits = len(args) <= self._positional
+        if kwargs:
+            fits = fits and given.keys().isdisjoint(kwargs) and self._allowed.issuperset(kwargs)
+            given.update(kwargs)
+        if not (fits and self._required <= given.keys()):
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -175,10 +175,15 @@ class _Entry:
 
 
 @functools.cache
-def _kind(kind: type) -> str:
-    if issubclass(kind, jax.core.Tracer):
-        return "tracer"
-    return "array" if issubclass(kind, jax.Array) else "host"
+def _kinds(types: frozenset[type]) -> frozenset[str]:
+    """What there is among values of these types; kept, for it is asked in every call."""
+
+    def kind(of: type) -> str:
+        if issubclass(of, jax.core.Tracer):
+            return "tracer"
+        return "array" if issubclass(of, jax.Array) else "host"
+
+    return frozenset(map(kind, types))
 
 
 _PLAIN = frozenset(map(np.dtype, ("?", "b", "B", "h", "H", "i", "I", "e", "f")))

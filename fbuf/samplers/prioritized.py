@@ -233,13 +233,13 @@ class Prioritized(Sampler):
         """Draw rows by priority, and weigh them by `probability ** -beta`."""
         tree = index.tree
         total = sum_tree.total(tree)
-        key = tie(key, total)
         if self.draws == "independent":
             shape = (sum_tree.picks(tree), batch_size)
-            slots, value = sum_tree.draw(tree, random_bits.uniforms(key, shape))
+            slots, value = sum_tree.draw(tree, random_bits.uniforms(key, shape, total))
         else:
             order_key, key = jax.random.split(key)
-            where, *uniforms = random_bits.uniforms(key, (1 + sum_tree.picks(tree), batch_size))
+            shape = (1 + sum_tree.picks(tree), batch_size)
+            where, *uniforms = random_bits.uniforms(key, shape, total)
             share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))

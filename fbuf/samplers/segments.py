@@ -147,8 +147,7 @@ def draw(
     Returns:
         int32 `[B]` slots, how many starts their segments have, and whether there is a segment.
     """
-    key = tie(key, segments.count)
-    bits = random_bits.bits(key, (2, 2, batch_size))
+    bits = random_bits.bits(key, (2, 2, batch_size), segments.count)
     segment = random_bits.below(bits[0], segments.count)
     slots, length = start_in(segments, starts, ring, segment, bits[1], window)
     return slots, length, jnp.broadcast_to(segments.count > 0, (batch_size,))

@@ -13,10 +13,9 @@ lie by the width of their numbers, the widest first, so that little is lost to p
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -98,13 +97,18 @@ class Storage(Generic[Item]):
         No gradient flows out of a buffer: for narrow fields there is none, as they are bits.
         """
         flat = slots.reshape(-1)
-        narrow: list[jax.Array] = []
-        if any(self.fields[leaf].narrow for leaf in leaves):
-            narrow = _unpacked(self.fields, read_rows(self.words, flat))
+        places = _places(self.fields, self.words.dtype)
+        wanted = [places[self._position(leaf)] for leaf in leaves if self.fields[leaf].narrow]
+        first = min((place.first for place in wanted), default=0)
+        last = max((place.last for place in wanted), default=0)
+        words = read_rows(self.words, flat, (first, last))
         found: list[jax.Array] = []
         for leaf in leaves:
             field, position = self.fields[leaf], self._position(leaf)
-            rows = narrow[position] if field.narrow else read_rows(self.wide[position], flat)
+            if field.narrow:
+                rows = _unpacked(field, places[position], words, first)
+            else:
+                rows = read_rows(self.wide[position], flat)
             found.append(lax.stop_gradient(rows.reshape(*slots.shape, *field.shape)))
         return found
 
@@ -133,8 +137,11 @@ class Storage(Generic[Item]):
                 wide[position] = write_rows(wide[position], slots, rows)
         if narrow:
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
-            fields = enumerate(_unpacked(self.fields, old))
-            new = _packed([narrow.get(number, rows) for number, rows in fields], words.dtype)
+            fields = [field for field in self.fields if field.narrow]
+            places = _places(self.fields, words.dtype)
+            rows = [_unpacked(*place, old) for place in zip(fields, places, strict=True)]
+            rows = [narrow.get(number, leaf) for number, leaf in enumerate(rows)]
+            new = _packed(rows, words.dtype)
             words = write_rows(words, slots, new)
         return dataclasses.replace(self, words=words, wide=tuple(wide))
 
@@ -216,21 +223,38 @@ def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
     return jnp.concatenate(columns, axis=1) if columns else jnp.zeros((batch, 0), word)
 
 
-def _unpacked(fields: Sequence[Field], words: jax.Array) -> list[jax.Array]:
-    """The narrow leaves `[B, ...]`, in the order of the fields, from words `[B, words]`."""
+class _Place(NamedTuple):
+    """Where in the words of a row a narrow field lies: its words, and the byte it begins at."""
+
+    first: int
+    last: int
+    byte: int
+
+
+def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
+    """Where the narrow fields lie, in their order; as `_packed` lays them."""
     narrow = [field for field in fields if field.narrow]
-    found: dict[int, jax.Array] = {}
-    done = 0
+    places: dict[int, _Place] = {}
+    byte = 0
     for width in (8, 4, 2, 1):
-        members = [at for at, field in enumerate(narrow) if field.dtype.itemsize == width]
-        sizes = [narrow[at].size * width for at in members]
-        columns = -(-sum(sizes) // words.dtype.itemsize)
-        part = _narrowed(words[:, done : done + columns], min(width, words.dtype.itemsize))
-        ends = [end // part.dtype.itemsize for end in itertools.accumulate(sizes)]
-        for at, start, end in zip(members, [0, *ends], ends, strict=False):
-            found[at] = _numbers(part[:, start:end], narrow[at])
-        done += columns
-    return [found[at] for at in range(len(narrow))]
+        for at, field in enumerate(narrow):
+            if field.dtype.itemsize == width:
+                end = byte + field.size * width
+                places[at] = _Place(byte // word.itemsize, -(-end // word.itemsize), byte)
+                byte = end
+        byte = -(-byte // word.itemsize) * word.itemsize
+    return [places[at] for at in range(len(narrow))]
+
+
+def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
+    """A narrow leaf `[B, ...]`, from the words of the rows `[B, words]` from the `first` on."""
+    size = words.dtype.itemsize
+    bits = _narrowed(
+        words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)
+    )
+    start = (place.byte - place.first * size) // bits.dtype.itemsize
+    count = field.size * field.dtype.itemsize // bits.dtype.itemsize
+    return _numbers(bits[:, start : start + count], field)
 
 
 def _bits(leaf: jax.Array, word: Any) -> jax.Array:
@@ -265,4 +289,5 @@ def _narrowed(words: jax.Array, width: int) -> jax.Array:
     """What `_widened` was given, and the padding behind it."""
     if words.dtype.itemsize == width:
         return words
-    return lax.bitcast_convert_type(words, _WORDS[width]).reshape(words.shape[0], -1)
+    count = words.shape[1] * (words.dtype.itemsize // width)
+    return lax.bitcast_convert_type(words, _WORDS[width]).reshape(words.shape[0], count)

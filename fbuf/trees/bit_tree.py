@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.trees.levels import FANOUT, rows_for
-from fbuf.xla.loop import blank, fetched, is_large, zero_after
+from fbuf.xla.loop import blank, fetched, gathered, is_large, zero_after
 from fbuf.xla.rows import read_rows
 
 _BITS = 32
@@ -243,9 +243,9 @@ def _each_level(
     def gather(nodes: jax.Array, *carry: jax.Array) -> Numbers:
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
-            at = (level.start + number * FANOUT)[:, None] + jnp.arange(FANOUT, dtype=jnp.int32)
-            row = nodes.at[at].get(mode="promise_in_bounds")
-            carry = step([row[:, child] for child in range(FANOUT)], number, *carry)
+            at = level.start + number * FANOUT
+            row = [gathered(nodes, (at + child,)) for child in range(FANOUT)]
+            carry = step(row, number, *carry)
         return carry
 
     return lax.platform_dependent(nodes, *carry, cpu=loops, default=gather)

@@ -39,6 +39,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.storage.ring import Span
 from fbuf.trees import levels
@@ -245,17 +246,25 @@ def running_sums(nodes: jax.Array) -> jax.Array:
 
 
 def first_above(sums: jax.Array, targets: jax.Array) -> jax.Array:
-    """For each target the first of `[n]` running sums that lies above it, by bisection.
+    """For each of `[B]` targets the first of `[n]` running sums that lies above it.
 
     Returns:
-        int32, shaped like `targets`; `n - 1` where none does.
+        int32 `[B]`; `n - 1` where none does.
     """
     last = sums.shape[0] - 1
-    found = jnp.zeros(targets.shape, jnp.int32)
-    for bit in reversed(range(last.bit_length())):
-        ahead = jnp.minimum(found + (1 << bit), last)
-        found = jnp.where(sums[ahead - 1] <= targets, ahead, found)
-    return found
+
+    def bisect(sums: jax.Array, targets: jax.Array) -> jax.Array:
+        found = jnp.zeros(targets.shape, jnp.int32)
+        for bit in reversed(range(last.bit_length())):
+            ahead = jnp.minimum(found + (1 << bit), last)
+            found = jnp.where(gathered(sums, (ahead - 1,)) <= targets, ahead, found)
+        return found
+
+    def count(sums: jax.Array, targets: jax.Array) -> jax.Array:
+        return jnp.sum(sums[:last] <= targets[:, None], axis=1, dtype=jnp.int32)
+
+    # On a GPU a step of a bisection can be a kernel.
+    return lax.platform_dependent(sums, targets, cpu=bisect, default=count)
 
 
 def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:

@@ -28,8 +28,11 @@ from fbuf.xla.tie import tie
 _CACHED = 2**20
 """Bytes of an array that can be taken to lie in a core's own cache."""
 
-_LINE = 64
+LINE = 64
 """Bytes of a cache line."""
+
+_FEW = 8
+"""So few numbers of a row are read as fast without looking at them first."""
 
 
 @jax.custom_batching.custom_vmap
@@ -85,21 +88,32 @@ def is_large(size: int, dtype: jnp.dtype) -> bool:
     return size * dtype.itemsize > _CACHED
 
 
-def fetched(array: jax.Array, rows: jax.Array, batch: jax.Array) -> jax.Array:
+def fetched(
+    array: jax.Array,
+    rows: jax.Array,
+    batch: jax.Array,
+    columns: tuple[int, int] | None = None,
+) -> jax.Array:
     """`batch`, on CPU known only once rows of an array have been brought into the cache.
 
+    Nothing is done about a small array, or where a few numbers of each row are wanted: reading
+    these takes no longer than looking at them.
+
     Args:
-        array: `[n, ...]`; nothing is done about a small one.
+        array: `[n, ...]`.
         rows: int32 `[B]`, each in range; all above -2**31.
         batch: `[B]`; what they are needed for.
+        columns: Which numbers of each row are wanted: the first, and the one behind the last. None
+            is all.
     """
-    if not is_large(array.size, array.dtype):
-        return batch
     size = array.size // array.shape[0]
+    first, last = columns or (0, size)
+    if not is_large(array.size, array.dtype) or last - first <= _FEW:
+        return batch
+    looked_at = {*range(first, last, max(LINE // array.dtype.itemsize, 1))}
     width = size * array.dtype.itemsize
-    looked_at = {*range(0, size, max(_LINE // array.dtype.itemsize, 1))}
-    if _LINE % width and width % _LINE:  # a row may begin anywhere in a line
-        looked_at.add(size - 1)
+    if LINE % width and width % LINE:  # a row may begin anywhere in a line
+        looked_at.add(last - 1)
     places = [tuple(map(int, np.unravel_index(at, array.shape[1:]))) for at in sorted(looked_at)]
 
     def look(rows: jax.Array) -> jax.Array:

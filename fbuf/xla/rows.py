@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from fbuf.xla.loop import by_halves, fetched, gathered
+from fbuf.xla.loop import LINE, by_halves, fetched, gathered
 
 _LONG = 64
 """From so many numbers on XLA's own gather is the fastest: it then reads a row by vectors."""
 
-_FETCHED = 8
-"""A row of more numbers is looked at beforehand, if it is of a large array."""
+_MANY = 2**13
+"""From so many cache lines on other threads are worth waking."""
 
 
-def read_rows(leaf: jax.Array, slots: jax.Array) -> jax.Array:
+def read_rows(
+    leaf: jax.Array, slots: jax.Array, columns: tuple[int, int] | None = None
+) -> jax.Array:
     """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
     XLA on CPU hands every gather from a large array to its thread pool, which costs more than
     reading a few short rows (`benchmarks/ablations/row_access.py`).
+
+    Args:
+        leaf: `[capacity, ...]`.
+        slots: int32 `[B]`.
+        columns: Of `[capacity, columns]` the first to read and the one behind the last. None is
+            all.
     """
-    count, size = slots.shape[0], leaf.size // leaf.shape[0]
-    if count == 0:
-        return jnp.zeros((0, *leaf.shape[1:]), leaf.dtype)
-    if count == 1:
+    first, last = columns or (0, leaf.size // leaf.shape[0])
+    size = last - first
+    inner = leaf.shape[1:] if columns is None else (size,)
+    if slots.shape[0] == 0 or size == 0:
+        return jnp.zeros((slots.shape[0], *inner), leaf.dtype)
+    if slots.shape[0] == 1:
         # A single row XLA would read again wherever it is used, also after the array is written,
         # and would copy the whole array to be able to.
-        return read_rows(leaf, jnp.concatenate([slots, slots]))[:1]
+        return read_rows(leaf, jnp.concatenate([slots, slots]), columns)[:1]
 
     def gather(slots: jax.Array) -> jax.Array:
-        return gathered(leaf, (slots,))
+        rows = gathered(leaf, (slots,))
+        return rows if columns is None else rows[:, first:last]
 
     if size >= _LONG:
         return gather(slots)
-    if size > _FETCHED:
-        slots = fetched(leaf, slots, slots)
-    return by_halves(gather, slots)
+    slots = fetched(leaf, slots, slots, (first, last))
+    lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
+    return gather(slots) if lines >= _MANY else by_halves(gather, slots)
 
 
 def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
