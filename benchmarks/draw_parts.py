@@ -234,7 +234,9 @@ def tasks(trees: dict[str, str], quick: bool) -> list[Task]:
     """A process for each kind, size, and number of cores; several of a full run."""
     found: list[Task] = []
     for process in range(1 if quick else 3):
-        for prioritized, capacity in itertools.product((True, False), SIZES[1:2] if quick else SIZES):
+        for prioritized, capacity in itertools.product(
+            (True, False), SIZES[1:2] if quick else SIZES
+        ):
             for mode in ("two cores", "one core"):
                 task: Task = {
                     "label": f"{capacity:,} {mode} {prioritized} {process}",

@@ -39,7 +39,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     def loop(words: jax.Array) -> jax.Array:
         # A loop of one turn: what it returns is not made anew wherever it is used.
         words = tie(words, after)
-        zero = zero_after((words >> 1).astype(jnp.int32))
+        zero = zero_after(words)
         made = blank(zero, (count,), jnp.uint32)
         return lax.fori_loop(zero, 1, lambda *_: _threefry(words, count), made)
 

@@ -92,6 +92,7 @@ def change(tree: BitTree, slots: jax.Array, by: jax.Array) -> BitTree:
     return dataclasses.replace(tree, nodes=nodes)
 
 
+@functools.partial(jax.jit, inline=True)  # traced once where several branches use it
 def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
     """Find the slots whose set bits have given ranks, counted from slot 0 upwards.
 
@@ -244,7 +245,7 @@ def _each_level(
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
             at = level.start + number * FANOUT
-            row = [gathered(nodes, (at + child,)) for child in range(FANOUT)]
+            row = [gathered(nodes, at + child) for child in range(FANOUT)]
             carry = step(row, number, *carry)
         return carry
 

@@ -237,34 +237,41 @@ def below_top(tree: SumTree) -> list[jax.Array]:
 def running_sums(nodes: jax.Array) -> jax.Array:
     """The running sums of `[rows, FANOUT]` nodes in row-major order, `[rows * FANOUT]`.
 
-    The additions are written out, so that their order is the same on every platform.
+    As sums over windows, which are added up in the same order on every platform.
     """
-    inside = list(itertools.accumulate(nodes[:, child] for child in range(FANOUT)))
-    ends = itertools.accumulate(inside[-1][row] for row in range(nodes.shape[0] - 1))
-    before = jnp.stack([jnp.zeros((), nodes.dtype), *ends])
-    return (before[:, None] + jnp.stack(inside, axis=1)).reshape(-1)
+    inside = _sums_to_left(nodes)
+    ends = _sums_to_left(inside[:, -1][None])[0]
+    before = jnp.concatenate([jnp.zeros((1,), nodes.dtype), ends[:-1]])
+    return (before[:, None] + inside).reshape(-1)
+
+
+def _sums_to_left(rows: jax.Array) -> jax.Array:
+    """Each number of `[rows, n]`, and those left of it in its row, added up from the left."""
+    length = rows.shape[1]
+    zero = jnp.zeros((), rows.dtype)
+    return lax.reduce_window(rows, zero, lax.add, (1, length), (1, 1), ((0, 0), (length - 1, 0)))
 
 
 def first_above(sums: jax.Array, targets: jax.Array) -> jax.Array:
-    """For each of `[B]` targets the first of `[n]` running sums that lies above it.
+    """For each of `[B]` targets the first of `[rows * FANOUT]` running sums that lies above it.
 
     Returns:
-        int32 `[B]`; `n - 1` where none does.
+        int32 `[B]`; the last one where none does.
     """
-    last = sums.shape[0] - 1
 
-    def bisect(sums: jax.Array, targets: jax.Array) -> jax.Array:
-        found = jnp.zeros(targets.shape, jnp.int32)
-        for bit in reversed(range(last.bit_length())):
-            ahead = jnp.minimum(found + (1 << bit), last)
-            found = jnp.where(gathered(sums, (ahead - 1,)) <= targets, ahead, found)
-        return found
+    def by_rows(sums: jax.Array, targets: jax.Array) -> jax.Array:
+        def find(targets: jax.Array) -> jax.Array:
+            ends = [sums[end] for end in range(FANOUT - 1, sums.shape[0], FANOUT)]
+            row = _first_above(ends, targets)
+            inside = [gathered(sums, row * FANOUT + child) for child in range(FANOUT)]
+            return row * FANOUT + _first_above(inside, targets)
+
+        return by_halves(find, targets)
 
     def count(sums: jax.Array, targets: jax.Array) -> jax.Array:
-        return jnp.sum(sums[:last] <= targets[:, None], axis=1, dtype=jnp.int32)
+        return jnp.sum(sums[:-1] <= targets[:, None], axis=1, dtype=jnp.int32)
 
-    # On a GPU a step of a bisection can be a kernel.
-    return lax.platform_dependent(sums, targets, cpu=bisect, default=count)
+    return lax.platform_dependent(sums, targets, cpu=by_rows, default=count)
 
 
 def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
@@ -272,7 +279,7 @@ def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) 
 
     def choose(rows: jax.Array, uniforms: jax.Array) -> jax.Array:
         # Child by child, for the rows themselves would be an array, and made by other threads.
-        sums = [gathered(level, (rows, child, 0)) for child in range(FANOUT)]
+        sums = [gathered(level, rows, (child, 0)) for child in range(FANOUT)]
         running = _running(_drawable(sums, signed))
         return rows * FANOUT + _first_above(running, uniforms * running[-1])
 

@@ -37,8 +37,8 @@ _FEW = 8
 
 @jax.custom_batching.custom_vmap
 def zero_after(batch: jax.Array) -> jax.Array:
-    """0, known only once a batch is: int32, of at least one entry, all above -2**31."""
-    return (batch.reshape(-1)[0] == jnp.iinfo(jnp.int32).min).astype(jnp.int32)
+    """0, known only once a batch is, of at least one entry: int32."""
+    return 1 - tie(jnp.int32(1), batch)
 
 
 @zero_after.def_vmap
@@ -57,28 +57,31 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
 
     Args:
         make: Gathers something for each entry of a batch; of some entries for these alone.
-        batch: `[B]` each, of at least one entry; the first is int32, all above -2**31.
+        batch: `[B]` each, of at least one entry.
 
     Returns:
         `[B, ...]`, known only once the batch is.
     """
-    made = jax.eval_shape(make, *batch)
     count = batch[0].shape[0]
     half = -(-count // 2)
+    make_half = jax.jit(make, inline=True)  # traced once for its shape, and then used
 
     def halves(*batch: jax.Array) -> jax.Array:
-        def body(turn: jax.Array, made: jax.Array) -> jax.Array:
-            start = turn * (count - half)  # of an odd number the one in the middle is made twice
-            some = [
+        def some(start: jax.Array | int) -> list[jax.Array]:
+            return [
                 lax.dynamic_slice_in_dim(array, start, half, allow_negative_indices=False)
                 for array in batch
             ]
+
+        def body(turn: jax.Array, made: jax.Array) -> jax.Array:
+            start = turn * (count - half)  # of an odd number the one in the middle is made twice
             return lax.dynamic_update_slice_in_dim(
-                made, make(*some), start, 0, allow_negative_indices=False
+                made, make_half(*some(start)), start, 0, allow_negative_indices=False
             )
 
+        made = jax.eval_shape(lambda: make_half(*some(0)))
         zero = zero_after(batch[0])
-        return lax.fori_loop(zero, 2, body, blank(zero, made.shape, made.dtype))
+        return lax.fori_loop(zero, 2, body, blank(zero, (count, *made.shape[1:]), made.dtype))
 
     return lax.platform_dependent(*batch, cpu=halves, default=make)
 
@@ -101,7 +104,7 @@ def fetched(
 
     Args:
         array: `[n, ...]`.
-        rows: int32 `[B]`, each in range; all above -2**31.
+        rows: int32 `[B]`, each in range.
         batch: `[B]`; what they are needed for.
         columns: Which numbers of each row are wanted: the first, and the one behind the last. None
             is all.
@@ -118,7 +121,7 @@ def fetched(
 
     def look(rows: jax.Array) -> jax.Array:
         # Something that needs the numbers.
-        seen = [gathered(array, (rows, *at)) == 1 for at in places]
+        seen = [gathered(array, rows, at) == 1 for at in places]
         return functools.reduce(operator.or_, seen).astype(jnp.int32)
 
     return lax.platform_dependent(
@@ -129,6 +132,18 @@ def fetched(
     )
 
 
-def gathered(array: jax.Array, at: tuple[jax.Array | int, ...]) -> jax.Array:
-    """`array[at]`, where all of `at` is in range."""
-    return array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
+def gathered(array: jax.Array, rows: jax.Array, at: tuple[int, ...] | None = None) -> jax.Array:
+    """Rows of an array at `[B]` places, each in range; of each the number `at` a place, or all."""
+    size = rows.shape[0]
+    # Not `array.at[...]`, which takes several times as long to trace.
+    if at is None:
+        indices, taken = lax.expand_dims(rows, (1,)), (1, *array.shape[1:])
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=tuple(range(1, array.ndim)), collapsed_slice_dims=(0,), start_index_map=(0,)
+        )
+    else:
+        fixed = [lax.full((size, 1), index, jnp.int32) for index in at]
+        indices = lax.concatenate([lax.expand_dims(rows, (1,)), *fixed], 1)
+        every, taken = tuple(range(array.ndim)), (1,) * array.ndim
+        numbers = lax.GatherDimensionNumbers((), collapsed_slice_dims=every, start_index_map=every)
+    return lax.gather(array, indices, numbers, taken, mode="promise_in_bounds")

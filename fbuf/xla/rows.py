@@ -41,7 +41,7 @@ def read_rows(
         return read_rows(leaf, jnp.concatenate([slots, slots]), columns)[:1]
 
     def gather(slots: jax.Array) -> jax.Array:
-        rows = gathered(leaf, (slots,))
+        rows = gathered(leaf, slots)
         return rows if columns is None else rows[:, first:last]
 
     if size >= _LONG:

@@ -44,6 +44,8 @@ SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
 SUMS, BITS = ("test_sum_tree.py", ""), ("test_bit_tree.py", "")
+THREEFRY = "test_loops.py", "random_bits"
+HALVES = "test_loops.py", "halves"
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
@@ -113,7 +115,9 @@ MUTANTS = [
         "storage/store.py",
         ("min(field.dtype.itemsize, 4) for", "4 for", "dtype", STORAGE),
         ("return bits.reshape(shape) != 0", "return bits.reshape(shape) > 1", "dtype", STORAGE),
-        ("[narrow.get(number, rows) for", "[rows for", "views", WRITTEN),
+        ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
+        ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
+        ("[:, place.first - first : place.last - first]", "[:, place.first : place.last]", "views", N_STEP),
         ("(0, -bits.shape[1] % ratio)", "(-bits.shape[1] % ratio, 0)", "dtype", STORAGE),
     ),
     *of(
@@ -240,7 +244,8 @@ MUTANTS = [
     ),
     *of(
         "xla/rows.py",
-        ("read_rows(leaf, jnp.concatenate([slots, slots]))[:1]", "gather(leaf, slots)", "order", place(1)),
+        ("if slots.shape[0] == 1:", "if slots.shape[0] == -1:", "order", place(1)),
+        ("else rows[:, first:last]", "else rows[:, : last - first]", "views", N_STEP),
     ),
     *of(
         "samplers/start_index.py",
@@ -329,7 +334,16 @@ MUTANTS = [
         ("jax.random.fold_in(start_key, first)", "start_key", "by-episode", EPOCHS),
     ),
     *of("samplers/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
-    *of("samplers/random_bits.py", ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN)),
+    *of(
+        "samplers/random_bits.py",
+        ("after) >> 8)", "after) >> 9)", "tree rounding", OFTEN),
+        ("second += keys[(turn + 2) % 3]", "second += keys[turn % 3]", "tree rounding", THREEFRY),
+    ),
+    *of(
+        "xla/loop.py",
+        ("start = turn * (count - half)", "start = turn * half", "order", HALVES),
+        ("lax.fori_loop(zero, 2, body", "lax.fori_loop(zero, 1, body", "order", HALVES),
+    ),
     *of(
         "trees/levels.py",
         ("(nodes - 1) // FANOUT + 3", "(nodes - 1) // FANOUT + 2", "seam", SUMS),
@@ -345,7 +359,7 @@ MUTANTS = [
     *of(
         "trees/sum_tree.py",
         ("(passed <= target)", "(passed < target)", "tree rounding", SUMS),
-        ("sums[ahead - 1] <= targets", "sums[ahead - 1] < targets", "tree rounding", SUMS),
+        ("return row * FANOUT + _first", "return row + _first", "tree rounding", SUMS),
         ("jnp.where(part > 0, 1 / part, 0)", "1 / part", "tree rounding", ONE_SLOT),
         ("jnp.abs(part) if which", "part if which", "windows", FIRST),
         ("-0.0 if dormant else 0.0", "0.0", "windows", FIRST),

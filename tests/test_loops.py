@@ -1,0 +1,76 @@
+"""What keeps a draw in one thread: gathers by halves, rows that are looked at first, random bits."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.samplers import random_bits
+from fbuf.xla.loop import by_halves, fetched, gathered
+from fbuf.xla.rows import read_rows
+
+TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_by_halves_is_what_the_whole_is(count: int) -> None:
+    """Of an even and of an odd number, and under vmap."""
+    slots = jnp.arange(count, dtype=jnp.int32) * 7 % 300
+    table = jnp.asarray(TABLE)
+    read = jax.jit(lambda slots: by_halves(lambda some: gathered(table, some), slots))
+    np.testing.assert_array_equal(read(slots), TABLE[slots])
+    both = jnp.stack([slots, slots + 1])
+    np.testing.assert_array_equal(jax.vmap(read)(both), TABLE[both])
+
+
+@pytest.mark.parametrize("columns", [None, (0, 3), (4, 9), (9, 10)])
+def test_read_rows_reads_the_columns_asked_for(columns: tuple[int, int] | None) -> None:
+    """Some of them, or all; of several rows, and of a single one."""
+    first, last = columns or (0, 10)
+    for slots in (jnp.array([5, 0, 299, 5]), jnp.array([299])):
+        found = read_rows(jnp.asarray(TABLE), slots, columns)
+        np.testing.assert_array_equal(found, TABLE[np.asarray(slots), first:last])
+
+
+@pytest.mark.parametrize("shape", [(300_000, 3, 4), (300_000, 16), (300_000, 20)])
+def test_fetched_changes_nothing(shape: tuple[int, ...]) -> None:
+    """Whatever the width of a row, and if a number looked at is NaN."""
+    array = jnp.full(shape, jnp.nan)
+    rows, batch = jnp.array([0, 299_999, 7]), jnp.array([1.0, 2.0, jnp.nan])
+    np.testing.assert_array_equal(jax.jit(fetched)(array, rows, batch), batch)
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 256), (2, 2, 5)])
+def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
+    """For a key of the new kind and of the old one, of another generator, and for a batch."""
+    for key in (jax.random.key(3), jax.random.PRNGKey(4), jax.random.key(5, impl="rbg")):
+        expected = jax.random.bits(key, shape, jnp.uint32)
+        np.testing.assert_array_equal(random_bits.bits(key, shape), expected)
+        after = random_bits.bits(key, shape, jnp.float32(1))
+        np.testing.assert_array_equal(after, expected)
+    keys = jax.random.split(jax.random.key(6), 3)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda key: random_bits.bits(key, shape))(keys),
+        jax.vmap(lambda key: jax.random.bits(key, shape, jnp.uint32))(keys),
+    )
+
+
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or (os.cpu_count() or 1) == 1, reason="wants several CPU cores"
+)
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(), fbuf.Uniform(window=4)])
+def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: fbuf.Sampler) -> None:
+    """XLA notes in the program what it splits."""
+    row = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStruct((), bool)}
+    state = jax.eval_shape(lambda: fbuf.init(row, capacity=1_000_000, sampler=sampler))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.jit(lambda state, key: fbuf.sample(state, key, 256)).lower(state, key).compile()
+    assert "outer_dimension_partitions" not in program.as_text()
+    table = jax.ShapeDtypeStruct((1_000_000, 25), jnp.float32)
+    plain = jax.jit(lambda table, at: table[at]).lower(table, jnp.zeros(256, jnp.int32)).compile()
+    assert "outer_dimension_partitions" in plain.as_text(), "XLA no longer says so: mend the test"
