@@ -1,6 +1,6 @@
 """Where each microsecond of a draw goes, in this tree and, if you name a commit, in that one.
 
-    python -m benchmarks.draw_parts [COMMIT]            about 6 minutes on 2 cores
+    python -m benchmarks.draw_parts [COMMIT]            about 9 minutes on 2 cores
     python -m benchmarks.draw_parts [COMMIT] --quick    about a minute: one process, short rounds
 
 It needs fbuf, git, and JAX; `.venv` has them.
@@ -233,7 +233,7 @@ def main() -> None:
 def tasks(trees: dict[str, str], quick: bool) -> list[Task]:
     """A process for each kind, size, and number of cores; several of a full run."""
     found: list[Task] = []
-    for process in range(1 if quick else 3):
+    for process in range(1 if quick else 2):
         for prioritized, capacity in itertools.product(
             (True, False), SIZES[1:2] if quick else SIZES
         ):

@@ -1,4 +1,4 @@
-"""What keeps a draw in one thread: gathers by halves, rows that are looked at first, random bits."""
+"""What keeps a draw in one thread: gathers by halves, rows looked at first, random bits."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ read. "fbuf" is what fbuf does now.
 
 - One array, all rows at once or row by row: the evidence for the rule in `fbuf/xla/rows.py`. XLA
   hands a gather from a large array to its thread pool, whatever the gather's size, and that costs
-  more than a few small rows do; a loop over the rows stays in the thread it is in.
+  more than a few short rows do. A loop over the rows stays in the thread it is in, and so does what
+  fbuf does with short rows: it looks at them, and then gathers them by halves.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
   words: the evidence for the limits in `fbuf/storage/store.py`, the most bytes of a packed field.
   Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
