@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,13 +65,15 @@ def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
     jax.default_backend() != "cpu" or (os.cpu_count() or 1) == 1, reason="wants several CPU cores"
 )
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(), fbuf.Uniform(window=4)])
-def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: fbuf.Sampler) -> None:
+def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: Any) -> None:
     """XLA notes in the program what it splits."""
     row = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStruct((), bool)}
     state = jax.eval_shape(lambda: fbuf.init(row, capacity=1_000_000, sampler=sampler))
     key = jax.eval_shape(lambda: jax.random.key(0))
     program = jax.jit(lambda state, key: fbuf.sample(state, key, 256)).lower(state, key).compile()
-    assert "outer_dimension_partitions" not in program.as_text()
+    assert "outer_dimension_partitions" not in (program.as_text() or "")
     table = jax.ShapeDtypeStruct((1_000_000, 25), jnp.float32)
     plain = jax.jit(lambda table, at: table[at]).lower(table, jnp.zeros(256, jnp.int32)).compile()
-    assert "outer_dimension_partitions" in plain.as_text(), "XLA no longer says so: mend the test"
+    assert "outer_dimension_partitions" in (plain.as_text() or ""), (
+        "XLA no longer says so: mend the test"
+    )
