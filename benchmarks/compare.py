@@ -1,6 +1,6 @@
 """fbuf beside flashbax, brax, cpprb and TorchRL: time and memory, in one run.
 
-    python -m benchmarks.compare            about 10 minutes on 2 cores, and 8 GB of memory
+    python -m benchmarks.compare            about 16 minutes on 2 cores, and 8 GB of memory
     python -m benchmarks.compare --quick    about 2 minutes, less of everything
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
@@ -17,6 +17,7 @@ leaves the last out. The buffers are full and past the end of their ring, with r
   error, update) are waited for at its end. Nothing is done with the batch, whose arrays are its
   own. JAX libraries compile each function and donate the buffer to it.
 - "One core": the process may use one core, so XLA has no second thread to wake.
+- "Compile" is the tracing and compiling of a scanned step.
 
 The TD error is |reward - target| for all, computed with the library's own arrays. Targets and keys
 are random and made beforehand. Each figure is the median over processes of the median over rounds,
@@ -44,6 +45,7 @@ STEPS = {32: 1000, 256: 500, 4096: 50}
 
 MODES = SCAN, PYTHON = "in scan", "from Python"
 STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE = "step", "step, no weights", "add", "sample", "update"
+COMPILE = "compile"
 WHATS = (STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE)
 KINDS = {True: "prioritised", False: "uniform"}
 THINGS = {"row": "rows of 97 bytes", "frame": "84x84x4 uint8 frames"}
@@ -120,6 +122,16 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
     return run, memory.temp_size_in_bytes
 
 
+def compiling(peer: Any, box: Box) -> harness.Run:
+    """Tracing and compiling the scanned step; a new function each time, so nothing is kept."""
+
+    def run() -> int:
+        in_scan(peer, box, STEP, 10)
+        return 1
+
+    return run
+
+
 def rows_to_update(peer: Any, box: Box, keys: list[Any]) -> list[Any]:
     """The ids of some batches."""
     found = []
@@ -193,6 +205,8 @@ def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record
 
     def program(peer: Any, what: str, mode: str) -> tuple[harness.Run, int | None]:
         box = boxes[peer.name]
+        if what == COMPILE:
+            return compiling(peer, box), None
         if mode == PYTHON:
             return from_python(peer, box, what, 0.02 if quick else 0.03), None
         steps = STEPS[peer.batch_size] // (10 if task["item"] == "frame" else 1)
@@ -208,7 +222,7 @@ def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record
         for what in whats:
             if what in (NO_WEIGHTS, UPDATE) and not prioritized:
                 continue
-            for mode in MODES[: 1 if what == NO_WEIGHTS or batch != MAIN else 2]:
+            for mode in MODES[: 1 if what in (NO_WEIGHTS, COMPILE) or batch != MAIN else 2]:
                 made = {
                     peer.name: program(peer, what, mode)
                     for peer in able
@@ -283,12 +297,12 @@ def now_resident() -> int:
 MAIN = 256
 """The batch size of which everything is measured; of the others the step in scan is."""
 STEPS_ONLY = [[MAIN, [STEP]]]
-PARTS = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE]]]
-ALL = [*PARTS, [32, [STEP]], [4096, [STEP]]]
+STEPS_IN_SCAN = [[batch, [STEP, NO_WEIGHTS]] for batch in (MAIN, 32, 4096)]
+ALL = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE, COMPILE]], *STEPS_IN_SCAN[1:]]
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LARGE = SIZES[2]
 """The size of the README's table."""
-WORK = dict(zip(SIZES, (PARTS, STEPS_ONLY, ALL, PARTS), strict=True))
+WORK = dict(zip(SIZES, (ALL, STEPS_ONLY, ALL, ALL), strict=True))
 """What is measured at each size."""
 
 
@@ -314,9 +328,10 @@ def tasks(quick: bool) -> list[Task]:
             # brax moves its whole store at every add, which once shows.
             able = no_brax if repeat or n > LARGE else NAMES
             task("time", "row", n, STEPS_ONLY if quick else work, able, both)
-        if repeat < 2:
-            one = [[MAIN, [STEP, NO_WEIGHTS]]]
-            task("time", "row", LARGE, one, (FBUF, FLASHBAX), both, cores=1)
+        for n in WORK:
+            if n != SIZES[1] and repeat < (1 if quick else 2) and (n == LARGE or not quick):
+                work = STEPS_IN_SCAN[:1] if quick else STEPS_IN_SCAN
+                task("time", "row", n, work, (FBUF, FLASHBAX), both, cores=1)
     task("time", "frame", 2_000 if quick else 20_000, [[32, [STEP]]], no_brax, [True])
     for name in (FBUF,) if quick else NAMES:
         task(MEMORY, "row", LARGE, [], (name,), [name != BRAX])
@@ -338,10 +353,12 @@ def tables(records: list[Record]) -> list[str]:
                         for r in records
                         if (r["item"], r["mode"], r["prioritized"], r.get("cores"))
                         == (item, mode, prioritized, cores)
+                        and r["what"] != COMPILE
                     ]
                     where = f"{mode}, one core" if cores else mode
                     title = f"{kind}, {where}: microseconds ({THINGS[item]})"
                     lines += times(title[0].upper() + title[1:], those)
+    lines += compile_table([r for r in records if r.get("what") == COMPILE])
     return lines + memory_table([r for r in records if r["mode"] == MEMORY]) + copies(records)
 
 
@@ -358,6 +375,19 @@ def times(title: str, records: list[Record]) -> list[str]:
         cells = [report.number(ours), *(report.beside(t, ours) for t in theirs)]
         rows.append([what, f"{batch or '-'}", f"{n:,}", *cells])
     return report.section(title, ["operation", "batch", "N", *names], rows)
+
+
+def compile_table(records: list[Record]) -> list[str]:
+    """The table of what tracing and compiling takes."""
+    us, names = Find(records), [name for name in NAMES if any(r["peer"] == name for r in records)]
+    rows = []
+    for prioritized, n in sorted({(r["prioritized"], r["n"]) for r in records}, reverse=True):
+        ours, *theirs = (us(peer=name, n=n, prioritized=prioritized) for name in names)
+        scaled = [None if time is None else time / 1e6 for time in (ours, *theirs)]
+        cells = [report.number(scaled[0]), *(report.beside(t, scaled[0]) for t in scaled[1:])]
+        rows.append([KINDS[prioritized], f"{n:,}", *cells])
+    title = "Tracing and compiling a step in scan: seconds"
+    return report.section(title, ["buffer", "N", *names], rows) if rows else []
 
 
 def memory_table(records: list[Record]) -> list[str]:
@@ -387,52 +417,69 @@ def copies(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself beside flashbax, and what came out."""
-    us = Find(records)
+    """What the project promises of itself beside its peers, and what came out."""
+    us = Find([r for r in records if r["item"] == "row"])
     found = []
-    for what, prioritized, batch, most in (
-        (STEP, True, MAIN, 0.5),
-        (NO_WEIGHTS, True, MAIN, 0.5),
-        (SAMPLE, False, MAIN, 1.0),
-        (ADD, False, None, 1.0),
-    ):
-        for mode in MODES[: 1 if prioritized else 2]:
-            ours, theirs = (
-                us(
-                    item="row", n=LARGE, mode=mode, what=what, prioritized=prioritized,
-                    batch=batch, cores=None, peer=peer,
-                )
-                for peer in (FBUF, FLASHBAX)
-            )  # fmt: skip
-            if ours and theirs:
-                text = (
-                    f"{KINDS[prioritized]} {what} {mode}, N = {LARGE:,}: {ours / theirs:.2f} of "
-                    f"flashbax's time, at most {most} wanted"
-                )
-                found.append(report.bar(text, ours <= most * theirs))
+
+    def bar(peer: str, most: float, what: str, **where: Any) -> None:
+        where = {"mode": SCAN, "n": LARGE, "batch": MAIN, "cores": None, **where}
+        ours, theirs = (us(what=what, peer=name, **where) for name in (FBUF, peer))
+        if ours and theirs:
+            on = "one core, " if where["cores"] else ""
+            of = f"batch {where['batch']}, " if where["batch"] else ""
+            text = (
+                f"{KINDS[where['prioritized']]} {what}, {where['mode']}, {on}{of}"
+                f"N = {where['n']:,}: {ours / theirs:.2f} of {peer}'s time, at most {most} wanted"
+            )
+            found.append(report.bar(text, ours <= most * theirs))
+
+    for prioritized in (True, False):
+        for cores in (None, 1):
+            for n in (SIZES[0], LARGE, SIZES[3]):
+                for batch, _ in STEPS_IN_SCAN:
+                    # Without the weights, for which flashbax copies its tree.
+                    what = NO_WEIGHTS if prioritized else STEP
+                    main = n == LARGE and batch == MAIN
+                    most = (0.65 if cores else 0.5) if prioritized else 0.8
+                    where = {"prioritized": prioritized, "cores": cores, "n": n, "batch": batch}
+                    bar(FLASHBAX, most if main else 1.0, what, **where)
+        bar(FLASHBAX, 1.5, COMPILE, prioritized=prioritized)
+    for mode in MODES:
+        bar(FLASHBAX, 1.0, ADD, prioritized=False, mode=mode, batch=None)
+        bar(FLASHBAX, 1.0, SAMPLE, prioritized=False, mode=mode)
+    for peer in (CPPRB, TORCHRL):
+        for what in (SAMPLE, UPDATE):
+            bar(peer, 1.0, what, prioritized=True, mode=PYTHON)
+    bar(CPPRB, 1.5, SAMPLE, prioritized=False, mode=PYTHON)
     return found
 
 
 def plot(records: list[Record], path: pathlib.Path) -> None:
-    """Time of a step over the capacity, of fbuf and flashbax, prioritised and uniform."""
-    lines = [
-        Line(
-            f"{name}, {kind}",
-            [
-                (r["n"], r["us"])
-                for r in records
-                if (r["item"], r["mode"], r.get("what"), r["prioritized"], r["batch"], r["peer"])
-                == ("row", SCAN, STEP, prioritized, MAIN, name)
-                and not r["cores"]
-            ],
-            report.COLORS[name],
-            "o-" if prioritized else "s--",
-        )
-        for name in (FBUF, FLASHBAX)
-        for prioritized, kind in KINDS.items()
+    """Time of a step over the capacity, and over the batch, of fbuf and flashbax."""
+
+    def lines(over: str, **fixed: Any) -> list[Line]:
+        wanted = {"item": "row", "mode": SCAN, "what": STEP, "cores": None, **fixed}
+        return [
+            Line(
+                f"{name}, {kind}",
+                [
+                    (r[over], r["us"])
+                    for r in records
+                    if (r["peer"], r["prioritized"]) == (name, prioritized)
+                    and all(r.get(key) == value for key, value in wanted.items())
+                ],
+                report.COLORS[name],
+                "o-" if prioritized else "s--",
+            )
+            for name in (FBUF, FLASHBAX)
+            for prioritized, kind in KINDS.items()
+        ]
+
+    panels = [
+        report.Panel(f"draws of {MAIN}", lines("n", batch=MAIN), "capacity N (rows)"),
+        report.Panel(f"N = {LARGE:,}", lines("batch", n=LARGE), "batch B (rows)"),
     ]
-    title = f"A step inside lax.scan: add {ADDED} rows, draw {MAIN}, update their priorities"
-    report.draw(path, title, lines, "capacity N (rows)", "microseconds a step")
+    report.draw(path, panels, f"microseconds a step in lax.scan (add {ADDED}, draw, update)")
 
 
 if __name__ == "__main__":

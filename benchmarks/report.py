@@ -254,36 +254,46 @@ class Line:
     alpha: float = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One of the panels of a picture."""
+
+    title: str
+    lines: Sequence[Line]
+    xlabel: str
+
+
 def draw(
     path: pathlib.Path,
-    title: str,
-    lines: Iterable[Line],
-    xlabel: str,
+    panels: Sequence[Panel],
     ylabel: str,
     *,
     logarithmic: bool = True,
     level: float | None = None,
 ) -> None:
-    """One picture of lines; those without points are left out."""
+    """One picture of panels with lines; lines without points are left out."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    picture, axis = plt.subplots(figsize=(7.5, 4.6))
-    for line in lines:
-        if line.points:
-            axis.plot(
-                *zip(*sorted(line.points), strict=True), line.style, color=line.color,
-                alpha=line.alpha, markersize=5, label=line.label,
-            )  # fmt: skip
-    if level is not None:
-        axis.axhline(level, color="grey", linewidth=0.8, linestyle="--")
-    if logarithmic:
-        axis.set(xscale="log", yscale="log")
-        axis.grid(True, which="both", alpha=0.25)
-    axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    axis.legend(frameon=False, fontsize=9)
+    size = (7.5, 4.6) if len(panels) == 1 else (5.6 * len(panels), 4.6)
+    picture, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for line in panel.lines:
+            if line.points:
+                axis.plot(
+                    *zip(*sorted(line.points), strict=True), line.style, color=line.color,
+                    alpha=line.alpha, markersize=5, label=line.label,
+                )  # fmt: skip
+        if level is not None:
+            axis.axhline(level, color="grey", linewidth=0.8, linestyle="--")
+        if logarithmic:
+            axis.set(xscale="log", yscale="log")
+            axis.grid(True, which="both", alpha=0.25)
+        axis.set(xlabel=panel.xlabel, title=panel.title)
+    axes[0][0].set(ylabel=ylabel)
+    axes[0][0].legend(frameon=False, fontsize=9)
     picture.tight_layout()
     picture.savefig(path, dpi=120)
     plt.close(picture)

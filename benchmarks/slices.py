@@ -448,7 +448,7 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
         for name, mode in which
     ]
     title = f"Write {ADDED} rows, then draw {SLICES} slices of {LENGTH}"
-    report.draw(path, title, lines, "rows stored", "microseconds a step")
+    report.draw(path, [report.Panel(title, lines, "rows stored")], "microseconds a step")
 
 
 if __name__ == "__main__":

@@ -320,9 +320,11 @@ def plot(script: Script, records: list[Record], path: pathlib.Path) -> None:
             lines.append(Line(name, list(zip(frames, mean, strict=True)), color))
     report.draw(
         path,
-        f"{script.env}: {script.algorithm}, each seed and their mean",
-        lines,
-        "frames",
+        [
+            report.Panel(
+                f"{script.env}: {script.algorithm}, each seed and their mean", lines, "frames"
+            )
+        ],
         f"mean return of {EPISODES} episodes",
         logarithmic=False,
         level=script.good,
