@@ -479,7 +479,7 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
         report.Panel(f"draws of {MAIN}", lines("n", batch=MAIN), "capacity N (rows)"),
         report.Panel(f"N = {LARGE:,}", lines("batch", n=LARGE), "batch B (rows)"),
     ]
-    report.draw(path, panels, f"microseconds a step in lax.scan (add {ADDED}, draw, update)")
+    report.draw(path, panels, "microseconds a step in lax.scan")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 
 import pytest
 from support import cache
@@ -21,6 +22,13 @@ def test_every_wrong_line_is_of_a_text_that_is_there_once(file):
         if mutant.file == file:
             assert text.count(mutant.old) == 1, mutant.old
             assert mutant.new != mutant.old
+
+
+def test_every_trick_taken_out_is_of_a_text_that_is_there():
+    order = pytest.importorskip("benchmarks.ablations.order", reason="comes with a clone")
+    for name, trick in order.TRICKS.items():
+        for edit in trick.edits:
+            assert re.search(edit.old, (PACKAGE / edit.file).read_text(), re.MULTILINE), name
 
 
 def test_every_kind_of_bug_has_some():

@@ -68,7 +68,7 @@ def untied(file: str, value: str, reads: str) -> Edit:
     return text(file, f"tie({value}, {reads})", value)
 
 
-LOOPS = ("xla/loop.py", "xla/rows.py", "trees/levels.py", "trees/sum_tree.py", "trees/bit_tree.py")
+LOOPS = ("xla/loop.py", "trees/levels.py", "trees/bit_tree.py", "samplers/random_bits.py")
 COUNTERS = tuple(
     Edit(file, r"lax\.fori_loop\((?:zero|zero_after\([^()]*(?:\[0\])?\))(?=, )", "lax.fori_loop(0")
     for file in LOOPS
@@ -80,21 +80,27 @@ RESULTS = (
         "return jnp.zeros(shape, dtype)",
     ),
 )
-ZERO = (Edit("xla/loop.py", r"return \(batch\.reshape\(-1\)\[0\] == .*", "return jnp.int32(0)"),)
+ZERO = (text("xla/loop.py", "return 1 - tie(jnp.int32(1), batch)", "return jnp.int32(0)"),)
 NO_CUSTOM_VMAP = (
     Edit("xla/loop.py", r"@jax\.custom_batching\.custom_vmap\n", ""),
     Edit("xla/loop.py", r"@zero_after\.def_vmap\n(?:.+\n)+", ""),
 )
-FETCHED = (text("xla/loop.py", "    unrolled = min(", "    return batch\n    unrolled = min("),)
-ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
-VALUE_IN_LOOP = (
+FETCHED = (
     text(
-        "trees/sum_tree.py",
-        "return lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))",
-        "nodes = lax.fori_loop(zero, rows.shape[0], body, (found, found.astype(level.dtype)))[0]\n"
-        "        return nodes, level[(*row_and_child(nodes), 0)]",
+        "xla/loop.py",
+        "    if not is_large(array.size, array.dtype) or last - first <= _FEW:",
+        "    if True:",
     ),
 )
+HALVES = (
+    text(
+        "xla/loop.py",
+        "return lax.platform_dependent(*batch, cpu=halves, default=make)",
+        "return make(*batch)",
+    ),
+)
+OWN_BITS = (text("samplers/random_bits.py", "if not _is_threefry(key):", "if True:"),)
+ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
 CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)
 OWNERS = (
@@ -119,7 +125,7 @@ TIE_BARRIER = (
 )
 PLAIN_LOOPS = (*COUNTERS, *RESULTS, *ZERO)
 EVERYTHING = (
-    *VALUE_IN_LOOP, *PLAIN_LOOPS, *FETCHED, *ROW_TWICE, *APPEND_BARRIER,
+    *PLAIN_LOOPS, *FETCHED, *HALVES, *OWN_BITS, *ROW_TWICE, *APPEND_BARRIER,
     *CLEAR_BARRIER, *OWNERS, *NO_TIE,
 )  # fmt: skip
 
@@ -202,15 +208,12 @@ TRICKS: dict[str, Trick] = {
     "tie in segments.remove": Trick(
         (untied("samplers/segments.py", "starts.total", "looked_at"),), (SRA_EPISODE, ONE_EPISODE)
     ),
-    "tie in segments.draw": Trick(
-        (untied("samplers/segments.py", "key", "segments.count"),), (ASR_EPISODE,), timed=True
-    ),
     "tie in Prioritized.add": Trick(
         (untied("samplers/prioritized.py", "span.slots", "before"),),
         (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
     ),
-    "tie in Prioritized.draw": Trick(
-        (untied("samplers/prioritized.py", "key", "total"),), (ASU,), timed=True
+    "tie in random_bits.bits": Trick(
+        (untied("samplers/random_bits.py", "words", "after"),), (ASU, ASR_EPISODE), timed=True
     ),
     "tie in sum_tree, top": Trick(
         (untied("trees/sum_tree.py", "slots", "tree.nodes[-1][0, 0, 0]"),),
@@ -221,7 +224,6 @@ TRICKS: dict[str, Trick] = {
     "tie: any row": Trick(TIE_ANY, COMMON, timed=True),
     "tie: barrier": Trick(TIE_BARRIER, (SRA, *COMMON), timed=True),
     "row read twice": Trick(ROW_TWICE, (ONE_EPISODE, ONE_WINDOWS, ONE_ENDS, ONE_NEXT)),
-    "value in the loop": Trick(VALUE_IN_LOOP, (ASU, SUA), timed=True),
     "barrier in Ring.append": Trick(APPEND_BARRIER, (ASU, SRA, ASR_START, ONE_EPISODE)),
     "barrier in clear": Trick(CLEAR_BARRIER, (CLEAR, *ACA)),
     "owners not constant": Trick(OWNERS, ("clear; next_of; called", ACA_NEXT)),
@@ -231,6 +233,8 @@ TRICKS: dict[str, Trick] = {
     "counters, results and zero_after": Trick(PLAIN_LOOPS, COMMON, timed=True),
     "zero_after, one for all": Trick(NO_CUSTOM_VMAP, (ASR_START,)),
     "fetched": Trick(FETCHED, COMMON, timed=True),
+    "by halves": Trick(HALVES, COMMON, timed=True),
+    "bits of our own": Trick(OWN_BITS, COMMON, timed=True),
     "everything": Trick(EVERYTHING, COMMON, timed=True),
 }
 TRICKS = {

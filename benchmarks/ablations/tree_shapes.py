@@ -14,7 +14,9 @@ the temporary bytes of the compiled program: where they reach megabytes, XLA cop
   "a loop a level" is one `fori_loop` over the batch for each level, which carries that level
   alone; "one loop" is a single `fori_loop` over the batch that goes through all levels. "fetched
   first" is a loop a level, before which a shorter loop touches the rows, so that many of them are
-  on their way from memory at once; done where a level has a megabyte or more.
+  on their way from memory at once; done where a level has a megabyte or more. "by halves" gathers
+  the children of a level, and chooses among them, for one half of the batch and then for the other;
+  it touches the rows likewise.
 - layout: a node keeps the sum and the largest value of its row. "last": levels are
   [rows, fan-out, 2], and a node's two figures lie side by side; "first": [rows, 2, fan-out].
 - top: "row": levels are added until one row is left. "flat": until at most 512 nodes are left,
@@ -22,7 +24,7 @@ the temporary bytes of the compiled program: where they reach megabytes, XLA cop
 - sums: how a draw adds up the running sums of a row. "by fours": inside each four, and then the
   fours; "in a chain": one after the other. A write has none.
 
-On CPU fbuf writes with a loop a level and draws fetched first, at a fan-out of 16, last, flat, by
+On CPU fbuf writes with a loop a level and draws by halves, at a fan-out of 16, last, flat, by
 fours. Figures are medians over processes of medians over rounds; none of the code is fbuf's own.
 """
 
@@ -44,7 +46,7 @@ from benchmarks.harness import Measured, Record, Task
 
 BATCH = 256
 FORMS = ("vectorised", "a loop a level", "one loop")
-WAYS = {"write": FORMS, "draw": (*FORMS, "fetched first")}
+WAYS = {"write": FORMS, "draw": (*FORMS, "fetched first", "by halves")}
 FLAT = 512
 FETCHED = 2**20
 """The least bytes of a level that is fetched first."""
@@ -244,6 +246,8 @@ def draw(shape: Shape, form: str, levels: Levels, uniforms: jax.Array) -> jax.Ar
         if form == "vectorised":
             rows = sums_of(shape, level.at[found].get(mode="promise_in_bounds"), level.ndim == 2)
             found = found * shape.fanout + pick(shape, rows, uniforms[depth])
+        elif form == "by halves":
+            found = one_level_by_halves(shape, level, found, uniforms[depth])
         else:
             if form == "fetched first":
                 found = fetched(level, found)
@@ -257,6 +261,36 @@ def one_level(shape: Shape, level: jax.Array, nodes: jax.Array, uniforms: jax.Ar
         return found.at[i].set(nodes[i] * shape.fanout + pick(shape, row, uniforms[i]))
 
     return lax.fori_loop(0, len(nodes), one, jnp.zeros_like(nodes))
+
+
+def one_level_by_halves(
+    shape: Shape, level: jax.Array, nodes: jax.Array, uniforms: jax.Array
+) -> jax.Array:
+    def sum_of(nodes: jax.Array, child: int) -> jax.Array:
+        places = {2: (child,), 3: (child, 0) if shape.layout == "last" else (0, child)}
+        return level.at[(nodes, *places[level.ndim])].get(mode="promise_in_bounds")
+
+    def touch(nodes: jax.Array, uniforms: jax.Array) -> jax.Array:
+        return jnp.where(sum_of(nodes, 0) < 0, 0, nodes)  # it never is, which XLA does not know
+
+    def choose(nodes: jax.Array, uniforms: jax.Array) -> jax.Array:
+        sums = jnp.stack([sum_of(nodes, child) for child in range(shape.fanout)], axis=1)
+        return nodes * shape.fanout + pick(shape, sums, uniforms)
+
+    if level.size * level.dtype.itemsize >= FETCHED:
+        nodes = by_halves(touch, nodes, uniforms)
+    return by_halves(choose, nodes, uniforms)
+
+
+def by_halves(make: Callable[..., jax.Array], nodes: jax.Array, uniforms: jax.Array) -> jax.Array:
+    half = len(nodes) // 2
+
+    def one(turn: jax.Array, made: jax.Array) -> jax.Array:
+        some = [lax.dynamic_slice_in_dim(array, turn * half, half) for array in (nodes, uniforms)]
+        return lax.dynamic_update_slice_in_dim(made, make(*some), turn * half, 0)
+
+    first = (nodes[0] < 0).astype(jnp.int32)  # 0, which XLA does not know
+    return lax.fori_loop(first, 2, one, jnp.zeros_like(nodes))
 
 
 def fetched(level: jax.Array, nodes: jax.Array) -> jax.Array:
