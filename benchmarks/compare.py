@@ -123,9 +123,11 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
 
 
 def compiling(peer: Any, box: Box) -> harness.Run:
-    """Tracing and compiling the scanned step; a new function each time, so nothing is kept."""
+    """Tracing and compiling the scanned step, and what goes with it; nothing is kept."""
+    import jax
 
     def run() -> int:
+        jax.clear_caches()
         in_scan(peer, box, STEP, 10)
         return 1
 
@@ -297,7 +299,9 @@ def now_resident() -> int:
 MAIN = 256
 """The batch size of which everything is measured; of the others the step in scan is."""
 STEPS_ONLY = [[MAIN, [STEP]]]
-STEPS_IN_SCAN = [[batch, [STEP, NO_WEIGHTS]] for batch in (MAIN, 32, 4096)]
+STEPS_IN_SCAN = [
+    [MAIN, [STEP, NO_WEIGHTS, ADD]], [32, [STEP, NO_WEIGHTS]], [4096, [STEP, NO_WEIGHTS]]
+]  # fmt: skip
 ALL = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE, COMPILE]], *STEPS_IN_SCAN[1:]]
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LARGE = SIZES[2]
@@ -444,8 +448,11 @@ def bars(records: list[Record]) -> list[str]:
                     where = {"prioritized": prioritized, "cores": cores, "n": n, "batch": batch}
                     bar(FLASHBAX, most if main else 1.0, what, **where)
         bar(FLASHBAX, 1.5, COMPILE, prioritized=prioritized)
+    for n in (SIZES[0], LARGE, SIZES[3]):
+        for cores in (None, 1):
+            bar(FLASHBAX, 1.0, ADD, prioritized=False, batch=None, n=n, cores=cores)
+    bar(FLASHBAX, 1.0, ADD, prioritized=False, batch=None, mode=PYTHON)
     for mode in MODES:
-        bar(FLASHBAX, 1.0, ADD, prioritized=False, mode=mode, batch=None)
         bar(FLASHBAX, 1.0, SAMPLE, prioritized=False, mode=mode)
     for peer in (CPPRB, TORCHRL):
         for what in (SAMPLE, UPDATE):

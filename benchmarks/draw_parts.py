@@ -3,7 +3,7 @@
     python -m benchmarks.draw_parts [COMMIT]            about 9 minutes on 2 cores
     python -m benchmarks.draw_parts [COMMIT] --quick    about a minute: one process, short rounds
 
-It needs fbuf, git, and JAX; `.venv` has them.
+It needs fbuf, git, and JAX (`.venv` has them), and 10 GB of memory for each tree.
 
 A draw is cut off after each of its parts, and what it has by then is added up in the carry of a
 `lax.scan`. A part costs what its program takes more than the one before. So the parts add up to the
@@ -20,6 +20,7 @@ wakes faster. On one core there is no thread to wake.
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import json
 import time
@@ -55,14 +56,20 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
     from fbuf.trees import sum_tree
     from fbuf.xla.tie import tie
 
+    is_new = "after" in inspect.signature(random_bits.uniforms).parameters
+
     def bits(state: Any, key: Any) -> Any:
         tree = state.index.tree
-        key = tie(key, sum_tree.total(tree))
-        return random_bits.uniforms(key, (sum_tree.picks(tree), BATCH))
+        shape, total = (sum_tree.picks(tree), BATCH), sum_tree.total(tree)
+        if is_new:
+            return random_bits.uniforms(key, shape, total)
+        return random_bits.uniforms(tie(key, total), shape)
 
     def top(state: Any, key: Any) -> Any:
-        sums = sum_tree.running_sums(state.index.tree.nodes[-1][..., 0])
-        return sum_tree.first_above(sums, bits(state, key)[0] * sums[-1])
+        nodes = state.index.tree.nodes[-1][..., 0]
+        first = nodes if is_new else sum_tree.running_sums(nodes)
+        target = bits(state, key)[0] * sum_tree.total(state.index.tree)
+        return sum_tree.first_above(first, target)
 
     def levels(state: Any, key: Any) -> Any:
         return sum_tree.draw(state.index.tree, bits(state, key))

@@ -27,6 +27,7 @@ from benchmarks.report import Find
 
 REPORTS = (
     "compare",
+    "draw_parts",
     "agents",
     "slices",
     "bridge",
@@ -143,7 +144,7 @@ def readme_part(results: pathlib.Path) -> str:
         "",
         *summary(results),
         "",
-        f"![Time of a step over the capacity, fbuf and flashbax]({PICTURE})",
+        f"![Time of a step over the capacity and over the batch, fbuf and flashbax]({PICTURE})",
     ]
     return "\n".join(lines)
 

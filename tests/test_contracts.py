@@ -245,6 +245,10 @@ def test_a_buffer_made_inside_shard_map(sampler, options):
         alone = jax.jit(run)(keys[shard][None], numbers[40 * shard :][:40])
         np.testing.assert_array_equal(drawn[shard], alone[0][0])
         assert sizes[shard] == alone[1][0]
+    # One key for all shards, which JAX knows to be the same on each.
+    alike = jax.shard_map(run, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=(spec, spec))
+    drawn, _ = jax.jit(alike)(keys[:1], numbers)
+    np.testing.assert_array_equal(drawn[1], jax.jit(run)(keys[:1], numbers[40:])[0][0])
 
 
 class Step(NamedTuple):

@@ -27,6 +27,10 @@ def test_by_halves_is_what_the_whole_is(count: int) -> None:
     np.testing.assert_array_equal(read(slots), TABLE[slots])
     both = jnp.stack([slots, slots + 1])
     np.testing.assert_array_equal(jax.vmap(read)(both), TABLE[both])
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(read))(both[None]), TABLE[both][None])
+    two = lambda slots, by: by_halves(lambda some, by: gathered(table, some)[:, 0] + by, slots, by)
+    by = jnp.arange(count, dtype=jnp.float32)
+    np.testing.assert_array_equal(two(slots, by), TABLE[slots, 0] + np.arange(count))
 
 
 @pytest.mark.parametrize("columns", [None, (0, 3), (4, 9), (9, 10)])
@@ -46,6 +50,21 @@ def test_fetched_changes_nothing(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(jax.jit(fetched)(array, rows, batch), batch)
 
 
+@pytest.mark.parametrize(
+    ("width", "columns", "expected"),
+    [(25, None, 3), (32, None, 2), (32, (10, 20), 2), (8, None, 0), (16, None, 1)],
+)
+def test_every_cache_line_of_a_row_is_looked_at(
+    width: int, columns: tuple[int, int] | None, expected: int
+) -> None:
+    """A number of each, and the last one where a row may begin anywhere in a line."""
+    array = jax.ShapeDtypeStruct((300_000, width), jnp.float32)
+    rows = jnp.zeros(64, jnp.int32)
+    look = jax.jit(lambda array, rows: fetched(array, rows, rows, columns))
+    program = look.lower(array, rows).as_text()
+    assert program.count('"stablehlo.gather"(') == expected
+
+
 @pytest.mark.parametrize("shape", [(1,), (4, 256), (2, 2, 5)])
 def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
     """For a key of the new kind and of the old one, of another generator, and for a batch."""
@@ -54,6 +73,10 @@ def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(random_bits.bits(key, shape), expected)
         after = random_bits.bits(key, shape, jnp.float32(1))
         np.testing.assert_array_equal(after, expected)
+    with jax.default_prng_impl("rbg"):
+        key = jax.random.PRNGKey(5)
+        expected = jax.random.bits(key, shape, jnp.uint32)
+        np.testing.assert_array_equal(random_bits.bits(key, shape), expected)
     keys = jax.random.split(jax.random.key(6), 3)
     np.testing.assert_array_equal(
         jax.vmap(lambda key: random_bits.bits(key, shape))(keys),
@@ -62,7 +85,8 @@ def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.skipif(
-    jax.default_backend() != "cpu" or (os.cpu_count() or 1) == 1, reason="wants several CPU cores"
+    jax.default_backend() != "cpu" or len(os.sched_getaffinity(0)) == 1,
+    reason="wants several CPU cores",
 )
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(), fbuf.Uniform(window=4)])
 def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: Any) -> None:

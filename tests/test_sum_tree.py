@@ -71,6 +71,26 @@ def test_no_random_number_lands_on_zero(form):
             np.testing.assert_array_equal(drawn, values[np.asarray(slots)])
 
 
+@pytest.mark.parametrize("rows", [2, 17, 20, 32])
+def test_rounding_at_the_top_lands_on_no_zero(rows, form):
+    """Rows of the top whose sums are lost in rounding, and some that are 0 in between."""
+    values = np.zeros(256 * rows - 1, np.float32)  # there is a spare leaf
+    values[0 : 256 * min(rows, 16) : 256] = 2.0**20
+    values[256 * 16 : 256 * 18 : 256] = 1.0
+    tree = run(filled, values)
+    assert tree.nodes[-1].shape[0] == rows
+    u = np.random.default_rng(0).random((sum_tree.picks(tree), 4000), np.float32)
+    u[0, :2000] = LARGEST_U - np.arange(2000, dtype=np.float32) * np.float32(2.0**-24)
+    u[:, 0] = LARGEST_U
+    for function, args in (
+        (sum_tree.draw, (u,)),
+        (sum_tree.draw_stratified, (u[0], u)),
+    ):
+        slots, drawn = run(function, tree, *map(jnp.asarray, args))
+        assert (values[np.asarray(slots)] > 0).all()
+        np.testing.assert_array_equal(drawn, values[np.asarray(slots)])
+
+
 def test_an_empty_tree_gives_slots_in_range(form):
     tree = sum_tree.empty(37)
     u = jnp.full((sum_tree.picks(tree), 4), LARGEST_U)

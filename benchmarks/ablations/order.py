@@ -99,7 +99,9 @@ HALVES = (
         "return make(*batch)",
     ),
 )
-OWN_BITS = (text("samplers/random_bits.py", "if not _is_threefry(key):", "if True:"),)
+OWN_BITS = (
+    text("samplers/random_bits.py", 'if jax.random.key_impl(key) != "threefry2x32":', "if True:"),
+)
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
 CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)

@@ -237,9 +237,9 @@ class Prioritized(Sampler):
             shape = (sum_tree.picks(tree), batch_size)
             slots, value = sum_tree.draw(tree, random_bits.uniforms(key, shape, total))
         else:
-            order_key, key = jax.random.split(key)
+            order_key, key = jax.random.split(tie(key, total))
             shape = (1 + sum_tree.picks(tree), batch_size)
-            where, *uniforms = random_bits.uniforms(key, shape, total)
+            where, *uniforms = random_bits.uniforms(key, shape)
             share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))

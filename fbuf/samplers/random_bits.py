@@ -19,32 +19,33 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     """Random bits, uint32: those of `jax.random.bits`, on CPU in a quarter of the time.
 
     `jax.random.bits` goes through the rounds of Threefry in a loop there, and each turn of it is a
-    dozen tasks for XLA to hand out. Here all rounds are one kernel. A key of another kind than
-    Threefry's is given to `jax.random.bits`.
+    dozen tasks for XLA to hand out. Here all rounds are one kernel. The bits are those that JAX
+    gives with its default `jax_threefry_partitionable`. A key of another generator is given to
+    `jax.random.bits`.
 
     Args:
         key: A random key; it is consumed.
         shape: The shape of the result, of at least one number.
-        after: On CPU the bits are made once this is known: of what could be made at any time,
-            too much would be ready at once (`fbuf.xla.loop`).
+        after: The bits are made only after this is known. Otherwise too much would be ready at
+            once on CPU (`fbuf.xla.loop`).
 
     References:
         Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011 (Threefry).
     """
-    if not _is_threefry(key):
-        return jax.random.bits(key, shape, jnp.uint32)
+    if jax.random.key_impl(key) != "threefry2x32":
+        return jax.random.bits(tie(key, after), shape, jnp.uint32)
     words = jax.random.key_data(key)
     count = math.prod(shape)
 
     def loop(words: jax.Array) -> jax.Array:
-        # A loop of one turn: what it returns is not made anew wherever it is used.
+        # A loop of one turn: XLA does not make its result anew wherever it is used.
         words = tie(words, after)
         zero = zero_after(words)
         made = blank(zero, (count,), jnp.uint32)
         return lax.fori_loop(zero, 1, lambda *_: _threefry(words, count), made)
 
     def plain(words: jax.Array) -> jax.Array:
-        return _threefry(words, count)
+        return tie(_threefry(words, count), after)  # for `shard_map`: both forms vary alike
 
     return lax.platform_dependent(words, cpu=loop, default=plain).reshape(shape)
 
@@ -87,13 +88,6 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
     low, cross, other = a_low * b_low, a_low * b_high, a_high * b_low
     middle = (low >> 16) + (cross & 0xFFFF) + (other & 0xFFFF)
     return a_high * b_high + (cross >> 16) + (other >> 16) + (middle >> 16)
-
-
-def _is_threefry(key: jax.Array) -> bool:
-    """Whether this is the kind of key that JAX makes unless it is told otherwise."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return str(key.dtype) == "key<fry>"
-    return key.shape[-1] == 2
 
 
 def _threefry(key: jax.Array, count: int) -> jax.Array:

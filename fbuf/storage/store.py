@@ -139,7 +139,7 @@ class Storage(Generic[Item]):
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
             fields = [field for field in self.fields if field.narrow]
             places = _places(self.fields, words.dtype)
-            rows = [_unpacked(*place, old) for place in zip(fields, places, strict=True)]
+            rows = [_unpacked(*pair, old) for pair in zip(fields, places, strict=True)]
             rows = [narrow.get(number, leaf) for number, leaf in enumerate(rows)]
             new = _packed(rows, words.dtype)
             words = write_rows(words, slots, new)
@@ -224,7 +224,7 @@ def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
 
 
 class _Place(NamedTuple):
-    """Where in the words of a row a narrow field lies: its words, and the byte it begins at."""
+    """Where a narrow field lies: its first word, the one behind its last, and its first byte."""
 
     first: int
     last: int
@@ -247,7 +247,7 @@ def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
 
 
 def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
-    """A narrow leaf `[B, ...]`, from the words of the rows `[B, words]` from the `first` on."""
+    """A narrow leaf `[B, ...]`, from words of the rows, `[B, words]`; these begin at `first`."""
     size = words.dtype.itemsize
     bits = _narrowed(
         words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)

@@ -142,7 +142,7 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
         )
 
     if _is_large(_levels(tree.capacity)[0]):
-        slots = fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
+        slots = _fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
     zero = zero_after(slots)
     # The lists begin as arrays that are there already: what has not been put down is not read.
     carry = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, ranks))
@@ -287,7 +287,7 @@ def _loop_over(
         if _is_large(level):
             rows = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
             at = level.start + rows * FANOUT
-            carry = (fetched(nodes, at, carry[0]), *carry[1:])
+            carry = (_fetched(nodes, at, carry[0]), *carry[1:])
         return over_batch(level.start, level.size, carry, zero_after(carry[0]))
     starts = jnp.array([level.start for level in levels], jnp.int32)
     sizes = jnp.array([level.size for level in levels], jnp.int32)
@@ -296,6 +296,11 @@ def _loop_over(
         return over_batch(starts[number], sizes[number], carry, jnp.int32(0))
 
     return lax.fori_loop(zero_after(carry[0]), len(levels), over_level, carry)
+
+
+def _fetched(nodes: jax.Array, at: jax.Array, batch: jax.Array) -> jax.Array:
+    """`batch`, known only once the rows of these nodes have been brought into the cache."""
+    return fetched(nodes.reshape(-1, FANOUT), at >> _SHIFT, batch)
 
 
 def _is_large(level: Level) -> bool:

@@ -39,7 +39,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fbuf.storage.ring import Span
 from fbuf.trees import levels
@@ -98,7 +97,7 @@ def empty(
 
 def total(tree: SumTree) -> jax.Array:
     """The sum of all values. Scalar."""
-    return running_sums(tree.nodes[-1][..., 0])[-1]
+    return functools.reduce(operator.add, _row_sums(tree.nodes[-1][..., 0]))
 
 
 def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
@@ -176,8 +175,7 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
         The slots, int32 `[B]`, and their values.
     """
-    sums = running_sums(tree.nodes[-1][..., 0])
-    found = first_above(sums, uniforms[0] * sums[-1])
+    found = first_above(tree.nodes[-1][..., 0], uniforms[0] * total(tree))
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         signed = tree.dormant and level is tree.leaves
         found = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
@@ -202,10 +200,11 @@ def draw_stratified(
     Returns:
         The slots, int32 `[B]`, and their values.
     """
-    sums = running_sums(tree.nodes[-1][..., 0])
+    top = tree.nodes[-1][..., 0]
+    sums = running_sums(top)
     whole, grain = sums[-1], jnp.float32(2.0**-24)
     target = _filled_in(positions, grain, uniforms[0]) * whole
-    found = first_above(sums, target)
+    found = first_above(top, target)
     before = jnp.where(found > 0, sums[found - 1], 0)
     value = tree.nodes[-1][(*row_and_child(found), 0)]
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
@@ -234,51 +233,56 @@ def below_top(tree: SumTree) -> list[jax.Array]:
     return [*reversed(tree.nodes[:-1]), tree.leaves]
 
 
+def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:
+    """For each target the first of the running sums of `[rows, FANOUT]` nodes that lies above it.
+
+    First the row is found, by the running sums of the rows, and then the child.
+
+    Args:
+        nodes: float32; their running sums are those of `running_sums`.
+        targets: float32 `[B]`, from 0 to below the sum of all nodes.
+
+    Returns:
+        int32 `[B]`; the number of a node. Its own value is above 0.
+    """
+    sums = _row_sums(nodes)
+
+    def find(targets: jax.Array) -> jax.Array:
+        row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
+        for end in list(itertools.accumulate(sums))[:-1]:
+            passed = end <= targets
+            row += passed.astype(jnp.int32)
+            before = jnp.where(passed, end, before)
+        children = [gathered(nodes, row, (child,)) for child in range(FANOUT)]
+        inside = [before + running for running in _running(children)]
+        return row * FANOUT + _first_above(inside, targets)
+
+    return by_halves(find, targets)
+
+
 def running_sums(nodes: jax.Array) -> jax.Array:
     """The running sums of `[rows, FANOUT]` nodes in row-major order, `[rows * FANOUT]`.
 
-    As sums over windows, which are added up in the same order on every platform.
+    The additions are written out, so that a node of value 0 adds nothing: the sum of a row is the
+    last of its own running sums, and with it begin those of the next one.
     """
-    inside = _sums_to_left(nodes)
-    ends = _sums_to_left(inside[:, -1][None])[0]
-    before = jnp.concatenate([jnp.zeros((1,), nodes.dtype), ends[:-1]])
-    return (before[:, None] + inside).reshape(-1)
+    ends = list(itertools.accumulate(_row_sums(nodes)))
+    before = jnp.stack([jnp.zeros((), nodes.dtype), *ends[:-1]])
+    inside = _running([nodes[:, child] for child in range(FANOUT)])
+    return (before[:, None] + jnp.stack(inside, axis=1)).reshape(-1)
 
 
-def _sums_to_left(rows: jax.Array) -> jax.Array:
-    """Each number of `[rows, n]`, and those left of it in its row, added up from the left."""
-    length = rows.shape[1]
-    zero = jnp.zeros((), rows.dtype)
-    return lax.reduce_window(rows, zero, lax.add, (1, length), (1, 1), ((0, 0), (length - 1, 0)))
-
-
-def first_above(sums: jax.Array, targets: jax.Array) -> jax.Array:
-    """For each of `[B]` targets the first of `[rows * FANOUT]` running sums that lies above it.
-
-    Returns:
-        int32 `[B]`; the last one where none does.
-    """
-
-    def by_rows(sums: jax.Array, targets: jax.Array) -> jax.Array:
-        def find(targets: jax.Array) -> jax.Array:
-            ends = [sums[end] for end in range(FANOUT - 1, sums.shape[0], FANOUT)]
-            row = _first_above(ends, targets)
-            inside = [gathered(sums, row * FANOUT + child) for child in range(FANOUT)]
-            return row * FANOUT + _first_above(inside, targets)
-
-        return by_halves(find, targets)
-
-    def count(sums: jax.Array, targets: jax.Array) -> jax.Array:
-        return jnp.sum(sums[:-1] <= targets[:, None], axis=1, dtype=jnp.int32)
-
-    return lax.platform_dependent(sums, targets, cpu=by_rows, default=count)
+def _row_sums(nodes: jax.Array) -> list[jax.Array]:
+    """The sum of each row of `[rows, FANOUT]` nodes, a scalar each."""
+    sums = _running([nodes[:, child] for child in range(FANOUT)])[-1]
+    return [sums[row] for row in range(nodes.shape[0])]
 
 
 def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
     """Pick a child of each row in proportion to its sum: `[B]` nodes of the level below."""
 
     def choose(rows: jax.Array, uniforms: jax.Array) -> jax.Array:
-        # Child by child, for the rows themselves would be an array, and made by other threads.
+        # One gather a child: an array of whole rows would be made by other threads.
         sums = [gathered(level, rows, (child, 0)) for child in range(FANOUT)]
         running = _running(_drawable(sums, signed))
         return rows * FANOUT + _first_above(running, uniforms * running[-1])

@@ -6,10 +6,11 @@ it. Three things have to be seen to:
 - XLA runs whatever is ready. Where more than eight things are, it wakes other threads, which takes
   longer than all of the work. The counter and the results of a loop, if they begin as constants,
   are ready from the first. So they begin as something that is known only once the batch is.
-- It also wakes them for every gather from a large array, however few rows are read. A gather that
-  fills a part of an array stays in its thread: see `by_halves`.
-- In a loop that works on each row it reads, a core waits for the rows one by one. Those of a large
-  array are therefore looked at beforehand, in a loop so short that many are under way at once.
+- XLA also wakes other threads for every gather from a large array, however few rows are read. A
+  gather that fills a part of an array stays in its thread: see `by_halves`.
+- A core that copies each row it reads, or works on it, waits for the rows one by one. Those of a
+  large array are therefore looked at beforehand, a number of each cache line: many are then under
+  way at once. See `fetched`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FEW = 8
 
 @jax.custom_batching.custom_vmap
 def zero_after(batch: jax.Array) -> jax.Array:
-    """0, known only once a batch is, of at least one entry: int32."""
+    """0 as int32, known only once a batch is. The batch has at least one entry."""
     return 1 - tie(jnp.int32(1), batch)
 
 
@@ -115,7 +116,8 @@ def fetched(
         return batch
     looked_at = {*range(first, last, max(LINE // array.dtype.itemsize, 1))}
     width = size * array.dtype.itemsize
-    if LINE % width and width % LINE:  # a row may begin anywhere in a line
+    # What is wanted may begin anywhere in a line, and then end in one more.
+    if LINE % width and (width % LINE or first * array.dtype.itemsize % LINE):
         looked_at.add(last - 1)
     places = [tuple(map(int, np.unravel_index(at, array.shape[1:]))) for at in sorted(looked_at)]
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fbuf.xla.loop import LINE, by_halves, fetched, gathered
 
 _LONG = 64
-"""From so many numbers on XLA's own gather is the fastest: it then reads a row by vectors."""
+"""The least numbers of a row that XLA's own gather reads by vectors; it is then the fastest."""
 
 _MANY = 2**13
-"""From so many cache lines on other threads are worth waking."""
+"""The least cache lines to read that are worth waking other threads for."""
 
 
 def read_rows(
@@ -21,8 +21,8 @@ def read_rows(
 ) -> jax.Array:
     """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
-    XLA on CPU hands every gather from a large array to its thread pool, which costs more than
-    reading a few short rows (`benchmarks/ablations/row_access.py`).
+    On CPU a few short rows are read in one thread: for a gather from a large array XLA wakes
+    others, which takes longer than the rows do (`benchmarks/ablations/row_access.py`).
 
     Args:
         leaf: `[capacity, ...]`.

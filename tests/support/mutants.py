@@ -341,7 +341,7 @@ MUTANTS = [
     ),
     *of(
         "xla/loop.py",
-        ("start = turn * (count - half)", "start = turn * half", "order", HALVES),
+        ("half = -(-count // 2)", "half = max(count // 2, 1)", "order", HALVES),
         ("lax.fori_loop(zero, 2, body", "lax.fori_loop(zero, 1, body", "order", HALVES),
     ),
     *of(
@@ -360,6 +360,7 @@ MUTANTS = [
         "trees/sum_tree.py",
         ("(passed <= target)", "(passed < target)", "tree rounding", SUMS),
         ("return row * FANOUT + _first", "return row + _first", "tree rounding", SUMS),
+        ("passed = end <= targets", "passed = end < targets", "tree rounding", SUMS),
         ("jnp.where(part > 0, 1 / part, 0)", "1 / part", "tree rounding", ONE_SLOT),
         ("jnp.abs(part) if which", "part if which", "windows", FIRST),
         ("-0.0 if dormant else 0.0", "0.0", "windows", FIRST),
