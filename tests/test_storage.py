@@ -44,6 +44,15 @@ def written_and_read(storage, rows):
     return storage, storage.read(jnp.array([3, 0, 7, 3])), storage.read(jnp.arange(9))
 
 
+@jax.jit
+def fields_of_rows(storage):
+    """Each leaf by itself, and with the one behind it."""
+    numbers, slots = range(len(storage.fields)), jnp.array([3, 0, 7, 3])
+    alone = [storage.read_leaves(slots, [number])[0] for number in numbers]
+    pairs = [storage.read_leaves(slots, [number + 1, number])[1] for number in numbers[:-1]]
+    return alone, pairs
+
+
 @pytest.mark.parametrize("fields", ITEMS, ids=str)
 def test_rows_come_back_bit_for_bit(fields):
     rng = np.random.default_rng(0)
@@ -55,6 +64,9 @@ def test_rows_come_back_bit_for_bit(fields):
         np.testing.assert_array_equal(bits(now), bits(was)[[3, 2, 0, 3]])
         np.testing.assert_array_equal(bits(all_)[[3, 0, 7, 3]], bits(now))
         assert not bits(all_)[[1, 2, 4, 5, 6, 8]].any()
+    alone, pairs = fields_of_rows(storage)
+    for one, leaf in zip([*alone, *pairs], [*read, *read], strict=False):
+        np.testing.assert_array_equal(bits(one), bits(leaf))
     assert [(leaf.shape, leaf.dtype) for leaf in storage.item] == [
         (spec.shape, spec.dtype) for spec in item
     ]
