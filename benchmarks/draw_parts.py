@@ -1,6 +1,6 @@
 """Where each microsecond of a draw goes, in this tree and, if you name a commit, in that one.
 
-    python -m benchmarks.draw_parts [COMMIT]            about 9 minutes on 2 cores
+    python -m benchmarks.draw_parts [COMMIT]            about 14 minutes on 2 cores
     python -m benchmarks.draw_parts [COMMIT] --quick    about a minute: one process, short rounds
 
 It needs fbuf, git, and JAX (`.venv` has them), and 10 GB of memory for each tree.
@@ -246,7 +246,7 @@ def tasks(trees: dict[str, str], quick: bool) -> list[Task]:
         ):
             for mode in ("two cores", "one core"):
                 task: Task = {
-                    "label": f"{capacity:,} {mode} {prioritized} {process}",
+                    "label": f"{report.rows_text(capacity)} rows, {mode}, process {process + 1}",
                     "trees": dict(sorted(trees.items(), reverse=bool(process % 2))),
                     "prioritized": prioritized,
                     "capacity": capacity,

@@ -322,8 +322,12 @@ class TensorDictReplayBuffer:
         named: list[Any] = [slots, generations]
         if slots.ndim != 1:
             named = [x.reshape(count, -1)[:, 0] for x in named]
-        priority = priority.detach().float()
-        if priority.shape != (count,):
+        # A call of PyTorch that changes nothing takes a microsecond all the same.
+        if priority.requires_grad:
+            priority = priority.detach()
+        if priority.dtype != torch.float32:
+            priority = priority.float()
+        if priority.ndim != 1 or len(priority) != count:
             priority = priority.reshape(count, -1).amax(1)
         self._update(fbuf.Ids(*named), priority)
 
