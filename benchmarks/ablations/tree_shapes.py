@@ -25,7 +25,8 @@ the temporary bytes of the compiled program: where they reach megabytes, XLA cop
   fours; "in a chain": one after the other. A write has none.
 
 On CPU fbuf writes with a loop a level and draws by halves, at a fan-out of 16, last, flat, by
-fours; it finds a node of the flat top by its row. Figures are medians over processes of medians over rounds; none of the code is fbuf's own.
+fours; it finds a node of the flat top by its row. Figures are medians over processes of medians
+over rounds; none of the code is fbuf's own.
 """
 
 from __future__ import annotations
