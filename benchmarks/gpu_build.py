@@ -61,13 +61,13 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PATH"] = f"{NVCC / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from jax._src.lib import xla_client  # noqa: E402
+import jax  # noqa: E402 (after the early exit)
+import jax.numpy as jnp  # noqa: E402 (after the early exit)
+import numpy as np  # noqa: E402 (after the early exit)
+from jax._src.lib import xla_client  # noqa: E402 (after the early exit)
 
-import fbuf  # noqa: E402
-from benchmarks import harness, report  # noqa: E402
+import fbuf  # noqa: E402 (after the early exit)
+from benchmarks import harness, report  # noqa: E402 (after the early exit)
 
 H200 = """
 gpu_device_info {

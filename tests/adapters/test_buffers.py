@@ -20,7 +20,7 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from buffers import (  # noqa: E402
+from buffers import (  # noqa: E402 (after the skip)
     BATCH,
     CAPACITY,
     COUNT,
@@ -36,7 +36,7 @@ from buffers import (  # noqa: E402
     shaped,
     stored,
 )
-from fbuf_adapters.pytorch import InteropError  # noqa: E402
+from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
 
 pytestmark = pytest.mark.any_device
 

@@ -11,8 +11,8 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from buffers import EXACT, priorities, stored  # noqa: E402
-from fbuf_adapters.pytorch import InteropError, callback  # noqa: E402
+from buffers import EXACT, priorities, stored  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError, callback  # noqa: E402 (after the skip)
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 NAMES = [

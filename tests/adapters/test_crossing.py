@@ -20,7 +20,7 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from buffers import (  # noqa: E402
+from buffers import (  # noqa: E402 (after the skip)
     BATCH,
     DEVICE,
     HANDED_OUT,
@@ -31,7 +31,7 @@ from buffers import (  # noqa: E402
     rows,
     stored,
 )
-from fbuf_adapters.pytorch import (  # noqa: E402
+from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     _from_torch,
     _lifetime,
@@ -41,7 +41,7 @@ from fbuf_adapters.pytorch import (  # noqa: E402
     from_torch,
     to_torch,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 (after the skip)
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 NARROW = [

@@ -10,10 +10,10 @@ import fbuf
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
-import buffers  # noqa: E402
-from fbuf_adapters.pytorch import InteropError  # noqa: E402
-from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
+import buffers  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
+from tensordict import TensorDict  # noqa: E402 (after the skip)
 
 CAPACITY, BATCH = 24, 64
 PAIRS = {"sampler": fbuf.Uniform(window=2), "view": fbuf.Sequence(2), "batch_size": 2 * BATCH}

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
-import buffers  # noqa: E402
-from fbuf_adapters.pytorch import InteropError  # noqa: E402
-from fbuf_adapters.tensordict import TensorDictReplayBuffer, from_torchrl  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
-from torchrl.data import (  # noqa: E402
+import buffers  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.tensordict import TensorDictReplayBuffer, from_torchrl  # noqa: E402 (after the skip)
+from tensordict import TensorDict  # noqa: E402 (after the skip)
+from torchrl.data import (  # noqa: E402 (after the skip)
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -26,8 +26,8 @@ from torchrl.data import (  # noqa: E402
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
 )
-from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402
-from torchrl.data.replay_buffers.samplers import (  # noqa: E402
+from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402 (after the skip)
+from torchrl.data.replay_buffers.samplers import (  # noqa: E402 (after the skip)
     RandomSampler,
     SamplerWithoutReplacement,
 )

@@ -21,9 +21,9 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-import buffers  # noqa: E402
-from buffers import EXACT  # noqa: E402
-from fbuf_adapters.pytorch import (  # noqa: E402
+import buffers  # noqa: E402 (after the skip)
+from buffers import EXACT  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     ReplayBuffer,
     add_from_torch,
     from_torch,

@@ -15,10 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402
-from fbuf_adapters.pytorch._draws import Drawn  # noqa: E402
+from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch._draws import Drawn  # noqa: E402 (after the skip)
 
-import fbuf  # noqa: E402
+import fbuf  # noqa: E402 (after the skip)
 
 # An exception in a callback of the garbage collector is lost, whoever raises it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

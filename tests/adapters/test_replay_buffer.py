@@ -23,7 +23,7 @@ import fbuf
 
 torch = pytest.importorskip("torch")
 
-from buffers import (  # noqa: E402
+from buffers import (  # noqa: E402 (after the skip)
     BATCH,
     CAPACITY,
     COUNT,
@@ -41,7 +41,7 @@ from buffers import (  # noqa: E402
     shaped,
     stored,
 )
-from fbuf_adapters.pytorch import (  # noqa: E402
+from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     ReplayBuffer,
     _handover,

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from buffers import EXACT, assert_same, priorities  # noqa: E402
-from fbuf_adapters.pytorch import ReplayBuffer, _lanes, _sizes  # noqa: E402
+from buffers import EXACT, assert_same, priorities  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer, _lanes, _sizes  # noqa: E402 (after the skip)
 
-import fbuf  # noqa: E402
+import fbuf  # noqa: E402 (after the skip)
 
 ENVS = 3
 

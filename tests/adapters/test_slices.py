@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
-import buffers  # noqa: E402
-from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
-from torchrl.data import LazyTensorStorage, PrioritizedSliceSampler, SliceSampler  # noqa: E402
-from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402
+import buffers  # noqa: E402 (after the skip)
+from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
+from tensordict import TensorDict  # noqa: E402 (after the skip)
+from torchrl.data import LazyTensorStorage, PrioritizedSliceSampler, SliceSampler  # noqa: E402 (after the skip)
+from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402 (after the skip)
 
 CAPACITY, LENGTH, SLICES = 24, 3, 32
 ROWS = LENGTH * SLICES

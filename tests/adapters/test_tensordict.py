@@ -21,14 +21,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
-import buffers  # noqa: E402
-from buffers import BATCH, CAPACITY, EXACT, PAIRS  # noqa: E402
-from fbuf_adapters.pytorch import InteropError  # noqa: E402
-from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack  # noqa: E402
-from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement  # noqa: E402
-from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402
-from torchrl.envs.transforms import (  # noqa: E402
+import buffers  # noqa: E402 (after the skip)
+from buffers import BATCH, CAPACITY, EXACT, PAIRS  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack  # noqa: E402 (after the skip)
+from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement  # noqa: E402 (after the skip)
+from torchrl.data import TensorDictReplayBuffer as Theirs  # noqa: E402 (after the skip)
+from torchrl.envs.transforms import (  # noqa: E402 (after the skip)
     Compose,
     MultiStepTransform,
     ObservationNorm,
@@ -36,8 +36,8 @@ from torchrl.envs.transforms import (  # noqa: E402
     ToTensorImage,
     Transform,
 )
-from torchrl.modules import QValueActor  # noqa: E402
-from torchrl.objectives import DQNLoss  # noqa: E402
+from torchrl.modules import QValueActor  # noqa: E402 (after the skip)
+from torchrl.objectives import DQNLoss  # noqa: E402 (after the skip)
 
 
 def ours(**options):

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
-from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
+from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
+from tensordict import TensorDict  # noqa: E402 (after the skip)
 
-import fbuf  # noqa: E402
+import fbuf  # noqa: E402 (after the skip)
 
 # An exception in a callback of the garbage collector is lost, whoever raises it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -17,9 +17,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import checks  # noqa: E402
-import stage  # noqa: E402
-from stage import CHECKS, DANGER, FAILS, HOLDS, LEFT, PROMISE, Check, Stage  # noqa: E402
+import checks  # noqa: E402 (after the skip)
+import stage  # noqa: E402 (after the skip)
+from stage import CHECKS, DANGER, FAILS, HOLDS, LEFT, PROMISE, Check, Stage  # noqa: E402 (after the skip)
 
 SECONDS = 120
 

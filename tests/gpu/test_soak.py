@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("psutil")
 
-import soak  # noqa: E402
-import stage  # noqa: E402
+import soak  # noqa: E402 (after the skip)
+import stage  # noqa: E402 (after the skip)
 
 needs_benchmarks = pytest.mark.skipif(
     not stage.BENCHMARKS.exists(), reason="needs the benchmarks, for the report"
