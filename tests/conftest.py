@@ -12,7 +12,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")
 # Of every program that was kept it would be said at length that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import itertools
+import gc
 import pathlib
 
 import hypothesis
@@ -25,13 +25,20 @@ pytest.register_assert_rewrite("support.contracts", "support.inside")
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
 
-MOST_MAPS = 40_000
+MOST_MAPS = 60_000
 """Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
-TESTS_A_LOOK = 8
-"""Counting maps takes up to 40 ms; the largest test makes about 2,000."""
+MAPS_A_TEST = 2_000
+"""Those that the largest test makes."""
 
-_ended = itertools.count(1)
+# Tracing makes millions of objects that live long; to look through them again and again takes a
+# fifth of the tests' time.
+gc.set_threshold(100_000, 50, 50)
+
+TESTS_A_LOOK = 8
+"""The least tests between two looks at the maps: to count them takes up to 40 ms."""
+
+_tests_left = TESTS_A_LOOK
 
 hypothesis.settings.register_profile(
     "fbuf", deadline=None, derandomize=True, max_examples=40, database=None
@@ -49,12 +56,17 @@ def pytest_configure(config):
 def _forget_compiled_programs():
     """Only where there are very many: what is kept need not be compiled by the next test."""
     yield
-    if next(_ended) % TESTS_A_LOOK:
+    global _tests_left
+    _tests_left -= 1
+    if _tests_left > 0:
         return
     with open("/proc/self/maps", "rb") as maps:
         count = sum(1 for _ in maps)
-    if count > MOST_MAPS:
+    _tests_left = (MOST_MAPS - count) // MAPS_A_TEST
+    if _tests_left < TESTS_A_LOOK:
         jax.clear_caches()
+        gc.collect()  # functions that hold programs hold each other
+        _tests_left = TESTS_A_LOOK
 
 
 @pytest.fixture(autouse=True)

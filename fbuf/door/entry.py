@@ -120,24 +120,25 @@ class _Entry:
         states = before[0] if before and isinstance(before[0], tuple) else before
         for state in states:
             require_state(self._name, state)
-        donate = given.pop("donate", self._changes)
-        check.boolean(self._name, "donate", donate)
+        donate = self._changes
+        if "donate" in given:
+            donate = check.boolean(self._name, "donate", given.pop("donate"))
         for argument, checked in self._checks.items():
             if argument in given:
                 given[argument] = checked(self._name, argument, given[argument])
         fixed = {name: given.pop(name) for name in self._static if name in given}
-        leaves, own = tree_leaves(given), tree_leaves(states)
-        types = frozenset(map(type, leaves))
-        kinds = _kinds(types)
+        own, leaves = tree_leaves(states), tree_leaves(given)
+        kinds = _kinds(frozenset(map(type, own + leaves)))
         if "host" in kinds:
-            given = self._taken_over(before, given, types)
-        if "tracer" in kinds or "tracer" in _kinds(frozenset(map(type, own))):
+            given = self._taken_over(before, given, frozenset(map(type, leaves)))
+        if "tracer" in kinds:
             return self._plain(*before, **given, **fixed)
         for state in states:
             if is_deleted(state.fault):  # one array stands for all: each costs time in every call
                 refuse_consumed(self._name, state)
         if not donate:
             return self._keep(*before, **given, **fixed)
+        # JAX refuses an array that is given and consumed, but on several devices it may end Python.
         if not set(map(id, own)).isdisjoint(map(id, leaves)):
             _refuse_own_arrays(self._name, own, given)
         return self._consume(*before, **given, **fixed)

@@ -224,7 +224,7 @@ MUTANTS = [
         ("            _refuse_own_arrays(self._name, own, given)", "            given = dict(given)", "door", DOOR),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
-        ('given.pop("donate", self._changes)', 'given.pop("donate", False)', "door", EAGER),
+        ("donate = self._changes", "donate = False", "door", EAGER),
         ("types.isdisjoint((int, float))", "types.isdisjoint((float,))", "door", REFUSED),
     ),
     *of(

@@ -65,7 +65,8 @@ class Sizes:
             return {}
         mask, at = given["mask"], 0 if whole_steps else axis
         if mask is None:
-            mask = np.ones((steps,) if whole_steps else first.shape[:lead], bool)
+            shape = (steps,) if whole_steps else first.shape[:lead]
+            mask = torch.ones(shape, dtype=torch.bool, device=first.device)
         elif length(mask, at) != steps:
             return {}
         return {**padded(padable, axis, size), "mask": padded(mask, at, size)}
@@ -114,10 +115,12 @@ def padded(tree: Any, axis: int, size: int, value: Any = 0) -> Any:
     def pad(leaf: Any) -> Any:
         if leaf.shape[axis] == size:
             return leaf
-        shape = list(leaf.shape)
-        shape[axis] = size - shape[axis]
+        shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
         if isinstance(leaf, np.ndarray):
-            return np.concatenate([leaf, np.full(shape, value, leaf.dtype)], axis)
-        return torch.cat([leaf, leaf.new_full(shape, value)], axis)
+            whole = np.full(shape, value, leaf.dtype)
+        else:
+            whole = leaf.new_full(shape, value)
+        whole[(slice(None),) * axis + (slice(leaf.shape[axis]),)] = leaf
+        return whole
 
     return jax.tree.map(pad, tree)
