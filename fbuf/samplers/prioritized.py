@@ -27,13 +27,14 @@ _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PriorityIndex:
-    """What `Prioritized` keeps: the tree of stored priorities, and the largest one ever stored.
+    """What `Prioritized` keeps: the tree of stored priorities.
 
+    `largest_ever` is the largest priority ever stored; None where new rows do not get it.
     `num_starts` counts the rows a window may start at; None where that is every row.
     """
 
     tree: SumTree
-    largest_ever: jax.Array
+    largest_ever: jax.Array | None
     num_starts: jax.Array | None
 
 
@@ -147,7 +148,8 @@ class Prioritized(Sampler):
         # A row that is no start keeps its priority with a minus sign; where there is none it is -0.
         tree = sum_tree.empty(ring.capacity, tuple(keeps), dormant=not self._window.every_row)
         num_starts = None if self._window.every_row else jnp.int32(0)
-        return PriorityIndex(tree, jnp.float32(0), num_starts)
+        largest = jnp.float32(0) if self.new_priority == "largest_ever" else None
+        return PriorityIndex(tree, largest, num_starts)
 
     def add(
         self,
@@ -282,10 +284,9 @@ class Prioritized(Sampler):
 
     def _default(self, index: PriorityIndex) -> jax.Array:
         """What a row without a priority gets, as stored."""
-        if self.new_priority == "largest":
+        largest = index.largest_ever
+        if largest is None:
             largest = sum_tree.aggregate(index.tree, Aggregate.LARGEST)
-        else:
-            largest = index.largest_ever
         return jnp.where(largest > 0, largest, 1)
 
     def _stored(
@@ -310,9 +311,11 @@ class Prioritized(Sampler):
             return sum_tree.write_span(tree, span, new, woken)
         return sum_tree.write(tree, span.slots, new, woken)
 
-    def _largest_ever(self, index: PriorityIndex, new: jax.Array, written: jax.Array) -> jax.Array:
-        if self.new_priority == "largest":
-            return index.largest_ever
+    def _largest_ever(
+        self, index: PriorityIndex, new: jax.Array, written: jax.Array
+    ) -> jax.Array | None:
+        if index.largest_ever is None:
+            return None
         return jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -35,6 +36,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     if jax.random.key_impl(key) != "threefry2x32":
         return jax.random.bits(tie(key, after), shape, jnp.uint32)
     words = jax.random.key_data(key)
+    rows = shape[0] if len(shape) > 1 else 1
     count = math.prod(shape)
 
     def loop(words: jax.Array) -> jax.Array:
@@ -42,10 +44,13 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
         words = tie(words, after)
         zero = zero_after(words)
         made = blank(zero, (count,), jnp.uint32)
-        return lax.fori_loop(zero, 1, lambda *_: _threefry(words, count), made)
+        return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
 
     def plain(words: jax.Array) -> jax.Array:
-        return tie(_threefry(words, count), after)  # for `shard_map`: both forms vary alike
+        # Row by row, so that each is made by the kernel that uses it.
+        size = count // rows
+        made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
+        return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
 
     return lax.platform_dependent(words, cpu=loop, default=plain).reshape(shape)
 
@@ -90,10 +95,12 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
     return a_high * b_high + (cross >> 16) + (other >> 16) + (middle >> 16)
 
 
-def _threefry(key: jax.Array, count: int) -> jax.Array:
-    """Threefry-2x32 of 20 rounds, of the numbers from 0: both words of each in one, `[count]`."""
+# Traced once for all rows.
+@functools.partial(jax.jit, inline=True, static_argnames="count")
+def _threefry(key: jax.Array, start: jax.Array, count: int) -> jax.Array:
+    """Threefry-2x32 of 20 rounds, of so many numbers: both words of each in one, `[count]`."""
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
-    second = lax.iota(jnp.uint32, count) + keys[1]
+    second = lax.iota(jnp.uint32, count) + start + keys[1]
     first = jnp.broadcast_to(keys[0], (count,))
     for turn in range(5):
         for rotation in _ROTATIONS[turn % 2]:

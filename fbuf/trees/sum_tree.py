@@ -97,7 +97,7 @@ def empty(
 
 def total(tree: SumTree) -> jax.Array:
     """The sum of all values. Scalar."""
-    return functools.reduce(operator.add, _row_sums(tree.nodes[-1][..., 0]))
+    return _row_ends(tree.nodes[-1][..., 0])[-1]
 
 
 def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
@@ -245,19 +245,19 @@ def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]`; the number of a node. Its own value is above 0.
     """
-    sums = _row_sums(nodes)
+    # Outside of the halves: a loop that is given the sums of all rows compiles slowly.
+    row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
+    for end in _row_ends(nodes)[:-1]:
+        passed = end <= targets
+        row += passed.astype(jnp.int32)
+        before = jnp.where(passed, end, before)
 
-    def find(targets: jax.Array) -> jax.Array:
-        row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
-        for end in list(itertools.accumulate(sums))[:-1]:
-            passed = end <= targets
-            row += passed.astype(jnp.int32)
-            before = jnp.where(passed, end, before)
+    def choose(targets: jax.Array, row: jax.Array, before: jax.Array) -> jax.Array:
         children = [gathered(nodes, row, (child,)) for child in range(FANOUT)]
         inside = [before + running for running in _running(children)]
         return row * FANOUT + _first_above(inside, targets)
 
-    return by_halves(find, targets)
+    return by_halves(choose, targets, row, before)
 
 
 def running_sums(nodes: jax.Array) -> jax.Array:
@@ -266,16 +266,17 @@ def running_sums(nodes: jax.Array) -> jax.Array:
     The additions are written out, so that a node of value 0 adds nothing: the sum of a row is the
     last of its own running sums, and with it begin those of the next one.
     """
-    ends = list(itertools.accumulate(_row_sums(nodes)))
+    ends = _row_ends(nodes)
     before = jnp.stack([jnp.zeros((), nodes.dtype), *ends[:-1]])
     inside = _running([nodes[:, child] for child in range(FANOUT)])
     return (before[:, None] + jnp.stack(inside, axis=1)).reshape(-1)
 
 
-def _row_sums(nodes: jax.Array) -> list[jax.Array]:
-    """The sum of each row of `[rows, FANOUT]` nodes, a scalar each."""
+@functools.partial(jax.jit, inline=True)  # traced once for a draw
+def _row_ends(nodes: jax.Array) -> list[jax.Array]:
+    """The running sums of the rows of `[rows, FANOUT]` nodes, a scalar each."""
     sums = _running([nodes[:, child] for child in range(FANOUT)])[-1]
-    return [sums[row] for row in range(nodes.shape[0])]
+    return list(itertools.accumulate(sums[row] for row in range(nodes.shape[0])))
 
 
 def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
@@ -343,6 +344,8 @@ def _reduction(tree: SumTree) -> levels.Reduce:
     return functools.partial(_reduce, keeps=tree.keeps, dormant=tree.dormant)
 
 
+# Traced once for the levels.
+@functools.partial(jax.jit, inline=True, static_argnames=("keeps", "dormant"))
 def _reduce(row: jax.Array, keeps: tuple[Aggregate, ...], dormant: bool) -> jax.Array:
     """What nodes keep of their rows: `[..., FANOUT, 1 or aggregates]` to `[..., aggregates]`."""
     of_values = row.shape[-1] == 1
