@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import fbuf
 from fbuf.samplers import random_bits
@@ -82,6 +83,17 @@ def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
         jax.vmap(lambda key: random_bits.bits(key, shape))(keys),
         jax.vmap(lambda key: jax.random.bits(key, shape, jnp.uint32))(keys),
     )
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 256), (2, 2, 5)])
+def test_random_bits_of_other_platforms_are_the_same(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There each row is made by itself."""
+    expected = jax.random.bits(jax.random.key(3), shape, jnp.uint32)
+    other = lambda *operands, cpu, default: default(*operands)
+    monkeypatch.setattr(lax, "platform_dependent", other)
+    np.testing.assert_array_equal(random_bits.bits(jax.random.key(3), shape), expected)
 
 
 @pytest.mark.skipif(
