@@ -11,7 +11,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).parent
 
 THEMES: dict[str, tuple[str, ...]] = {
-    "Making a buffer": ("init", "nbytes", "State"),
+    "Making a buffer": ("init", "nbytes", "capacity_for", "State"),
     "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
     "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (

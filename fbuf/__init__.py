@@ -17,6 +17,7 @@ from fbuf.storage.ids import Ids as Ids
 from fbuf.verbs.add import add as add
 from fbuf.verbs.after import after as after
 from fbuf.verbs.can_sample import can_sample as can_sample
+from fbuf.verbs.capacity_for import capacity_for as capacity_for
 from fbuf.verbs.clear import clear as clear
 from fbuf.verbs.end_episode import end_episode as end_episode
 from fbuf.verbs.ids_at import ids_at as ids_at
@@ -77,6 +78,7 @@ __all__ = [
     "add",
     "after",
     "can_sample",
+    "capacity_for",
     "clear",
     "end_episode",
     "ids_at",

@@ -62,6 +62,7 @@ def test_the_state_comes_first_and_options_by_name():
         "clear": ["state"],
         "init": ["item", "capacity"],
         "nbytes": ["item", "capacity"],
+        "capacity_for": ["size", "item"],
         "end_episode": ["state"],
         "can_sample": ["state", "min_size"],
         "after": ["state", "batch"],

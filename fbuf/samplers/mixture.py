@@ -92,6 +92,7 @@ class Mixture(Sampler):
         check.integer("Mixture", "recent_rows", self.recent_rows)
         check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
         object.__setattr__(self, "window", self.priorities.window)
+        object.__setattr__(self, "stride", self.priorities.stride)
 
     @property
     def follows_episodes(self) -> bool:

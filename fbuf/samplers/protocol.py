@@ -51,12 +51,14 @@ class Sampler(abc.ABC):
     Attributes:
         window: How many steps of one episode must follow from a row, counting itself, for it to be
             drawn. If shorter episodes are drawn, too, say so with `min_window`.
+        stride: What the length of a lane must be a multiple of.
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
         in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such a sampler
             has a method `epoch_size`.
     """
 
     window: int = 1
+    stride: int = 1
     keeps_priorities: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
 

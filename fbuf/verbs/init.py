@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from typing import Any, get_args
 
+import jax
+import jax.core
 import jax.numpy as jnp
 
+from fbuf.checks import memory
 from fbuf.checks import values as check
 from fbuf.door import batches, flax
 from fbuf.samplers.protocol import Sampler
@@ -66,6 +71,9 @@ def init(
         An empty buffer.
 
     Raises:
+        MemoryError: If the device has no room for the buffer. Nothing has been allocated then. The
+            message says how much was asked, how much is free, and which capacity would fit. Inside
+            `jit` nothing is checked, nor on a device that does not say how much it has.
         ValueError: If an argument is out of range, `capacity` is not a multiple of `num_envs`,
             `item` holds no array, or the lanes are too short for the sampler's window.
         TypeError: If the buffer cannot store a leaf as it is: it is 64-bit while JAX's 64-bit types
@@ -84,27 +92,46 @@ def init(
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
     check.choice("init", "autoreset", autoreset, get_args(Autoreset))
-    ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
-    storage, next_obs = store.empty(specs, capacity), None
-    if next_of is not None:
-        ends = max(capacity // 16, ring.lanes)
-        if max_ends is not None:
-            ends = check.integer("init", "max_ends", max_ends, capacity)
-        next_obs = next_observations.empty(storage, ring, next_of, ends)
-    elif max_ends is not None:
-        raise ValueError(
-            "fbuf.init: max_ends is for buffers with next_of, and next_of is None; name the "
-            "observation with next_of, or leave max_ends out"
-        )
-    return varying(
-        State(
-            storage=storage,
-            ring=ring,
-            next_obs=next_obs,
-            index=sampler.init(ring),
-            fault=jnp.uint32(0),
-            sampler=sampler,
-        )
+    if max_ends is not None:
+        if next_of is None:
+            raise ValueError(
+                "fbuf.init: max_ends is for buffers with next_of, and next_of is None; name the "
+                "observation with next_of, or leave max_ends out"
+            )
+        max_ends = check.integer("init", "max_ends", max_ends, capacity)
+
+    def make(capacity: int) -> State[Item]:
+        ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
+        storage, next_obs = store.empty(specs, capacity), None
+        if next_of is not None:
+            ends = max_ends or max(capacity // 16, ring.lanes)
+            next_obs = next_observations.empty(storage, ring, next_of, ends)
+        return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
+
+    _check_room(specs, capacity, (num_envs or 1) * sampler.stride, make)
+    return varying(make(capacity))
+
+
+def _check_room(specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]) -> None:
+    """Refuse what the device has no room for, before any of it is taken."""
+    probe = jnp.zeros(())
+    if isinstance(probe, jax.core.Tracer):
+        return
+    device = next(iter(probe.devices()))
+    free = memory.free(device)
+    # To know the size takes a trace. Far below what is free that is not worth its time.
+    if free is None or capacity * (3 * memory.nbytes(specs) + 64) < free:
+        return
+    takes = lambda capacity: memory.nbytes(jax.eval_shape(lambda: make(capacity)))
+    asked = takes(capacity)
+    if asked <= free:
+        return
+    fitting = bisect.bisect_right(range(step, capacity + 1, step), free, key=takes) * step
+    raise MemoryError(
+        f"fbuf.init: {capacity} rows take {memory.in_words(asked)}, and {device} has "
+        f"{memory.in_words(free)} free; "
+        + (f"capacity={fitting} would fit" if fitting else "not one row would fit")
+        + " (fbuf.capacity_for and fbuf.nbytes tell beforehand)"
     )
 
 

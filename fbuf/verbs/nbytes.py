@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fbuf.checks import memory
 from fbuf.checks import values as check
 from fbuf.door import batches
 from fbuf.verbs.init import init
@@ -42,4 +43,4 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
     specs = batches.item_specs("nbytes", item)
     capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
     state = jax.eval_shape(lambda: init(specs, capacity, **options))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return memory.nbytes(state)
