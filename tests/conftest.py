@@ -52,6 +52,11 @@ def pytest_configure(config):
         cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
 
 
+def pytest_unconfigure():
+    """Leave what is still there: pytest would look for garbage in it five times, for seconds."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _forget_compiled_programs():
     """Only where there are very many: what is kept need not be compiled by the next test."""

@@ -19,9 +19,9 @@ from fbuf.xla.rows import read_rows
 TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 40])
 def test_by_halves_is_what_the_whole_is(count: int) -> None:
-    """Of an even and of an odd number, and under vmap."""
+    """Of few, and of an even and of an odd number of more; and under vmap."""
     slots = jnp.arange(count, dtype=jnp.int32) * 7 % 300
     table = jnp.asarray(TABLE)
     read = jax.jit(lambda slots: by_halves(lambda some: gathered(table, some), slots))

@@ -9,7 +9,6 @@ import pytest
 @pytest.fixture(scope="module", autouse=True)
 def _collect_quickly():
     """A `gc.collect()` of the tests of a file does not look at what was there before them."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
