@@ -52,21 +52,27 @@ class Interrupt(BaseException):
 def interrupted():
     """A function that makes a call, and raises in it after a moment."""
 
+    armed = False
+
     def raising(*_):
-        raise Interrupt
+        if armed:  # a signal that came in time may get here after the call
+            raise Interrupt
 
     before = signal.signal(signal.SIGALRM, raising)
 
     def run(call, seconds):
         """Whether the call came to its end before the moment, and what it returned."""
+        nonlocal armed
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            result = call()
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                result = call()
+            finally:
+                armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             return False, None
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         return True, result
 
     yield run
