@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import chex
@@ -22,6 +23,11 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
+_ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {
+    0.0: jnp.ones_like,
+    0.5: jnp.sqrt,
+    1.0: lambda value: value,
+}
 
 
 @jax.tree_util.register_dataclass
@@ -246,20 +252,19 @@ class Prioritized(Sampler):
             positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
             slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))
         mask = jnp.broadcast_to(total > 0, (batch_size,))
-        power = starts.power(self.beta if beta is None else beta)
         # The number of rows and the total cancel out: the weight is that of the value alone.
-        log_weight = -power * jnp.log(jnp.where(mask, value, 1))
+        value, beta = jnp.where(mask, value, 1), self.beta if beta is None else beta
         if self.normalize == "batch":
-            largest = jnp.where(mask, log_weight, -jnp.inf).max()
+            smallest = value.min()
         else:
-            largest = power * jnp.log(sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE))
-        weight = jnp.where(mask, jnp.minimum(jnp.exp(log_weight - largest), 1), 0)
+            smallest = 1 / sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE)
+        weight = jnp.where(mask, jnp.minimum(_weight(value, smallest, beta), 1), 0)
         mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)
         return Draw(
             slots=slots,
             probability=jnp.where(mask, value / total, 0),
             weight=weight,
-            log_weight=log_weight + power * jnp.log(jnp.where(mask, mean, 1)),
+            log_weight=starts.power(beta) * (jnp.log(jnp.where(mask, mean, 1)) - jnp.log(value)),
             mask=mask,
         )
 
@@ -317,6 +322,14 @@ class Prioritized(Sampler):
         if index.largest_ever is None:
             return None
         return jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
+
+
+def _weight(value: jax.Array, smallest: jax.Array, beta: chex.Array | float) -> jax.Array:
+    """`(smallest / value) ** beta`; of some static exponents without a logarithm."""
+    root = _ROOTS.get(beta) if isinstance(beta, float) else None
+    if root is not None:
+        return root(smallest) / root(value)
+    return jnp.exp(starts.power(beta) * (jnp.log(smallest) - jnp.log(value)))
 
 
 def _is_start(value: jax.Array) -> jax.Array:
