@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import time
+import types
 from typing import Any
 
 import jax
@@ -200,6 +201,27 @@ class Fbuf(Peer):
     def update_if(self, state: Any, drawn: Tree, priority: Any, wanted: Any) -> Any:
         mask = jnp.broadcast_to(wanted, priority.shape)
         return self.fbuf.update_priority(state, drawn.ids, priority, mask=mask)
+
+
+class CallAlone(Fbuf):
+    """What JAX's own calls cost: compiled functions of fbuf's arguments and results, without work.
+
+    They give the state back as it is, and a batch of zeros.
+    """
+
+    name = "call alone"
+    traceable = False
+
+    @functools.cached_property
+    def eager(self) -> Any:
+        batch = jax.eval_shape(lambda: self.sample(self.init(), jax.random.key(0))[1])
+        zeros = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch)
+        draw = jax.jit(lambda state, key: zeros(), keep_unused=True)
+        return types.SimpleNamespace(
+            add=jax.jit(lambda state, rows: state, donate_argnums=0, keep_unused=True),
+            sample=lambda state, key: (state, draw(state, key)),
+            update=jax.jit(lambda state, ids, priority: state, donate_argnums=0, keep_unused=True),
+        )
 
 
 class Flashbax(Peer):
@@ -463,7 +485,7 @@ def built_extension() -> list[str]:
     return []
 
 
-PEERS: tuple[type[Peer], ...] = (Fbuf, Flashbax, Brax, Cpprb, TorchRL)
+PEERS: tuple[type[Peer], ...] = (Fbuf, CallAlone, Flashbax, Brax, Cpprb, TorchRL)
 
 
 def filled(peer: Peer, chunk: int) -> Any:

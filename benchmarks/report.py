@@ -213,9 +213,9 @@ def rows_text(count: int) -> str:
     return f"{count / 10**6:g}M" if count >= 10**6 else f"{count:,}"
 
 
-def bar(text: str, held: bool) -> str:
-    """One promise, and whether it was held."""
-    return f"- {text}: {'held' if held else 'MISSED'}"
+def bar(text: str, held: bool, cause: str = "") -> str:
+    """One promise, whether it was held, and if not the cause."""
+    return f"- {text}: {'held' if held else 'MISSED'}{'' if held or not cause else f'. {cause}'}"
 
 
 class Find:
