@@ -24,14 +24,16 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).parents[2]
-PARTS = ("fbuf", "adapters", "tests", "docs", "pyproject.toml")
 
 
 def mutated(mutant, to):
     """A copy of the tree with the wrong line in it."""
-    for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, to / part)
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    for name in names.splitlines():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, to / name)
     file = to / "fbuf" / mutant.file
     text = file.read_text()
     if text.count(mutant.old) != 1:
