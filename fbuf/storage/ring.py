@@ -172,6 +172,32 @@ class Ring:
         slots = offset * self.heads + lane
         return jnp.where(self.stored > 0, slots, self.capacity)
 
+    def of_same_episodes(self, slots: jax.Array) -> jax.Array:
+        """All stored rows of the episodes of some rows, removed ones and dummies left out.
+
+        Args:
+            slots: int32 `[B]`; of stored rows, or `capacity`.
+
+        Returns:
+            bool `[capacity]`. O(N) time and memory.
+        """
+        length, lanes = self.lane_length, self.lanes
+        # From the oldest row of each lane to the newest: `[lane_length, lanes]`.
+        back = jnp.arange(length - 1, -1, -1, dtype=jnp.int32)[:, None]
+        in_order = self.later(jnp.minimum(self.newest(), self.capacity - 1)[None], -back)
+        flags = self.flags[in_order]
+        last = self.holds(in_order) & (flags & (ENDS | DUMMY) > 0)
+        # How many rows before this one were the last of an episode is the episode's number.
+        number = jnp.cumsum(last, axis=0, dtype=jnp.int32) - last
+        known, inside = slots < self.capacity, jnp.minimum(slots, self.capacity - 1)
+        lane = inside % lanes
+        wanted = number[length - 1 - self.newer(inside), lane]
+        named = jnp.zeros((length, lanes), bool)
+        named = named.at[jnp.where(known, wanted, length), lane].set(True, mode="drop")
+        found = jnp.take_along_axis(named, number, axis=0)
+        found &= self.holds(in_order) & (flags & REMOVED == 0)
+        return jnp.zeros(self.capacity, bool).at[in_order].set(found)
+
     # Names of rows.
 
     def generation_of(self, slots: jax.Array) -> jax.Array:

@@ -107,7 +107,7 @@ MUTANTS = [
         ("ends = ends & ~dummy", "ends = ends & True", "episode end", STRIDE),
         ("before.position + number + 1, number - begin", "before.position + number + 1, number - begin + 1", "windows", FIRST),
         ("begin = jnp.maximum(begin, _newest(dummy, -_MANY))", "begin = begin * 1", "episode end", STRIDE),
-        ("before.intact + number + 1", "before.position + number + 1", "windows", SEGMENTS),
+        ("before.intact + number + 1", "before.position + number + 1", "windows", STRIDE),
         ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count) - 1 - number", "else count) - number", "windows", STRIDE),
     ),

@@ -55,6 +55,10 @@ class _Rows:
     blank: Any
 
 
+_STATS = {False: fbuf.stats, True: functools.partial(fbuf.stats, detailed=True)}
+"""By whether they are detailed; one function each, for what it compiles to is kept."""
+
+
 class ReplayBuffer:
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
@@ -523,8 +527,11 @@ class ReplayBuffer:
             ready = self._made("can_sample").owner.look(fbuf.can_sample)
         return bool(ready)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self, *, detailed: bool = False) -> dict[str, float]:
         """Return the figures of `fbuf.stats` as Python numbers.
+
+        Args:
+            detailed: Also return what takes a look at every row.
 
         As long as nothing has been added to a buffer without an `item`, they are those of a buffer
         of one number.
@@ -532,14 +539,15 @@ class ReplayBuffer:
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
+        stats = _STATS[bool(detailed)]
         with self.lock:
             self._check_open("stats")
             if self._rows is None:
                 figures = self._calls.apart(
-                    lambda: fbuf.stats(self._init(np.float32(0), next_of=None, max_ends=None))
+                    lambda: stats(self._init(np.float32(0), next_of=None, max_ends=None))
                 )
             else:
-                figures = self._made("stats").owner.look(fbuf.stats)
+                figures = self._made("stats").owner.look(stats)
         return {name: figure.item() for name, figure in figures.items()}
 
     def raise_on_fault(self) -> None:

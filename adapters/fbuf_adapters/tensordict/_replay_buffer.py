@@ -463,9 +463,13 @@ class TensorDictReplayBuffer:
         for slots, data in self.buffer.read_episodes():
             yield self._rows(data, slots)
 
-    def stats(self) -> dict[str, float]:
-        """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`."""
-        figures = self.buffer.stats()
+    def stats(self, *, detailed: bool = False) -> dict[str, float]:
+        """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`.
+
+        Args:
+            detailed: Also return what takes a look at every row.
+        """
+        figures = self.buffer.stats(detailed=detailed)
         share = figures["size"] / self._capacity
         return {**figures, "write_count": self._write_count, "utilization": share}
 
