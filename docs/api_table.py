@@ -11,13 +11,14 @@ from typing import Any
 HERE = pathlib.Path(__file__).parent
 
 THEMES: dict[str, tuple[str, ...]] = {
-    "Making a buffer": ("init", "nbytes", "capacity_for", "State"),
+    "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "State"),
     "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
     "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
     ),
     "Asking": ("size", "can_sample", "stats", "raise_on_fault", "Fault"),
+    "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture"),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),

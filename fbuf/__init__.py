@@ -4,7 +4,9 @@ The state of a buffer is one immutable pytree; `add`, `sample` and `update_prior
 functions of it that compile into the training step.
 """
 
+from fbuf._versions import VERSION as __version__  # noqa: F401
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
+from fbuf.disk.errors import CheckpointError as CheckpointError
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -22,16 +24,21 @@ from fbuf.verbs.clear import clear as clear
 from fbuf.verbs.end_episode import end_episode as end_episode
 from fbuf.verbs.ids_at import ids_at as ids_at
 from fbuf.verbs.init import init as init
+from fbuf.verbs.load import Checkpoint as Checkpoint
+from fbuf.verbs.load import load as load
 from fbuf.verbs.nbytes import nbytes as nbytes
 from fbuf.verbs.newest_ids import newest_ids as newest_ids
 from fbuf.verbs.probability import probability as probability
 from fbuf.verbs.raise_on_fault import raise_on_fault as raise_on_fault
 from fbuf.verbs.read import read as read
 from fbuf.verbs.remove import remove as remove
+from fbuf.verbs.resize import resize as resize
 from fbuf.verbs.rows import rows as rows
 from fbuf.verbs.sample import sample as sample
 from fbuf.verbs.sample_mixed import MixedSample as MixedSample
 from fbuf.verbs.sample_mixed import sample_mixed as sample_mixed
+from fbuf.verbs.save import save as save
+from fbuf.verbs.save import wait as wait
 from fbuf.verbs.sequence_priority import sequence_priority as sequence_priority
 from fbuf.verbs.size import size as size
 from fbuf.verbs.stats import stats as stats
@@ -50,10 +57,10 @@ from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
 from fbuf.views import TransitionStep as TransitionStep
 
-__version__ = "0.2.0"
-
 __all__ = [
     "Batch",
+    "Checkpoint",
+    "CheckpointError",
     "Fault",
     "FrameStack",
     "Hindsight",
@@ -83,19 +90,23 @@ __all__ = [
     "end_episode",
     "ids_at",
     "init",
+    "load",
     "nbytes",
     "newest_ids",
     "probability",
     "raise_on_fault",
     "read",
     "remove",
+    "resize",
     "rows",
     "sample",
     "sample_mixed",
+    "save",
     "sequence_priority",
     "size",
     "stats",
     "update_priority",
+    "wait",
     "write",
 ]
 

@@ -1,4 +1,4 @@
-"""One warning at import, where JAX is a version that fbuf leaves out.
+"""The version of fbuf, and one warning at import, where JAX is a version that fbuf leaves out.
 
 `pip` does not install such a version beside fbuf. It is there all the same where someone installed
 it afterwards, or with `--no-deps`.
@@ -10,6 +10,8 @@ import importlib.util
 import warnings
 
 import jaxlib.version
+
+VERSION = "0.2.0"
 
 _LEFT_OUT = {
     # https://github.com/jax-ml/jax/issues/39103 and the next one

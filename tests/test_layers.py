@@ -21,6 +21,7 @@ LAYERS = (
     "state",
     "views",
     "door",
+    "disk",
     "verbs",
     "__init__",
 )

@@ -149,6 +149,18 @@ class Mixture(Sampler):
         priorities, faults = self.priorities.update_priority(given, ring, slots, priority, alpha)
         return MixedIndex(index.starts, priorities), faults
 
+    def moved(
+        self,
+        index: MixedIndex,
+        ring: Ring,
+        slots: jax.Array,
+        old: MixedIndex,
+        old_slots: jax.Array,
+    ) -> MixedIndex:
+        """Store the priorities that the other buffer has stored."""
+        priorities = self.priorities.moved(index.priorities, ring, slots, old.priorities, old_slots)
+        return MixedIndex(index.starts, priorities)
+
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""
         found, _ = start_index.remove(index.starts, ring, slots, self._window)

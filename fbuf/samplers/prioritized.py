@@ -212,6 +212,23 @@ class Prioritized(Sampler):
         largest = self._largest_ever(index, new, named & valid)
         return PriorityIndex(tree, largest, index.num_starts), faults
 
+    def moved(
+        self,
+        index: PriorityIndex,
+        ring: Ring,
+        slots: jax.Array,
+        old: PriorityIndex,
+        old_slots: jax.Array,
+    ) -> PriorityIndex:
+        """Store what the other buffer has stored."""
+        value = jnp.abs(sum_tree.values(old.tree, old_slots))
+        value = jnp.minimum(value, _most(ring.capacity))
+        if not self._window.every_row:
+            mine = sum_tree.values(index.tree, jnp.minimum(slots, ring.capacity - 1))
+            value = jnp.where(jnp.signbit(mine), -value, value)
+        tree = sum_tree.write(index.tree, slots, value)
+        return PriorityIndex(tree, old.largest_ever, index.num_starts)
+
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""
         new, total = jnp.zeros(slots.shape, jnp.float32), index.num_starts
@@ -304,9 +321,8 @@ class Prioritized(Sampler):
         raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(base)))
         raised = jnp.maximum(raised, _SMALLEST)
         stored = jnp.where(base > 0, raised, 0)
-        most = jnp.finfo(jnp.float32).max / (2 * capacity)  # so that no sum overflows
         possible = (power >= 0) & (power < jnp.inf)
-        return stored, possible & (priority >= 0) & (stored <= most)
+        return stored, possible & (priority >= 0) & (stored <= _most(capacity))
 
     def _written(
         self, tree: SumTree, ring: Ring, span: Span, new: jax.Array, woken: jax.Array | None
@@ -330,6 +346,11 @@ def _weight(value: jax.Array, smallest: jax.Array, beta: chex.Array | float) -> 
     if root is not None:
         return root(smallest) / root(value)
     return jnp.exp(starts.power(beta) * (jnp.log(smallest) - jnp.log(value)))
+
+
+def _most(capacity: int) -> float:
+    """The largest value that can be stored: so that no sum overflows."""
+    return float(jnp.finfo(jnp.float32).max) / (2 * capacity)
 
 
 def _is_start(value: jax.Array) -> jax.Array:

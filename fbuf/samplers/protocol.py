@@ -109,6 +109,16 @@ class Sampler(abc.ABC):
         """
         raise NotImplementedError
 
+    def moved(
+        self, index: Index, ring: Ring, slots: jax.Array, old: Index, old_slots: jax.Array
+    ) -> Index:
+        """Take over what the index of another buffer keeps of rows that were just added from it.
+
+        `fbuf.resize` calls it after `add`. A sampler that finds all it needs in the ring has
+        nothing to do.
+        """
+        return index
+
     @abc.abstractmethod
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
         """Never draw these rows again; their flags say so already. No slot repeats."""

@@ -63,8 +63,18 @@ def none_open(lanes: int) -> Open:
     return Open(jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, bool))
 
 
+def in_the_middle(cut: jax.Array) -> Open:
+    """No row yet; of `[lanes]` cut ones the next row is not the first of its episode."""
+    none = none_open(cut.shape[0])
+    return dataclasses.replace(none, position=jnp.where(cut, _MANY, none.position))
+
+
 def follow(
-    before: Open, ends: jax.Array, count: jax.Array | None, autoreset: Autoreset
+    before: Open,
+    ends: jax.Array,
+    count: jax.Array | None,
+    autoreset: Autoreset,
+    dummy: jax.Array | None = None,
 ) -> tuple[Open, InEpisode]:
     """Place a chunk of rows.
 
@@ -74,18 +84,22 @@ def follow(
         count: int32 `[lanes]`; how many steps each lane has, for the chunk may have room for more.
             None is all of them.
         autoreset: See `Autoreset`.
+        dummy: bool `[steps, lanes]`; which rows are dummies, if that is known.
 
     Returns:
         What is open after the chunk, and where each of its rows is.
     """
     steps = ends.shape[0]
     number = jnp.arange(steps, dtype=jnp.int32)[:, None]
-    dummy, resets = jnp.zeros_like(ends), before.resets
-    if autoreset == "next_step":
+    resets = before.resets
+    if dummy is None and autoreset == "next_step":
         # In a row of ends every second one is a dummy's, which counts for nothing: whether a row
         # is a dummy depends on how many ends lie side by side before it.
         run = number - 1 - _newest_before(~ends, jnp.where(before.resets, -2, -1))
         dummy = run % 2 == 1
+    if dummy is None:
+        dummy = jnp.zeros_like(ends)
+    else:
         ends = ends & ~dummy
         resets = _last(ends, count, before.resets)
     # A row's episode begins behind the newest end before it, or behind a dummy, itself included.

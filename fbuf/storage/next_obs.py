@@ -45,7 +45,12 @@ class NextObs:
     field: str = dataclasses.field(metadata={"static": True})
 
     def add(
-        self, ring: Ring, span: Span, flags: jax.Array, next_observation: Any
+        self,
+        ring: Ring,
+        span: Span,
+        flags: jax.Array,
+        next_observation: Any,
+        known: jax.Array | None = None,
     ) -> tuple[NextObs, jax.Array]:
         """Keep the next observations of an add, where no following row will have them.
 
@@ -54,6 +59,7 @@ class NextObs:
             span: Their slots.
             flags: uint8 `[B]`; their flags, as they were given.
             next_observation: Leaves `[B, ...]`.
+            known: bool `[B]`; of which rows it is known. None is all.
 
         Returns:
             What is kept, and the fault bits of each row.
@@ -61,6 +67,8 @@ class NextObs:
         inside = jnp.minimum(span.slots, ring.capacity - 1)
         ends = span.drawable & (flags & ENDS > 0)
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
+        if known is not None:
+            ends &= known
         return self._keep(ring, span.slots, ends, newest, next_observation)
 
     def end(self, ring: Ring, slots: jax.Array) -> tuple[NextObs, jax.Array]:

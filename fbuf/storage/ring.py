@@ -31,6 +31,10 @@ TRUNCATED = 2
 REMOVED = 4
 DUMMY = 8
 """The row of a step that only reset its environment; it is marked as removed, too."""
+CUT = 16
+"""The oldest row of its lane, whose episode began before it: `fbuf.resize` left the rest behind."""
+WRITTEN = 32
+"""`fbuf.write` has changed the row since it was added: a save writes it again."""
 
 ENDS = TERMINATED | TRUNCATED
 
@@ -237,7 +241,11 @@ class Ring:
     # Changes.
 
     def append(
-        self, flags: jax.Array, mask: jax.Array | None, before: jax.Array
+        self,
+        flags: jax.Array,
+        mask: jax.Array | None,
+        before: jax.Array,
+        dummy: jax.Array | None = None,
     ) -> tuple[Ring, Span]:
         """Make room for a batch of rows and write their flags.
 
@@ -246,6 +254,7 @@ class Ring:
             mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
                 With one head for several lanes it is alike for all rows of a step.
             before: What must have been read before anything is written, see `fbuf.xla.tie`.
+            dummy: bool `[B]`; which rows are dummies, of rows that were in a ring already.
 
         Returns:
             The ring, and the slots its rows went to. Of more rows than there is room for, the last
@@ -280,7 +289,7 @@ class Ring:
         slots = tie(slots, replaced, before)
         now_open, in_episode = self.open, None
         if now_open is not None:
-            now_open, in_episode = self._follow(now_open, flags, mask)
+            now_open, in_episode = self._follow(now_open, flags, mask, dummy)
             flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
             removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
             inside &= ~in_episode.dummy
@@ -336,6 +345,13 @@ class Ring:
             open=now_open,
         )
 
+    def written(self, slots: jax.Array) -> Ring:
+        """Mark rows as changed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        return dataclasses.replace(
+            self, flags=write_rows(self.flags, slots, old | jnp.uint8(WRITTEN))
+        )
+
     def cleared(self) -> Ring:
         """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
         return dataclasses.replace(
@@ -346,19 +362,31 @@ class Ring:
         )
 
     def _follow(
-        self, before: Open, flags: jax.Array, mask: jax.Array | None
+        self,
+        before: Open,
+        flags: jax.Array,
+        mask: jax.Array | None,
+        dummy: jax.Array | None,
     ) -> tuple[Open, InEpisode]:
         """Where the new rows are in their episodes: those of the mask."""
         ends = (flags & ENDS > 0).reshape(-1, self.lanes)
+        if dummy is not None:
+            dummy = dummy.reshape(-1, self.lanes)
         if mask is None:
-            after, found = episodes.follow(before, ends, None, self.autoreset)
+            after, found = episodes.follow(before, ends, None, self.autoreset, dummy)
             return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
         chosen, lane = mask.reshape(-1, self.lanes), jnp.arange(self.lanes, dtype=jnp.int32)
         running = jnp.cumsum(chosen, axis=0, dtype=jnp.int32)
         rank, count = running - 1, running[-1]
         where = jnp.where(chosen, rank, ends.shape[0])
-        ends = jnp.zeros_like(ends).at[where, lane].set(ends, mode="drop")
-        after, found = episodes.follow(before, ends, count, self.autoreset)
+        side_by_side = lambda steps: jnp.zeros_like(steps).at[where, lane].set(steps, mode="drop")
+        after, found = episodes.follow(
+            before,
+            side_by_side(ends),
+            count,
+            self.autoreset,
+            None if dummy is None else side_by_side(dummy),
+        )
         given = jnp.maximum(rank, 0)
         return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)
 

@@ -20,6 +20,7 @@ from fbuf.storage import next_obs as next_observations
 from fbuf.storage import ring as rings
 from fbuf.storage import store
 from fbuf.storage.episodes import Autoreset
+from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item
 from fbuf.xla.varying import varying
 
@@ -102,18 +103,40 @@ def init(
 
     def make(capacity: int) -> State[Item]:
         ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
-        storage, next_obs = store.empty(specs, capacity), None
-        if next_of is not None:
-            ends = max_ends or max(capacity // 16, ring.lanes)
-            next_obs = next_observations.empty(storage, ring, next_of, ends)
-        return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
+        return of_ring(specs, ring, sampler, next_of, max_ends)
 
-    _check_room(specs, capacity, (num_envs or 1) * sampler.stride, make)
+    check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
     return varying(make(capacity))
 
 
-def _check_room(specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]) -> None:
-    """Refuse what the device has no room for, before any of it is taken."""
+def of_ring(
+    specs: Any, ring: Ring, sampler: Sampler, next_of: str | None, max_ends: int | None
+) -> State[Any]:
+    """A buffer of no row, for an empty ring."""
+    storage, next_obs = store.empty(specs, ring.capacity), None
+    if next_of is not None:
+        ends = max_ends or ends_by_default(ring)
+        next_obs = next_observations.empty(storage, ring, next_of, ends)
+    return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
+
+
+def ends_by_default(ring: Ring) -> int:
+    """How many ends of episodes to keep the last observation of, if nobody says."""
+    return max(ring.capacity // 16, ring.lanes)
+
+
+def check_room(
+    function: str, specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]
+) -> None:
+    """Refuse what the device has no room for, before any of it is taken.
+
+    Args:
+        function: Who asks.
+        specs: The item.
+        capacity: The rows it shall have.
+        step: What a capacity is a multiple of.
+        make: Makes a buffer of a capacity.
+    """
     probe = jnp.zeros(())
     if isinstance(probe, jax.core.Tracer):
         return
@@ -128,7 +151,7 @@ def _check_room(specs: Any, capacity: int, step: int, make: Callable[[int], Stat
         return
     fitting = bisect.bisect_right(range(step, capacity + 1, step), free, key=takes) * step
     raise MemoryError(
-        f"fbuf.init: {capacity} rows take {memory.in_words(asked)}, and {device} has "
+        f"fbuf.{function}: {capacity} rows take {memory.in_words(asked)}, and {device} has "
         f"{memory.in_words(free)} free; "
         + (f"capacity={fitting} would fit" if fitting else "not one row would fit")
         + " (fbuf.capacity_for and fbuf.nbytes tell beforehand)"

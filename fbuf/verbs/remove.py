@@ -19,7 +19,6 @@ from fbuf.verbs.named import named
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
-
 _CHUNK = 1024
 """How many rows of episodes are removed at a time."""
 

@@ -104,4 +104,5 @@ def write(
                 "write", f"fields[{name!r}]", leaf, shape, spec.shape, spec.dtype
             )
     storage = state.storage.write_leaves(slots, changed)
-    return dataclasses.replace(state, storage=storage, fault=collected(state.fault, faults))
+    ring, fault = state.ring.written(slots), collected(state.fault, faults)
+    return dataclasses.replace(state, storage=storage, ring=ring, fault=fault)

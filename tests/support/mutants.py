@@ -299,7 +299,7 @@ MUTANTS = [
         ("bits_where(~valid & span.drawable", "bits_where(~valid", "fault bit", FLAT_PER),
         ("raised = jnp.maximum(raised, _SMALLEST)", "raised = raised * 1", "tree rounding", FAULTS),
         ("jnp.where(base > 0, raised, 0)", "raised", "weights", ONE_SLOT),
-        ("& (stored <= most)", "& (stored < jnp.inf)", "fault bit", FAULTS),
+        ("& (stored <= _most(capacity))", "& (stored < jnp.inf)", "fault bit", FAULTS),
         ("smallest = value.min()", "smallest = value.max()", "weights", FLAT_PER),
         ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "raised")),
         ("sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE)", "sum_tree.aggregate(tree, Aggregate.SUM)", "weights", LARGE),

@@ -1,0 +1,147 @@
+"""What a buffer was made with, as data: the arguments of `fbuf.init`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from fbuf.disk import trees
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.trees import Data
+from fbuf.samplers import Mixture, Prioritized, Shuffled, Uniform
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import State
+
+_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture)}
+
+
+def described(state: State[Any]) -> Data:
+    """The arguments that make an empty buffer like this one."""
+    ring, kept = state.ring, state.next_obs
+    return {
+        "item": trees.described(
+            state.storage.item, lambda leaf: trees.array(leaf.shape, leaf.dtype)
+        ),
+        "capacity": state.capacity,
+        "num_envs": ring.num_envs,
+        "lockstep": ring.lockstep,
+        "autoreset": ring.autoreset,
+        "next_of": None if kept is None else kept.field,
+        "max_ends": None if kept is None else kept.owner.shape[0] - ring.lanes,
+        "sampler": sampler_data(state.sampler),
+    }
+
+
+def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
+    """The arguments for `fbuf.init`.
+
+    Args:
+        data: What `described` has made.
+        item: An example of an item, or None to make one.
+        sampler: The sampler, or None to make one.
+    """
+    names = "capacity", "num_envs", "lockstep", "autoreset", "next_of", "max_ends"
+    if not isinstance(data, dict) or not {*names, "item", "sampler"} <= data.keys():
+        raise CheckpointError("fbuf.load: the manifest does not say what the buffer was made with")
+    return {
+        **{name: data[name] for name in names},
+        "item": _item(data["item"], item),
+        "sampler": _sampler(data["sampler"], sampler),
+    }
+
+
+def sampler_data(sampler: Any) -> Data:
+    """A sampler by its name and options; an option may be a sampler."""
+    kind = type(sampler)
+    known = _SAMPLERS.get(kind.__name__) is kind
+    name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
+    options = {
+        field.name: getattr(sampler, field.name)
+        for field in dataclasses.fields(sampler)
+        if field.init
+    }
+    as_data = lambda value: sampler_data(value) if isinstance(value, Sampler) else value
+    plain = (bool, int, float, str, type(None), dict)
+    found = {option: as_data(value) for option, value in options.items()}
+    return {
+        "name": name,
+        "options": {
+            option: value if isinstance(value, plain) else repr(value)
+            for option, value in found.items()
+        },
+    }
+
+
+def _sampler(data: Data, given: Sampler | None) -> Sampler:
+    """The sampler, which must be as described."""
+    if given is not None:
+        if sampler_data(given) != data:
+            raise CheckpointError(
+                f"fbuf.load: the checkpoint has the sampler {_words(data)}, and sampler is "
+                f"{_words(sampler_data(given))}; leave sampler out, or give the same one"
+            )
+        return given
+    try:
+        kind, options = _SAMPLERS.get(data["name"]), dict(data["options"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"fbuf.load: the manifest has the sampler {data!r}") from None
+    if kind is None:
+        raise CheckpointError(
+            f"fbuf.load: the checkpoint has a sampler of your own, {data['name']}; give it as "
+            "sampler="
+        )
+    for option, value in options.items():
+        if isinstance(value, dict):
+            options[option] = _sampler(value, None)
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"fbuf.load: the manifest has the sampler {data!r}: {error}"
+        ) from None
+
+
+def _words(data: Data) -> str:
+    """A sampler as people write it."""
+    options = ", ".join(
+        f"{name}={_words(value) if isinstance(value, dict) else repr(value)}"
+        for name, value in data["options"].items()
+    )
+    return f"{data['name']}({options})"
+
+
+def _item(data: Data, example: Any) -> Any:
+    """One item of shapes and dtypes, in the tree of the example if there is one."""
+    specs = [trees.spec(leaf) for leaf in trees.leaves(data)]
+    if example is None:
+        own = trees.classes(data)
+        if own:
+            raise CheckpointError(
+                f"fbuf.load: the items there are made of {', '.join(sorted(set(own)))}; "
+                "give an example of an item as item="
+            )
+        return trees.made(data, specs)
+    found = trees.described(example, lambda leaf: trees.array(jax.numpy.shape(leaf), _dtype(leaf)))
+    if found != data:
+        raise CheckpointError(
+            f"fbuf.load: the checkpoint has items {_listed(data)}, and item is {_listed(found)}"
+        )
+    return jax.tree.unflatten(jax.tree.structure(example), specs)
+
+
+def _dtype(leaf: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
+
+
+def _listed(data: Data) -> str:
+    """An item as people write it."""
+    kind, content = trees.only(data)
+    if kind == "leaf":
+        return f"{content['dtype']}{content['shape']}"
+    if kind == "dict":
+        return "{" + ", ".join(f"{key}: {_listed(child)}" for key, child in content) + "}"
+    if kind == "other":
+        return f"{content[0]}({', '.join(map(_listed, content[1]))})"
+    return f"({', '.join(map(_listed, content))})"

@@ -1,0 +1,91 @@
+"""The container of arrays: NumPy's `.npy`, several of them one after the other in a file.
+
+`.npy` needs no package beside NumPy, anyone can read it, and a file is written and read from its
+beginning to its end. All arrays are bytes, `[rows, bytes of a row]`: what numbers they are the
+manifest says, for NumPy has no bfloat16 or float8. Their checksums are in the manifest, too.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.files import CHUNK, Written
+
+_MOST_OF_HEADER = 1000
+"""Bytes of a header; those of two-dimensional arrays have 128."""
+
+
+def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """The bytes of a row of `[rows, *shape]`."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def put(file: BinaryIO, rows: int, width: int, chunks: Iterable[np.ndarray]) -> None:
+    """Write an array of `rows` rows of `width` bytes, given in chunks of whole rows."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
+    npy.write_array_header_1_0(file, header)
+    for chunk in chunks:
+        data = np.ascontiguousarray(chunk).reshape(-1)
+        if data.size:
+            file.write(memoryview(data.view(np.uint8)))
+
+
+class Reader:
+    """Reads the arrays of a file from its beginning to its end, and checks all that it reads.
+
+    Args:
+        file: The file, open to be read.
+        name: What it is called, for messages.
+        expected: What it must be.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, expected: Written) -> None:
+        self._file, self._name, self._expected = file, name, expected
+        self._crc32 = self._length = 0
+
+    def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
+        """The next array, which must be of so many rows and bytes a row; `step` rows at a time."""
+        try:
+            version = npy.read_magic(self)
+            if version != (1, 0):
+                raise self._damaged(f"has an array of version {version}")
+            shape, _, dtype = npy.read_array_header_1_0(self, max_header_size=_MOST_OF_HEADER)
+        except ValueError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise self._damaged(f"has no array where one must be ({error})") from None
+        if shape != (rows, width) or dtype != np.uint8:
+            raise self._damaged(f"has an array of {shape} where ({rows}, {width}) must be")
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            data = self.read(count * width)
+            if len(data) < count * width:
+                raise self._damaged("ends too early")
+            yield np.frombuffer(data, np.uint8).reshape(count, width)
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or what is left."""
+        data = self._file.read(count)
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self._length += len(data)
+        return data
+
+    def end(self) -> None:
+        """Check the file as a whole: nothing is behind the last array, and no bit is another."""
+        while self.read(CHUNK):
+            pass
+        if (self._length, self._crc32) != (self._expected.length, self._expected.crc32):
+            raise self._damaged(
+                f"has {self._length} bytes with the checksum {self._crc32:08x}, and "
+                f"{self._expected.length} with {self._expected.crc32:08x} were written"
+            )
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(f"fbuf.load: {self._name} is damaged: it {what}")

@@ -1,0 +1,105 @@
+"""What a caller saves beside the buffer: keys, counters, parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.disk import trees
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.trees import Data
+
+
+def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
+    """A tree as data, and its arrays, which are copies.
+
+    Raises:
+        TypeError: If a leaf is neither an array nor a number, a string or a bool.
+    """
+    arrays: list[np.ndarray] = []
+
+    def leaf(value: Any) -> Data:
+        if value is None or isinstance(value, bool | int | str):
+            return {"value": value}
+        if isinstance(value, float):
+            return {"float": value.hex()}
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            arrays.append(np.array(jax.random.key_data(value)))
+            return {"key": str(jax.random.key_impl(value)), **_of(arrays[-1])}
+        if isinstance(value, jax.Array | np.ndarray | np.generic):
+            found = np.array(jnp.copy(value) if isinstance(value, jax.Array) else value)
+            if found.dtype.hasobject or found.dtype.kind in "SUMm":
+                raise TypeError(f"fbuf.save: extra has an array of {found.dtype}")
+            arrays.append(found)
+            return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **_of(found)}
+        raise TypeError(
+            f"fbuf.save: extra has a leaf of type {type(value).__name__}; give arrays, numbers, "
+            "bools and strings"
+        )
+
+    return trees.described(extra, leaf), arrays
+
+
+def specs(data: Data) -> list[jax.ShapeDtypeStruct]:
+    """The arrays there are, in their order."""
+    return [trees.spec(leaf) for leaf in trees.leaves(data) if "shape" in leaf]
+
+
+def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
+    """The tree again.
+
+    Args:
+        data: What `split` has made.
+        arrays: Its arrays.
+        example: A tree of the same structure, for one with classes of its own; or None.
+    """
+    rest = iter(arrays)
+
+    def leaf(data: Data) -> Any:
+        if "value" in data:
+            return data["value"]
+        if "float" in data:
+            return float.fromhex(data["float"])
+        array = next(rest)
+        if "key" in data:
+            return jax.random.wrap_key_data(jnp.asarray(array), impl=data["key"])
+        return jnp.asarray(array) if data["array"] == "jax" else array
+
+    try:
+        leaves = [leaf(found) for found in trees.leaves(data)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"fbuf.load: the manifest has an extra that is none: {error}"
+        ) from None
+    if example is None:
+        own = trees.classes(data)
+        if own:
+            raise CheckpointError(
+                f"fbuf.load: extra is made of {', '.join(sorted(set(own)))}; give a tree of the "
+                "same structure as extra="
+            )
+        return trees.made(data, leaves)
+    if trees.described(example, lambda leaf: None) != _shape(data):
+        raise CheckpointError("fbuf.load: extra is not of the structure that was saved")
+    return jax.tree.unflatten(jax.tree.structure(example), leaves)
+
+
+def _of(array: np.ndarray) -> Data:
+    return trees.array(array.shape, array.dtype)
+
+
+def _shape(data: Data) -> Data:
+    """A tree without what was said of its leaves."""
+    kind, content = trees.only(data)
+    match kind:
+        case "leaf":
+            return {"leaf": None}
+        case "dict":
+            return {kind: [[key, _shape(child)] for key, child in content]}
+        case "other":
+            return {kind: [content[0], [_shape(child) for child in content[1]]]}
+        case _:
+            return {kind: [_shape(child) for child in content]}

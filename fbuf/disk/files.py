@@ -1,0 +1,96 @@
+"""Files that are there whole or not at all.
+
+A file is written under another name, brought to the disk, and renamed; then the directory is
+brought to the disk. Whoever finds the final name finds all of the file, after a crash of the
+machine too. `tests/test_save_order.py` holds the order against every moment of a crash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pathlib
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+UNFINISHED = ".unfinished"
+"""How the names of files end that are being written."""
+
+CHUNK = 2**24
+"""Bytes that are read or written at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a file must be: its length in bytes, and the CRC-32 of them."""
+
+    length: int
+    crc32: int
+
+
+class Summed(io.RawIOBase):
+    """A file to write to that counts and checks what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.length, self.crc32 = file, 0, 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self.length += len(view)
+        self.crc32 = zlib.crc32(view, self.crc32)
+        return len(view)
+
+
+def write(folder: pathlib.Path, name: str, content: Callable[[BinaryIO], None]) -> Written:
+    """Write a file of a directory.
+
+    Args:
+        folder: The directory.
+        name: The file, whose directory may be one in it.
+        content: Writes what the file holds.
+
+    Returns:
+        What the file is now.
+    """
+    final = folder / name
+    unfinished = final.with_name(final.name + UNFINISHED)
+    with open(unfinished, "wb") as file:
+        summed = Summed(file)
+        content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, final)
+    sync(final.parent)
+    return Written(summed.length, summed.crc32)
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Make a directory, and those above it, so that they are still there after a crash."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Bring the names of a directory to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete(folder: pathlib.Path, names: set[str]) -> None:
+    """Delete files of a directory; those that are gone already are no matter."""
+    for name in sorted(names):
+        (folder / name).unlink(missing_ok=True)

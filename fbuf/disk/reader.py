@@ -1,0 +1,188 @@
+"""Reading a checkpoint: a buffer of its shape is made, and filled chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.disk import container, extra, stores, trees, writer
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.manifest import Manifest, Segment
+from fbuf.disk.stores import Store
+from fbuf.state import State
+
+
+def check_shapes(found: Manifest, like: State[Any]) -> None:
+    """Refuse a manifest whose numbers do not fit each other; before anything large is made.
+
+    Args:
+        found: The manifest.
+        like: The buffer that its configuration makes; shapes and dtypes.
+    """
+    shapes = writer.by_path(jax.eval_shape(writer.small, like))
+    expected = {name: trees.array(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+    if expected != found.index:
+        raise CheckpointError(
+            "fbuf.load: the manifest describes other arrays than a buffer of its configuration "
+            f"has: {sorted(set(map(str, expected.items())) ^ set(map(str, found.index.items())))}"
+        )
+    there = {store.name: store for store in stores.of_state(like)}
+    if there.keys() != found.segments.keys():
+        raise CheckpointError("fbuf.load: the manifest describes other rows than the buffer has")
+    for name, store in there.items():
+        total, live = found.totals[name], found.live[name]
+        of_heads = [total, live]
+        for segment in found.segments[name]:
+            of_heads += [segment.first, segment.last]
+            if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
+                raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
+            if stores.size(stores.of_segment(segment)) > store.heads * store.room:
+                raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
+        if any(len(counts) != store.heads for counts in of_heads):
+            raise CheckpointError(f"fbuf.load: the manifest has another number of heads: {name}")
+        if any(n > min(store.room, t) for n, t in zip(live, total, strict=True)):
+            raise CheckpointError("fbuf.load: the manifest has more rows than the buffer holds")
+
+
+def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[State[Any], list[Any]]:
+    """Read everything into an empty buffer, and check every byte.
+
+    Returns:
+        The buffer, and the arrays of what was saved beside it.
+    """
+    arrays = {store.name: list(store.arrays) for store in stores.of_state(state)}
+    layout = {
+        store.name: dataclasses.replace(
+            store, arrays=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in store.arrays)
+        )
+        for store in stores.of_state(state)
+    }
+    specs = [trees.spec(data) for data in found.index.values()] + extra.specs(found.extra)
+    (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
+    small = _read_index(folder, name, found, specs)
+    values = dict(zip(found.index, small[: len(found.index)], strict=True))
+    # Only now that the arrays have another owner may the state be dropped that they were made with.
+    state = _with_index(state, values)
+    for store in layout.values():
+        own = arrays[store.name]
+        _cover(store, found)
+        for segment in found.segments[store.name]:
+            _read_rows(folder, found, store, segment, own)
+    rows = layout["rows"]
+    if found.written is not None:
+        _read_written(folder, found, rows, arrays["rows"])
+    storage = dataclasses.replace(
+        state.storage, words=arrays["rows"][0], wide=tuple(arrays["rows"][1:])
+    )
+    kept = state.next_obs
+    if kept is not None:
+        lanes = state.ring.lanes
+        newest = [value for path, value in values.items() if path.startswith(".next_obs[1]")]
+        ends = [
+            stores.written(array, np.arange(lanes), jnp.asarray(value))
+            for array, value in zip(arrays["ends"], newest, strict=True)
+        ]
+        own = dataclasses.replace(kept.rows, words=ends[0], wide=tuple(ends[1:]))
+        kept = dataclasses.replace(kept, rows=own)
+    return dataclasses.replace(state, storage=storage, next_obs=kept), small[len(found.index) :]
+
+
+def _cover(store: Store, found: Manifest) -> None:
+    """Refuse a checkpoint of which some rows that count are nowhere."""
+    total, live = found.totals[store.name], found.live[store.name]
+    begin = [t - n for t, n in zip(total, live, strict=True)]
+    for head in range(store.heads):
+        at = begin[head]
+        for segment in found.segments[store.name]:
+            if segment.first[head] > at and segment.last[head] > segment.first[head]:
+                break
+            at = max(at, segment.last[head])
+        if at != total[head] and live[head]:
+            raise CheckpointError(
+                f"fbuf.load: the manifest names no file for some of the {store.name}"
+            )
+
+
+def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
+    """The buffer with all arrays but those of the stores."""
+
+    def put(path: Any, leaf: jax.Array) -> jax.Array:
+        return jax.device_put(values[jax.tree_util.keystr(path)], leaf.sharding)
+
+    kept = state.next_obs
+    own = dataclasses.replace(
+        state,
+        storage=None,  # pyright: ignore[reportArgumentType]  put back below
+        next_obs=None if kept is None else (dataclasses.replace(kept, rows=None),),
+    )
+    own = jax.tree_util.tree_map_with_path(put, own)
+    if kept is not None:
+        kept = dataclasses.replace(own.next_obs[0], rows=kept.rows)
+    return dataclasses.replace(own, storage=state.storage, next_obs=kept)
+
+
+def _read_index(
+    folder: pathlib.Path, name: str, found: Manifest, specs: list[jax.ShapeDtypeStruct]
+) -> list[np.ndarray]:
+    arrays = []
+    with open(folder / name, "rb") as file:
+        reader = container.Reader(file, str(folder / name), found.files[name])
+        for spec in specs:
+            width = container.row_bytes(spec.shape, np.dtype(spec.dtype))
+            if width > found.files[name].length:
+                raise CheckpointError(f"fbuf.load: {folder / name} is too short for what it holds")
+            (chunk,) = reader.array(1, width, 1)
+            # A copy, for an array that JAX takes over must lie as JAX wants it.
+            arrays.append(np.array(chunk).reshape(-1).view(spec.dtype).reshape(spec.shape))
+        reader.end()
+    return arrays
+
+
+def _read_rows(
+    folder: pathlib.Path, found: Manifest, store: Store, segment: Segment, own: list[Any]
+) -> None:
+    """Write the rows of a segment into the arrays; later ones are written over them."""
+    places = stores.of_segment(segment)
+    count = stores.size(places)
+    with open(folder / segment.file, "rb") as file:
+        reader = container.Reader(file, str(folder / segment.file), found.files[segment.file])
+        for at, width in enumerate(store.widths):
+            chunks = reader.array(count, width, store.step)
+            for rows, chunk in zip(store.rows(places), chunks, strict=True):
+                own[at] = _put(own[at], rows, chunk, store.step)
+        reader.end()
+
+
+def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list[Any]) -> None:
+    """Write the rows that `fbuf.write` had changed into the arrays."""
+    assert found.written is not None
+    name, count = found.written
+    capacity = store.heads * store.room
+    if count > capacity:
+        raise CheckpointError(f"fbuf.load: {folder / name} has more rows than the buffer")
+    with open(folder / name, "rb") as file:
+        reader = container.Reader(file, str(folder / name), found.files[name])
+        (data,) = reader.array(count, 8, count)
+        rows = data.reshape(-1).view(np.int64)
+        if not ((rows >= 0) & (rows < capacity)).all():
+            raise CheckpointError(f"fbuf.load: {folder / name} names rows that are none")
+        for at, width in enumerate(store.widths):
+            chunks = reader.array(count, width, store.step)
+            for done, chunk in zip(range(0, count, store.step), chunks, strict=True):
+                own[at] = _put(own[at], rows[done : done + store.step], chunk, store.step)
+        reader.end()
+
+
+def _put(array: jax.Array, rows: np.ndarray, chunk: np.ndarray, step: int) -> jax.Array:
+    """An array with a chunk of rows written, padded so that one program serves all."""
+    new = np.array(chunk).reshape(-1).view(array.dtype).reshape(rows.size, *array.shape[1:])
+    padding = step - rows.size
+    if padding:
+        new = np.concatenate([new, np.zeros((padding, *array.shape[1:]), array.dtype)])
+        rows = np.concatenate([rows, np.full(padding, array.shape[0])])
+    return stores.written(array, rows.astype(np.int32), new)

@@ -1,0 +1,131 @@
+"""Trees of arrays as data: what they are made of, in JSON, and the arrays by number.
+
+Dicts, lists, tuples and None are made again as they were. Of a class of somebody's own only the
+name is kept: to make one could run anything. Such a tree is made again from an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.disk.errors import CheckpointError
+
+Data = Any
+"""What JSON has."""
+
+
+def described(tree: Any, leaf: Any) -> Data:
+    """A tree as data; `leaf` says what a leaf is."""
+    if tree is None:
+        return {"none": []}
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        return {"dict": [[key, described(tree[key], leaf)] for key in sorted(tree)]}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [described(child, leaf) for child in tree]}
+    children, whole = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)
+    if jax.tree_util.treedef_is_leaf(whole):
+        return {"leaf": leaf(tree)}
+    kind = type(tree)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return {"other": [name, [described(child, leaf) for child in children]]}
+
+
+def leaves(data: Data) -> list[Data]:
+    """What was said of the leaves, in JAX's order."""
+    kind, content = only(data)
+    if kind == "leaf":
+        return [content]
+    if kind == "other":
+        content = content[1]
+    children = [child for _, child in content] if kind == "dict" else content
+    return [leaf for child in children for leaf in leaves(child)]
+
+
+def classes(data: Data) -> list[str]:
+    """The names of the classes that cannot be made again."""
+    kind, content = only(data)
+    if kind == "leaf":
+        return []
+    own = [content[0]] if kind == "other" else []
+    children = content[1] if kind == "other" else content
+    children = [child for _, child in children] if kind == "dict" else children
+    return own + [name for child in children for name in classes(child)]
+
+
+def made(data: Data, of: Sequence[Any]) -> Any:
+    """The tree, with these leaves. It has no classes of somebody's own."""
+    rest = iter(of)
+
+    def node(data: Data) -> Any:
+        kind, content = only(data)
+        match kind:
+            case "leaf":
+                return next(rest)
+            case "none":
+                return None
+            case "dict":
+                return {key: node(child) for key, child in content}
+            case "list":
+                return [node(child) for child in content]
+            case "tuple":
+                return tuple(node(child) for child in content)
+            case _:
+                raise CheckpointError(f"fbuf.load: a tree has a node of kind {kind!r}")
+
+    return node(data)
+
+
+def only(data: Data) -> tuple[str, Any]:
+    """The one entry of a node."""
+    if not isinstance(data, dict) or len(data) != 1:
+        raise CheckpointError("fbuf.load: the manifest describes a tree that is none")
+    ((kind, content),) = data.items()
+    well = kind in ("leaf", "none", "dict", "list", "tuple", "other")
+    if kind in ("none", "dict", "list", "tuple"):
+        well = isinstance(content, list)
+    if kind == "dict":
+        well = well and all(
+            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+            for pair in content
+        )
+    if kind == "other":
+        well = (
+            isinstance(content, list)
+            and len(content) == 2
+            and isinstance(content[0], str)
+            and isinstance(content[1], list)
+        )
+    if not well:
+        raise CheckpointError("fbuf.load: the manifest describes a tree that is none")
+    return kind, content
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+def array(shape: tuple[int, ...], dtype: Any) -> Data:
+    """An array as data."""
+    return {"shape": list(shape), "dtype": np.dtype(dtype).name}
+
+
+def spec(data: Data) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array."""
+    shape = data.get("shape") if isinstance(data, dict) else None
+    if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
+        raise CheckpointError(f"fbuf.load: the manifest has an array of shape {shape!r}")
+    try:
+        dtype = jnp.dtype(data.get("dtype"))
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.hasobject or data.get("dtype") is None:
+        raise CheckpointError(f"fbuf.load: the manifest has an array of {data.get('dtype')!r}")
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31

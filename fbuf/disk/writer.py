@@ -1,0 +1,202 @@
+"""Writing a checkpoint: first what must be copied, then all that takes long."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.disk import config, container, extra, files, history, manifest, stores, trees
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.history import Saved
+from fbuf.disk.manifest import Manifest, Segment
+from fbuf.state import State
+
+SHARD = "shard-00000"
+"""Where the files of a buffer lie that is not sharded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """An array to write: so many rows of so many bytes, in chunks."""
+
+    rows: int
+    width: int
+    chunks: Iterable[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A checkpoint that is ready to be written.
+
+    Attributes:
+        number: That of its manifest.
+        manifest: The manifest, but for the files that are still to be written.
+        files: What these will hold, by name.
+        saved: What there is to remember, but for the manifest.
+    """
+
+    number: int
+    manifest: Manifest
+    files: dict[str, list[Block]]
+    saved: Callable[[Manifest], Saved]
+
+
+def prepare(
+    folder: pathlib.Path, state: State[Any], given: Any, *, now: bool, version: str
+) -> Prepared:
+    """Look at a buffer, and copy what is to be written.
+
+    Args:
+        folder: The directory, which is there.
+        state: The buffer.
+        given: What to save beside it.
+        now: Copy all rows before this returns. Else they are read while the files are written.
+        version: That of fbuf.
+    """
+    known = manifest.numbers(folder)
+    number = known[-1] + 1 if known else 1
+    description, arrays = extra.split(given)
+    looked = history.look(state)
+    before = history.last(folder)
+    if before is not None and (
+        not known
+        or before.number != known[-1]
+        or before.manifest.config != config.described(state)
+        or not history.goes_on(state, looked, before)
+    ):
+        before = None
+    found, written = history.places(state, looked, before)
+    contents: dict[str, list[Block]] = {}
+
+    def file(kind: str, blocks: list[Block]) -> str:
+        name = f"{SHARD}/{kind}-{number:08}.npy"
+        if now:
+            blocks = [dataclasses.replace(b, chunks=list(b.chunks)) for b in blocks]
+        contents[name] = blocks
+        return name
+
+    segments: dict[str, tuple[Segment, ...]] = {}
+    for store in stores.of_state(state):
+        at = found[store.name]
+        kept = list(before.manifest.segments[store.name]) if before else []
+        kept = [of for of in kept if stores.size(stores.newer(stores.of_segment(of), at.all[0]))]
+        count = stores.size(at.new)
+        if count:
+            blocks = [
+                Block(count, width, stores.copied(array, store.rows(at.new), store.step))
+                for array, width in zip(store.arrays, store.widths, strict=True)
+            ]
+            kept.append(Segment(file(store.name, blocks), *at.new))
+        segments[store.name] = tuple(kept)
+    rows = stores.of_state(state)[0]
+    changed = None
+    if written.size:
+        some = lambda: (written[at : at + rows.step] for at in range(0, written.size, rows.step))
+        blocks = [Block(written.size, 8, [written])]
+        blocks += [
+            Block(written.size, width, stores.copied(array, some(), rows.step))
+            for array, width in zip(rows.arrays, rows.widths, strict=True)
+        ]
+        changed = (file("written", blocks), int(written.size))
+    index = {name: np.asarray(leaf) for name, leaf in _index(state).items()}
+    file("index", [_whole(array) for array in [*index.values(), *arrays]])
+    retained = {of.file for kept in segments.values() for of in kept} - contents.keys()
+    tail, held = history.tail(state, looked)
+    return Prepared(
+        number,
+        Manifest(
+            config=config.described(state),
+            index={name: trees.array(array.shape, array.dtype) for name, array in index.items()},
+            extra=description,
+            segments=segments,
+            totals={name: at.total for name, at in found.items()},
+            live={name: at.live for name, at in found.items()},
+            written=changed,
+            files={name: before.manifest.files[name] for name in retained} if before else {},
+            about={
+                "fbuf": version,
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            },
+        ),
+        contents,
+        lambda written: Saved(number, written, looked, tail, held),
+    )
+
+
+def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
+    """Write the files of a checkpoint, and its manifest last; then delete what nobody needs."""
+    files.make_folder(folder / SHARD)
+    found = dict(prepared.manifest.files)
+    for name, blocks in prepared.files.items():
+
+        def content(file: BinaryIO, blocks: list[Block] = blocks) -> None:
+            for block in blocks:
+                container.put(file, block.rows, block.width, block.chunks)
+
+        found[name] = files.write(folder, name, content)
+    whole = dataclasses.replace(prepared.manifest, files=found)
+    manifest.write(folder, prepared.number, whole)
+    history.remember(folder, prepared.saved(whole))
+    clean(folder, keep)
+
+
+def clean(folder: pathlib.Path, keep: int) -> None:
+    """Delete all but the newest checkpoints, and what no checkpoint needs.
+
+    Manifests go first, and for good, so that none is left that names a file which is gone.
+    """
+    known = manifest.numbers(folder)
+    old, kept = known[:-keep], known[-keep:]
+    if old:
+        files.delete(folder, {manifest.name_of(number) for number in old})
+        files.sync(folder)
+    needed: set[str] = set()
+    for number in kept:
+        try:
+            needed |= manifest.used(manifest.read(folder, number))
+        except (CheckpointError, OSError):
+            return  # nobody knows what it needs
+    there = {
+        str(path.relative_to(folder))
+        for shard in folder.glob("shard-*")
+        for path in shard.iterdir()
+    }
+    there |= {path.name for path in folder.glob(f"*{files.UNFINISHED}")}
+    files.delete(folder, there - needed)
+
+
+def _whole(array: np.ndarray) -> Block:
+    """An array as one row."""
+    return Block(1, array.nbytes, [array])
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def small(state: State[Any]) -> Any:
+    """A buffer without its stores."""
+    kept = state.next_obs
+    if kept is not None:
+        lanes = state.ring.lanes
+        arrays = (kept.rows.words, *kept.rows.wide)
+        kept = (dataclasses.replace(kept, rows=None), [array[:lanes] for array in arrays])
+    return dataclasses.replace(state, storage=None, next_obs=kept)
+
+
+def _index(state: State[Any]) -> dict[str, Any]:
+    """Copies of all arrays but the stores, by their path."""
+    return by_path(_copied(small(state)))
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their path."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -1,0 +1,129 @@
+"""Reading a buffer from disk."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+
+from fbuf.checks import values as check
+from fbuf.disk import background, config, history, manifest, reader
+from fbuf.disk import extra as extras
+from fbuf.disk.errors import CheckpointError
+from fbuf.disk.manifest import Manifest
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import State
+from fbuf.verbs.init import init
+from fbuf.verbs.resize import resize
+
+
+class Checkpoint(NamedTuple):
+    """What `fbuf.load` has read.
+
+    Attributes:
+        state: The buffer.
+        extra: What was saved beside it; None if nothing was.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> fbuf.save(path, fbuf.init(jnp.zeros(()), capacity=4), extra=[1, 2])
+        >>> state, extra = fbuf.load(path)
+        >>> extra
+        [1, 2]
+    """
+
+    state: State[Any]
+    extra: Any
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    item: Any = None,
+    sampler: Sampler | None = None,
+    extra: Any = None,
+    capacity: int | None = None,
+    fallback: bool = False,
+) -> Checkpoint:
+    """Read the newest checkpoint of a directory.
+
+    The buffer is bit for bit the one that was saved, so training goes on as if it had never
+    stopped. All bytes are held against their checksums. Nothing that a file says is run.
+
+    The arrays lie on JAX's default device; put the call into `jax.default_device(device)` for
+    another one.
+
+    Args:
+        path: The directory that was given to `fbuf.save`.
+        item: An example of an item. Needed if items are made of classes of your own, or of named
+            tuples; for dicts, lists and tuples only to check that the checkpoint is of these.
+        sampler: The sampler. Needed if it is one of your own; else only to check.
+        extra: A tree of the structure of what was saved beside the buffer; needed if that has
+            classes of your own, as most optimisers have. Its leaves are not read.
+        capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
+        fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
+            was stopped is no damage: it has never been the newest.
+
+    Returns:
+        The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
+            another item or sampler. The message says what was found.
+        MemoryError: If the device has no room for it.
+
+    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
+        >>> fbuf.save(path, state)
+        >>> fbuf.rows(fbuf.load(path).state).data
+        Array([2., 3., 4., 5.], dtype=float32)
+    """
+    check.boolean("load", "fallback", fallback)
+    if sampler is not None:
+        check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
+    folder = pathlib.Path(path).absolute()
+    background.wait(folder)
+    known = manifest.numbers(folder) if folder.is_dir() else []
+    if not known:
+        raise CheckpointError(f"fbuf.load: there is no checkpoint in {folder}")
+    for number in reversed(known):
+        try:
+            found, state, beside = _read(folder, number, item, sampler, extra)
+        except CheckpointError as error:
+            if not fallback or number == known[0]:
+                raise
+            warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
+            continue
+        history.remember(folder, _saved(number, found, state))
+        return Checkpoint(state if capacity is None else resize(state, capacity), beside)
+    raise AssertionError("the last one is read, or raises")
+
+
+def _read(
+    folder: pathlib.Path, number: int, item: Any, sampler: Sampler | None, example: Any
+) -> tuple[Manifest, State[Any], Any]:
+    found = manifest.read(folder, number)
+    given = config.arguments(found.config, item, sampler)
+    try:
+        shapes = jax.eval_shape(lambda: init(**given))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"fbuf.load: {folder} has a buffer made with what fbuf.init refuses: {error}"
+        ) from None
+    reader.check_shapes(found, shapes)
+    state, arrays = reader.fill(folder, found, init(**given))
+    return found, state, extras.joined(found.extra, arrays, example)
+
+
+def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
+    """What a later save has to know."""
+    looked = history.look(state)
+    return history.Saved(number, found, looked, *history.tail(state, looked))

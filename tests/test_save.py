@@ -1,0 +1,400 @@
+"""Saved and loaded: the same buffer, bit for bit, whatever was done to it in between."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.disk import history, manifest
+
+SWEEP = pytest.mark.sweep
+ITEM = {
+    "n": jnp.int32(0),
+    "obs": jnp.zeros(3, jnp.bfloat16),
+    "image": jnp.zeros((20, 20), jnp.uint8),
+    "pair": (jnp.zeros((), bool), [jnp.float16(0)]),
+}
+CASES = [  # environments, sampler, autoreset, in lockstep, next observations
+    (None, fbuf.Prioritized(), "same_step", True, True),
+    (3, fbuf.Prioritized(window=2), "next_step", False, True),
+    (3, fbuf.Uniform(window=3, by="episode"), "same_step", True, False),
+    *(
+        pytest.param(*case, marks=SWEEP)
+        for case in [
+            (None, fbuf.Uniform(), "same_step", True, False),
+            (None, fbuf.Shuffled(window=2), "next_step", True, True),
+            (3, fbuf.Prioritized(new_priority="largest_ever", normalize="buffer"), "same_step",
+             True, True),
+            (3, fbuf.Mixture(0.5, prioritized=0.3, recent=0.2), "same_step", True, False),
+            (3, fbuf.Uniform(), "next_step", False, True),
+        ]
+    ),
+]  # fmt: skip
+
+
+def rows(n):
+    """What a row of a number holds."""
+    n = np.asarray(n, np.int32)
+    return {
+        "n": n,
+        "obs": jnp.asarray(n[..., None] * np.array([1.0, 0.5, 0.25]), jnp.bfloat16),
+        "image": np.broadcast_to((n[..., None, None] % 251), (*n.shape, 20, 20)).astype(np.uint8),
+        "pair": (n % 2 == 0, [(n / 8).astype(np.float16)]),
+    }
+
+
+class Run:
+    """A buffer and what happens to it, at random."""
+
+    def __init__(self, envs, sampler, autoreset, lockstep, next_of, seed=0):
+        self.state = fbuf.init(
+            ITEM, 8 * (envs or 1), num_envs=envs, sampler=sampler, autoreset=autoreset,
+            lockstep=lockstep, next_of="obs" if next_of else None,
+        )  # fmt: skip
+        self.shape, self.lockstep, self.next_of = (envs,) if envs else (), lockstep, next_of
+        self.rng, self.number = np.random.default_rng(seed), 0
+
+    def add(self):
+        n = self.number + np.arange(int(np.prod(self.shape)), dtype=np.int32).reshape(self.shape)
+        self.number += n.size
+        given = {"terminated": self.rng.random(self.shape) < 0.2}
+        if self.next_of:
+            given["next_observation"] = rows(n + 1)["obs"]
+        if not self.lockstep:
+            given["mask"] = self.rng.random(self.shape) < 0.7
+        self.state = fbuf.add(self.state, rows(n), **given)
+
+    def some(self):
+        slots = self.rng.integers(0, self.state.capacity, 2).astype(np.int32)
+        return fbuf.ids_at(self.state, jnp.asarray(slots))
+
+    def write(self):
+        self.state = fbuf.write(
+            self.state, self.some(),
+            {"image": self.rng.integers(0, 255, (2, 20, 20)).astype(np.uint8)},
+        )  # fmt: skip
+
+    def remove(self):
+        self.state = fbuf.remove(self.state, self.some())
+
+    def priority(self):
+        if self.state.sampler.keeps_priorities:
+            new = self.rng.random(2).astype(np.float32)
+            self.state = fbuf.update_priority(self.state, self.some(), new)
+
+    def bad_priority(self):
+        if self.state.sampler.keeps_priorities:
+            new = jnp.full(2, jnp.nan)
+            self.state = fbuf.update_priority(self.state, self.some(), new)
+
+    def end(self):
+        self.state = fbuf.end_episode(self.state)
+
+    def clear(self):
+        self.state = fbuf.clear(self.state)
+
+
+VERBS = ("add", "write", "remove", "priority", "bad_priority", "end", "clear")
+
+
+def same(one, other):
+    """All arrays, bit for bit."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b)]
+        np.testing.assert_array_equal(*bits, err_msg=jax.tree_util.keystr(path))
+
+
+def forget(path):
+    """As if another process had saved there."""
+    history.remember(pathlib.Path(path).absolute(), None)
+
+
+def seen(state):
+    """What anybody can see of a buffer."""
+    batch = fbuf.rows(state)
+    there = lambda leaf: np.where(
+        np.asarray(batch.mask).reshape(*batch.mask.shape, *[1] * (leaf.ndim - batch.mask.ndim)),
+        np.asarray(leaf), 0,
+    )  # fmt: skip
+    return jax.tree.map(there, batch.data), batch.ids, batch.mask, fbuf.stats(state)
+
+
+@pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
+def test_every_save_is_the_buffer_of_that_moment(
+    tmp_path, envs, sampler, autoreset, lockstep, next_of
+):
+    """Written whole, and as what is new since the last one; before and after the ring is full."""
+    run = Run(envs, sampler, autoreset, lockstep, next_of)
+    little, whole = tmp_path / "little", tmp_path / "whole"
+    for turn in range(14):
+        for _ in range(run.rng.integers(0, 4)):
+            run.add()
+        verb = VERBS[turn % len(VERBS)] if turn > 1 else "add"
+        getattr(run, verb)()
+        forget(whole)
+        for path in (little, whole):
+            fbuf.save(path, run.state, extra={"turn": turn})
+            forget_after = history.last(path)
+            loaded, extra = fbuf.load(path)
+            history.remember(path, forget_after)
+            assert extra == {"turn": turn}
+            if "clear" in VERBS[: turn + 1]:
+                same(seen(loaded), seen(run.state))
+                same((loaded.ring, loaded.index), (run.state.ring, run.state.index))
+            else:
+                same(loaded, run.state)
+
+
+@pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
+def test_training_goes_on_as_if_it_had_never_stopped(
+    tmp_path, envs, sampler, autoreset, lockstep, next_of
+):
+    run = Run(envs, sampler, autoreset, lockstep, next_of)
+    for _ in range(11):
+        run.add()
+    fbuf.save(tmp_path, run.state, extra={"key": jax.random.key(5)})
+    other = Run(envs, sampler, autoreset, lockstep, next_of)
+    other.state, extra = fbuf.load(tmp_path)
+    other.number = run.number
+    other.rng, run.rng = np.random.default_rng(1), np.random.default_rng(1)
+    for turn in range(6):
+        key = jax.random.fold_in(extra["key"], turn)
+        step = {"step": turn} if sampler.in_order else {}
+        batches = [fbuf.sample(each.state, key, 4, **step) for each in (run, other)]
+        same(*batches)
+        for each, batch in zip((run, other), batches, strict=True):
+            each.add()
+            if sampler.keeps_priorities:
+                each.state = fbuf.update_priority(each.state, batch.ids, batch.weight)
+    same(run.state, other.state)
+
+
+def files(path):
+    return {str(f.relative_to(path)): f.stat().st_size for f in path.rglob("*") if f.is_file()}
+
+
+def test_only_what_is_new_is_written(tmp_path):
+    state = fbuf.init(jnp.zeros(100), 1000)
+    state = fbuf.add(state, jnp.ones((700, 100)))
+    fbuf.save(tmp_path, state)
+    state = fbuf.add(state, jnp.ones((10, 100)))
+    fbuf.save(tmp_path, state)
+    sizes = files(tmp_path)
+    assert sizes["shard-00000/rows-00000001.npy"] > 700 * 400
+    assert sizes["shard-00000/rows-00000002.npy"] < 11 * 400
+    fbuf.save(tmp_path, state)
+    assert "shard-00000/rows-00000003.npy" not in files(tmp_path)  # there is nothing new
+
+
+def test_what_changes_in_place_is_small(tmp_path):
+    """Verb by verb: the rows that were there are not written again."""
+    state = fbuf.init({"x": jnp.zeros(100)}, 1000, sampler=fbuf.Prioritized(window=2))
+    state = fbuf.add(state, {"x": jnp.ones((1300, 100))})
+    fbuf.save(tmp_path, state)
+    ids = fbuf.ids_at(state, jnp.arange(3))
+    verbs = {
+        "update_priority": lambda state: fbuf.update_priority(state, ids, jnp.ones(3)),
+        "end_episode": fbuf.end_episode,
+        "remove": lambda state: fbuf.remove(state, ids),
+        "add": lambda state: fbuf.add(state, {"x": jnp.ones((5, 100))}),
+        "write": lambda state: fbuf.write(
+            state, fbuf.newest_ids(state, 7), {"x": jnp.zeros((7, 100))}
+        ),
+        "nothing": lambda state: state,
+        "clear": fbuf.clear,
+    }
+    for name, verb in verbs.items():
+        before = files(tmp_path).keys()
+        state = verb(state)
+        fbuf.save(tmp_path, state)
+        new = {file: size for file, size in files(tmp_path).items() if file not in before}
+        rows = [size for file, size in new.items() if "rows" in file or "written" in file]
+        assert sum(rows) < 8 * 400, name
+        known = history.last(tmp_path)
+        loaded = fbuf.load(tmp_path).state
+        history.remember(tmp_path, known)
+        same(seen(loaded), seen(state))
+
+
+def test_nothing_grows_for_ever(tmp_path):
+    """A file of rows goes with the last of them, and there are few small ones."""
+    state = fbuf.init(jnp.zeros(100), 1000)
+    largest = 0
+    for turn in range(200):
+        state = fbuf.add(state, jnp.full((25, 100), turn, jnp.float32))
+        fbuf.save(tmp_path, state)
+        largest = max(largest, sum(files(tmp_path).values()))
+    assert largest < 1000 * 400 * 1.6
+    assert len(files(tmp_path)) < 60
+    same(fbuf.load(tmp_path).state, state)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("back", [1, 60])
+def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
+    """One of an older checkpoint, another run, another buffer: never mixed with what is there.
+
+    Told by what its rows hold, or by where its episodes end.
+    """
+
+    def run(state, value, count):
+        for at in range(count):
+            row = jnp.full((1, 4), 0 if alike else value + at, jnp.float32)
+            state = fbuf.add(state, row, donate=False, terminated=jnp.array([at % 7 == value % 7]))
+        return state
+
+    start = run(fbuf.init(jnp.zeros(4), 200), 0, 100)
+    one, other = run(start, 1000, back), run(start, 5000, back + 1)
+    for state in (one, other, run(one, 7000, 2), other, start, one):
+        fbuf.save(tmp_path, state)
+        known = history.last(tmp_path)
+        same(fbuf.load(tmp_path).state, state)
+        history.remember(tmp_path, known)
+
+
+class Point(NamedTuple):
+    x: jax.Array
+    y: jax.Array
+
+
+def test_items_of_classes_of_ones_own(tmp_path):
+    item = {"point": Point(jnp.zeros(2), jnp.int8(0))}
+    state = fbuf.add(fbuf.init(item, 4), {"point": Point(jnp.ones((3, 2)), jnp.ones(3, jnp.int8))})
+    fbuf.save(tmp_path, state, extra=Point(1, 2.5))
+    with pytest.raises(fbuf.CheckpointError, match="Point; give an example"):
+        fbuf.load(tmp_path)
+    with pytest.raises(fbuf.CheckpointError, match="structure as extra="):
+        fbuf.load(tmp_path, item=item)
+    loaded, extra = fbuf.load(tmp_path, item=item, extra=Point(0, 0))
+    same(loaded, state)
+    assert extra == Point(1, 2.5)
+
+
+def test_extra(tmp_path):
+    extra = {
+        "key": jax.random.key(3),
+        "rbg": jax.random.key(3, impl="rbg"),
+        "step": 10**15,
+        "rate": float("inf"),
+        "name": "a",
+        "on": True,
+        "none": None,
+        "of": [np.float64(0.1), np.arange(3), jnp.ones((2, 0)), jnp.bfloat16(1.5), ()],
+    }
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=extra)
+    found = fbuf.load(tmp_path).extra
+    assert jax.tree.structure(found) == jax.tree.structure(extra)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(extra), strict=True):
+        if isinstance(b, jax.Array) and jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            assert a.dtype == b.dtype
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert type(a) is type(b) or isinstance(b, np.generic)
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(TypeError, match="leaf of type object"):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=[object()])
+
+
+def test_in_the_background(tmp_path):
+    state = fbuf.init(jnp.zeros(10), 100)
+    for turn in range(5):
+        state = fbuf.add(state, jnp.full((30, 10), turn, jnp.float32))
+        expected = jax.tree.map(jnp.copy, state)
+        fbuf.save(tmp_path, state, background=True)
+        state = fbuf.add(state, jnp.full((50, 10), -1.0))  # written over while it is saved
+        same(fbuf.load(tmp_path).state, expected)  # waits for it
+
+
+def test_a_failure_in_the_background_is_raised_once(tmp_path, monkeypatch):
+    state = fbuf.init(jnp.zeros(10), 100)
+    fbuf.save(tmp_path, state, extra=1)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(manifest, "write", full)
+        fbuf.save(tmp_path, fbuf.add(state, jnp.ones((3, 10)), donate=False), background=True)
+        with pytest.raises(OSError, match="no space"):
+            fbuf.wait()
+        fbuf.wait()
+        fbuf.save(tmp_path, state, background=True)
+        with pytest.raises(OSError, match="no space"):
+            fbuf.save(tmp_path, state)
+    assert fbuf.load(tmp_path).extra == 1
+    fbuf.save(tmp_path, state, extra=2)
+    assert fbuf.load(tmp_path).extra == 2
+    assert not [name for name in files(tmp_path) if "unfinished" in name]
+
+
+def test_nothing_of_the_state_is_held(tmp_path):
+    """The next add writes in place: nobody looks at the memory any more."""
+    state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((10, 100)))
+    for background in (False, True):
+        fbuf.save(tmp_path, state, background=background)
+        for kept in (state, fbuf.load(tmp_path).state):
+            where = lambda state: [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(
+                (state.storage, state.ring.flags, state.index)
+            )]  # fmt: skip
+            before = where(kept)
+            state = fbuf.add(kept, jnp.ones((10, 100)))
+            assert where(state) == before
+
+
+def test_into_another_capacity(tmp_path):
+    state = fbuf.init(jnp.int32(0), 10, sampler=fbuf.Prioritized())
+    state = fbuf.add(state, jnp.arange(14, dtype=jnp.int32))
+    fbuf.save(tmp_path, state)
+    for capacity in (4, 20):
+        same(fbuf.load(tmp_path, capacity=capacity).state, fbuf.resize(state, capacity))
+
+
+def test_keep(tmp_path):
+    for turn in range(5):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=turn, keep=3)
+    assert manifest.numbers(tmp_path) == [3, 4, 5]
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=5, keep=1)
+    assert manifest.numbers(tmp_path) == [6]
+    assert sorted(files(tmp_path)) == [
+        "LOCK",
+        "MANIFEST-00000006",
+        "shard-00000/index-00000006.npy",
+    ]
+
+
+def test_misuse(tmp_path):
+    state = fbuf.init({"x": jnp.zeros(2)}, 4, sampler=fbuf.Prioritized())
+    with pytest.raises(fbuf.CheckpointError, match="no checkpoint"):
+        fbuf.load(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        fbuf.save(tmp_path / "file", state)
+    path = tmp_path / "a" / "b"
+    fbuf.save(path, state)
+    with pytest.raises(fbuf.CheckpointError, match=r"\{x: float32\[2\]\}, and item is"):
+        fbuf.load(path, item={"x": jnp.zeros(3)})
+    with pytest.raises(fbuf.CheckpointError, match=r"Prioritized\(alpha=0.6.*, and sampler is Uni"):
+        fbuf.load(path, sampler=fbuf.Uniform())
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(lambda state: fbuf.save(path, state))(state)
+    with pytest.raises(ValueError, match="keep"):
+        fbuf.save(path, state, keep=0)
+    fbuf.add(state, {"x": jnp.zeros(2)})
+    with pytest.raises(RuntimeError, match="consumed"):
+        fbuf.save(path, state)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_to(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        fbuf.save(tmp_path / "a", fbuf.init(jnp.zeros(()), 3))

@@ -1,0 +1,236 @@
+"""A save that is stopped: there is the checkpoint before it, or the new one, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+from fbuf.disk import history, manifest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Disk:
+    """What the calls of a save ask of a disk, in their order."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.calls = folder, []
+        fsync, replace, unlink, mkdir = (
+            os.fsync,
+            os.replace,
+            pathlib.Path.unlink,
+            pathlib.Path.mkdir,
+        )
+
+        def synced(descriptor):
+            fsync(descriptor)
+            path = pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_dir():
+                self.note("directory", path)
+            else:
+                self.note("content", path, path.read_bytes())
+
+        def replaced(old, new):
+            replace(old, new)
+            self.note("name", pathlib.Path(old), pathlib.Path(new))
+
+        def unlinked(path, **options):
+            self.note("delete", path)
+            unlink(path, **options)
+
+        def made(path, **options):
+            mkdir(path, **options)
+            self.note("make", path)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "replace", replaced)
+        monkeypatch.setattr(pathlib.Path, "unlink", unlinked)
+        monkeypatch.setattr(pathlib.Path, "mkdir", made)
+
+    def note(self, what, path, *more):
+        if path == self.folder or self.folder in path.parents:
+            self.calls.append((what, path, *more))
+
+    def after(self, first, calls, lost):
+        """The files after some calls of which some were lost, and the machine stopped.
+
+        Args:
+            first: The files there were.
+            calls: The calls.
+            lost: Numbers of calls that changed a directory which was not brought to the disk since.
+        """
+        files, contents = dict(first), {}
+        for number, (what, path, *more) in enumerate(calls):
+            if what == "content":
+                contents[path] = more[0]
+            if number in lost:
+                continue
+            if what == "name":
+                files[more[0]] = contents.get(path, b"")  # what was not brought to the disk is gone
+            elif what == "delete":
+                files.pop(path, None)
+        return files
+
+    def unsure(self, calls):
+        """The calls that may be lost: their directory has not been brought to the disk since."""
+        found = []
+        for number, (what, path, *more) in enumerate(calls):
+            folder = (more[0] if what == "name" else path).parent
+            later = calls[number + 1 :]
+            if what in ("name", "delete") and ("directory", folder) not in later:
+                found.append(number)
+        return found
+
+
+def laid(files, to):
+    """The files, in an empty directory."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    for path, content in files.items():
+        (to / path).parent.mkdir(parents=True, exist_ok=True)
+        (to / path).write_bytes(content)
+
+
+def there(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_moment_of_a_crash(tmp_path, monkeypatch, whole):
+    """Whatever of it has come to the disk: the order of calls alone makes a checkpoint safe."""
+    folder, copy = tmp_path / "saved", tmp_path / "copy"
+    state = fbuf.init(jnp.int32(0), 8)
+    for turn in range(3):
+        state = fbuf.add(state, jnp.full(3, turn, jnp.int32))
+        fbuf.save(folder, state, extra=turn, keep=1)
+    if whole:
+        history.remember(folder, None)
+    first = there(folder)
+    state = fbuf.add(state, jnp.full(3, 3, jnp.int32))
+    with monkeypatch.context() as patched:
+        disk = Disk(folder, patched)
+        fbuf.save(folder, state, extra=3, keep=1)
+    calls = disk.calls
+    assert {"content", "directory", "name", "delete"} <= {call[0] for call in calls}
+    outcomes = []
+    for length in range(len(calls) + 1):
+        done = calls[:length]
+        unsure = disk.unsure(done)
+        for lost in [set(), set(unsure), *({one} for one in unsure), *(
+            set(unsure) - {one} for one in unsure
+        )]:  # fmt: skip
+            files = disk.after(first, done, lost)
+            laid({path.relative_to(folder): content for path, content in files.items()}, copy)
+            for number in manifest.numbers(copy):
+                manifest.read(copy, number)  # what it names is there
+            loaded, extra = fbuf.load(copy)
+            assert extra in (2, 3)
+            expected = np.repeat(np.arange(extra + 1), 3)[-8:]
+            np.testing.assert_array_equal(fbuf.rows(loaded).data, expected)
+            outcomes.append(extra)
+    assert outcomes[0] == 2
+    assert outcomes[-1] == 3
+    assert set(outcomes) == {2, 3}
+
+
+SAVING = textwrap.dedent(
+    """
+    import sys, jax.numpy as jnp, fbuf
+    path, background = sys.argv[1], sys.argv[2] == "background"
+    state, turn = fbuf.init(jnp.zeros(50), 400, sampler=fbuf.Prioritized()), 0
+    if sys.argv[3] == "go on":
+        state, turn = fbuf.load(path)
+    print("ready", flush=True)
+    while True:
+        turn += 1
+        state = fbuf.add(state, jnp.full((30, 50), turn, jnp.float32))
+        fbuf.save(path, state, extra=turn, background=background)
+        print(turn, flush=True)
+    """
+)
+
+
+def killed_somewhere(path, rng, background):
+    """Saves until it is killed; the number of the last save that has returned."""
+    begin = "go on" if path.exists() and manifest.numbers(path) else "begin"
+    command = [sys.executable, "-c", SAVING, str(path), background, begin]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(rng.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        lines = process.stdout.read().split()
+    return int(lines[-1]) if lines else None
+
+
+def check_killed(path, finished):
+    """What is there is the last save that has returned, or the one after it, and whole."""
+    state, turn = fbuf.load(path)
+    history.remember(path, None)
+    assert turn >= finished
+    newest = np.asarray(fbuf.rows(state).data)[:, 0]
+    expected = np.repeat(np.arange(1, turn + 1), 30)[-400:]
+    np.testing.assert_array_equal(newest[newest.size - expected.size :], expected)
+    left = [p.name for p in path.rglob("*") if "unfinished" in p.name]
+    assert len(left) <= 1
+    return turn
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(150, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("background", ["background", "now"])
+def test_killed_at_any_moment(tmp_path, background, times):
+    rng, path, turn = random.Random(0), tmp_path / "saved", 0
+    for _ in range(times):
+        finished = killed_somewhere(path, rng, background)
+        if path.exists() and manifest.numbers(path):
+            at_least = turn if finished is None else finished - (background == "background")
+            turn = check_killed(path, max(at_least, turn))
+
+
+def test_one_writer_at_a_time(tmp_path):
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=f"process {p.pid} on "):
+            fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3))
+        p.communicate("end")
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3))
+
+
+HOLDING = """
+import pathlib, sys
+from fbuf.disk import lock
+with lock.held(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    input()
+"""
+
+
+def test_a_failure_is_said_at_the_end_of_python(tmp_path):
+    program = """
+import sys, jax.numpy as jnp, fbuf
+from fbuf.disk import manifest
+def full(*_):
+    raise OSError("no space left")
+manifest.write = full
+fbuf.save(sys.argv[1], fbuf.init(jnp.zeros(()), 3), background=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "no space left" in done.stderr
