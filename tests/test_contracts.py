@@ -313,6 +313,20 @@ def test_the_newest_rows_are_kept(counts, way):
     assert int(run.size(state)) == len(expected)
 
 
+def test_a_single_long_row_is_read_before_it_is_written_over():
+    """Read where it is used, it would keep the old storage alive: all of it would be copied."""
+    item = {"x": jnp.zeros(300), "image": jnp.zeros((84, 84), jnp.uint8)}
+    state = fbuf.init(item, 2000)
+
+    def step(state, key):
+        batch = fbuf.sample(state, key, 1)
+        state = fbuf.after(state, batch)
+        return fbuf.add(state, jax.tree.map(jnp.ones_like, item)), batch.data
+
+    program = jax.jit(step, donate_argnums=0).lower(state, jax.random.key(0)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 100_000
+
+
 def test_the_same_key_gives_the_same_batch(run):
     state = fbuf.add(fbuf.init(ITEM, 50, sampler=PRIORITIZED), rows(40))
     expected = fbuf.sample(state, jax.random.key(7), 32)

@@ -43,6 +43,27 @@ def test_two_rows_of_a_window_removed_at_once_take_out_one_start(sampler):
     assert int(fbuf.stats(state)["num_starts"]) == 3  # of 6 these: 3, 4, 5
 
 
+@pytest.mark.parametrize("by", ["start", "episode"])
+def test_the_oldest_row_that_is_removed_takes_no_newest_one_with_it(by):
+    """Around the seam the newest row lies before it, here the first of an episode."""
+    state = fbuf.init(jnp.int32(0), 6, sampler=fbuf.Uniform(window=3, strict=False, by=by))
+    rows = jnp.arange(9, dtype=jnp.int32)
+    state = fbuf.add(state, rows, terminated=(rows == 4) | (rows == 7))
+    assert int(fbuf.stats(state)["num_starts"]) == 2  # rows 5 and 8 begin episodes
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([3])))
+    assert int(fbuf.stats(state)["num_starts"]) == 2
+
+
+@pytest.mark.parametrize("count", [6, 7, 20])
+def test_of_more_rows_than_there_is_room_for_each_slot_counts_once(count):
+    state = fbuf.init(jnp.int32(0), 6)
+    for _ in range(2):
+        state = fbuf.add(state, jnp.arange(count, dtype=jnp.int32))
+        np.testing.assert_array_equal(inside.marks(state.index.starts.bits), np.ones(6, bool))
+    state = fbuf.remove(state, fbuf.newest_ids(state, 1))
+    assert int(inside.marks(state.index.starts.bits).sum()) == 5
+
+
 SAMPLERS = [
     fbuf.Uniform(window=3),
     fbuf.Uniform(window=3, by="episode"),

@@ -73,7 +73,7 @@ def swept(case: int) -> tuple[str, str]:
 MUTANTS = [
     *of(
         "storage/ring.py",
-        ("rank >= max(each - self.head_capacity, 0)", "rank >= 0", "seam", STRIDE),
+        ("rank >= max(each - self.head_capacity, 0)", "rank >= 0", "seam", ("test_windows.py", "room")),
         ("kept = chosen & (count - rank <= self.head_capacity)", "kept = chosen", "mask", FLAT_PER),
         ("self.stored.astype(jnp.uint32) + count, size)", "self.stored.astype(jnp.uint32) + count, size - 1)", "count", FLAT),
         ("self.lap.astype(jnp.uint32) + end // size", "self.lap.astype(jnp.uint32)", "generation check", FLAT),
@@ -244,7 +244,7 @@ MUTANTS = [
     ),
     *of(
         "xla/rows.py",
-        ("if slots.shape[0] == 1:", "if slots.shape[0] == -1:", "order", place(1)),
+        ("if slots.shape[0] == 1:", "if slots.shape[0] == -1:", "order", ("test_contracts.py", "single")),
         ("else rows[:, first:last]", "else rows[:, : last - first]", "views", N_STEP),
     ),
     *of(
@@ -269,7 +269,7 @@ MUTANTS = [
         ("in_episode.position > window.length", "in_episode.position >= window.length", "windows", SHORT),
         ("contains &= lax.cummax(ended.astype(jnp.int32), axis=1) == 0", "pass", "windows", SHORT),
         (".at[:, 0].set(False)", "", "windows", SHORT),
-        ("contains &= earlier <= ring.older(inside)[:, None]", "pass", "seam", SHORT),
+        ("contains &= earlier <= ring.older(inside)[:, None]", "pass", "seam", ("test_windows.py", "oldest")),
     ),
     *of(
         "samplers/segments.py",
