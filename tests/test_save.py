@@ -262,6 +262,17 @@ def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
         history.remember(tmp_path, known)
 
 
+def test_another_way_that_ends_in_the_same_rows_is_seen_by_its_episodes(tmp_path):
+    def run(value, count):
+        rows = jnp.where(jnp.arange(count) < 50, value, 0)[:, None].astype(jnp.float32)
+        state = fbuf.init(jnp.zeros(1), 1000)
+        return fbuf.add(state, rows, terminated=jnp.arange(count) % 7 == value)
+
+    for value, count in ((1, 600), (2, 610)):
+        fbuf.save(tmp_path, run(value, count))
+    same(fbuf.load(tmp_path).state, run(2, 610))
+
+
 class Point(NamedTuple):
     x: jax.Array
     y: jax.Array

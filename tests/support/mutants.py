@@ -414,4 +414,34 @@ MUTANTS = [
         ("before + steps + 1) - before", "before + steps) - before", "views", GOALS),
         ("whether, which = jax.random.split(key)", "whether, which = key, key", "views", GOALS),
     ),
+    *of(
+        "verbs/resize.py",
+        ("state.ring.lap + 1", "state.ring.lap", "generation check", ("test_resize.py", "stale")),
+        ("unknown = ring.full(slots) | (ring.flags[slots] & CUT > 0)", "unknown = ring.full(slots) & False", "episode end", ("test_resize.py", "grows")),
+        ("goes_on = before & (ENDS | DUMMY) == 0", "goes_on = before & ENDS == ENDS", "episode end", ("test_resize.py", "smaller")),
+        ("gone = (step < kept) & (flags", "gone = (step < kept) & False & (flags", "mask", ("test_resize.py", "smaller")),
+        ("index = new.sampler.moved(index, ring, span.slots, old.index, slots)", "pass", "weights", ("test_resize.py", "smaller")),
+        ("open=state.ring.open", "open=new.ring.open", "episode end", ("test_resize.py", "smaller")),
+    ),
+    *of(
+        "verbs/remove.py",
+        ("return done + number.size, _without(state, slots)", "return done + number.size, _without(state, jnp.where(done > 0, state.capacity, slots))", "count", ("test_remove_episodes.py", "")),
+    ),
+    *of(
+        "disk/history.py",
+        ("if changed[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
+        ("    return all(\n        np.array_equal(a[left]", "    return True or all(\n        np.array_equal(a[left]", "seam", ("test_save.py", "another_way")),
+        ("if not changed[~new].any():", "if True:", "next observations", ("test_save.py", "every_save")),
+        ("return np.flatnonzero(marked & older)", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
+    ),
+    *of(
+        "disk/files.py",
+        ("        os.fsync(file.fileno())\n", "", "order", ("test_save_crash.py", "moment")),
+        ("    sync(final.parent)\n    return Written", "    return Written", "order", ("test_save_crash.py", "moment")),
+    ),
+    *of(
+        "disk/writer.py",
+        ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
+        ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
+    ),
 ]
