@@ -7,6 +7,7 @@ manifest says, for NumPy has no bfloat16 or float8. Their checksums are in the m
 
 from __future__ import annotations
 
+import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,19 +19,23 @@ from numpy.lib import format as npy
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.files import CHUNK, Written
 
-_MOST_OF_HEADER = 1000
-"""Bytes of a header; those of two-dimensional arrays have 128."""
-
 
 def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """The bytes of a row of `[rows, *shape]`."""
     return math.prod(shape) * dtype.itemsize
 
 
+def _header(rows: int, width: int) -> bytes:
+    """What stands before the bytes of an array."""
+    header = io.BytesIO()
+    about = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
+    npy.write_array_header_1_0(header, about)
+    return header.getvalue()
+
+
 def put(file: BinaryIO, rows: int, width: int, chunks: Iterable[np.ndarray]) -> None:
     """Write an array of `rows` rows of `width` bytes, given in chunks of whole rows."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
-    npy.write_array_header_1_0(file, header)
+    file.write(_header(rows, width))
     for chunk in chunks:
         data = np.ascontiguousarray(chunk).reshape(-1)
         if data.size:
@@ -52,17 +57,10 @@ class Reader:
 
     def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
         """The next array, which must be of so many rows and bytes a row; `step` rows at a time."""
-        try:
-            version = npy.read_magic(self)
-            if version != (1, 0):
-                raise self._damaged(f"has an array of version {version}")
-            shape, _, dtype = npy.read_array_header_1_0(self, max_header_size=_MOST_OF_HEADER)
-        except ValueError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise self._damaged(f"has no array where one must be ({error})") from None
-        if shape != (rows, width) or dtype != np.uint8:
-            raise self._damaged(f"has an array of {shape} where ({rows}, {width}) must be")
+        # Of this array there is one header; so none has to be understood.
+        expected = _header(rows, width)
+        if self.read(len(expected)) != expected:
+            raise self._damaged(f"has no array of ({rows}, {width}) where one must be")
         for first in range(0, rows, step):
             count = min(step, rows - first)
             data = self.read(count * width)

@@ -114,7 +114,7 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
         )
     try:
         found = _parsed(json.loads(body))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"fbuf.load: {path} is no manifest of fbuf: {error!r}") from None

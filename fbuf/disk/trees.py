@@ -6,6 +6,7 @@ name is kept: to make one could run anything. Such a tree is made again from an 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,12 +119,12 @@ def spec(data: Data) -> jax.ShapeDtypeStruct:
     shape = data.get("shape") if isinstance(data, dict) else None
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
         raise CheckpointError(f"fbuf.load: the manifest has an array of shape {shape!r}")
-    try:
-        dtype = jnp.dtype(data.get("dtype"))
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.hasobject or data.get("dtype") is None:
-        raise CheckpointError(f"fbuf.load: the manifest has an array of {data.get('dtype')!r}")
+    name, dtype = data.get("dtype"), None
+    if isinstance(name, str):
+        with contextlib.suppress(TypeError):
+            dtype = jnp.dtype(name)
+    if dtype is None or dtype.name != name or dtype.hasobject:
+        raise CheckpointError(f"fbuf.load: the manifest has an array of {name!r}")
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 

@@ -19,6 +19,12 @@ from fbuf.state import State
 from fbuf.verbs.init import init
 from fbuf.verbs.resize import resize
 
+_NOT_OURS = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(RecursionError, StopIteration, AssertionError),
+)
+"""What a manifest can cause that somebody has edited, checksum and all."""
+
 
 class Checkpoint(NamedTuple):
     """What `fbuf.load` has read.
@@ -111,16 +117,17 @@ def _read(
     folder: pathlib.Path, number: int, item: Any, sampler: Sampler | None, example: Any
 ) -> tuple[Manifest, State[Any], Any]:
     found = manifest.read(folder, number)
-    given = config.arguments(found.config, item, sampler)
     try:
-        shapes = jax.eval_shape(lambda: init(**given))
-    except (TypeError, ValueError) as error:
+        given = config.arguments(found.config, item, sampler)
+        reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
+        state, arrays = reader.fill(folder, found, init(**given))
+        return found, state, extras.joined(found.extra, arrays, example)
+    except CheckpointError:
+        raise
+    except _NOT_OURS as error:
         raise CheckpointError(
-            f"fbuf.load: {folder} has a buffer made with what fbuf.init refuses: {error}"
-        ) from None
-    reader.check_shapes(found, shapes)
-    state, arrays = reader.fill(folder, found, init(**given))
-    return found, state, extras.joined(found.extra, arrays, example)
+            f"fbuf.load: checkpoint {number} of {folder} is not what fbuf writes: {error!r}"
+        ) from error
 
 
 def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
