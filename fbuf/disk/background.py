@@ -59,8 +59,8 @@ def _at_exit() -> None:
     """Who never waits hears of a failure at the end."""
     try:
         wait(None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
         sys.stdout.flush()
         # The only way left to make the exit code say so.

@@ -39,7 +39,7 @@ def put(file: BinaryIO, rows: int, width: int, chunks: Iterable[np.ndarray]) -> 
     for chunk in chunks:
         data = np.ascontiguousarray(chunk).reshape(-1)
         if data.size:
-            file.write(memoryview(data.view(np.uint8)))
+            file.write(data.view(np.uint8).data)
 
 
 class Reader:

@@ -7,13 +7,13 @@ import fcntl
 import os
 import pathlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 
 NAME = "LOCK"
 
 
 @contextlib.contextmanager
-def held(folder: pathlib.Path) -> Iterator[None]:
+def held(folder: pathlib.Path) -> Generator[None]:
     """Hold the lock of a directory; it is let go when the process ends, however it ends.
 
     Raises:

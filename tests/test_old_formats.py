@@ -1,0 +1,58 @@
+"""Checkpoints that older releases wrote, one of each format, kept as they wrote them."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_save import forget, same
+
+import fbuf
+
+KEPT = pathlib.Path(__file__).parent / "checkpoints"
+ITEM = {"obs": jnp.zeros(3), "image": jnp.zeros((9, 9), jnp.uint8), "of": (jnp.bfloat16(0),)}
+
+
+def filled(number, leaf):
+    """A field of two rows that hold a number each."""
+    number = number.reshape(2, *[1] * leaf.ndim)
+    return jnp.broadcast_to(number, (2, *leaf.shape)).astype(leaf.dtype)
+
+
+def history():
+    """What was saved, one after the other: some of every kind of file."""
+    state = fbuf.init(
+        ITEM, 12, num_envs=2, lockstep=False, sampler=fbuf.Prioritized(window=2), next_of="obs"
+    )
+    for turn in range(4):
+        number = jnp.arange(2) + 2 * turn + 1
+        rows = jax.tree.map(functools.partial(filled, number), ITEM)
+        state = fbuf.add(
+            state, rows, next_observation=rows["obs"] + 2, terminated=np.array([turn == 1, False]),
+            priority=number.astype(jnp.float32), mask=np.array([True, turn != 2]),
+        )  # fmt: skip
+        if turn == 3:
+            state = fbuf.write(state, fbuf.ids_at(state, jnp.array([0])), {"obs": jnp.ones((1, 3))})
+            state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([2])))
+        yield jax.tree.map(jnp.copy, state), {"turn": turn, "key": jax.random.key(turn)}
+
+
+@pytest.mark.parametrize("name", ["format-1"])
+def test_it_is_read_as_it_was_saved(tmp_path, name):
+    """And goes on in today's format."""
+    folder = tmp_path / name
+    shutil.copytree(KEPT / name, folder)
+    *_, (expected, extra) = history()
+    state, beside = fbuf.load(folder)
+    same(state, expected)
+    assert beside["turn"] == extra["turn"]
+    assert beside["key"] == extra["key"]
+    state = fbuf.end_episode(state)
+    fbuf.save(folder, state)
+    forget(folder)
+    same(fbuf.load(folder).state, state)
