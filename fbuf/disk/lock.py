@@ -32,4 +32,8 @@ def held(folder: pathlib.Path) -> Generator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            # A process that was forked meanwhile has the file open, too, and would hold it.
+            fcntl.flock(file, fcntl.LOCK_UN)
