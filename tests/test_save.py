@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 from typing import NamedTuple
@@ -116,7 +117,7 @@ def same(one, other):
 
 def forget(path):
     """As if another process had saved there."""
-    history.remember(pathlib.Path(path).absolute(), None)
+    history.remember(pathlib.Path(path).resolve(), None)
 
 
 def seen(state):
@@ -273,6 +274,77 @@ def test_another_way_that_ends_in_the_same_rows_is_seen_by_its_episodes(tmp_path
     same(fbuf.load(tmp_path).state, run(2, 610))
 
 
+def test_older_rows_that_differ_are_seen_wherever_they_are(tmp_path):
+    """Rows, and next observations of ends of episodes."""
+
+    def run(value, ends):
+        n = jnp.arange(1000)
+        rows = jnp.where(n == 3, value, 0).astype(jnp.float32)
+        state = fbuf.init({"x": jnp.float32(0)}, 2000, next_of="x")
+        return fbuf.add(state, {"x": rows}, next_observation=rows + ends, terminated=n % 10 == 9)
+
+    for arguments in ((1, 0), (2, 0), (2, 1)):
+        fbuf.save(tmp_path, run(*arguments))
+        known = history.last(tmp_path)
+        same(fbuf.load(tmp_path).state, run(*arguments))
+        history.remember(tmp_path, known)
+
+
+def test_a_file_that_is_gone_is_written_again(tmp_path):
+    state = fbuf.add(fbuf.init(jnp.zeros(3), 100), jnp.ones((50, 3)))
+    fbuf.save(tmp_path, state)
+    fbuf.save(tmp_path, state)
+    (tmp_path / "shard-00000" / "rows-00000001.npy").unlink()
+    fbuf.save(tmp_path, state)
+    same(fbuf.load(tmp_path).state, state)
+
+
+def test_files_of_others_stay(tmp_path):
+    state = fbuf.init(jnp.zeros(3), 100)
+    (tmp_path / "shard-mine").mkdir()
+    (tmp_path / "shard-00000" / "checkpoints").mkdir(parents=True)
+    kept = [tmp_path / name for name in ("shard-mine/data-1.tar", "a.unfinished", "shard-00000/b")]
+    for path in kept:
+        path.write_text("mine")
+    for _ in range(3):
+        fbuf.save(tmp_path, state, keep=1)
+    assert all(path.read_text() == "mine" for path in kept)
+
+
+def test_after_a_damaged_one_the_whole_ones_are_kept(tmp_path):
+    state = fbuf.init(jnp.zeros(3), 100)
+    for turn in range(2):
+        fbuf.save(tmp_path, state, extra=turn)
+    newest = tmp_path / manifest.name_of(2)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="before it"):
+        state, _ = fbuf.load(tmp_path, fallback=True)
+    fbuf.save(tmp_path, state, extra=2)
+    assert manifest.numbers(tmp_path) == [1, 3]
+
+
+def test_a_link_to_another_directory(tmp_path):
+    """What is known is known of a directory, not of a name."""
+    link, state = tmp_path / "latest", fbuf.init(jnp.int32(0), 10)
+    for name in ("one", "two"):
+        fbuf.save(tmp_path / name, state)
+        state = fbuf.add(state, jnp.ones(3, jnp.int32))
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / name)
+        fbuf.save(link, state)
+        same(fbuf.load(tmp_path / name).state, state)
+
+
+def test_threads_that_save_to_one_directory(tmp_path):
+    state = fbuf.add(fbuf.init(jnp.zeros(3), 100), jnp.ones((50, 3)))
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for background in (False, True) * 4:
+            threads.submit(fbuf.save, tmp_path, state, background=background, keep=3)
+    fbuf.wait()
+    same(fbuf.load(tmp_path).state, state)
+    assert manifest.numbers(tmp_path) == [6, 7, 8]
+
+
 class Point(NamedTuple):
     x: jax.Array
     y: jax.Array
@@ -311,6 +383,19 @@ def test_extra(tmp_path):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert type(a) is type(b) or isinstance(b, np.generic)
         np.testing.assert_array_equal(a, b)
+    swapped = np.array([1, 2], ">f4")
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=swapped)
+    np.testing.assert_array_equal(fbuf.load(tmp_path).extra, swapped)
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra={1: 2, 3: 4})
+    assert fbuf.load(tmp_path, extra={1: 0, 3: 0}).extra == {1: 2, 3: 4}
+    with pytest.raises(fbuf.CheckpointError, match="structure"):
+        fbuf.load(tmp_path, extra={7: 0, 8: 0})
+    with pytest.raises(TypeError, match="array of"):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=np.zeros(2, "i4,f4"))
+    with jax.enable_x64(True):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros((), jnp.float32), 3), extra=jnp.int64(2**40))
+    with pytest.raises(fbuf.CheckpointError, match="64-bit types are off"):
+        fbuf.load(tmp_path)
     with pytest.raises(TypeError, match="leaf of type object"):
         fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=[object()])
 

@@ -232,5 +232,4 @@ fbuf.save(sys.argv[1], fbuf.init(jnp.zeros(()), 3), background=True)
         [sys.executable, "-c", program, str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
-    assert done.returncode != 0
     assert "no space left" in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import os
 import pathlib
-import sys
 import threading
 from collections.abc import Callable
 
@@ -15,14 +13,13 @@ class _Job:
 
     def __init__(self, folder: pathlib.Path, work: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
-        self._work = work
         # Not a daemon: a checkpoint that was begun is written before Python ends.
-        self._thread = threading.Thread(target=self._run, name=f"fbuf.save {folder}")
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"fbuf.save {folder}")
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            self._work()
+            work()
         except BaseException as error:
             self.failure = error
 
@@ -31,7 +28,14 @@ class _Job:
 
 
 _lock = threading.Lock()
+_turns: dict[pathlib.Path, threading.Lock] = {}
 _jobs: dict[pathlib.Path, _Job] = {}
+
+
+def turn(folder: pathlib.Path) -> threading.Lock:
+    """What a thread holds that saves to a directory: of several, one after the other does."""
+    with _lock:
+        return _turns.setdefault(folder, threading.Lock())
 
 
 def start(folder: pathlib.Path, work: Callable[[], None]) -> None:
@@ -43,25 +47,22 @@ def start(folder: pathlib.Path, work: Callable[[], None]) -> None:
 def wait(folder: pathlib.Path | None) -> None:
     """Wait for the work for a directory, or for all, and raise the first failure of it."""
     with _lock:
-        waited = [f for f in _jobs if folder is None or f == folder]
-        jobs = [_jobs.pop(f) for f in waited]
-    failures = []
-    for job in jobs:
+        jobs = {f: job for f, job in _jobs.items() if folder is None or f == folder}
+    failures: list[BaseException] = []
+    for waited, job in jobs.items():
         job.wait()
-        if job.failure is not None:
-            failures.append(job.failure)
+        with _lock:
+            if _jobs.get(waited) is job:  # nobody else has heard of it
+                del _jobs[waited]
+                if job.failure is not None:
+                    failures.append(job.failure)
+    if len(failures) > 1:
+        raise BaseExceptionGroup("several saves have failed", failures)
     if failures:
         raise failures[0]
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Who never waits hears of a failure at the end."""
-    try:
-        wait(None)
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.stderr.flush()
-        sys.stdout.flush()
-        # The only way left to make the exit code say so.
-        os._exit(1)
+    """Who never waits hears of a failure at the end: Python prints what is raised here."""
+    wait(None)

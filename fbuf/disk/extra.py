@@ -22,7 +22,7 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
     arrays: list[np.ndarray] = []
 
     def leaf(value: Any) -> Data:
-        if value is None or isinstance(value, bool | int | str):
+        if isinstance(value, bool | int | str):
             return {"value": value}
         if isinstance(value, float):
             return {"float": value.hex()}
@@ -31,8 +31,9 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
             return {"key": str(jax.random.key_impl(value)), **_of(arrays[-1])}
         if isinstance(value, jax.Array | np.ndarray | np.generic):
             found = np.array(jnp.copy(value) if isinstance(value, jax.Array) else value)
-            if found.dtype.hasobject or found.dtype.kind in "SUMm":
+            if not trees.is_known(found.dtype.name):
                 raise TypeError(f"fbuf.save: extra has an array of {found.dtype}")
+            found = found.astype(found.dtype.newbyteorder("="), copy=False)
             arrays.append(found)
             return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **_of(found)}
         raise TypeError(
@@ -66,7 +67,14 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
         array = next(rest)
         if "key" in data:
             return jax.random.wrap_key_data(jnp.asarray(array), impl=data["key"])
-        return jnp.asarray(array) if data["array"] == "jax" else array
+        if data["array"] != "jax":
+            return array
+        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise CheckpointError(
+                f"fbuf.load: extra has an array of {array.dtype}, and JAX's 64-bit types are off; "
+                "switch them on as they were (jax_enable_x64)"
+            )
+        return jnp.asarray(array)
 
     leaves = [leaf(found) for found in trees.leaves(data)]
     if example is None:

@@ -21,8 +21,8 @@ from fbuf.disk.stores import Range, Store
 from fbuf.state import State
 from fbuf.storage.ring import CUT, DUMMY, TERMINATED, TRUNCATED, WRITTEN
 
-_TAIL = 256
-"""How many of the newest rows are held against those that were saved."""
+_MOST = 8
+"""How many directories are remembered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +53,13 @@ class Saved:
         number: That of its manifest.
         manifest: The manifest.
         looked: What was known of the buffer.
-        tail: int64 `[T]`; some of its newest rows, and `rows`, what they held, an array each.
-        rows: See `tail`.
+        hashes: uint32 `[rows]`; a number for what each row of a store holds, by the store.
     """
 
     number: int
     manifest: Manifest
     looked: Looked
-    tail: np.ndarray
-    rows: tuple[np.ndarray, ...]
+    hashes: dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +86,11 @@ def last(folder: pathlib.Path) -> Saved | None:
 
 def remember(folder: pathlib.Path, saved: Saved | None) -> None:
     """What there is in a directory now; None is unknown."""
-    if saved is None:
-        _LAST.pop(folder, None)
-    else:
+    _LAST.pop(folder, None)
+    if saved is not None:
         _LAST[folder] = saved
+        for oldest in list(_LAST)[:-_MOST]:
+            del _LAST[oldest]
 
 
 @jax.jit
@@ -111,25 +110,41 @@ def look(state: State[Any]) -> Looked:
     return Looked(*found, *([None] * (5 - len(found))))
 
 
-def tail(state: State[Any], looked: Looked) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Some of the newest rows, and what they hold."""
-    (store, *_) = stores.of_state(state)
-    total, live = _rows_written(looked, store)
-    each = max(_TAIL // store.heads, 1)
-    first = tuple(t - min(n, each) for t, n in zip(total, live, strict=True))
-    rows = np.concatenate([np.zeros(0, np.int64), *store.rows((first, total))])
-    return rows, _read(store, rows)
+@jax.jit
+def _hashed(arrays: tuple[jax.Array, ...]) -> jax.Array:
+    """A number for each row, of all of its bits."""
+    found = jnp.zeros(arrays[0].shape[0], jnp.uint32)
+    for array in arrays:
+        for bits in _bits(array):
+            mixed = (bits + jnp.uint32(1)) * jnp.uint32(0x9E3779B1)
+            mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
+            mixed ^= mixed >> 13
+            place = jnp.arange(bits.shape[1], dtype=jnp.uint32) * jnp.uint32(0xC2B2AE3D)
+            of_place = mixed * (place * 2 + jnp.uint32(1))
+            found = found * jnp.uint32(31) + jnp.sum(of_place, axis=1, dtype=jnp.uint32)
+    return found
 
 
-def _read(store: Store, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What rows hold, an array each."""
-    size = _TAIL * max(1, -(-rows.size // _TAIL))  # few sizes, so that few programs are compiled
-    return tuple(
-        np.concatenate([np.zeros((0, *array.shape[1:]), array.dtype), *stores.copied(
-            array, iter([rows] if rows.size else []), size
-        )])
-        for array in store.arrays
-    )  # fmt: skip
+def _bits(array: jax.Array) -> list[jax.Array]:
+    """The numbers of each row as uint32 `[rows, n]`."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return [*_bits(array.real), *_bits(array.imag)]
+    width = array.dtype.itemsize
+    if array.dtype == jnp.bool_ or jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(jnp.uint64 if width == 8 else jnp.uint32)
+    else:
+        unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[width]
+        array = jax.lax.bitcast_convert_type(array, unsigned)
+    array = array.reshape(array.shape[0], -1)
+    if array.dtype.itemsize == 8:
+        words = jax.lax.bitcast_convert_type(array, jnp.uint32)
+        return [words.reshape(array.shape[0], -1)]
+    return [array.astype(jnp.uint32)]
+
+
+def hashes(state: State[Any]) -> dict[str, np.ndarray]:
+    """A number for what each row of each store holds. It reads all of them once."""
+    return {store.name: np.asarray(_hashed(store.arrays)) for store in stores.of_state(state)}
 
 
 def places(
@@ -149,26 +164,40 @@ def places(
     return found, _written_besides(looked, rows, found[rows.name])
 
 
-def goes_on(state: State[Any], looked: Looked, before: Saved) -> bool:
-    """Whether a buffer goes on where a checkpoint ends: its older rows are those saved there."""
-    store = stores.of_state(state)[0]
-    now = _places_of_rows(looked, store, before)
-    if now.new == now.all and any(now.live):
+def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], before: Saved) -> bool:
+    """Whether a buffer goes on where a checkpoint ends: its older rows are those saved there.
+
+    Args:
+        state: The buffer.
+        looked: What is known of it.
+        now: The hashes of its rows.
+        before: The checkpoint.
+    """
+    found, _ = places(state, looked, before)
+    rows, *ends = stores.of_state(state)
+    if found[rows.name].new == found[rows.name].all and any(found[rows.name].live):
         return False  # nothing is left of it
-    same = np.zeros(looked.flags.size, bool)
-    for some in store.rows((now.all[0], now.new[0])):
-        same[some] = True
+    same = _retained(rows, found[rows.name])
     changed = (looked.flags ^ before.looked.flags) & (TERMINATED | TRUNCATED | DUMMY | CUT)
     newest = before.looked.newest
     changed[newest[newest < changed.size]] &= ~np.uint8(TRUNCATED)  # by `end_episode`
     if changed[same].any():
         return False
-    left = same[before.tail] & (looked.flags[before.tail] & WRITTEN == 0)
-    found = _read(store, before.tail)
-    return all(
-        np.array_equal(a[left].reshape(-1).view(np.uint8), b[left].reshape(-1).view(np.uint8))
-        for a, b in zip(found, before.rows, strict=True)
+    # Those that `fbuf.write` has changed are written again anyway.
+    same &= looked.flags & WRITTEN == 0
+    if (now[rows.name] != before.hashes[rows.name])[same].any():
+        return False
+    return not any(
+        (now[s.name] != before.hashes[s.name])[_retained(s, found[s.name])].any() for s in ends
     )
+
+
+def _retained(store: Store, at: Places) -> np.ndarray:
+    """Which rows of a store count and are not new: bool `[rows]`."""
+    found = np.zeros(store.arrays[0].shape[0], bool)
+    for some in store.rows((at.all[0], at.new[0])):
+        found[some] = True
+    return found
 
 
 def _rows_written(looked: Looked, store: Store) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -214,7 +243,4 @@ def _written_besides(looked: Looked, store: Store, now: Places) -> np.ndarray:
     marked = looked.flags & WRITTEN > 0
     if not marked.any():
         return np.zeros(0, np.int64)
-    older = np.zeros(marked.size, bool)
-    for some in store.rows((now.all[0], now.new[0])):
-        older[some] = True
-    return np.flatnonzero(marked & older)
+    return np.flatnonzero(marked & _retained(store, now))

@@ -166,6 +166,19 @@ def used(manifest: Manifest) -> set[str]:
     return found if manifest.written is None else found | {manifest.written[0]}
 
 
+def ours(folder: pathlib.Path) -> set[str]:
+    """The files of a directory that are those of checkpoints, also unfinished ones."""
+    there = {path for path in folder.iterdir() if path.is_file()}
+    there |= {path for shard in folder.glob("shard-*") for path in shard.glob("*-*")}
+    names = {str(path.relative_to(folder)) for path in there if path.is_file()}
+    unfinished = {name for name in names if _is_ours(name.removesuffix(files.UNFINISHED))}
+    return {name for name in unfinished if _NAME.fullmatch(name) is None}
+
+
+def _is_ours(name: str) -> bool:
+    return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
+
+
 def _check_file(folder: pathlib.Path, name: str, expected: Written) -> None:
     path = folder / name
     if path.is_symlink() or path.parent.is_symlink() or not path.is_file():

@@ -66,6 +66,7 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
     (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
     small = _read_index(folder, name, found, specs)
     values = dict(zip(found.index, small[: len(found.index)], strict=True))
+    _check_cursor(values[".ring.cursor"], found)
     # Only now that the arrays have another owner may the state be dropped that they were made with.
     state = _with_index(state, values)
     for store in layout.values():
@@ -92,6 +93,13 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
     return dataclasses.replace(state, storage=storage, next_obs=kept), small[len(found.index) :]
 
 
+def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
+    """Refuse a manifest that counts other rows than the buffer has."""
+    stored = tuple(map(int, cursor[2]))
+    if stored != found.live["rows"]:
+        raise CheckpointError("fbuf.load: the manifest counts other rows than the buffer has")
+
+
 def _cover(store: Store, found: Manifest) -> None:
     """Refuse a checkpoint of which some rows that count are nowhere."""
     total, live = found.totals[store.name], found.live[store.name]
@@ -112,7 +120,8 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
     """The buffer with all arrays but those of the stores."""
 
     def put(path: Any, leaf: jax.Array) -> jax.Array:
-        return jax.device_put(values[jax.tree_util.keystr(path)], leaf.sharding)
+        # A copy: what JAX shares with NumPy it does not write to in place.
+        return jnp.copy(jax.device_put(values[jax.tree_util.keystr(path)], leaf.sharding))
 
     kept = state.next_obs
     own = dataclasses.replace(

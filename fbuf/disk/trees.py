@@ -6,7 +6,6 @@ name is kept: to make one could run anything. Such a tree is made again from an 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +32,8 @@ def described(tree: Any, leaf: Any) -> Data:
         return {"leaf": leaf(tree)}
     kind = type(tree)
     name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(tree, dict):
+        name += f" with the keys {sorted(map(repr, tree))}"
     return {"other": [name, [described(child, leaf) for child in children]]}
 
 
@@ -119,13 +120,22 @@ def spec(data: Data) -> jax.ShapeDtypeStruct:
     shape = data.get("shape") if isinstance(data, dict) else None
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
         raise CheckpointError(f"fbuf.load: the manifest has an array of shape {shape!r}")
-    name, dtype = data.get("dtype"), None
-    if isinstance(name, str):
-        with contextlib.suppress(TypeError):
-            dtype = jnp.dtype(name)
-    if dtype is None or dtype.name != name or dtype.hasobject:
+    name = data.get("dtype")
+    if not is_known(name):
         raise CheckpointError(f"fbuf.load: the manifest has an array of {name!r}")
+    dtype = jnp.dtype(name)
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def is_known(name: object) -> bool:
+    """Whether numbers of this name can be made again."""
+    if not isinstance(name, str) or not name.replace("_", "").isalnum():
+        return False
+    try:
+        dtype = jnp.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        return False
+    return dtype.name == name and dtype.kind not in "OSUMm" and dtype.itemsize > 0
 
 
 def _is_size(size: object) -> bool:

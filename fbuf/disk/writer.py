@@ -63,13 +63,12 @@ def prepare(
     known = manifest.numbers(folder)
     number = known[-1] + 1 if known else 1
     description, arrays = extra.split(given)
-    looked = history.look(state)
+    looked, hashes = history.look(state), history.hashes(state)
     before = history.last(folder)
-    if before is not None and (
-        not known
-        or before.number != known[-1]
-        or before.manifest.config != config.described(state)
-        or not history.goes_on(state, looked, before)
+    if before is not None and not (
+        _is_there(folder, known, before)
+        and before.manifest.config == config.described(state)
+        and history.goes_on(state, looked, hashes, before)
     ):
         before = None
     found, written = history.places(state, looked, before)
@@ -108,7 +107,6 @@ def prepare(
     index = {name: np.asarray(leaf) for name, leaf in _index(state).items()}
     file("index", [_whole(array) for array in [*index.values(), *arrays]])
     retained = {of.file for kept in segments.values() for of in kept} - contents.keys()
-    tail, held = history.tail(state, looked)
     return Prepared(
         number,
         Manifest(
@@ -126,8 +124,18 @@ def prepare(
             },
         ),
         contents,
-        lambda written: Saved(number, written, looked, tail, held),
+        lambda written: Saved(number, written, looked, hashes),
     )
+
+
+def _is_there(folder: pathlib.Path, known: list[int], before: Saved) -> bool:
+    """Whether the newest checkpoint of a directory is the one that is known, with its files."""
+    if not known or before.number != known[-1]:
+        return False
+    try:
+        return manifest.read(folder, before.number) == before.manifest
+    except (CheckpointError, OSError):
+        return False
 
 
 def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
@@ -148,28 +156,26 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:
-    """Delete all but the newest checkpoints, and what no checkpoint needs.
+    """Delete all but the newest checkpoints that are whole, and what these do not need.
 
     Manifests go first, and for good, so that none is left that names a file which is gone.
     """
-    known = manifest.numbers(folder)
-    old, kept = known[:-keep], known[-keep:]
-    if old:
-        files.delete(folder, {manifest.name_of(number) for number in old})
-        files.sync(folder)
-    needed: set[str] = set()
-    for number in kept:
+    known, kept, needed = manifest.numbers(folder), list[int](), set[str]()
+    for number in reversed(known):
+        if len(kept) == keep:
+            break
         try:
             needed |= manifest.used(manifest.read(folder, number))
-        except (CheckpointError, OSError):
-            return  # nobody knows what it needs
-    there = {
-        str(path.relative_to(folder))
-        for shard in folder.glob("shard-*")
-        for path in shard.iterdir()
-    }
-    there |= {path.name for path in folder.glob(f"*{files.UNFINISHED}")}
-    files.delete(folder, there - needed)
+        except CheckpointError:
+            if not kept:
+                raise  # the one that was just written
+            continue
+        kept.append(number)
+    old = set(known) - set(kept)
+    if old:
+        files.delete(folder, set(map(manifest.name_of, old)))
+        files.sync(folder)
+    files.delete(folder, manifest.ours(folder) - needed)
 
 
 def _whole(array: np.ndarray) -> Block:

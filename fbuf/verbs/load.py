@@ -95,7 +95,7 @@ def load(
     check.boolean("load", "fallback", fallback)
     if sampler is not None:
         check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
-    folder = pathlib.Path(path).absolute()
+    folder = pathlib.Path(path).resolve()
     background.wait(folder)
     known = manifest.numbers(folder) if folder.is_dir() else []
     if not known:
@@ -133,4 +133,4 @@ def _read(
 def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
     """What a later save has to know."""
     looked = history.look(state)
-    return history.Saved(number, found, looked, *history.tail(state, looked))
+    return history.Saved(number, found, looked, history.hashes(state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from typing import Any
@@ -44,8 +45,8 @@ def save(
         keep: How many checkpoints to keep in the directory, at least 1; older ones are deleted.
         background: Return as soon as all is copied that has to be, and write in a thread. The first
             save then needs memory for one more copy of the rows; later ones for the new rows. A
-            failure is raised by the next `save` to the directory, by `fbuf.wait`, or at
-            the latest when Python ends.
+            failure is raised by the next `save` to the directory or by `fbuf.wait`; else it is
+            printed when Python ends.
 
     Raises:
         BlockingIOError: If another process is saving to the directory; the message says which.
@@ -72,20 +73,24 @@ def save(
     refuse_consumed("save", state)
     keep = check.integer("save", "keep", keep)
     check.boolean("save", "background", background)
-    folder = pathlib.Path(path).absolute()
-    _background.wait(folder)
-    files.make_folder(folder)
-    with lock.held(folder):
-        prepared = writer.prepare(folder, state, extra, now=background, version=VERSION)
-        if not background:
-            writer.commit(folder, prepared, keep)
-            return
+    folder = pathlib.Path(path).resolve()
+    with _background.turn(folder):
+        _background.wait(folder)
+        files.make_folder(folder)
+        held = contextlib.ExitStack()
+        with contextlib.ExitStack() as until_written:
+            until_written.enter_context(lock.held(folder))
+            prepared = writer.prepare(folder, state, extra, now=background, version=VERSION)
+            if not background:
+                writer.commit(folder, prepared, keep)
+                return
+            held = until_written.pop_all()
 
-    def work() -> None:
-        with lock.held(folder):
-            writer.commit(folder, prepared, keep)
+        def work() -> None:
+            with held:
+                writer.commit(folder, prepared, keep)
 
-    _background.start(folder, work)
+        _background.start(folder, work)
 
 
 def wait(path: str | os.PathLike[str] | None = None) -> None:
@@ -95,7 +100,8 @@ def wait(path: str | os.PathLike[str] | None = None) -> None:
         path: The directory of those to wait for; None waits for all.
 
     Raises:
-        Exception: What a save has failed with; of several the first. It is not raised again.
+        Exception: What a save has failed with; of several a `BaseExceptionGroup`. It is not raised
+            again.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile
@@ -105,4 +111,4 @@ def wait(path: str | os.PathLike[str] | None = None) -> None:
         >>> fbuf.load(path).state
         State(Uniform, 0 of 4 rows)
     """
-    _background.wait(None if path is None else pathlib.Path(path).absolute())
+    _background.wait(None if path is None else pathlib.Path(path).resolve())
