@@ -35,7 +35,7 @@ MAPS_A_TEST = 2_000
 # fifth of the tests' time.
 gc.set_threshold(100_000, 50, 50)
 
-TESTS_A_LOOK = 8
+TESTS_A_LOOK = 3
 """The least tests between two looks at the maps: to count them takes up to 40 ms."""
 
 _tests_left = TESTS_A_LOOK

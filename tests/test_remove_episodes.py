@@ -62,7 +62,7 @@ def history(shape, sampler, autoreset, steps, seed):
 
 CASES = [
     ("one", "uniform", "same_step"),
-    ("together", "prioritized", "next_step"),
+    pytest.param("together", "prioritized", "next_step", marks=SWEEP),
     ("apart", "by episode", "next_step"),
     pytest.param("apart", "prioritized", "same_step", marks=SWEEP),
     pytest.param("one", "by episode", "next_step", marks=SWEEP),

@@ -301,7 +301,7 @@ MUTANTS = [
         ("jnp.where(base > 0, raised, 0)", "raised", "weights", ONE_SLOT),
         ("& (stored <= _most(capacity))", "& (stored < jnp.inf)", "fault bit", FAULTS),
         ("smallest = value.min()", "smallest = value.max()", "weights", FLAT_PER),
-        ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "raised")),
+        ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "")),
         ("sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE)", "sum_tree.aggregate(tree, Aggregate.SUM)", "weights", LARGE),
         ("mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)", "mean = total", "weights", SEVERAL),
         ("jax.random.permutation(order_key, batch_size)", "jnp.arange(batch_size)", "order", OFTEN),
