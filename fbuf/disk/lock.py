@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import socket
@@ -19,6 +18,8 @@ def held(folder: pathlib.Path) -> Generator[None]:
     Raises:
         BlockingIOError: If another process holds it; the message says which.
     """
+    import fcntl  # not on Windows, where all but saving works
+
     with open(folder / NAME, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
