@@ -19,7 +19,7 @@ from fbuf.disk import stores
 from fbuf.disk.manifest import Manifest
 from fbuf.disk.stores import Range, Store
 from fbuf.state import State
-from fbuf.storage.ring import CUT, DUMMY, TERMINATED, TRUNCATED, WRITTEN
+from fbuf.storage.ring import WRITTEN
 
 _MOST = 8
 """How many directories are remembered."""
@@ -32,7 +32,6 @@ class Looked:
     Attributes:
         cursor: int32 `[3, heads]`; that of the ring.
         flags: uint8 `[capacity]`; those of the ring.
-        newest: int32 `[lanes]`; the newest row of each lane.
         owners: int32 `[2, ends]`; which rows the kept next observations are of: the slot and the
             generation. None if none are kept.
         next_end: int32 `[heads]`; where the next of them goes; None likewise.
@@ -40,7 +39,6 @@ class Looked:
 
     cursor: np.ndarray
     flags: np.ndarray
-    newest: np.ndarray
     owners: np.ndarray | None
     next_end: np.ndarray | None
 
@@ -96,7 +94,7 @@ def remember(folder: pathlib.Path, saved: Saved | None) -> None:
 @jax.jit
 def _seen(state: State[Any]) -> tuple[jax.Array, ...]:
     ring, kept = state.ring, state.next_obs
-    found = (jnp.copy(ring.cursor), jnp.copy(ring.flags), ring.newest())
+    found = (jnp.copy(ring.cursor), jnp.copy(ring.flags))
     if kept is None:
         return found
     owner = kept.owner[ring.lanes :]
@@ -107,7 +105,7 @@ def _seen(state: State[Any]) -> tuple[jax.Array, ...]:
 def look(state: State[Any]) -> Looked:
     """Look at a buffer. Nothing of it is held."""
     found = [np.asarray(array) for array in _seen(state)]
-    return Looked(*found, *([None] * (5 - len(found))))
+    return Looked(*found, *([None] * (4 - len(found))))
 
 
 @jax.jit
@@ -178,12 +176,7 @@ def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], befor
     if found[rows.name].new == found[rows.name].all and any(found[rows.name].live):
         return False  # nothing is left of it
     same = _retained(rows, found[rows.name])
-    changed = (looked.flags ^ before.looked.flags) & (TERMINATED | TRUNCATED | DUMMY | CUT)
-    newest = before.looked.newest
-    changed[newest[newest < changed.size]] &= ~np.uint8(TRUNCATED)  # by `end_episode`
-    if changed[same].any():
-        return False
-    # Those that `fbuf.write` has changed are written again anyway.
+    # Flags are written whole, and so are rows that `fbuf.write` has changed.
     same &= looked.flags & WRITTEN == 0
     if (now[rows.name] != before.hashes[rows.name])[same].any():
         return False

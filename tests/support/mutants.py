@@ -429,7 +429,6 @@ MUTANTS = [
     ),
     *of(
         "disk/history.py",
-        ("if changed[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
         ("if (now[rows.name] != before.hashes[rows.name])[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
         ("if not changed[~new].any():", "if True:", "next observations", ("test_save.py", "every_save")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
