@@ -32,9 +32,6 @@ _CACHED = 2**20
 LINE = 64
 """Bytes of a cache line."""
 
-_AT_ONCE = 16
-"""The most entries of a batch that are not worth a loop over its halves."""
-
 _FEW = 8
 """So few numbers of a row are read as fast without looking at them first."""
 
@@ -58,8 +55,6 @@ def blank(zero: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arra
 
 def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
     """`make(*batch)`; on CPU made for one half of the batch, and then for the other.
-
-    A few entries are made at once, and put into an array that has room for one more.
 
     Args:
         make: Gathers something for each entry of a batch; of some entries for these alone.
@@ -85,12 +80,8 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
                 made, make_half(*some(start)), start, 0, allow_negative_indices=False
             )
 
-        zero = zero_after(batch[0])
-        if count <= _AT_ONCE:
-            whole = make(*batch)
-            made = blank(zero, (count + 1, *whole.shape[1:]), whole.dtype)
-            return lax.dynamic_update_slice_in_dim(made, whole, zero, 0)[:count]
         made = jax.eval_shape(lambda: make_half(*some(0)))
+        zero = zero_after(batch[0])
         return lax.fori_loop(zero, 2, body, blank(zero, (count, *made.shape[1:]), made.dtype))
 
     return lax.platform_dependent(*batch, cpu=halves, default=make)
