@@ -106,9 +106,12 @@ MARKED = [
 ]
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 8), marks=pytest.mark.sweep)], ids=["first", "more"]
+)
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), MARKED)
-def test_any_history(shape, sampler, autoreset, sizes):
-    for seed in range(7):
+def test_any_history(shape, sampler, autoreset, sizes, seeds):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         pair, often = Pair(shape, sampler, autoreset), (0.1, 0.5, 0.9)[seed % 3]
         agree(pair, rng)

@@ -13,7 +13,7 @@ from jax import lax
 
 import fbuf
 from fbuf.samplers import random_bits
-from fbuf.xla.loop import by_halves, fetched, gathered
+from fbuf.xla.loop import by_halves, fetched, gathered, with_room
 from fbuf.xla.rows import read_rows
 
 TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
@@ -29,6 +29,9 @@ def test_by_halves_is_what_the_whole_is(count: int) -> None:
     both = jnp.stack([slots, slots + 1])
     np.testing.assert_array_equal(jax.vmap(read)(both), TABLE[both])
     np.testing.assert_array_equal(jax.vmap(jax.vmap(read))(both[None]), TABLE[both][None])
+    few = jax.jit(lambda slots: with_room(lambda some: gathered(table, some), slots))
+    np.testing.assert_array_equal(few(slots), TABLE[slots])
+    np.testing.assert_array_equal(jax.vmap(few)(both), TABLE[both])
     two = lambda slots, by: by_halves(lambda some, by: gathered(table, some)[:, 0] + by, slots, by)
     by = jnp.arange(count, dtype=jnp.float32)
     np.testing.assert_array_equal(two(slots, by), TABLE[slots, 0] + np.arange(count))
@@ -36,9 +39,9 @@ def test_by_halves_is_what_the_whole_is(count: int) -> None:
 
 @pytest.mark.parametrize("columns", [None, (0, 3), (4, 9), (9, 10)])
 def test_read_rows_reads_the_columns_asked_for(columns: tuple[int, int] | None) -> None:
-    """Some of them, or all; of several rows, and of a single one."""
+    """Some of them, or all; of a few rows, of a single one and of many."""
     first, last = columns or (0, 10)
-    for slots in (jnp.array([5, 0, 299, 5]), jnp.array([299])):
+    for slots in (jnp.array([5, 0, 299, 5]), jnp.array([299]), jnp.arange(17) * 17):
         found = read_rows(jnp.asarray(TABLE), slots, columns)
         np.testing.assert_array_equal(found, TABLE[np.asarray(slots), first:last])
 

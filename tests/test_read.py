@@ -10,7 +10,7 @@ from support.pair import Pair
 
 import fbuf
 
-SHAPES = [(None, 6, True), (3, 4, True), (3, 4, False)]
+SHAPES = [(None, 6, True), pytest.param((3, 4, True), marks=pytest.mark.sweep), (3, 4, False)]
 
 
 def newest(oracle, lane, count):

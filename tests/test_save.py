@@ -23,11 +23,11 @@ ITEM = {
     "pair": (jnp.zeros((), bool), [jnp.float16(0)]),
 }
 CASES = [  # environments, sampler, autoreset, in lockstep, next observations
-    (None, fbuf.Prioritized(), "same_step", True, True),
     (3, fbuf.Prioritized(window=2), "next_step", False, True),
     *(
         pytest.param(*case, marks=SWEEP)
         for case in [
+            (None, fbuf.Prioritized(), "same_step", True, True),
             (3, fbuf.Uniform(window=3, by="episode"), "same_step", True, False),
             (None, fbuf.Uniform(), "same_step", True, False),
             (None, fbuf.Shuffled(window=2), "next_step", True, True),
@@ -156,10 +156,7 @@ def test_every_save_is_the_buffer_of_that_moment(
                 same(loaded, run.state)
 
 
-@pytest.mark.parametrize(
-    ("envs", "sampler", "autoreset", "lockstep", "next_of"),
-    [CASES[0], pytest.param(*CASES[1], marks=SWEEP), *CASES[2:]],
-)
+@pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
 def test_training_goes_on_as_if_it_had_never_stopped(
     tmp_path, envs, sampler, autoreset, lockstep, next_of
 ):

@@ -20,7 +20,7 @@ import fbuf
 def test_a_mask_leaves_no_gap_in_a_window(sampler):
     """With a mask, the rows that are left are as if they alone had been added."""
     rng = np.random.default_rng(0)
-    for _ in range(25):
+    for _ in range(12):
         masked = alone = fbuf.init(jnp.int32(0), 5, sampler=sampler, autoreset="next_step")
         for turn in range(4):
             mask, ends = rng.random((2, 7)) < [[0.5], [0.3]]

@@ -87,6 +87,21 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
     return lax.platform_dependent(*batch, cpu=halves, default=make)
 
 
+def with_room(make: Callable[[jax.Array], jax.Array], batch: jax.Array) -> jax.Array:
+    """As `by_halves`, for a few entries; on CPU put into an array with room for one more.
+
+    Faster than a loop of two turns, but only where what is gathered from is small: from a large
+    array XLA gathers in several threads all the same, and anew for everyone who uses it.
+    """
+
+    def part(batch: jax.Array) -> jax.Array:
+        made, zero = make(batch), zero_after(batch)
+        room = blank(zero, (made.shape[0] + 1, *made.shape[1:]), made.dtype)
+        return lax.dynamic_update_slice_in_dim(room, made, zero, 0)[:-1]
+
+    return lax.platform_dependent(batch, cpu=part, default=make)
+
+
 def is_large(size: int, dtype: jnp.dtype) -> bool:
     """Whether so many numbers are more than a core's own cache has room for."""
     return size * dtype.itemsize > _CACHED

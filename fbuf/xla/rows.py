@@ -7,10 +7,13 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fbuf.xla.loop import LINE, by_halves, fetched, gathered
+from fbuf.xla.loop import LINE, by_halves, fetched, gathered, is_large, with_room
 
 _LONG = 64
 """The least numbers of a row that XLA's own gather reads by vectors; it is then the fastest."""
+
+_FEW = 16
+"""The most rows of a small array that are not worth a loop."""
 
 _MANY = 2**13
 """The least cache lines to read that are worth waking other threads for."""
@@ -46,6 +49,8 @@ def read_rows(
 
     if size >= _LONG:
         return gather(slots)
+    if slots.shape[0] <= _FEW and not is_large(leaf.size, leaf.dtype):
+        return with_room(gather, slots)
     slots = fetched(leaf, slots, slots, (first, last))
     lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
     return gather(slots) if lines >= _MANY else by_halves(gather, slots)

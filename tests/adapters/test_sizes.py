@@ -44,7 +44,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[pytest.mark.sweep] * (name in ("one", "time_major")))
+        for name in LAYOUTS
+    ],
+)
 def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
     options, time_major = LAYOUTS[layout]
     flat = "num_envs" not in options
