@@ -30,7 +30,7 @@ class Looked:
     """What a save has to know of a buffer; on the host.
 
     Attributes:
-        cursor: int32 `[3, heads]`; that of the ring.
+        cursor: int32 `[4, heads]`; that of the ring.
         flags: uint8 `[capacity]`; those of the ring.
         owners: int32 `[2, ends]`; which rows the kept next observations are of: the slot and the
             generation. None if none are kept.
@@ -195,7 +195,7 @@ def _retained(store: Store, at: Places) -> np.ndarray:
 
 def _rows_written(looked: Looked, store: Store) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How many rows each head has ever written, and how many of them are there."""
-    head, lap, stored = looked.cursor.astype(np.int64)
+    head, lap, stored, _ = looked.cursor.astype(np.int64)
     total = (lap % 2**32) * store.room + head
     return tuple(map(int, total)), tuple(map(int, stored))
 

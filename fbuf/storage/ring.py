@@ -71,8 +71,8 @@ class Ring:
     holds no row mean nothing.
 
     Attributes:
-        cursor: int32 `[3, heads]`; `head`, `lap` and `stored`. One array, for every array of a
-            state costs time whenever a function is called from Python.
+        cursor: int32 `[4, heads]`; `head`, `lap`, `stored` and `mark`. One array, for every array
+            of a state costs time whenever a function is called from Python.
         removed: int32 scalar; how many stored rows have been removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The episode each lane is in; None if nobody asks for it.
@@ -128,6 +128,11 @@ class Ring:
     def stored(self) -> jax.Array:
         """How many offsets hold a row, removed ones included. int32 `[heads]`."""
         return self.cursor[2]
+
+    @property
+    def mark(self) -> jax.Array:
+        """What `fbuf.save` has marked the buffer with, to know its successors. int32 `[heads]`."""
+        return self.cursor[3]
 
     # What is stored.
 
@@ -295,9 +300,10 @@ class Ring:
             inside &= ~in_episode.dummy
         lap = self.lap.astype(jnp.uint32) + end // size
         stored = jnp.minimum(self.stored.astype(jnp.uint32) + count, size)
+        mark = self.mark.astype(jnp.uint32)
         written = dataclasses.replace(
             self,
-            cursor=jnp.stack([end % size, lap, stored]).astype(jnp.int32),
+            cursor=jnp.stack([end % size, lap, stored, mark]).astype(jnp.int32),
             removed=removed,
             flags=write_rows(self.flags, slots, flags),
             open=now_open,
@@ -356,7 +362,7 @@ class Ring:
         """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
         return dataclasses.replace(
             self,
-            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0]),
+            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.mark]),
             removed=self.removed & 0,
             open=None if self.open is None else jax.tree.map(jnp.zeros_like, self.open),
         )
@@ -391,7 +397,7 @@ class Ring:
         return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)
 
     def _under_head(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The offset of slots under their heads, and these: head, lap, stored `[3, ...]`."""
+        """The offset of slots under their heads, and these: what the cursor has `[4, ...]`."""
         if self.heads == 1:
             return slots, self.cursor[:, 0]
         offset = slots // self.heads
@@ -406,7 +412,7 @@ def empty(
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
-        cursor=jnp.zeros((3, heads), jnp.int32),
+        cursor=jnp.zeros((4, heads), jnp.int32),
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
