@@ -30,6 +30,7 @@ REPORTS = (
     "draw_parts",
     "agents",
     "slices",
+    "saving",
     "bridge",
     "torch_buffers",
     "torchrl_dqn",

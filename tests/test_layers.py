@@ -23,7 +23,9 @@ LAYERS = (
     "door",
     "disk",
     "verbs",
+    "command",
     "__init__",
+    "__main__",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.disk import history, manifest
+from fbuf.disk import history, manifest, merge
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -107,15 +107,18 @@ def there(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_every_moment_of_a_crash(tmp_path, monkeypatch, whole):
+@pytest.mark.parametrize("kind", ["new", "whole", "joined"])
+def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     """Whatever of it has come to the disk: the order of calls alone makes a checkpoint safe."""
     folder, copy = tmp_path / "saved", tmp_path / "copy"
+    if kind == "joined":
+        monkeypatch.setattr(merge, "MOST", 2)
+        monkeypatch.setattr(merge, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 8)
     for turn in range(3):
         state = fbuf.add(state, jnp.full(3, turn, jnp.int32))
         fbuf.save(folder, state, extra=turn, keep=1)
-    if whole:
+    if kind == "whole":
         history.remember(folder, None)
     first = there(folder)
     state = fbuf.add(state, jnp.full(3, 3, jnp.int32))
@@ -123,6 +126,7 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, whole):
         disk = Disk(folder, patched)
         fbuf.save(folder, state, extra=3, keep=1)
     calls = disk.calls
+    assert any("joined" in str(path) for _, path, *_ in calls) == (kind == "joined")
     assert {"content", "directory", "name", "delete"} <= {call[0] for call in calls}
     outcomes = []
     for length in range(len(calls) + 1):
@@ -197,6 +201,35 @@ def test_killed_at_any_moment(tmp_path, background, times):
         if path.exists() and manifest.numbers(path):
             at_least = turn if finished is None else finished - (background == "background")
             turn = check_killed(path, max(at_least, turn))
+
+
+def test_a_full_disk(tmp_path):
+    """The error comes through, the checkpoint before it stays, and the next save tidies up."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system")
+    try:
+        path = small / "saved"
+        state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((100, 100)))
+        fbuf.save(path, state, extra=1)
+        before = there(path)
+        more = fbuf.add(state, jnp.ones((800, 100)), donate=False)
+        with pytest.raises(OSError, match="No space left"):
+            fbuf.save(path, more, extra=2)
+        fbuf.save(path, more, extra=2, background=True)
+        with pytest.raises(OSError, match="No space left"):
+            fbuf.wait()
+        assert {name: there(path)[name] for name in before} == before
+        assert fbuf.load(path).extra == 1
+        assert there(path).keys() == before.keys()  # nothing takes the room that is left
+        (path / "shard-00000" / "rows-00000009.npy.unfinished").write_bytes(b"of a process killed")
+        fbuf.save(path, state, extra=3)
+        assert fbuf.load(path).extra == 3
+        assert not any("unfinished" in str(name) for name in there(path))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_one_writer_at_a_time(tmp_path):

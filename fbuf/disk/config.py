@@ -52,6 +52,11 @@ def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
     }
 
 
+def is_known(data: Data) -> bool:
+    """Whether a sampler can be made again from what is said of it."""
+    return isinstance(data, dict) and data.get("name") in _SAMPLERS
+
+
 def sampler_data(sampler: Any) -> Data:
     """A sampler by its name and options; an option may be a sampler."""
     kind = type(sampler)
@@ -79,8 +84,8 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     if given is not None:
         if sampler_data(given) != data:
             raise CheckpointError(
-                f"fbuf.load: the checkpoint has the sampler {_words(data)}, and sampler is "
-                f"{_words(sampler_data(given))}; leave sampler out, or give the same one"
+                f"fbuf.load: the checkpoint has the sampler {sampler_words(data)}, and sampler is "
+                f"{sampler_words(sampler_data(given))}; leave sampler out, or give the same one"
             )
         return given
     try:
@@ -98,10 +103,10 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     return kind(**options)
 
 
-def _words(data: Data) -> str:
+def sampler_words(data: Data) -> str:
     """A sampler as people write it."""
     options = ", ".join(
-        f"{name}={_words(value) if isinstance(value, dict) else repr(value)}"
+        f"{name}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
         for name, value in data["options"].items()
     )
     return f"{data['name']}({options})"
@@ -111,17 +116,12 @@ def _item(data: Data, example: Any) -> Any:
     """One item of shapes and dtypes, in the tree of the example if there is one."""
     specs = [trees.spec(leaf) for leaf in trees.leaves(data)]
     if example is None:
-        own = trees.classes(data)
-        if own:
-            raise CheckpointError(
-                f"fbuf.load: the items there are made of {', '.join(sorted(set(own)))}; "
-                "give an example of an item as item="
-            )
-        return trees.made(data, specs)
+        return trees.made(data, specs, "item")
     found = trees.described(example, lambda leaf: trees.array(jax.numpy.shape(leaf), _dtype(leaf)))
     if found != data:
         raise CheckpointError(
-            f"fbuf.load: the checkpoint has items {_listed(data)}, and item is {_listed(found)}"
+            f"fbuf.load: the checkpoint has items {item_words(data)}, and item is "
+            f"{item_words(found)}"
         )
     return jax.tree.unflatten(jax.tree.structure(example), specs)
 
@@ -130,13 +130,13 @@ def _dtype(leaf: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
 
 
-def _listed(data: Data) -> str:
+def item_words(data: Data) -> str:
     """An item as people write it."""
     kind, content = trees.only(data)
     if kind == "leaf":
         return f"{content['dtype']}{content['shape']}"
     if kind == "dict":
-        return "{" + ", ".join(f"{key}: {_listed(child)}" for key, child in content) + "}"
+        return "{" + ", ".join(f"{key}: {item_words(child)}" for key, child in content) + "}"
     if kind == "other":
-        return f"{content[0]}({', '.join(map(_listed, content[1]))})"
-    return f"({', '.join(map(_listed, content))})"
+        return f"{content[0]}({', '.join(map(item_words, content[1]))})"
+    return f"({', '.join(map(item_words, content))})"

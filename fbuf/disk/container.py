@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import io
 import math
+import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
+from fbuf.disk import progress
 from fbuf.disk.errors import CheckpointError
-from fbuf.disk.files import CHUNK, Written
+from fbuf.disk.files import CHUNK, Block, Written
 
 
 def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -33,13 +35,53 @@ def _header(rows: int, width: int) -> bytes:
     return header.getvalue()
 
 
-def put(file: BinaryIO, rows: int, width: int, chunks: Iterable[np.ndarray]) -> None:
-    """Write an array of `rows` rows of `width` bytes, given in chunks of whole rows."""
-    file.write(_header(rows, width))
-    for chunk in chunks:
-        data = np.ascontiguousarray(chunk).reshape(-1)
-        if data.size:
-            file.write(data.view(np.uint8).data)
+def put(file: BinaryIO, blocks: Iterable[Block]) -> None:
+    """Write arrays, one after the other."""
+    for block in blocks:
+        file.write(_header(block.rows, block.width))
+        for chunk in block.chunks:
+            data = np.ascontiguousarray(chunk).reshape(-1)
+            if data.size:
+                file.write(data.view(np.uint8).data)
+
+
+def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarray]:
+    """The arrays of a file that has been checked, as they lie there: uint8 `[rows, width]` each."""
+    found, at = [], 0
+    for width in widths:
+        at += len(_header(rows, width))
+        shape = (rows, width)
+        # Of nothing there is no map.
+        empty = not rows * width
+        found.append(
+            np.zeros(shape, np.uint8)
+            if empty
+            else np.memmap(path, np.uint8, mode="r", offset=at, shape=shape)
+        )
+        at += rows * width
+    return found
+
+
+def check(folder: pathlib.Path, name: str, expected: Written) -> None:
+    """Read a file of a directory, and hold it against what it must be.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    with opened(folder / name) as file:
+        Reader(file, str(folder / name), expected).end()
+
+
+def opened(path: pathlib.Path) -> BinaryIO:
+    """A file of a checkpoint, open to be read.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise CheckpointError(f"fbuf.load: {path} cannot be read: {error}") from error
 
 
 class Reader:
@@ -73,6 +115,7 @@ class Reader:
         data = self._file.read(count)
         self._crc32 = zlib.crc32(data, self._crc32)
         self._length += len(data)
+        progress.moved(len(data))
         return data
 
     def end(self) -> None:

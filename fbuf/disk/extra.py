@@ -22,6 +22,8 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
     arrays: list[np.ndarray] = []
 
     def leaf(value: Any) -> Data:
+        if isinstance(value, np.generic) and not isinstance(value, str | bytes):
+            return {**leaf(np.asarray(value)), "array": "scalar"}
         if isinstance(value, bool | int | str):
             return {"value": value}
         if isinstance(value, float):
@@ -29,7 +31,7 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             arrays.append(np.array(jax.random.key_data(value)))
             return {"key": str(jax.random.key_impl(value)), **_of(arrays[-1])}
-        if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if isinstance(value, jax.Array | np.ndarray):
             found = np.array(jnp.copy(value) if isinstance(value, jax.Array) else value)
             if not trees.is_known(found.dtype.name):
                 raise TypeError(f"fbuf.save: extra has an array of {found.dtype}")
@@ -68,7 +70,7 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
         if "key" in data:
             return jax.random.wrap_key_data(jnp.asarray(array), impl=data["key"])
         if data["array"] != "jax":
-            return array
+            return array[()] if data["array"] == "scalar" else array
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise CheckpointError(
                 f"fbuf.load: extra has an array of {array.dtype}, and JAX's 64-bit types are off; "
@@ -78,13 +80,7 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
 
     leaves = [leaf(found) for found in trees.leaves(data)]
     if example is None:
-        own = trees.classes(data)
-        if own:
-            raise CheckpointError(
-                f"fbuf.load: extra is made of {', '.join(sorted(set(own)))}; give a tree of the "
-                "same structure as extra="
-            )
-        return trees.made(data, leaves)
+        return trees.made(data, leaves, "extra")
     if trees.described(example, lambda leaf: None) != _shape(data):
         raise CheckpointError("fbuf.load: extra is not of the structure that was saved")
     return jax.tree.unflatten(jax.tree.structure(example), leaves)

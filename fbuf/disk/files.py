@@ -12,8 +12,12 @@ import io
 import os
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
+
+import numpy as np
+
+from fbuf.disk import progress
 
 UNFINISHED = ".unfinished"
 """How the names of files end that are being written."""
@@ -28,6 +32,15 @@ class Written:
 
     length: int
     crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """An array to write: so many rows of so many bytes, in chunks."""
+
+    rows: int
+    width: int
+    chunks: Iterable[np.ndarray]
 
 
 class Summed(io.RawIOBase):
@@ -46,6 +59,7 @@ class Summed(io.RawIOBase):
         self._file.write(view)
         self.length += len(view)
         self.crc32 = zlib.crc32(view, self.crc32)
+        progress.moved(len(view))
         return len(view)
 
 
@@ -62,12 +76,16 @@ def write(folder: pathlib.Path, name: str, content: Callable[[BinaryIO], None]) 
     """
     final = folder / name
     unfinished = final.with_name(final.name + UNFINISHED)
-    with open(unfinished, "wb") as file:
-        summed = Summed(file)
-        content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, final)
+    try:
+        with open(unfinished, "wb") as file:
+            summed = Summed(file)
+            content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, final)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
+        raise
     sync(final.parent)
     return Written(summed.length, summed.crc32)
 

@@ -1,8 +1,8 @@
 """What was saved to a directory last, so that only what has changed since is written.
 
-A state does not know what was saved of it. What is known here, for the directories that this
-process has saved to or loaded from, is what the checkpoint held; it is held against the state to be
-saved. If that does not go on where the checkpoint ends, all of it is written.
+What a checkpoint held is known here, for the directories that this process has saved to or loaded
+from. A buffer goes on where it ends if it has the mark that the save gave it, or if its older rows
+are those that were saved: then each of them is looked at. Else all of the buffer is written.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ class Saved:
     Attributes:
         number: That of its manifest.
         manifest: The manifest.
+        mark: What the buffer was marked with, as the save returned it; 0 if it was loaded.
         looked: What was known of the buffer.
-        hashes: uint32 `[rows]`; a number for what each row of a store holds, by the store.
+        hashes: uint32 `[rows]`; a number for what each row of a store holds, by the store. None if
+            the buffer was known by its mark.
     """
 
     number: int
     manifest: Manifest
+    mark: int
     looked: Looked
-    hashes: dict[str, np.ndarray]
+    hashes: dict[str, np.ndarray] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +109,17 @@ def look(state: State[Any]) -> Looked:
     """Look at a buffer. Nothing of it is held."""
     found = [np.asarray(array) for array in _seen(state)]
     return Looked(*found, *([None] * (4 - len(found))))
+
+
+@jax.jit
+def _with_mark(cursor: jax.Array, mark: jax.Array) -> jax.Array:
+    return cursor.at[3].set(mark)
+
+
+def marked(state: State[Any], mark: int) -> State[Any]:
+    """The buffer with a mark; all other arrays are the same ones."""
+    cursor = _with_mark(state.ring.cursor, np.int32(mark))
+    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))
 
 
 @jax.jit
@@ -162,6 +176,11 @@ def places(
     return found, _written_besides(looked, rows, found[rows.name])
 
 
+def has_mark(looked: Looked, before: Saved) -> bool:
+    """Whether a buffer has come from what a save returned, by any ways and detours."""
+    return before.mark != 0 and bool((looked.cursor[3] == before.mark).all())
+
+
 def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], before: Saved) -> bool:
     """Whether a buffer goes on where a checkpoint ends: its older rows are those saved there.
 
@@ -171,6 +190,8 @@ def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], befor
         now: The hashes of its rows.
         before: The checkpoint.
     """
+    if before.hashes is None:
+        return False
     found, _ = places(state, looked, before)
     rows, *ends = stores.of_state(state)
     if found[rows.name].new == found[rows.name].all and any(found[rows.name].live):

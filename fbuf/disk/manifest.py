@@ -14,7 +14,7 @@ import re
 import zlib
 from typing import Any
 
-from fbuf.disk import files
+from fbuf.disk import container, files
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.files import Written
 from fbuf.disk.trees import Data
@@ -24,7 +24,7 @@ FORMAT = 1
 
 _NAME = re.compile(r"MANIFEST-(\d{8})")
 _HEAD = re.compile(rb"fbuf checkpoint (\d{1,6}), (\d{1,12}) bytes, crc32 ([0-9a-f]{8})\n")
-_FILE = re.compile(r"shard-\d{5}/(rows|ends|written|index)-\d{8}\.npy")
+_FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
 _MOST = 2**28
 """Bytes of a manifest, beyond which it is none of ours."""
 
@@ -98,15 +98,18 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
         CheckpointError: If it or one of the files is damaged, or its format is newer.
     """
     path = folder / name_of(number)
-    if path.stat().st_size > _MOST:
+    with container.opened(path) as file:
+        text = file.read(_MOST + 1)
+    if len(text) > _MOST:
         raise CheckpointError(f"fbuf.load: {path} is damaged: it is too large for a manifest")
-    text = path.read_bytes()
     head = _HEAD.match(text)
     if head is None:
         raise CheckpointError(f"fbuf.load: {path} is damaged: its first line is not that of one")
     body = text[head.end() :]
     if len(body) != int(head[2]) or zlib.crc32(body) != int(head[3], 16):
         raise CheckpointError(f"fbuf.load: {path} is damaged: its length or checksum is wrong")
+    if not int(head[1]):
+        raise CheckpointError(f"fbuf.load: {path} is damaged: there is no format 0")
     if int(head[1]) > FORMAT:
         raise CheckpointError(
             f"fbuf.load: {path} has format {int(head[1])}, and this fbuf reads formats up to "

@@ -62,10 +62,7 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
         )
         for store in stores.of_state(state)
     }
-    specs = [trees.spec(data) for data in found.index.values()] + extra.specs(found.extra)
-    (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
-    small = _read_index(folder, name, found, specs)
-    values = dict(zip(found.index, small[: len(found.index)], strict=True))
+    values, beside = read_index(folder, found)
     _check_cursor(values[".ring.cursor"], found)
     # Only now that the arrays have another owner may the state be dropped that they were made with.
     state = _with_index(state, values)
@@ -90,7 +87,7 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
         ]
         own = dataclasses.replace(kept.rows, words=ends[0], wide=tuple(ends[1:]))
         kept = dataclasses.replace(kept, rows=own)
-    return dataclasses.replace(state, storage=storage, next_obs=kept), small[len(found.index) :]
+    return dataclasses.replace(state, storage=storage, next_obs=kept), beside
 
 
 def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
@@ -135,11 +132,14 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
     return dataclasses.replace(own, storage=state.storage, next_obs=kept)
 
 
-def _read_index(
-    folder: pathlib.Path, name: str, found: Manifest, specs: list[jax.ShapeDtypeStruct]
-) -> list[np.ndarray]:
+def read_index(
+    folder: pathlib.Path, found: Manifest
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """All arrays of a buffer but its rows, by their path; and those that were saved beside it."""
+    specs = [trees.spec(data) for data in found.index.values()] + extra.specs(found.extra)
+    (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
     arrays = []
-    with open(folder / name, "rb") as file:
+    with container.opened(folder / name) as file:
         reader = container.Reader(file, str(folder / name), found.files[name])
         for spec in specs:
             width = container.row_bytes(spec.shape, np.dtype(spec.dtype))
@@ -149,7 +149,8 @@ def _read_index(
             # A copy, for an array that JAX takes over must lie as JAX wants it.
             arrays.append(np.array(chunk).reshape(-1).view(spec.dtype).reshape(spec.shape))
         reader.end()
-    return arrays
+    count = len(found.index)
+    return dict(zip(found.index, arrays[:count], strict=True)), arrays[count:]
 
 
 def _read_rows(
@@ -158,7 +159,7 @@ def _read_rows(
     """Write the rows of a segment into the arrays; later ones are written over them."""
     places = stores.of_segment(segment)
     count = stores.size(places)
-    with open(folder / segment.file, "rb") as file:
+    with container.opened(folder / segment.file) as file:
         reader = container.Reader(file, str(folder / segment.file), found.files[segment.file])
         for at, width in enumerate(store.widths):
             chunks = reader.array(count, width, store.step)
@@ -174,7 +175,7 @@ def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list
     capacity = store.heads * store.room
     if count > capacity:
         raise CheckpointError(f"fbuf.load: {folder / name} has more rows than the buffer")
-    with open(folder / name, "rb") as file:
+    with container.opened(folder / name) as file:
         reader = container.Reader(file, str(folder / name), found.files[name])
         (data,) = reader.array(count, 8, count)
         rows = data.reshape(-1).view(np.int64)

@@ -59,8 +59,33 @@ def classes(data: Data) -> list[str]:
     return own + [name for child in children for name in classes(child)]
 
 
-def made(data: Data, of: Sequence[Any]) -> Any:
-    """The tree, with these leaves. It has no classes of somebody's own."""
+def without_classes(data: Data) -> Data:
+    """The same with tuples in place of objects whose classes cannot be made again."""
+    kind, content = only(data)
+    match kind:
+        case "leaf" | "none":
+            return data
+        case "dict":
+            return {kind: [[key, without_classes(child)] for key, child in content]}
+        case _:
+            children = content[1] if kind == "other" else content
+            kind = "tuple" if kind == "other" else kind
+            return {kind: [without_classes(child) for child in children]}
+
+
+def made(data: Data, of: Sequence[Any], argument: str) -> Any:
+    """The tree, with these leaves.
+
+    Raises:
+        CheckpointError: If it has classes of somebody's own. The message says to give an example as
+            `argument`.
+    """
+    own = classes(data)
+    if own:
+        raise CheckpointError(
+            f"fbuf.load: {argument} is made of {', '.join(sorted(set(own)))}, which nothing but "
+            f"their names is known of; give an example of the same structure as {argument}="
+        )
     rest = iter(of)
 
     def node(data: Data) -> Any:
@@ -74,10 +99,8 @@ def made(data: Data, of: Sequence[Any]) -> Any:
                 return {key: node(child) for key, child in content}
             case "list":
                 return [node(child) for child in content]
-            case "tuple":
-                return tuple(node(child) for child in content)
             case _:
-                raise CheckpointError(f"fbuf.load: a tree has a node of kind {kind!r}")
+                return tuple(node(child) for child in content)
 
     return node(data)
 

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import pathlib
-from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+import secrets
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk import config, container, extra, files, history, manifest, stores, trees
+from fbuf.disk import config, container, extra, files, history, manifest, merge, stores, trees
 from fbuf.disk.errors import CheckpointError
+from fbuf.disk.files import UNFINISHED, Block
 from fbuf.disk.history import Saved
 from fbuf.disk.manifest import Manifest, Segment
 from fbuf.state import State
 
 SHARD = "shard-00000"
 """Where the files of a buffer lie that is not sharded."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """An array to write: so many rows of so many bytes, in chunks."""
-
-    rows: int
-    width: int
-    chunks: Iterable[np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +33,22 @@ class Prepared:
         number: That of its manifest.
         manifest: The manifest, but for the files that are still to be written.
         files: What these will hold, by name.
+        widths: The bytes of a row of each array, by the store.
+        mark: What the buffer is to be marked with.
         saved: What there is to remember, but for the manifest.
     """
 
     number: int
     manifest: Manifest
     files: dict[str, list[Block]]
+    widths: dict[str, list[int]]
+    mark: int
     saved: Callable[[Manifest], Saved]
+
+    @property
+    def nbytes(self) -> int:
+        """How much is to be written."""
+        return sum(block.rows * block.width for blocks in self.files.values() for block in blocks)
 
 
 def prepare(
@@ -61,16 +64,17 @@ def prepare(
         version: That of fbuf.
     """
     known = manifest.numbers(folder)
-    number = known[-1] + 1 if known else 1
+    number, mark = known[-1] + 1 if known else 1, secrets.randbelow(2**31 - 1) + 1
     description, arrays = extra.split(given)
-    looked, hashes = history.look(state), history.hashes(state)
-    before = history.last(folder)
+    looked, before, hashes = history.look(state), history.last(folder), None
     if before is not None and not (
-        _is_there(folder, known, before)
-        and before.manifest.config == config.described(state)
-        and history.goes_on(state, looked, hashes, before)
+        _is_there(folder, known, before) and before.manifest.config == config.described(state)
     ):
         before = None
+    if before is None or not history.has_mark(looked, before):
+        hashes = history.hashes(state)
+        if before is not None and not history.goes_on(state, looked, hashes, before):
+            before = None
     found, written = history.places(state, looked, before)
     contents: dict[str, list[Block]] = {}
 
@@ -124,7 +128,9 @@ def prepare(
             },
         ),
         contents,
-        lambda written: Saved(number, written, looked, hashes),
+        {store.name: store.widths for store in stores.of_state(state)},
+        mark,
+        lambda written: Saved(number, written, mark, looked, hashes),
     )
 
 
@@ -141,18 +147,51 @@ def _is_there(folder: pathlib.Path, known: list[int], before: Saved) -> bool:
 def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
     """Write the files of a checkpoint, and its manifest last; then delete what nobody needs."""
     files.make_folder(folder / SHARD)
-    found = dict(prepared.manifest.files)
-    for name, blocks in prepared.files.items():
-
-        def content(file: BinaryIO, blocks: list[Block] = blocks) -> None:
-            for block in blocks:
-                container.put(file, block.rows, block.width, block.chunks)
-
-        found[name] = files.write(folder, name, content)
-    whole = dataclasses.replace(prepared.manifest, files=found)
+    files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
+    try:
+        whole = _written(folder, prepared)
+    except BaseException:
+        # No manifest names them.
+        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
+        raise
     manifest.write(folder, prepared.number, whole)
     history.remember(folder, prepared.saved(whole))
     clean(folder, keep)
+
+
+def _is_of(name: str, prepared: Prepared) -> bool:
+    return name.endswith(f"-{prepared.number:08}.npy")
+
+
+def _written(folder: pathlib.Path, prepared: Prepared) -> Manifest:
+    """Write all files of a checkpoint but the manifest, and return what that is to say."""
+    whole = _with_files(folder, prepared.manifest, prepared.files)
+    for store, widths in prepared.widths.items():
+        name = f"{SHARD}/joined-{store}-{prepared.number:08}.npy"
+        found = merge.joined(folder, name, store, whole, widths)
+        if found is not None:
+            kept = whole.segments[store]
+            at = kept.index(found.old[0])
+            segments = (*kept[:at], found.new, *kept[at + len(found.old) :])
+            whole = _with_files(folder, whole, {name: found.blocks})
+            gone = {segment.file for segment in found.old}
+            whole = dataclasses.replace(
+                whole,
+                segments={**whole.segments, store: segments},
+                files={name: file for name, file in whole.files.items() if name not in gone},
+            )
+    return whole
+
+
+def _with_files(
+    folder: pathlib.Path, found: Manifest, contents: dict[str, list[Block]]
+) -> Manifest:
+    """Write files, and take note of them."""
+    written = {
+        name: files.write(folder, name, functools.partial(container.put, blocks=blocks))
+        for name, blocks in contents.items()
+    }
+    return dataclasses.replace(found, files={**found.files, **written})
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:

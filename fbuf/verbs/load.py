@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fbuf.checks import values as check
-from fbuf.disk import background, config, history, manifest, reader
+from fbuf.disk import background, config, history, manifest, progress, reader
 from fbuf.disk import extra as extras
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.manifest import Manifest
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile
         >>> path = tempfile.mkdtemp()
-        >>> fbuf.save(path, fbuf.init(jnp.zeros(()), capacity=4), extra=[1, 2])
+        >>> state = fbuf.save(path, fbuf.init(jnp.zeros(()), capacity=4), extra=[1, 2])
         >>> state, extra = fbuf.load(path)
         >>> extra
         [1, 2]
@@ -88,7 +88,7 @@ def load(
         >>> import fbuf, jax.numpy as jnp, tempfile
         >>> path = tempfile.mkdtemp()
         >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
-        >>> fbuf.save(path, state)
+        >>> state = fbuf.save(path, state)
         >>> fbuf.rows(fbuf.load(path).state).data
         Array([2., 3., 4., 5.], dtype=float32)
     """
@@ -120,7 +120,8 @@ def _read(
     try:
         given = config.arguments(found.config, item, sampler)
         reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
-        state, arrays = reader.fill(folder, found, init(**given))
+        with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
+            state, arrays = reader.fill(folder, found, init(**given))
         return found, state, extras.joined(found.extra, arrays, example)
     except CheckpointError:
         raise
@@ -133,4 +134,4 @@ def _read(
 def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
     """What a later save has to know."""
     looked = history.look(state)
-    return history.Saved(number, found, looked, history.hashes(state))
+    return history.Saved(number, found, 0, looked, history.hashes(state))

@@ -34,7 +34,7 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
         >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"
         '26.3 GiB'
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
-        28229564
+        28229568
     """
     try:
         inspect.signature(init).bind(item, capacity, **options)

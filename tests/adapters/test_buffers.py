@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf.disk import history, manifest
 
 torch = pytest.importorskip("torch")
 
@@ -29,6 +30,7 @@ from buffers import (  # noqa: E402 (after the skip)
     PAIRS,
     assert_same,
     bits,
+    empty,
     flags,
     of_jax,
     priorities,
@@ -445,7 +447,7 @@ def prefetching() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("fbuf-prefetch")}
 
 
-def test_a_closed_buffer_says_so(kind):
+def test_a_closed_buffer_says_so(kind, tmp_path):
     before = prefetching()
     buffer = filled(kind, prefetch=2, sampler=EXACT)
     batch = buffer.sample()
@@ -460,6 +462,8 @@ def test_a_closed_buffer_says_so(kind):
         lambda: len(buffer),
         lambda: next(iter(buffer)),
         *(buffer.empty, buffer.can_sample, buffer.stats, buffer.state_dict),
+        lambda: buffer.save(tmp_path),
+        lambda: buffer.load(tmp_path),
     ):
         with pytest.raises(RuntimeError, match=r"this buffer is closed"):
             call()
@@ -620,26 +624,66 @@ def step(kind: Any, buffer: Any, number: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("laps", [1, 2], ids=["before the end", "around the end"])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_run_goes_on_where_it_was(kind, prefetch, laps, tmp_path):
+@pytest.mark.parametrize("way", ["state_dict", "directory"])
+def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
     def made(seed: int) -> Any:
         return kind.make(sampler=EXACT, seed=seed, prefetch=prefetch)
 
     buffer = made(1)
     for number in range(1, 2 * laps, 2):
         step(kind, buffer, number)
-    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
-    saved = torch.load(tmp_path / "buffer.pt", weights_only=True)
+    if way == "directory":
+        buffer.save(tmp_path)
+        load = lambda resumed: resumed.load(tmp_path)
+    else:
+        torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+        saved = torch.load(tmp_path / "buffer.pt", weights_only=True)
+        load = lambda resumed: resumed.load_state_dict(saved)
     expected = [step(kind, buffer, number) for number in range(5, 9)]
     other = made(2)
     kind.extend(other, rows(COUNT, 50))  # which is forgotten
     other.sample()
     for resumed in (other, made(1)):
-        resumed.load_state_dict(saved)
+        load(resumed)
         for number, wanted in zip(range(5, 9), expected, strict=True):
             assert_same(step(kind, resumed, number), wanted)
-        assert_same(kind.core(resumed).state, kind.core(buffer).state)
+        # Which has the mark of the save.
+        end = kind.core(buffer).state
+        mark = int(end.ring.mark[0])
+        assert (mark != 0) == (way == "directory")
+        assert_same(history.marked(kind.core(resumed).state, mark), end)
         resumed.close()
     buffer.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_saves_into_one_directory(kind, prefetch, tmp_path):
+    """Of an old directory only what is new is written, and each is the buffer of that moment."""
+    buffer = kind.make(sampler=EXACT, prefetch=prefetch)
+    for turn in range(1, 5):
+        step(kind, buffer, turn)
+        buffer.save(tmp_path)
+        again = kind.make(sampler=EXACT, prefetch=prefetch)
+        known = history.last(tmp_path)
+        again.load(tmp_path)
+        history.remember(tmp_path, known)
+        assert_same(kind.core(again).state.storage, kind.core(buffer).state.storage)
+        again.close()
+    assert len(manifest.numbers(tmp_path)) == 2
+    buffer.close()
+
+
+def test_a_directory_that_does_not_fit_changes_nothing(kind, tmp_path):
+    filled(kind, sampler=EXACT).save(tmp_path)
+    for other in (filled(kind, capacity=7, sampler=EXACT), filled(kind)):
+        before = bits(kind.core(other).state)
+        with pytest.raises(ValueError, match=r"same arguments|has the sampler"):
+            other.load(tmp_path)
+        for x, y in zip(before, bits(kind.core(other).state), strict=True):
+            np.testing.assert_array_equal(x, y)
+    fbuf.save(tmp_path, empty(sampler=EXACT))
+    with pytest.raises(fbuf.CheckpointError, match="and no ReplayBuffer"):
+        kind.make(sampler=EXACT).load(tmp_path)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -43,7 +43,7 @@ def stored(buffer):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("times", MANY)
-def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times):
+def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times, tmp_path):
     rng, hit, number = random.Random(0), 0, 8
     with ReplayBuffer(64, sampler=fbuf.Prioritized(), batch_size=4, prefetch=prefetch) as buffer:
         buffer.extend(rows(0, 8))
@@ -80,7 +80,10 @@ def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times):
                 calls["sample"] = buffer.sample, before
                 calls["another"] = lambda: buffer.sample(3), before
             if rng.random() < 0.02:
-                calls = {"empty": (buffer.empty, [None] * 64)}
+                calls = {
+                    "empty": (buffer.empty, [None] * 64),
+                    "disk": (lambda: buffer.save(tmp_path, background=rng.random() < 0.5), before),
+                }
             name = rng.choice(list(calls))
             call, after = calls[name]
             done, result = interrupted(call, rng.uniform(0, 1.5e-3))
@@ -91,6 +94,10 @@ def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times):
             found = stored(buffer)
             assert found == after[-64:] or (not done and found == before), name
         buffer.raise_on_fault()
+        before = stored(buffer)
+        buffer.save(tmp_path)
+        buffer.load(tmp_path)
+        assert stored(buffer) == before
         buffer.extend(rows(number, 8))
         assert len(buffer.sample().data["n"]) == 4
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fbuf
+from fbuf.disk import manifest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
@@ -1110,7 +1111,7 @@ def test_a_dump_goes_on_where_it_was(prefetch, tmp_path):
     old.extend(rows(8, 50))  # which is forgotten
     old.sample()
     rb.dumps(tmp_path / "some" / "rb")
-    assert os.listdir(tmp_path / "some" / "rb") == ["buffer.pt"]
+    assert "MANIFEST-00000001" in os.listdir(tmp_path / "some" / "rb")
     for other in (new, old):
         other.loads(str(tmp_path / "some" / "rb"))
     assert len(new) == len(old) == len(rb)
@@ -1141,25 +1142,32 @@ def test_what_a_view_made_is_saved_too(tmp_path):
 
 
 def test_a_dump_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    def half(saved, file):
-        file.write(b"half of it")
+    def half(*_):
         raise OSError("no space left")
 
     rb = agent(0)
     rb.extend(rows(8))
     rb.dumps(tmp_path)
-    saved = (tmp_path / "buffer.pt").read_bytes()
     first, wanted = agent(0), go_on(rb)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", half)
+        patch.setattr(manifest, "write", half)
         with pytest.raises(OSError, match="no space left"):
             rb.dumps(tmp_path)
-    assert (tmp_path / "buffer.pt").read_bytes() == saved
     first.loads(tmp_path)
     assert_all_same(go_on(first), wanted)
     rb.dumps(tmp_path)
-    assert os.listdir(tmp_path) == ["buffer.pt"]
-    assert (tmp_path / "buffer.pt").read_bytes() != saved
+    assert manifest.numbers(tmp_path) == [1, 2]
+
+
+def test_a_dump_of_other_transforms_changes_nothing(tmp_path):
+    rb, other = agent(0), filled()
+    rb.extend(rows(8))
+    rb.dumps(tmp_path)
+    before = buffers.bits(other.buffer.state)
+    with pytest.raises(ValueError, match="1 transforms, but this buffer has 0"):
+        other.loads(tmp_path)
+    for x, y in zip(before, buffers.bits(other.buffer.state), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_what_does_not_fit_is_not_loaded():

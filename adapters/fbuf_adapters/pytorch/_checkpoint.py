@@ -1,18 +1,21 @@
-"""A buffer as a tree of tensors that `torch.save` can write, and back."""
+"""A buffer as a tree of tensors that `torch.save` can write, or as a directory, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _dtypes
+from fbuf.disk import trees
+from fbuf_adapters.pytorch import _dtypes, _encoded
 from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
 from fbuf_adapters.pytorch._item import Learned, example, learn
@@ -20,6 +23,9 @@ from fbuf_adapters.pytorch._to_torch import to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
 
 VERSION = 2
+
+_OF_DISK = "ReplayBuffer"
+"""What is beside the rows in a directory is called so, with `VERSION`."""
 
 _CPU = torch.device("cpu")
 
@@ -99,16 +105,7 @@ def load(
             f"{where} state_dict has version {saved['version']}, but this release reads version "
             f"{VERSION}; load it with the release that wrote it"
         )
-    if saved["made_with"] != _made_with(init.keywords):
-        raise ValueError(
-            f"{where} state_dict is from a buffer made with {saved['made_with']}, but this buffer "
-            f"was made with {_made_with(init.keywords)}; use the same arguments"
-        )
-    if saved["ahead"] and saved["batch_size"] != batch_size:
-        raise ValueError(
-            f"{where} state_dict holds batches of {saved['batch_size']} drawn ahead, but this "
-            f"buffer has batch_size {batch_size}; use the same batch_size"
-        )
+    _check(f"{where} state_dict", saved, init, batch_size)
     learned = None if saved["item"] is None else learn(where, saved["item"])
     return Run(
         state=None if learned is None else _state(where, saved, init, learned),
@@ -120,6 +117,116 @@ def load(
         batch_size=batch_size,
         sizes=list(saved["sizes"]),
     )
+
+
+def write(
+    where: str,
+    path: str | os.PathLike[str],
+    run: Run,
+    init: functools.partial[fbuf.State[Any]],
+    extra: Any,
+    *,
+    keep: int,
+    background: bool,
+) -> fbuf.State[Any] | None:
+    """Save all of it to a directory, and return the state, marked; None if there is none."""
+    state = run.state
+    if state is None:  # a directory has the rows of some buffer
+        state = init(jax.ShapeDtypeStruct((), jnp.int32), next_of=None, max_ends=None)
+    given = None if run.learned is None else jax.tree.leaves(run.learned.given)
+    beside = {
+        "version": VERSION,
+        "made_with": _made_with(init.keywords),
+        "given": given,
+        "key": np.asarray(run.key),
+        "turns": np.asarray(run.turns),
+        "written": run.written,
+        "batch_size": run.batch_size,
+        "sizes": run.sizes,
+        "ahead": run.ahead,
+    }
+    whole = {
+        _OF_DISK: _encoded.encode(f"{where} (batches drawn ahead)", beside),
+        "extra": _encoded.encode(f"{where} extra", extra),
+    }
+    marked = fbuf.save(path, state, extra=whole, keep=keep, background=background)
+    return None if run.state is None else marked
+
+
+def read(
+    where: str,
+    path: str | os.PathLike[str],
+    init: functools.partial[fbuf.State[Any]],
+    batch_size: int | None,
+    learned: Learned | None,
+    fallback: bool,
+) -> tuple[Run, Any]:
+    """Read it from a directory, with what was saved beside it.
+
+    Args:
+        where: Who asks, for messages.
+        path: The directory.
+        init: Makes a buffer of an item.
+        batch_size: That of the buffer that it is for.
+        learned: The item of that, which tells of what classes it is made; None if not known.
+        fallback: As for `fbuf.load`.
+
+    Raises:
+        fbuf.CheckpointError: As `fbuf.load`. Also if it was saved by something else.
+        ValueError: If it is from a buffer made with other arguments.
+    """
+    item = None if learned is None or _is_plain(learned.item) else learned.item
+    sampler = init.keywords["sampler"]
+    state, whole = fbuf.load(path, item=item, sampler=sampler, fallback=fallback)
+    if not isinstance(whole, dict) or _OF_DISK not in whole:
+        raise fbuf.CheckpointError(
+            f"{where} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "
+            "buffer.state = fbuf.load(path).state"
+        )
+    try:
+        saved = _encoded.decode(whole[_OF_DISK], _CPU)
+        extra = _encoded.decode(whole["extra"], _CPU)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise fbuf.CheckpointError(f"{where} {os.fspath(path)!r} is damaged: {error}") from error
+    _check(f"{where} {os.fspath(path)!r}", saved, init, batch_size)
+    known = None
+    if saved["given"] is not None:
+        item = state.storage.item
+        known = Learned(item, jax.tree.unflatten(jax.tree.structure(item), saved["given"]))
+    return Run(
+        state=None if known is None else state,
+        learned=known,
+        key=jnp.asarray(saved["key"]),
+        turns=jnp.asarray(saved["turns"]),
+        written=saved["written"],
+        ahead=saved["ahead"],
+        batch_size=batch_size,
+        sizes=saved["sizes"],
+    ), extra
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree can be made again without an example."""
+    return not trees.classes(trees.described(tree, lambda leaf: None))
+
+
+def _check(
+    what: str,
+    saved: Mapping[str, Any],
+    init: functools.partial[fbuf.State[Any]],
+    batch_size: int | None,
+) -> None:
+    """Raise `ValueError` if it is from a buffer made with other arguments."""
+    if saved["made_with"] != _made_with(init.keywords):
+        raise ValueError(
+            f"{what} is from a buffer made with {saved['made_with']}, but this buffer "
+            f"was made with {_made_with(init.keywords)}; use the same arguments"
+        )
+    if saved["ahead"] and saved["batch_size"] != batch_size:
+        raise ValueError(
+            f"{what} holds batches of {saved['batch_size']} drawn ahead, but this "
+            f"buffer has batch_size {batch_size}; use the same batch_size"
+        )
 
 
 def _state(

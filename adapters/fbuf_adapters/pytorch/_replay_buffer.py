@@ -646,6 +646,66 @@ class ReplayBuffer:
             self.__dict__.update(_rows=rows, _draws=draws)
             before.drop()
 
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        extra: Any = None,
+        keep: int = 2,
+        background: bool = False,
+    ) -> None:
+        """Save all that future calls depend on to a directory, as `fbuf.save` does.
+
+        A save that is stopped leaves the checkpoint before it, and of a directory that holds an
+        earlier one only what is new since is written.
+
+        Args:
+            path: The directory.
+            extra: What else to save: tensors, arrays, numbers, bools, strings and None, in dicts,
+                lists and tuples. The `state_dict()` of a network or an optimiser is such a tree.
+            keep: How many checkpoints to keep in the directory.
+            background: Return as soon as all is copied that has to be; see `fbuf.wait`.
+
+        Raises:
+            TypeError: If `extra`, or with `prefetch` what `transform` has made, is something else.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
+            OSError: As `fbuf.save`.
+        """
+        with self.lock:
+            self._check_open("save")
+            where = _where("save")
+            rows = None if self._rows is None else self._made("save")
+
+            def write() -> None:
+                run = self._snapshot(rows)
+                marked = _checkpoint.write(
+                    where, path, run, self._init, extra, keep=keep, background=background
+                )
+                if rows is not None and marked is not None and run.written:
+                    rows.owner.state = marked
+
+            self._calls.apart(write)
+
+    def load(self, path: str | os.PathLike[str], *, fallback: bool = False) -> Any:
+        """Go on where `save` was called.
+
+        Make the buffer with the same arguments; it then draws the same batches as the other would
+        have drawn. A buffer without an `item` takes it from the directory.
+
+        Args:
+            path: The directory.
+            fallback: As for `fbuf.load`.
+
+        Returns:
+            What was given to `save` as `extra`; its tensors lie on CPU.
+
+        Raises:
+            fbuf.CheckpointError: As `fbuf.load`. The buffer is then unchanged.
+            ValueError: If it is from a buffer made with other arguments; likewise.
+            RuntimeError: If the buffer is closed.
+        """
+        return self.load_checked(path, fallback, lambda extra: None)
+
     def close(self) -> None:
         """Stop the prefetch thread, and free the memory. Batches stay valid.
 
@@ -679,6 +739,29 @@ class ReplayBuffer:
         """The arrays of the state: another tuple as soon as it has changed."""
         with self.lock:
             return self._made("state").owner.leaves
+
+    def load_checked(
+        self, path: str | os.PathLike[str], fallback: bool, check: Callable[[Any], None]
+    ) -> Any:
+        """As `load`; `check` may raise at what was saved beside, before anything has changed."""
+        with self.lock:
+            self._check_open("load")
+            where, known = _where("load"), self._rows
+
+            def read() -> tuple[_Rows | None, Draws, Any]:
+                learned = None if known is None else known.learned
+                with jax.default_device(self._jax_device):
+                    run, extra = _checkpoint.read(
+                        where, path, self._init, self._batch_size, learned, fallback
+                    )
+                check(extra)
+                return *self._resumed(run), extra
+
+            rows, draws, extra = self._calls.apart(read)
+            before = self._draws
+            self.__dict__.update(_rows=rows, _draws=draws)  # one instruction, as above
+            before.drop()
+            return extra
 
     def read_at(self, where: str, index: Any) -> tuple[torch.Tensor, Any]:
         """The slots that an index means, and the rows there, flat; see `__getitem__`."""
@@ -719,8 +802,12 @@ class ReplayBuffer:
 
     def _saved(self, rows: _Rows | None) -> dict[str, Any]:
         """All that future calls depend on."""
+        return _checkpoint.save(self._snapshot(rows), self._init.keywords)
+
+    def _snapshot(self, rows: _Rows | None) -> _checkpoint.Run:
+        """The same as it is here."""
         waiting, turn = self._draws.waiting()
-        run = _checkpoint.Run(
+        return _checkpoint.Run(
             state=None if rows is None else rows.owner.state,
             learned=None if rows is None else rows.learned,
             written=rows is not None and rows.owner.leaves is not rows.blank,
@@ -730,11 +817,13 @@ class ReplayBuffer:
             batch_size=self._batch_size,
             sizes=self._draws.sizes.own.get("sample", []),
         )
-        return _checkpoint.save(run, self._init.keywords)
 
     def _loaded(self, where: str, saved: dict[str, Any]) -> tuple[_Rows | None, Draws]:
         """What was saved, as this buffer has it."""
-        run = _checkpoint.load(where, saved, self._init, self._batch_size)
+        return self._resumed(_checkpoint.load(where, saved, self._init, self._batch_size))
+
+    def _resumed(self, run: _checkpoint.Run) -> tuple[_Rows | None, Draws]:
+        """A run, as this buffer has it."""
         rows = None
         if run.state is not None and run.learned is not None:
             owner = Owner(jax.device_put(run.state, self._jax_device), self._calls)

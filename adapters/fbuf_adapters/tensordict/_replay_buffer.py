@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import io
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -556,60 +555,64 @@ class TensorDictReplayBuffer:
             buffer = self.buffer.state_dict()
             # torch.load knows dicts, and no TensorDicts.
             buffer["ahead"] = [(list(b.batch_size), b.to_dict()) for b in buffer["ahead"]]
-            return {
-                "buffer": buffer,
-                "dtypes": dict(self._form.dtypes) if self._form else {},
-                "item_dims": list(self._form.dims) if self._form else [],
-                "alpha": self.alpha,
-                "beta": self.beta,
-                "write_count": self._write_count,
-                "transforms": [
-                    copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
-                    for t in self._transforms
-                ],
-            }
+            return {"buffer": buffer, **self._beside()}
+
+    def _beside(self) -> dict[str, Any]:
+        """What future calls depend on beside the buffer behind this one."""
+        return {
+            "dtypes": dict(self._form.dtypes) if self._form else {},
+            "item_dims": list(self._form.dims) if self._form else [],
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "write_count": self._write_count,
+            "transforms": [
+                copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
+                for t in self._transforms
+            ],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
         with self.buffer.lock:
-            saved = state_dict["transforms"]
-            if len(saved) != len(self._transforms):
-                raise ValueError(
-                    f"{_NAME}.load_state_dict: state_dict has {len(saved)} transforms, but this "
-                    f"buffer has {len(self._transforms)}; append the same transforms first"
-                )
+            self._check_transforms("load_state_dict", state_dict)
             buffer = dict(state_dict["buffer"])
             buffer["ahead"] = [
                 TensorDict(batch, batch_size=size, device=self._device)
                 for size, batch in buffer["ahead"]
             ]
             self.buffer.load_state_dict(buffer)
-            for transform, state in zip(self._transforms, saved, strict=True):
-                if state is not None:
-                    transform.load_state_dict(state)
-            dtypes = dict(state_dict["dtypes"])
-            self._form = Form(dtypes, torch.Size(state_dict["item_dims"])) if dtypes else None
-            self.alpha, self.beta = state_dict["alpha"], state_dict["beta"]
-            self._write_count, self._ready = state_dict["write_count"], False
-            self._seen = None  # and so the episodes are looked up when rows are added
+            self._resume(state_dict)
+
+    def _check_transforms(self, function: str, saved: dict[str, Any]) -> None:
+        """Raise if there are others than there were."""
+        count = len(saved["transforms"])
+        if count != len(self._transforms):
+            raise ValueError(
+                f"{_NAME}.{function}: state_dict has {count} transforms, but this "
+                f"buffer has {len(self._transforms)}; append the same transforms first"
+            )
+
+    def _resume(self, saved: dict[str, Any]) -> None:
+        """Take over what `_beside` has said."""
+        for transform, state in zip(self._transforms, saved["transforms"], strict=True):
+            if state is not None:
+                transform.load_state_dict(state)
+        dtypes = dict(saved["dtypes"])
+        self._form = Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None
+        self.alpha, self.beta = saved["alpha"], saved["beta"]
+        self._write_count, self._ready = saved["write_count"], False
+        self._seen = None  # and so the episodes are looked up when rows are added
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save the buffer in a folder, and make the folder if need be; whole, or not at all."""
-        folder = pathlib.Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / "buffer.part"
-        try:
-            with open(part, "wb") as file:
-                torch.save(self.state_dict(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, folder / "buffer.pt")
-        finally:
-            part.unlink(missing_ok=True)
+        """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`."""
+        with self.buffer.lock:
+            self.buffer.save(path, extra={"tensordict": self._beside()})
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where `dumps` was called."""
-        self.load_state_dict(torch.load(pathlib.Path(path) / "buffer.pt"))
+        """Go on where `dumps` was called; see `ReplayBuffer.load`."""
+        with self.buffer.lock:
+            check = lambda extra: self._check_transforms("loads", extra["tensordict"])
+            self._resume(self.buffer.load_checked(path, False, check)["tensordict"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Another name of `dumps`, as in TorchRL."""

@@ -1,0 +1,117 @@
+"""The command line: its arguments, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from fbuf._versions import VERSION
+from fbuf.command import inspect, plan, plot, verify
+from fbuf.disk.errors import CheckpointError
+
+_EXIT_CODES = """\
+exit codes:
+  0  all is well
+  1  a checkpoint is damaged
+  2  the arguments are wrong, or there is no checkpoint
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code; None takes the arguments of the process."""
+    # Beside a training run: leave the accelerator to it.
+    jax.config.update("jax_platforms", "cpu")
+    given = _parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except CheckpointError as error:
+        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has seen enough
+        return 0
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        return 2
+
+
+def _short(error: Exception) -> str:
+    """What an error says, without the name of the function that nobody has called here."""
+    return str(error).removeprefix("fbuf.load: ").removeprefix("fbuf.nbytes: ")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fbuf",
+        description="Look at checkpoints of replay buffers, and plan their memory.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fbuf {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    one = commands.add_parser("inspect", help="print what the newest checkpoint holds")
+    one.add_argument("path", type=pathlib.Path, help="the directory given to fbuf.save")
+    one.add_argument("--reward", help="the field of the reward; found by its name if left out")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.add_argument("--plot", type=pathlib.Path, metavar="OUT.png", help="draw it, too")
+    one.set_defaults(run=_inspect)
+
+    one = commands.add_parser("verify", help="check every byte of every checkpoint")
+    one.add_argument("path", type=pathlib.Path, help="the directory given to fbuf.save")
+    one.set_defaults(run=_verify)
+
+    one = commands.add_parser(
+        "plan",
+        help="how large a buffer is, or how many rows fit",
+        description="How much memory a buffer of so many rows takes, or how many rows fit into so "
+        "much memory.",
+        epilog="example: fbuf plan 24GiB obs:uint8:84x84x4 action:int32 reward:float32 "
+        "--sampler prioritized --num-envs 8",
+    )
+    one.add_argument("size", help="rows (1_000_000), or memory with its unit (24GiB)")
+    one.add_argument("field", nargs="+", help="name:dtype or name:dtype:shape, as obs:uint8:84x84")
+    one.add_argument("--sampler", choices=plan.SAMPLERS, default="uniform")
+    one.add_argument("--window", type=int, default=1, help="rows of one episode that are drawn")
+    one.add_argument("--num-envs", type=int, help="environments with lanes of their own")
+    one.add_argument("--next-of", metavar="FIELD", help="the observation whose successor is kept")
+    one.add_argument("--max-ends", type=int, help="ends of episodes to keep the last one of")
+    one.set_defaults(run=_plan)
+    return parser
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    if given.plot is not None:
+        plot.require()
+    found = inspect.look(given.path, given.reward)
+    print(json.dumps(found.figures, indent=1) if given.json else inspect.table(found))
+    if given.plot is not None:
+        plot.draw(found, given.plot)
+    return 0
+
+
+def _verify(given: argparse.Namespace) -> int:
+    damaged = 0
+    for name, fault in verify.each(given.path):
+        print(f"{name}: {'whole' if fault is None else _short(fault)}")
+        damaged += fault is not None
+    return 1 if damaged else 0
+
+
+def _plan(given: argparse.Namespace) -> int:
+    print(
+        plan.table(
+            given.size,
+            given.field,
+            sampler=given.sampler,
+            window=given.window,
+            num_envs=given.num_envs,
+            next_of=given.next_of,
+            max_ends=given.max_ends,
+        )
+    )
+    return 0

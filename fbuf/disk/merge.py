@@ -1,0 +1,99 @@
+"""Joining small files of rows, so that many small saves do not leave thousands of files.
+
+Where there are more than `MOST`, the `TOGETHER` neighbours of the fewest rows become one. A row is
+then written anew about once for every `TOGETHER`-fold growth of its file: few times in its life.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fbuf.disk import container, stores
+from fbuf.disk.files import CHUNK, Block
+from fbuf.disk.manifest import Manifest, Segment
+
+MOST = 64
+"""The most files of rows that a checkpoint has before some are joined."""
+
+TOGETHER = 32
+"""How many become one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """Files that are to become one.
+
+    Attributes:
+        old: What they hold, the oldest first.
+        new: What the new one holds.
+        blocks: What is to be written.
+    """
+
+    old: tuple[Segment, ...]
+    new: Segment
+    blocks: list[Block]
+
+
+def joined(
+    folder: pathlib.Path, name: str, store: str, manifest: Manifest, widths: Sequence[int]
+) -> Joined | None:
+    """Some files of a store as one; None if there are few.
+
+    Args:
+        folder: The directory.
+        name: What the new file is to be called.
+        store: The store, by name.
+        manifest: A manifest with these files.
+        widths: The bytes of a row of each array of the store.
+    """
+    segments = manifest.segments[store]
+    if len(segments) <= MOST:
+        return None
+    size = lambda at: stores.size(stores.of_segment(at))
+    candidates = [segments[at : at + TOGETHER] for at in range(len(segments) - TOGETHER + 1)]
+    candidates = [some for some in candidates if _is_one_stretch(some)]
+    if not candidates:
+        return None
+    old = min(candidates, key=lambda some: sum(map(size, some)))
+    new = Segment(name, _oldest(manifest, store, old[0].first), old[-1].last)
+    new = dataclasses.replace(new, last=tuple(map(max, new.first, new.last)))
+    views = []
+    for segment in old:
+        # What is copied is checked first: damage must not get a checksum of its own.
+        container.check(folder, segment.file, manifest.files[segment.file])
+        views.append(container.views(folder / segment.file, size(segment), widths))
+    blocks = [
+        Block(size(new), width, _rows(old, new, [view[at] for view in views]))
+        for at, width in enumerate(widths)
+    ]
+    return Joined(old, new, blocks)
+
+
+def _oldest(manifest: Manifest, store: str, first: tuple[int, ...]) -> tuple[int, ...]:
+    """Where the rows that still count begin, of those from some places on."""
+    total, live = manifest.totals[store], manifest.live[store]
+    return tuple(max(at, t - n) for at, t, n in zip(first, total, live, strict=True))
+
+
+def _is_one_stretch(segments: Sequence[Segment]) -> bool:
+    """Whether each begins where the one before it ends."""
+    return all(one.last == two.first for one, two in itertools.pairwise(segments))
+
+
+def _rows(
+    old: Sequence[Segment], new: Segment, arrays: Sequence[np.ndarray]
+) -> Iterator[np.ndarray]:
+    """The rows of the new file in their order: head by head, the oldest first."""
+    for head, begin in enumerate(new.first):
+        for segment, array in zip(old, arrays, strict=True):
+            counts = [b - a for a, b in zip(segment.first, segment.last, strict=True)]
+            at = sum(counts[:head])
+            first = at + max(begin - segment.first[head], 0)
+            last, step = at + counts[head], max(CHUNK // max(array.shape[1], 1), 1)
+            for start in range(first, last, step):
+                yield array[start : min(start + step, last)]

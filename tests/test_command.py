@@ -1,0 +1,224 @@
+"""The command line: what it prints is so, and a script can trust its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.own import Hot
+from test_save import files
+
+import fbuf
+from fbuf.command import inspect, plan
+from fbuf.command.main import main
+
+SHAPES = [(None, True), (3, True), (3, False)]
+
+
+class Played:
+    """A buffer, and each episode that is there whole: its length and its return."""
+
+    def __init__(self, envs, lockstep, autoreset="same_step", steps=40, field="reward"):
+        lanes, length, rng = envs or 1, 30, np.random.default_rng(0)
+        sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
+        item = {"obs": jnp.zeros(2), "of": {field: jnp.float32(0)}}
+        self.state = fbuf.init(
+            item, length * lanes, num_envs=envs, lockstep=lockstep, autoreset=autoreset,
+            sampler=sampler,
+        )  # fmt: skip
+        shape = (envs,) if envs else ()
+        rows = [[] for _ in range(lanes)]  # of each lane: reward, end, dummy
+        for _ in range(steps):
+            reward = rng.integers(0, 5, shape).astype(np.float32)
+            ends, priority = rng.random(shape) < 0.2, rng.integers(1, 9, shape).astype(np.float32)
+            mask = rng.random(shape) < (1.0 if lockstep else 0.8)
+            given = {} if lockstep else {"mask": mask}
+            row = {"obs": np.zeros((*shape, 2), np.float32), "of": {field: reward}}
+            self.state = fbuf.add(self.state, row, terminated=ends, priority=priority, **given)
+            each = (np.reshape(x, -1) for x in (reward, ends, mask))
+            for lane, (r, e, m) in zip(rows, zip(*each, strict=True), strict=True):
+                if m:
+                    dummy = autoreset == "next_step" and bool(lane) and lane[-1][1]
+                    lane.append((r, e and not dummy, dummy))
+        self.lengths, self.returns = [], []
+        for lane in rows:
+            begin, episode = len(lane) - min(len(lane), length), None
+            for at, (r, e, dummy) in enumerate(lane):
+                if at == 0 or lane[at - 1][1]:
+                    episode = []
+                if dummy:
+                    episode = []
+                    continue
+                episode.append((at, r))
+                # Once rows are gone, the oldest episode may have begun before the oldest row.
+                if e and episode[0][0] >= begin + (begin > 0):
+                    self.lengths.append(len(episode))
+                    self.returns.append(sum(r for _, r in episode))
+
+
+@pytest.mark.parametrize("steps", [20, 70])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize(("envs", "lockstep"), SHAPES)
+def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
+    played = Played(envs, lockstep, autoreset, steps)
+    state = played.state
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([3, 4])))
+    fbuf.save(tmp_path, state)
+    found = inspect.look(tmp_path)
+    of, stats = found.figures, fbuf.stats(state, detailed=True)
+    assert sorted(found.lengths) == sorted(played.lengths)
+    assert sorted(found.returns) == sorted(played.returns)
+    assert of["reward"] == "of.reward"
+    assert (of["rows"], of["oldest"]) == (int(stats["size"]), int(stats["oldest"]))
+    assert of["removed"] + of["dummies"] == int(stats["removed"])
+    assert of["fill"] == pytest.approx(float(stats["fill"]))
+    assert of["memory"] == int(stats["bytes"])
+    assert of["effective sample size"] == pytest.approx(float(stats["effective_sample_size"]))
+    likely = np.asarray(fbuf.probability(state, fbuf.rows(state).ids)).reshape(-1)
+    likely = likely[likely > 0] * int(stats["size"])
+    np.testing.assert_allclose(np.sort(found.likely), np.sort(likely), rtol=1e-5)
+    assert of["bytes on disk"] == sum(
+        size for name, size in files(tmp_path).items() if name.startswith("shard")
+    )
+
+
+def test_rows_that_were_written_since(tmp_path):
+    """A return is of the rewards as they are now, in new files and in files of changed rows."""
+    state = fbuf.init({"reward": jnp.float32(0)}, 10)
+    rewards = jnp.arange(10, dtype=jnp.float32)
+    state = fbuf.add(state, {"reward": rewards}, terminated=jnp.arange(10) % 5 == 4)
+    state = fbuf.save(tmp_path, state)
+    state = fbuf.write(state, fbuf.ids_at(state, jnp.array([2])), {"reward": jnp.array([100.0])})
+    state = fbuf.add(state, {"reward": rewards[:1] + 50.0}, terminated=jnp.array([True]))
+    fbuf.save(tmp_path, state)
+    # The first episode has lost its first row.
+    assert sorted(inspect.look(tmp_path).returns) == [35.0, 50.0]
+
+
+class Point(NamedTuple):
+    x: jax.Array
+    reward: jax.Array
+
+
+def test_classes_of_ones_own(tmp_path, capsys):
+    """Nothing but their names is known, and no code of theirs is run."""
+    item = Point(jnp.zeros(2), jnp.float32(0))
+    state = fbuf.init(item, 8, sampler=Hot())
+    state = fbuf.add(state, Point(jnp.zeros((3, 2)), jnp.ones(3)), terminated=np.arange(3) == 2)
+    fbuf.save(tmp_path, state, extra=Point(1, 2))
+    assert main(["inspect", str(tmp_path)]) == 0
+    found = capsys.readouterr().out
+    assert "Hot(threshold=1.0)" in found
+    assert "Point(" in found
+    assert "the sampler is one of your own" in found
+    assert "no field called reward" in found
+    assert "1 whole, of 3 to 3, median 3 rows" in found
+
+
+def test_inspect_as_it_is_used(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path, picture = tmp_path / "saved", tmp_path / "out.png"
+    state = Played(3, True, field="r2").state
+    fbuf.save(path, state, extra={"step": 3})
+    assert main(["inspect", str(path), "--reward", "of.r2", "--plot", str(picture)]) == 0
+    text = capsys.readouterr().out
+    for words in ("Prioritized(", "float32[2]", "3 environments", "step", "median"):
+        assert words in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 90
+    for reward in ("nothing", "of", "obs"):
+        assert main(["inspect", str(path), "--reward", reward]) == 2
+        assert "--reward" in capsys.readouterr().err
+
+
+def test_an_empty_buffer(tmp_path, capsys):
+    fbuf.save(tmp_path, fbuf.init({"reward": 0.0}, 5, sampler=fbuf.Uniform(window=2)))
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "no row can be drawn" in capsys.readouterr().out
+
+
+def test_verify(tmp_path, capsys):
+    state = fbuf.add(fbuf.init(jnp.zeros(10), 100), jnp.ones((50, 10)))
+    state = fbuf.save(tmp_path, state)
+    fbuf.save(tmp_path, fbuf.add(state, jnp.ones((5, 10))))
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("whole") == 2
+    file = tmp_path / "shard-00000" / "rows-00000002.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert main(["verify", str(tmp_path)]) == 1
+    found = capsys.readouterr().out.splitlines()
+    assert found[0].startswith("MANIFEST-00000002: ")
+    assert "rows-00000002.npy is damaged" in found[0]
+    assert found[1] == "MANIFEST-00000001: whole"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_no_checkpoint(tmp_path, capsys, command):
+    assert main([command, str(tmp_path)]) == 2
+    assert main([command, str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith(f"fbuf: there is no checkpoint in {tmp_path}\n")
+
+
+@pytest.mark.parametrize("name", ["MANIFEST-00000001", "shard-00000/index-00000001.npy"])
+@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
+def test_damage_is_said_in_a_line(tmp_path, capsys, name, how):
+    fbuf.save(tmp_path, fbuf.init({"reward": 0.0}, 5))
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    if how == "gone":
+        path.unlink()
+        path.mkdir()
+    elif how == "cut":
+        path.write_bytes(content[:-5])
+    else:
+        content[-2] ^= 8
+        path.write_bytes(content)
+    for command in ("inspect", "verify"):
+        assert main([command, str(tmp_path)]) == 1
+    found = capsys.readouterr()
+    assert (found.out + found.err).count("\n") == 2
+    assert "Traceback" not in found.out + found.err
+
+
+def test_plan(capsys):
+    fields = ["obs:uint8:84x84x4", "action:int32", "reward:float32"]
+    options = {"num_envs": 8, "next_of": "obs", "sampler": fbuf.Prioritized(window=3)}
+    command = ["--num-envs", "8", "--next-of", "obs", "--sampler", "prioritized", "--window", "3"]
+    item = plan.item_of(fields)
+    capacity = fbuf.capacity_for("2GiB", item, **options)
+    for size in ("2GiB", f"{capacity:_}"):
+        assert main(["plan", size, *fields, *command]) == 0
+        found = capsys.readouterr().out
+        assert found.splitlines()[0].split() == ["rows", f"{capacity:,}"]
+        assert "2.0 GiB" in found
+    for wrong in (
+        ["x", "a:int8"], ["5", "a"], ["5", "a:int99"], ["5", "a:int8:3y"], ["0", "a:int8"],
+        ["5", "a:int8", "a:int8"], ["5", "a:int8", "--num-envs", "2"], ["1GiB", "a:int8:4:5"],
+        ["5", "a:int8", "--next-of", "b"], ["1B", "a:int8"],
+    ):  # fmt: skip
+        assert main(["plan", *wrong]) == 2, wrong
+        found = capsys.readouterr()
+        assert found.err.startswith("fbuf: ")
+        assert not found.out
+
+
+def test_it_is_a_program(tmp_path):
+    """Both names of it; and one line that says what is wrong."""
+    installed = shutil.which("fbuf", path=str(sys.prefix) + "/bin")
+    commands = [[sys.executable, "-m", "fbuf"], *([[installed]] if installed else [])]
+    for command in commands:
+        done = subprocess.run(
+            [*command, "verify", str(tmp_path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr == f"fbuf: there is no checkpoint in {tmp_path}\n"
