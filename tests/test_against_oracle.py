@@ -120,6 +120,28 @@ def test_any_history(shape, sampler, autoreset, sizes, seeds):
             agree(pair, rng)
 
 
+SAVED = [n for n, case in enumerate(CASES) if case[1].window > 1]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=[pytest.mark.sweep] * (n != SAVED[-1])) for n in SAVED]
+)
+def test_any_history_with_saves(tmp_path, case):
+    """A buffer that was saved or loaded goes on as if nothing had been, windows and all."""
+    shape, sampler, autoreset, sizes = CASES[case]
+    for seed in range(3):
+        rng, path = np.random.default_rng(seed), tmp_path / str(seed)
+        pair = Pair(shape, sampler, autoreset)
+        for _ in range(16):
+            pair.step(rng, sizes, 0.3, odd=True)
+            if rng.random() < 0.6:
+                pair.state = fbuf.save(path, pair.state, background=bool(rng.random() < 0.3))
+            if path.exists() and rng.random() < 0.4:
+                saved = fbuf.save(path, pair.state)
+                pair.state = fbuf.load(path).state if rng.random() < 0.7 else saved
+            agree(pair, rng)
+
+
 def agree(pair, rng):
     """The state is what the oracle says, and what is drawn from it is as likely."""
     state, oracle = pair.state, pair.oracle

@@ -271,6 +271,21 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs):
     assert len(joined) > 3
 
 
+def test_only_neighbours_are_joined(tmp_path, monkeypatch):
+    """Of an environment that seldom steps an old file stays, while those behind it have gone."""
+    monkeypatch.setattr(merge, "MOST", 3)
+    monkeypatch.setattr(merge, "TOGETHER", 2)
+    state = fbuf.init(jnp.int32(0), 8, num_envs=2, lockstep=False)
+    for turn in range(16):
+        mask = np.array([turn == 0, turn > 0])
+        state = fbuf.add(state, jnp.full(2, turn, jnp.int32), mask=mask)
+        saved = state
+        state = fbuf.save(tmp_path, saved, keep=1)
+        known = history.last(tmp_path)
+        same(fbuf.load(tmp_path).state, saved)
+        history.remember(tmp_path, known)
+
+
 def test_what_is_joined_is_checked_first(tmp_path, monkeypatch):
     """A damaged file does not get a checksum of its own."""
     monkeypatch.setattr(merge, "MOST", 3)

@@ -431,17 +431,32 @@ MUTANTS = [
     *of(
         "disk/history.py",
         ("if (now[rows.name] != before.hashes[rows.name])[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
+        ("return before.mark != 0 and bool(", "return bool(", "seam", ("test_save.py", "mark or gone or way")),
         ("if not changed[~new].any():", "if True:", "next observations", ("test_save.py", "every_save")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
     ),
     *of(
         "disk/files.py",
-        ("        os.fsync(file.fileno())\n", "", "order", ("test_save_crash.py", "moment")),
+        ("            os.fsync(file.fileno())\n", "", "order", ("test_save_crash.py", "moment")),
         ("    sync(final.parent)\n    return Written", "    return Written", "order", ("test_save_crash.py", "moment")),
     ),
     *of(
         "disk/writer.py",
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
+        ("secrets.randbelow(2**31 - 1) + 1", "1", "seam", ("test_save.py", "mark")),
+        ("        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})\n", "", "order", ("test_save_crash.py", "full_disk")),
+    ),
+    *of(
+        "disk/merge.py",
+        ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "joined")),
+        ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
+        ("        container.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
+        ("one.last == two.first", "True", "seam", ("test_save.py", "joined")),
+    ),
+    *of(
+        "command/inspect.py",
+        ("(lap == 0 or bool(of[0] & DUMMY))", "lap == 0", "mask", ("test_command.py", "holds")),
+        ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
     ),
 ]
