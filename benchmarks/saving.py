@@ -45,6 +45,9 @@ WIDTHS = {"1 kB": 254, "40 bytes": 10}
 """Numbers of float32 in a row, by what a row is called."""
 
 LIBRARIES = ("fbuf", "orbax", "torchrl", "numpy")
+_PARTS = 100
+"""In how many parts a buffer is filled."""
+
 _LATER = 5
 """How often 1 % is added and saved again."""
 
@@ -73,10 +76,10 @@ def phase(found: dict[str, float], name: str) -> Generator[None]:
 
 
 def make(rows: int, width: int) -> fbuf.State[Any]:
-    """A full buffer."""
+    """A full buffer of random rows, which nothing can make smaller."""
     state = fbuf.init(jnp.zeros(width), rows, sampler=fbuf.Prioritized())
-    for part in range(10):
-        state = fbuf.add(state, jnp.full((rows // 10, width), part, jnp.float32))
+    for key in jax.random.split(jax.random.key(0), _PARTS):
+        state = fbuf.add(state, jax.random.normal(key, (rows // _PARTS, width)))
     return jax.block_until_ready(state)
 
 
@@ -84,8 +87,10 @@ def of_fbuf(folder: pathlib.Path, rows: int, width: int) -> dict[str, float]:
     """Saves and loads of fbuf's own."""
     path, new, found = folder / "saved", jnp.ones((rows // 100, width)), dict[str, float]()
     size = fbuf.nbytes(jnp.zeros(width), rows, sampler=fbuf.Prioritized())
+    jax.block_until_ready(new)
     before = _status("VmRSS")
     state = make(rows, width)
+    gc.collect()
     found["resident"] = _status("VmRSS") - before
     fbuf.save(folder / "warm", state)  # compiles what can be
     with phase(found, "full"):
@@ -145,9 +150,9 @@ def of_torchrl(folder: pathlib.Path, rows: int, width: int) -> dict[str, float]:
 
     found: dict[str, float] = {}
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=1)
-    for part in range(10):
-        data = {"x": torch.full((rows // 10, width), float(part))}
-        rb.extend(TensorDict(data, batch_size=[rows // 10]))
+    for _ in range(_PARTS):
+        data = {"x": torch.randn(rows // _PARTS, width)}
+        rb.extend(TensorDict(data, batch_size=[rows // _PARTS]))
     for name in ("full", "new"):
         with phase(found, name):
             rb.dumps(folder / name)

@@ -12,7 +12,7 @@ import io
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -43,6 +43,10 @@ class Block:
     chunks: Iterable[np.ndarray]
 
 
+Content = Callable[[BinaryIO], None]
+"""Writes what a file holds."""
+
+
 class Summed(io.RawIOBase):
     """A file to write to that counts and checks what is written."""
 
@@ -63,18 +67,25 @@ class Summed(io.RawIOBase):
         return len(view)
 
 
-def write(folder: pathlib.Path, name: str, content: Callable[[BinaryIO], None]) -> Written:
-    """Write a file of a directory.
+def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Written]:
+    """Write files of a directory.
 
     Args:
         folder: The directory.
-        name: The file, whose directory may be one in it.
-        content: Writes what the file holds.
+        contents: Writes what a file holds, by the name of the file; that may be in a directory of
+            the directory.
 
     Returns:
-        What the file is now.
+        What each file is now.
     """
-    final = folder / name
+    found = {name: _written(folder / name, content) for name, content in contents.items()}
+    for parent in {(folder / name).parent for name in contents}:
+        sync(parent)
+    return found
+
+
+def _written(final: pathlib.Path, content: Content) -> Written:
+    """Write a file; its name is not on the disk yet."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
@@ -86,7 +97,6 @@ def write(folder: pathlib.Path, name: str, content: Callable[[BinaryIO], None]) 
     except BaseException:
         unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
         raise
-    sync(final.parent)
     return Written(summed.length, summed.crc32)
 
 

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from fbuf.checks import memory
 from fbuf.disk import stores
 from fbuf.disk.manifest import Manifest
 from fbuf.disk.stores import Range, Store
 from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
+
+_HASHED = 2**22
+"""Bytes of rows that are looked at together."""
 
 _MOST = 8
 """How many directories are remembered."""
@@ -125,6 +131,20 @@ def marked(state: State[Any], mark: int) -> State[Any]:
 @jax.jit
 def _hashed(arrays: tuple[jax.Array, ...]) -> jax.Array:
     """A number for each row, of all of its bits."""
+    rows = arrays[0].shape[0]
+    width = max(memory.nbytes(arrays) // max(rows, 1), 1)
+    # Some rows at a time: XLA would lay out all of their bits.
+    step = min(max(_HASHED // width, 1), rows)
+
+    def some(turn: jax.Array, found: jax.Array) -> jax.Array:
+        first = jnp.minimum(turn * step, rows - step)
+        part = [lax.dynamic_slice_in_dim(array, first, step) for array in arrays]
+        return lax.dynamic_update_slice_in_dim(found, _of_rows(part), first, 0)
+
+    return lax.fori_loop(0, -(-rows // step), some, jnp.zeros(rows, jnp.uint32))
+
+
+def _of_rows(arrays: Sequence[jax.Array]) -> jax.Array:
     found = jnp.zeros(arrays[0].shape[0], jnp.uint32)
     for array in arrays:
         for bits in _bits(array):

@@ -88,7 +88,7 @@ def write(folder: pathlib.Path, number: int, manifest: Manifest) -> None:
     def content(file: Any) -> None:
         file.write(head.encode() + body)
 
-    files.write(folder, name_of(number), content)
+    files.write(folder, {name_of(number): content})
 
 
 def read(folder: pathlib.Path, number: int) -> Manifest:

@@ -187,11 +187,10 @@ def _with_files(
     folder: pathlib.Path, found: Manifest, contents: dict[str, list[Block]]
 ) -> Manifest:
     """Write files, and take note of them."""
-    written = {
-        name: files.write(folder, name, functools.partial(container.put, blocks=blocks))
-        for name, blocks in contents.items()
+    put = {
+        name: functools.partial(container.put, blocks=blocks) for name, blocks in contents.items()
     }
-    return dataclasses.replace(found, files={**found.files, **written})
+    return dataclasses.replace(found, files={**found.files, **files.write(folder, put)})
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:

@@ -34,8 +34,8 @@ def save(
     The directory may hold earlier checkpoints. If this process has saved or loaded the newest one,
     and the buffer goes on from there, only what is new since is written: the rows added, those that
     `fbuf.write` has changed, and the flags and the sampler's index. Without the mark, all older
-    rows are held against what was saved, half a second a GB on CPU. Where the buffer does not go on
-    from there, all of it is written.
+    rows are held against what was saved, a tenth of a second a GB on CPU. Where the buffer does not
+    go on from there, all of it is written.
 
     A checkpoint is there whole or not at all, whenever the process or the machine stops: files are
     written and brought to the disk under other names first, and the manifest, which names them and

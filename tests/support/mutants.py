@@ -438,7 +438,7 @@ MUTANTS = [
     *of(
         "disk/files.py",
         ("            os.fsync(file.fileno())\n", "", "order", ("test_save_crash.py", "moment")),
-        ("    sync(final.parent)\n    return Written", "    return Written", "order", ("test_save_crash.py", "moment")),
+        ("        sync(parent)\n", "        pass\n", "order", ("test_save_crash.py", "moment")),
     ),
     *of(
         "disk/writer.py",
