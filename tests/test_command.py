@@ -25,7 +25,9 @@ SHAPES = [(None, True), (3, True), (3, False)]
 class Played:
     """A buffer, and each episode that is there whole: its length and its return."""
 
-    def __init__(self, envs, lockstep, autoreset="same_step", steps=40, field="reward"):
+    def __init__(
+        self, envs, lockstep, autoreset="same_step", steps=40, field="reward", gone=frozenset()
+    ):
         lanes, length, rng = envs or 1, 30, np.random.default_rng(0)
         sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
         item = {"obs": jnp.zeros(2), "of": {field: jnp.float32(0)}}
@@ -48,7 +50,7 @@ class Played:
                     dummy = autoreset == "next_step" and bool(lane) and lane[-1][1]
                     lane.append((r, e and not dummy, dummy))
         self.lengths, self.returns = [], []
-        for lane in rows:
+        for number, lane in enumerate(rows):
             begin, episode = len(lane) - min(len(lane), length), None
             for at, (r, e, dummy) in enumerate(lane):
                 if at == 0 or lane[at - 1][1]:
@@ -58,16 +60,17 @@ class Played:
                     continue
                 episode.append((at, r))
                 # Once rows are gone, the oldest episode may have begun before the oldest row.
-                if e and episode[0][0] >= begin + (begin > 0):
+                slots = {at % length * lanes + number for at, _ in episode}
+                if e and episode[0][0] >= begin + (begin > 0) and not slots <= gone:
                     self.lengths.append(len(episode))
                     self.returns.append(sum(r for _, r in episode))
 
 
-@pytest.mark.parametrize("steps", [20, 70])
+@pytest.mark.parametrize("steps", [20, 30, 70])  # not full; exactly full; around
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("envs", "lockstep"), SHAPES)
 def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
-    played = Played(envs, lockstep, autoreset, steps)
+    played = Played(envs, lockstep, autoreset, steps, gone={3, 4})
     state = played.state
     state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([3, 4])))
     fbuf.save(tmp_path, state)
@@ -87,6 +90,30 @@ def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     assert of["bytes on disk"] == sum(
         size for name, size in files(tmp_path).items() if name.startswith("shard")
     )
+
+
+@pytest.mark.parametrize("changed", [fbuf.clear, lambda state: fbuf.resize(state, 40)])
+def test_the_first_episode_is_whole_where_nothing_was_overwritten(tmp_path, changed):
+    state = fbuf.init({"reward": jnp.float32(0)}, 20)
+    new = {"reward": jnp.array([1.0, 2.0, jnp.nan, 1e30, 5.0])}
+    state = fbuf.add(state, new, terminated=jnp.array([False, True, True, True, True]))
+    state = changed(state)
+    if not int(fbuf.size(state)):
+        state = fbuf.add(state, new, terminated=jnp.array([False, True, True, True, True]))
+    fbuf.save(tmp_path, state)
+    found = inspect.look(tmp_path)
+    assert found.lengths.tolist() == [2, 1, 1, 1]
+    np.testing.assert_allclose(found.returns, [3.0, np.nan, 1e30, 5.0])
+    assert json.loads(json.dumps(found.figures, allow_nan=False))["return"][0] == 3.0
+
+
+def test_numbers_of_64_bits(tmp_path, capsys):
+    with jax.enable_x64(True):
+        state = fbuf.init({"reward": jnp.float64(0)}, 20)
+        fbuf.save(tmp_path, fbuf.add(state, {"reward": jnp.ones(3)}))
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "reward: float64[]" in capsys.readouterr().out
+    assert not jax.config.jax_enable_x64
 
 
 def test_rows_that_were_written_since(tmp_path):
@@ -204,7 +231,7 @@ def test_plan(capsys):
     for wrong in (
         ["x", "a:int8"], ["5", "a"], ["5", "a:int99"], ["5", "a:int8:3y"], ["0", "a:int8"],
         ["5", "a:int8", "a:int8"], ["5", "a:int8", "--num-envs", "2"], ["1GiB", "a:int8:4:5"],
-        ["5", "a:int8", "--next-of", "b"], ["1B", "a:int8"],
+        ["5", "a:int8", "--next-of", "b"], ["1B", "a:int8"], ["²", "a:int8"],
     ):  # fmt: skip
         assert main(["plan", *wrong]) == 2, wrong
         found = capsys.readouterr()

@@ -130,7 +130,15 @@ def seen(state):
         np.asarray(batch.mask).reshape(*batch.mask.shape, *[1] * (leaf.ndim - batch.mask.ndim)),
         np.asarray(leaf), 0,
     )  # fmt: skip
-    return jax.tree.map(there, batch.data), batch.ids, batch.mask, fbuf.stats(state)
+    led_to = None
+    if state.next_obs is not None:
+        following = fbuf.rows(state, view=fbuf.Transition())
+        found = following.data.next_observation
+        known = following.mask.reshape(
+            *following.mask.shape, *[1] * (found.ndim - following.mask.ndim)
+        )
+        led_to = following.mask, jnp.where(known, found, 0)
+    return jax.tree.map(there, batch.data), batch.ids, batch.mask, fbuf.stats(state), led_to
 
 
 @pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
@@ -297,9 +305,13 @@ def test_what_is_joined_is_checked_first(tmp_path, monkeypatch):
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
     file.write_bytes(content)
+    state = fbuf.add(state, jnp.full(5, 3.0))
     with pytest.raises(fbuf.CheckpointError, match=r"rows-00000001\.npy is damaged"):
-        fbuf.save(tmp_path, fbuf.add(state, jnp.full(5, 3.0)))
+        fbuf.save(tmp_path, state)
     assert manifest.numbers(tmp_path) == [2, 3]
+    for _ in range(2):  # everything is written, once
+        fbuf.save(tmp_path, state, keep=1)
+        check_saved(tmp_path, state)
 
 
 def test_by_its_mark_a_buffer_is_known_without_a_look_at_its_rows(tmp_path, monkeypatch):
@@ -429,6 +441,157 @@ def test_older_rows_that_differ_are_seen_wherever_they_are(tmp_path):
         known = history.last(tmp_path)
         same(fbuf.load(tmp_path).state, run(*arguments))
         history.remember(tmp_path, known)
+
+
+def check_saved(path, state):
+    """What was just saved is what is loaded; and what is known of the directory stays."""
+    known = history.last(path)
+    same(seen(fbuf.load(path).state), seen(state))
+    history.remember(path, known)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_as_many_ends_as_there_is_room_for(tmp_path, marked):
+    """Each in the place, and of the slot, that the one before it had."""
+    state = fbuf.init({"x": jnp.zeros(1)}, 128, num_envs=8, next_of="x")
+    for lap in range(1, 4):
+        rows = {"x": jnp.zeros((16, 8, 1))}
+        state = fbuf.add(state, rows, time_major=True, next_observation=rows["x"] + 100 * lap)
+        for changed in (lambda state: state, fbuf.end_episode):
+            state = changed(state)
+            returned = fbuf.save(tmp_path, state)
+            check_saved(tmp_path, state)
+            state = returned if marked else state
+
+
+def test_rows_of_the_same_numbers_in_other_places(tmp_path):
+    """Another buffer whose older rows are alike in every sum of numbers and places."""
+
+    def of(rows):
+        rows = jnp.asarray(rows, jnp.float32)
+        return fbuf.add(fbuf.init(jnp.zeros(rows.shape[1]), 10), rows)
+
+    patterns = [[1, 0, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1]]
+    for pattern in patterns:
+        fbuf.save(tmp_path, of([pattern, [5, 5, 5, 5]]))
+        check_saved(tmp_path, of([pattern, [5, 5, 5, 5]]))
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 2, (20_000, 16))
+    found = [
+        np.asarray(history._hashed((jnp.asarray(rows.astype(t)),))) for t in (bool, "u1", "f4")
+    ]
+    for numbers in found:
+        assert len(np.unique(numbers, axis=0)) == len(np.unique(rows, axis=0))
+
+
+def test_another_buffer_with_the_rows_as_they_were_written(tmp_path):
+    """The file of a row that `fbuf.write` has changed holds what it was before."""
+    fresh = lambda: fbuf.init({"x": jnp.zeros(())}, 10)
+    state = fbuf.add(fresh(), {"x": jnp.arange(5.0)})
+    fbuf.save(tmp_path, state)
+    state = fbuf.write(state, fbuf.ids_at(state, jnp.array([2])), {"x": jnp.array([100.0])})
+    fbuf.save(tmp_path, state)
+    again = fbuf.add(fresh(), {"x": jnp.array([0.0, 1.0, 100.0, 3.0, 4.0])})
+    fbuf.save(tmp_path, again)
+    check_saved(tmp_path, again)
+
+
+def test_one_environment_that_seldom_steps(tmp_path):
+    """Its few rows do not keep the files of all others."""
+    state = fbuf.init(jnp.zeros(50), 80, num_envs=2, lockstep=False)
+    for turn in range(90):
+        mask = np.array([turn % 30 == 0, True])
+        state = fbuf.add(state, jnp.full((2, 50), turn, jnp.float32), mask=mask)
+        state = fbuf.save(tmp_path, state, keep=1)
+    check_saved(tmp_path, state)
+    rows = {name: size for name, size in files(tmp_path).items() if "rows-" in name}
+    assert sum(rows.values()) < 3 * 80 * 200 + 128 * len(rows)
+
+
+def test_new_ends_alone_are_written(tmp_path):
+    state = fbuf.init({"x": jnp.zeros(50)}, 640, next_of="x", max_ends=200)
+    rows = lambda count: {"x": jnp.zeros((count, 50))}
+    ends = lambda count: {
+        "next_observation": jnp.ones((count, 50)),
+        "terminated": jnp.arange(count) == 1,
+    }
+    for _ in range(30):
+        state = fbuf.add(state, rows(40), **ends(40))
+    state = fbuf.save(tmp_path, state)
+    before = files(tmp_path).keys()
+    saved = fbuf.add(state, rows(4), **ends(4))
+    fbuf.save(tmp_path, saved)
+    new = [size for name, size in files(tmp_path).items() if name not in before and "ends" in name]
+    assert sum(new) < 2 * 200 + 200
+    check_saved(tmp_path, saved)
+
+
+def test_after_a_save_that_failed_only_what_is_new_is_written(tmp_path, monkeypatch):
+    """And it leaves no files behind, in whichever of them it has failed."""
+    state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((700, 100)))
+    state = fbuf.save(tmp_path, state)
+    before = files(tmp_path)
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    for where, name in ((manifest, "write"), (manifest.json, "dumps")):
+        state = fbuf.add(state, jnp.ones((5, 100)))
+        with monkeypatch.context() as broken:
+            broken.setattr(where, name, full)
+            state = fbuf.save(tmp_path, state, background=True)
+            with pytest.raises(OSError, match="no space"):
+                fbuf.wait()
+        assert files(tmp_path) == before
+    fbuf.save(tmp_path, state)
+    new = [size for name, size in files(tmp_path).items() if name not in before and "rows" in name]
+    assert sum(new) < 11 * 400
+    check_saved(tmp_path, state)
+
+
+def test_what_is_not_ours_to_write_over(tmp_path):
+    """Checkpoints of a newer fbuf, and of buffers of other items."""
+    state = fbuf.init(jnp.zeros(3), 10)
+    fbuf.save(tmp_path, state, extra=1)
+    with pytest.raises(
+        fbuf.CheckpointError, match=r"items float32\[3\], and those .* float32\[4\]"
+    ):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(4), 10))
+    fbuf.save(tmp_path, fbuf.init(jnp.zeros(3), 20, sampler=fbuf.Prioritized()), extra=2)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as newer:
+        newer.setattr(manifest, "FORMAT", 2)
+        fbuf.save(tmp_path, state, extra=3)
+    there = files(tmp_path)
+    with pytest.raises(fbuf.CheckpointError, match=r"format 2.* or save to another directory"):
+        fbuf.save(tmp_path, state)
+    with pytest.raises(fbuf.CheckpointError, match="format 2"):
+        fbuf.load(tmp_path, fallback=True)
+    assert files(tmp_path) == there
+
+
+def test_going_back_is_for_damage_alone(tmp_path):
+    for turn in range(2):
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(3), 10), extra=Point(turn, 0))
+    with pytest.raises(fbuf.CheckpointError, match="extra is made of"):
+        fbuf.load(tmp_path, fallback=True)
+    with pytest.raises(fbuf.CheckpointError, match="leave sampler out"):
+        fbuf.load(tmp_path, fallback=True, sampler=fbuf.Prioritized())
+
+
+def test_options_of_numpy(tmp_path):
+    sampler = fbuf.Uniform(window=np.int64(2), stride=np.int32(2))
+    fbuf.save(
+        tmp_path,
+        fbuf.init(jax.ShapeDtypeStruct((np.int64(3),), "float4_e2m1fn"), 10, sampler=sampler),
+    )
+    assert fbuf.load(tmp_path).state.sampler == fbuf.Uniform(window=2, stride=2)
+
+
+def test_a_batch_of_buffers(tmp_path):
+    states = jax.vmap(lambda _: fbuf.init(jnp.zeros(()), 3))(jnp.arange(2))
+    with pytest.raises(ValueError, match="save each to a directory of its own"):
+        fbuf.save(tmp_path, states)
 
 
 def test_a_file_that_is_gone_is_written_again(tmp_path):

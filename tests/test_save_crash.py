@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pathlib
 import random
@@ -15,6 +16,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_save import same, seen
 
 import fbuf
 from fbuf.disk import history, manifest, merge
@@ -151,56 +153,89 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
 
 SAVING = textwrap.dedent(
     """
-    import sys, jax.numpy as jnp, fbuf
+    import sys, jax, jax.numpy as jnp, fbuf
+    from fbuf.disk import merge
+    merge.MOST, merge.TOGETHER = 6, 4
     path, background = sys.argv[1], sys.argv[2] == "background"
-    state, turn = fbuf.init(jnp.zeros(50), 400, sampler=fbuf.Prioritized()), 0
+    state, turn = None, 0
     if sys.argv[3] == "go on":
         state, turn = fbuf.load(path)
-    print("ready", flush=True)
     while True:
         turn += 1
-        state = fbuf.add(state, jnp.full((30, 50), turn, jnp.float32))
-        fbuf.save(path, state, extra=turn, background=background)
+        state = NEXT(state, turn)
+        state = fbuf.save(path, state, extra=turn, background=background)
         print(turn, flush=True)
     """
 )
 
 
-def killed_somewhere(path, rng, background):
-    """Saves until it is killed; the number of the last save that has returned."""
-    begin = "go on" if path.exists() and manifest.numbers(path) else "begin"
-    command = [sys.executable, "-c", SAVING, str(path), background, begin]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(rng.uniform(0, 0.4))
-        process.send_signal(signal.SIGKILL)
-        lines = process.stdout.read().split()
-    return int(lines[-1]) if lines else None
+def after(state, turn):
+    """The buffer of a turn: some of everything that a checkpoint has."""
+    if state is None:
+        state = fbuf.init(
+            {"x": jnp.zeros(20), "n": jnp.int32(0)}, 400, num_envs=2, lockstep=False, next_of="n",
+            sampler=fbuf.Prioritized(window=2),
+        )  # fmt: skip
+    rows = {"x": jnp.full((15, 2, 20), turn, jnp.float32), "n": jnp.full((15, 2), turn, jnp.int32)}
+    mask = (jnp.arange(30).reshape(15, 2) % 7 > 0) | jnp.array([False, turn % 9 == 0])
+    state = fbuf.add(
+        state, rows, time_major=True, mask=mask & jnp.array([True, turn % 3 == 0]),
+        next_observation=rows["n"] + 1, terminated=jnp.arange(30).reshape(15, 2) % 11 == turn % 11,
+    )  # fmt: skip
+    ids = fbuf.ids_at(state, jnp.arange(5) * turn % 400)
+    state = fbuf.update_priority(state, ids, jnp.arange(1.0, 6.0) + turn % 4)
+    if turn % 4 == 0:
+        state = fbuf.write(
+            state, fbuf.ids_at(state, jnp.array([turn % 400])), {"n": jnp.array([-turn])}
+        )
+    return fbuf.remove(state, ids, mask=jnp.arange(5) < turn % 2)
 
 
-def check_killed(path, finished):
-    """What is there is the last save that has returned, or the one after it, and whole."""
-    state, turn = fbuf.load(path)
-    history.remember(path, None)
-    assert turn >= finished
-    newest = np.asarray(fbuf.rows(state).data)[:, 0]
-    expected = np.repeat(np.arange(1, turn + 1), 30)[-400:]
-    np.testing.assert_array_equal(newest[newest.size - expected.size :], expected)
-    left = [p.name for p in path.rglob("*") if "unfinished" in p.name]
-    assert len(left) <= 1
-    return turn
+class Killed:
+    """Saves that are killed, and what there is afterwards."""
+
+    def __init__(self, path, background, rng):
+        self.path, self.background, self.rng = path, background, rng
+        self.turn, self.state, self.kills = 0, None, 0
+
+    def kill(self):
+        """Save until it is killed, at some moment after two saves have returned."""
+        begin = "go on" if self.turn else "begin"
+        program = "import jax.numpy as jnp, fbuf\n" + inspect.getsource(after)
+        program += SAVING.replace("NEXT", "after")
+        command = [sys.executable, "-c", program, str(self.path), self.background, begin]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline(), process.stdout.readline()]
+            time.sleep(self.rng.uniform(0, 0.15))
+            process.send_signal(signal.SIGKILL)
+            lines += process.stdout.readlines()
+        assert process.returncode == -signal.SIGKILL
+        self.kills += 1
+        returned = int(lines[-1])
+        # In the background that one may still be written; the one after it may be there.
+        self.check({returned - (self.background == "background"), returned, returned + 1})
+
+    def check(self, legal):
+        """There is one of the legal states, bit for bit."""
+        state, turn = fbuf.load(self.path)
+        history.remember(self.path, None)
+        assert turn in legal
+        while self.turn < turn:
+            self.turn += 1
+            self.state = after(self.state, self.turn)
+        same(seen(state), seen(self.state))
+        same((state.index, state.ring.flags), (self.state.index, self.state.ring.flags))
+        assert len([p for p in self.path.rglob("*") if "unfinished" in p.name]) <= 1
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(150, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("background", ["background", "now"])
 def test_killed_at_any_moment(tmp_path, background, times):
-    rng, path, turn = random.Random(0), tmp_path / "saved", 0
+    killed = Killed(tmp_path / "saved", background, random.Random(0))
     for _ in range(times):
-        finished = killed_somewhere(path, rng, background)
-        if path.exists() and manifest.numbers(path):
-            at_least = turn if finished is None else finished - (background == "background")
-            turn = check_killed(path, max(at_least, turn))
+        killed.kill()
+    assert killed.kills == times
 
 
 def test_a_full_disk(tmp_path):

@@ -71,7 +71,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
     of_rows = flags[there]
     field = _reward_field(like, reward)
     rewards = None if field is None else _rewards(folder, found, like, field)
-    lengths, returns = _episodes(lanes, flags, cursor, rewards)
+    lengths, returns = _episodes(lanes, flags, cursor, like.ring.head_capacity, rewards)
     likely = None if sampler is None else _likely(sampler, values)
     fault = int(values[".fault"])
     files = sum(file.length for file in found.files.values())
@@ -90,7 +90,6 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         "removed": int(((of_rows & REMOVED > 0) & (of_rows & DUMMY == 0)).sum()),
         "dummies": int((of_rows & DUMMY > 0).sum()),
         "oldest": max(map(len, lanes), default=0),
-        "rows ever added": sum(found.totals["rows"]),
         "memory": memory.nbytes(like),
         "bytes on disk": files,
         "files": len(found.files) + 1,
@@ -133,8 +132,7 @@ def table(found: Found) -> str:
             "capacity": f"{of['capacity']:,} rows{lane}, {memory.in_words(of['memory'])} of memory",
             "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "
             f"{of['dummies']:,} resets",
-            "age": f"the oldest is of {of['oldest']:,} steps ago; {of['rows ever added']:,} rows "
-            "were ever added",
+            "age": f"the oldest row is of {of['oldest']:,} steps ago",
             "disk": f"{memory.in_words(of['bytes on disk'])} in {of['files']:,} files",
             "episodes": episodes,
             "returns": returns,
@@ -172,17 +170,21 @@ def _lanes(like: State[Any], cursor: np.ndarray) -> list[np.ndarray]:
 
 
 def _episodes(
-    lanes: list[np.ndarray], flags: np.ndarray, cursor: np.ndarray, rewards: np.ndarray | None
+    lanes: list[np.ndarray],
+    flags: np.ndarray,
+    cursor: np.ndarray,
+    room: int,
+    rewards: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The length and the return of each episode that is there whole."""
+    """The length and the return of each episode that is there whole, and not removed."""
     lengths: list[np.ndarray] = []
     returns: list[np.ndarray] = []
-    laps = np.resize(cursor[1], len(lanes))
-    for slots, lap in zip(lanes, laps, strict=True):
+    # Where rows have been overwritten, the oldest episode may have begun before the oldest row.
+    head, lap, stored, _ = cursor.astype(np.int64)
+    all_there = (stored < room) | (lap * room + head == room)
+    for slots, none_gone in zip(lanes, np.resize(all_there, len(lanes)), strict=True):
         of = flags[slots]
-        # Where rows have been overwritten, the oldest episode may have begun before the oldest row,
-        # unless that is of a reset.
-        from_the_first = bool(of.size) and (lap == 0 or bool(of[0] & DUMMY))
+        from_the_first = bool(of.size) and bool(none_gone or of[0] & DUMMY)
         real = of & DUMMY == 0
         slots, of = slots[real], of[real]
         ends = np.flatnonzero(of & ENDS)
@@ -191,10 +193,12 @@ def _episodes(
         starts = np.r_[0, ends[:-1] + 1]
         whole = np.ones(ends.size, bool)
         whole[0] = from_the_first and not of[0] & CUT
+        there = (of & REMOVED == 0)[: ends[-1] + 1].astype(int)
+        whole &= np.add.reduceat(there, starts) > 0
         lengths.append((ends - starts + 1)[whole])
         if rewards is not None:
-            sums = np.r_[0.0, np.cumsum(rewards[slots])]
-            returns.append((sums[ends + 1] - sums[starts])[whole])
+            sums = np.add.reduceat(rewards[slots][: ends[-1] + 1], starts)
+            returns.append(sums[whole])
     empty = np.zeros(0)
     joined = np.concatenate(lengths) if lengths else empty.astype(np.int64)
     if rewards is None:
@@ -291,6 +295,8 @@ def _likely(small: State[Any], values: dict[str, np.ndarray]) -> np.ndarray:
 
 def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
     """The least, the median and the most."""
+    if not np.isfinite(values).all():
+        values = values[np.isfinite(values)]
     if not values.size:
         return None
     return float(values.min()), float(np.median(values)), float(values.max())

@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     given = _parser().parse_args(arguments)
     try:
-        return given.run(given)
+        with jax.enable_x64(True):  # what was saved may have 64 bits
+            return given.run(given)
     except CheckpointError as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
         return 1

@@ -53,7 +53,7 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
     item = item_of(fields)
     options["sampler"] = SAMPLERS[sampler](window=window)
     rows = size.replace("_", "").replace(",", "")
-    capacity = int(rows) if rows.isdigit() else capacity_for(size, item, **options)
+    capacity = int(rows) if re.fullmatch("[0-9]+", rows) else capacity_for(size, item, **options)
     state = jax.eval_shape(lambda: init(item, capacity, **options))
     total, stored = memory.nbytes(state), memory.nbytes(state.storage)
     index = memory.nbytes((state.index, state.ring))
@@ -67,5 +67,5 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
         ends = state.next_obs.owner.shape[0] - state.ring.lanes
         kept = memory.nbytes(state.next_obs)
         found["  last observations"] = f"{memory.in_words(kept)}, {ends:,} ends of episodes"
-    found["checkpoint"] = f"{memory.in_words(total)} on the disk, once it is full"
+    found["checkpoint"] = f"{memory.in_words(total)} to {memory.in_words(2 * total)} on the disk"
     return lines(found)

@@ -53,4 +53,5 @@ def _histogram(axes: Any, title: str, label: str, values: np.ndarray | None) -> 
         text = "not known" if values is None else "none"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         return
+    values = values[np.isfinite(values)]
     axes.hist(values, bins=min(50, max(10, values.size // 10)), color="tab:blue")

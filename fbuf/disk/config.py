@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from fbuf.disk import trees
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.trees import Data
 from fbuf.samplers import Mixture, Prioritized, Shuffled, Uniform
 from fbuf.samplers.protocol import Sampler
@@ -67,23 +68,29 @@ def sampler_data(sampler: Any) -> Data:
         for field in dataclasses.fields(sampler)
         if field.init
     }
-    as_data = lambda value: sampler_data(value) if isinstance(value, Sampler) else value
-    plain = (bool, int, float, str, type(None), dict)
-    found = {option: as_data(value) for option, value in options.items()}
-    return {
-        "name": name,
-        "options": {
-            option: value if isinstance(value, plain) else repr(value)
-            for option, value in found.items()
-        },
-    }
+    found: dict[str, Data] = {}
+    for option, value in options.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Sampler):
+            found[option] = sampler_data(value)
+        elif isinstance(value, bool | int | float | str | None):
+            found[option] = value
+        elif known:
+            raise TypeError(
+                f"fbuf.save: {option} of {kind.__name__} is a {type(value).__name__}, {value!r}; "
+                "use a plain number"
+            )
+        else:  # of a sampler of somebody's own it is for people to read
+            found[option] = repr(value)
+    return {"name": name, "options": found}
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:
     """The sampler, which must be as described."""
     if given is not None:
         if sampler_data(given) != data:
-            raise CheckpointError(
+            raise Mismatch(
                 f"fbuf.load: the checkpoint has the sampler {sampler_words(data)}, and sampler is "
                 f"{sampler_words(sampler_data(given))}; leave sampler out, or give the same one"
             )
@@ -93,7 +100,7 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"fbuf.load: the manifest has the sampler {data!r}") from None
     if kind is None:
-        raise CheckpointError(
+        raise Mismatch(
             f"fbuf.load: the checkpoint has a sampler of your own, {data['name']}; give it as "
             "sampler="
         )
@@ -119,7 +126,7 @@ def _item(data: Data, example: Any) -> Any:
         return trees.made(data, specs, "item")
     found = trees.described(example, lambda leaf: trees.array(jax.numpy.shape(leaf), _dtype(leaf)))
     if found != data:
-        raise CheckpointError(
+        raise Mismatch(
             f"fbuf.load: the checkpoint has items {item_words(data)}, and item is "
             f"{item_words(found)}"
         )

@@ -45,6 +45,11 @@ def put(file: BinaryIO, blocks: Iterable[Block]) -> None:
                 file.write(data.view(np.uint8).data)
 
 
+def nbytes(rows: int, widths: Sequence[int]) -> int:
+    """The bytes of a file of arrays of so many rows, of so many bytes a row each."""
+    return sum(len(_header(rows, width)) + rows * width for width in widths)
+
+
 def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarray]:
     """The arrays of a file that has been checked, as they lie there: uint8 `[rows, width]` each."""
     found, at = [], 0

@@ -14,3 +14,7 @@ class CheckpointError(ValueError):
         ...     print("no checkpoint" in str(error))
         True
     """
+
+
+class Mismatch(CheckpointError):
+    """The checkpoint is whole, and not what the caller says or can read."""

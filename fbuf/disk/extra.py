@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.disk import trees
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import Mismatch
 from fbuf.disk.trees import Data
 
 
@@ -72,7 +72,7 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
         if data["array"] != "jax":
             return array[()] if data["array"] == "scalar" else array
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise CheckpointError(
+            raise Mismatch(
                 f"fbuf.load: extra has an array of {array.dtype}, and JAX's 64-bit types are off; "
                 "switch them on as they were (jax_enable_x64)"
             )
@@ -82,7 +82,7 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
     if example is None:
         return trees.made(data, leaves, "extra")
     if trees.described(example, lambda leaf: None) != _shape(data):
-        raise CheckpointError("fbuf.load: extra is not of the structure that was saved")
+        raise Mismatch("fbuf.load: extra is not of the structure that was saved")
     return jax.tree.unflatten(jax.tree.structure(example), leaves)
 
 

@@ -27,7 +27,7 @@ from fbuf.storage.ring import WRITTEN
 _HASHED = 2**22
 """Bytes of rows that are looked at together."""
 
-_MOST = 8
+_MOST = 16
 """How many directories are remembered."""
 
 
@@ -38,14 +38,12 @@ class Looked:
     Attributes:
         cursor: int32 `[4, heads]`; that of the ring.
         flags: uint8 `[capacity]`; those of the ring.
-        owners: int32 `[2, ends]`; which rows the kept next observations are of: the slot and the
-            generation. None if none are kept.
-        next_end: int32 `[heads]`; where the next of them goes; None likewise.
+        next_end: int32 `[2, heads]`; where the next kept next observation goes, and the lap; None
+            if none are kept.
     """
 
     cursor: np.ndarray
     flags: np.ndarray
-    owners: np.ndarray | None
     next_end: np.ndarray | None
 
 
@@ -56,15 +54,17 @@ class Saved:
     Attributes:
         number: That of its manifest.
         manifest: The manifest.
-        mark: What the buffer was marked with, as the save returned it; 0 if it was loaded.
+        marks: Who has one of these has come from the buffer that was saved: what that was marked
+            with when the save returned it, and then by saves that have failed. Empty if it was
+            loaded.
         looked: What was known of the buffer.
-        hashes: uint32 `[rows]`; a number for what each row of a store holds, by the store. None if
-            the buffer was known by its mark.
+        hashes: uint32 `[rows, 2]`; two numbers for what each row of a store holds, by the store.
+            None if the buffer was known by its mark.
     """
 
     number: int
     manifest: Manifest
-    mark: int
+    marks: frozenset[int]
     looked: Looked
     hashes: dict[str, np.ndarray] | None
 
@@ -104,17 +104,13 @@ def remember(folder: pathlib.Path, saved: Saved | None) -> None:
 def _seen(state: State[Any]) -> tuple[jax.Array, ...]:
     ring, kept = state.ring, state.next_obs
     found = (jnp.copy(ring.cursor), jnp.copy(ring.flags))
-    if kept is None:
-        return found
-    owner = kept.owner[ring.lanes :]
-    owners = jnp.stack([owner, ring.generation_of(jnp.maximum(owner, 0))])
-    return (*found, owners, jnp.copy(kept.cursor))
+    return found if kept is None else (*found, jnp.copy(kept.cursor))
 
 
 def look(state: State[Any]) -> Looked:
     """Look at a buffer. Nothing of it is held."""
     found = [np.asarray(array) for array in _seen(state)]
-    return Looked(*found, *([None] * (4 - len(found))))
+    return Looked(*found, *([None] * (3 - len(found))))
 
 
 @jax.jit
@@ -130,7 +126,7 @@ def marked(state: State[Any], mark: int) -> State[Any]:
 
 @jax.jit
 def _hashed(arrays: tuple[jax.Array, ...]) -> jax.Array:
-    """A number for each row, of all of its bits."""
+    """Two numbers for each row, of all of its bits."""
     rows = arrays[0].shape[0]
     width = max(memory.nbytes(arrays) // max(rows, 1), 1)
     # Some rows at a time: XLA would lay out all of their bits.
@@ -141,41 +137,53 @@ def _hashed(arrays: tuple[jax.Array, ...]) -> jax.Array:
         part = [lax.dynamic_slice_in_dim(array, first, step) for array in arrays]
         return lax.dynamic_update_slice_in_dim(found, _of_rows(part), first, 0)
 
-    return lax.fori_loop(0, -(-rows // step), some, jnp.zeros(rows, jnp.uint32))
+    return lax.fori_loop(0, -(-rows // step), some, jnp.zeros((rows, 2), jnp.uint32))
 
 
 def _of_rows(arrays: Sequence[jax.Array]) -> jax.Array:
-    found = jnp.zeros(arrays[0].shape[0], jnp.uint32)
-    for array in arrays:
-        for bits in _bits(array):
-            mixed = (bits + jnp.uint32(1)) * jnp.uint32(0x9E3779B1)
-            mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
-            mixed ^= mixed >> 13
-            place = jnp.arange(bits.shape[1], dtype=jnp.uint32) * jnp.uint32(0xC2B2AE3D)
-            of_place = mixed * (place * 2 + jnp.uint32(1))
-            found = found * jnp.uint32(31) + jnp.sum(of_place, axis=1, dtype=jnp.uint32)
+    """Two numbers for each row `[rows, 2]`: sums of what is random for each number and place."""
+    found = jnp.zeros((arrays[0].shape[0], 2), jnp.uint32)
+    for number, array in enumerate(arrays):
+        bits = _bits(array)
+        place = jnp.arange(bits.shape[1], dtype=jnp.uint32) + jnp.uint32(number << 28)
+        key = _mixed(place * jnp.uint32(0x9E3779B1) + jnp.uint32(1))
+        mixed = _mixed(_mixed(bits ^ key) + key)
+        each = mixed, mixed * (2 * key + 1)
+        sums = [jnp.sum(numbers, axis=1, dtype=jnp.uint32) for numbers in each]
+        found += jnp.stack(sums, axis=1)
     return found
 
 
-def _bits(array: jax.Array) -> list[jax.Array]:
+def _mixed(bits: jax.Array) -> jax.Array:
+    """As random as 32 bits can be made of 32 (the end of MurmurHash3)."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+def _bits(array: jax.Array) -> jax.Array:
     """The numbers of each row as uint32 `[rows, n]`."""
+    rows = array.shape[0]
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return [*_bits(array.real), *_bits(array.imag)]
+        return jnp.concatenate([_bits(array.real), _bits(array.imag)], axis=1)
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    elif jnp.issubdtype(array.dtype, jnp.integer) and jnp.iinfo(array.dtype).bits < 8:
+        array = array.astype(jnp.int8)
+    elif jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits < 8:
+        array = array.astype(jnp.float32)
     width = array.dtype.itemsize
-    if array.dtype == jnp.bool_ or jnp.issubdtype(array.dtype, jnp.integer):
-        array = array.astype(jnp.uint64 if width == 8 else jnp.uint32)
-    else:
-        unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[width]
-        array = jax.lax.bitcast_convert_type(array, unsigned)
-    array = array.reshape(array.shape[0], -1)
-    if array.dtype.itemsize == 8:
-        words = jax.lax.bitcast_convert_type(array, jnp.uint32)
-        return [words.reshape(array.shape[0], -1)]
-    return [array.astype(jnp.uint32)]
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(width, jnp.uint32)
+    array = lax.bitcast_convert_type(array, unsigned).reshape(rows, -1)
+    if width >= 4:
+        return array
+    several = 4 // width
+    array = jnp.pad(array, ((0, 0), (0, -array.shape[1] % several)))
+    return lax.bitcast_convert_type(array.reshape(rows, -1, several), jnp.uint32)
 
 
 def hashes(state: State[Any]) -> dict[str, np.ndarray]:
-    """A number for what each row of each store holds. It reads all of them once."""
+    """Two numbers for what each row of each store holds. It reads all of them once."""
     return {store.name: np.asarray(_hashed(store.arrays)) for store in stores.of_state(state)}
 
 
@@ -198,7 +206,7 @@ def places(
 
 def has_mark(looked: Looked, before: Saved) -> bool:
     """Whether a buffer has come from what a save returned, by any ways and detours."""
-    return before.mark != 0 and bool((looked.cursor[3] == before.mark).all())
+    return set(map(int, looked.cursor[3])) <= before.marks
 
 
 def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], before: Saved) -> bool:
@@ -217,7 +225,10 @@ def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], befor
     if found[rows.name].new == found[rows.name].all and any(found[rows.name].live):
         return False  # nothing is left of it
     same = _retained(rows, found[rows.name])
-    # Flags are written whole, and so are rows that `fbuf.write` has changed.
+    # Of a row that `fbuf.write` has changed, the old content is still in the file of its segment.
+    if (same & (looked.flags & WRITTEN < before.looked.flags & WRITTEN)).any():
+        return False
+    # Such rows are written again.
     same &= looked.flags & WRITTEN == 0
     if (now[rows.name] != before.hashes[rows.name])[same].any():
         return False
@@ -234,42 +245,30 @@ def _retained(store: Store, at: Places) -> np.ndarray:
     return found
 
 
-def _rows_written(looked: Looked, store: Store) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many rows each head has ever written, and how many of them are there."""
-    head, lap, stored, _ = looked.cursor.astype(np.int64)
-    total = (lap % 2**32) * store.room + head
-    return tuple(map(int, total)), tuple(map(int, stored))
-
-
 def _places_of_rows(looked: Looked, store: Store, before: Saved | None) -> Places:
-    total, live = _rows_written(looked, store)
+    head, lap, stored, _ = looked.cursor.astype(np.int64)
+    total = tuple(map(int, (lap % 2**32) * store.room + head))
+    return _since(total, tuple(map(int, stored)), store, before)
+
+
+def _places_of_ends(looked: Looked, store: Store, before: Saved | None) -> Places:
+    """Of the ends that are kept, all of which count."""
+    assert looked.next_end is not None
+    at, lap = looked.next_end.astype(np.int64)
+    # As if all places had been written once before.
+    total = tuple(map(int, (1 + lap % 2**32) * store.room + at))
+    return _since(total, (store.room,) * store.heads, store, before)
+
+
+def _since(
+    total: tuple[int, ...], live: tuple[int, ...], store: Store, before: Saved | None
+) -> Places:
+    """What there is of a store, of which all that is not in a checkpoint is new."""
     found = Places(total, live, ((0,) * store.heads, total))
     past = before.manifest.totals[store.name] if before else found.all[0]
     if any(was > is_now for was, is_now in zip(past, total, strict=True)):
         past = found.all[0]
     return dataclasses.replace(found, new=stores.newer(found.all, past))
-
-
-def _places_of_ends(looked: Looked, store: Store, before: Saved | None) -> Places:
-    """Of the ends that are kept. Their cursor has no laps; whose they are tells which are new."""
-    assert looked.next_end is not None
-    assert looked.owners is not None
-    cursor = tuple(map(int, looked.next_end))
-    live = (store.room,) * store.heads
-    if before is not None:
-        assert before.looked.owners is not None
-        past = before.manifest.totals[store.name]
-        total = tuple(was + (at - was) % store.room for was, at in zip(past, cursor, strict=True))
-        new = np.zeros(looked.owners.shape[1], bool)
-        for some in store.rows((past, total)):
-            new[some - store.begin] = True
-        changed = (looked.owners != before.looked.owners).any(axis=0)
-        if not changed[~new].any():
-            return Places(total, live, (past, total))
-        total = tuple(was + store.room for was in total)
-        return Places(total, live, (tuple(t - store.room for t in total), total))
-    total = tuple(store.room + at for at in cursor)
-    return Places(total, live, (cursor, total))
 
 
 def _written_besides(looked: Looked, store: Store, now: Places) -> np.ndarray:

@@ -15,7 +15,7 @@ import zlib
 from typing import Any
 
 from fbuf.disk import container, files
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.files import Written
 from fbuf.disk.trees import Data
 
@@ -111,7 +111,7 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
     if not int(head[1]):
         raise CheckpointError(f"fbuf.load: {path} is damaged: there is no format 0")
     if int(head[1]) > FORMAT:
-        raise CheckpointError(
+        raise Mismatch(
             f"fbuf.load: {path} has format {int(head[1])}, and this fbuf reads formats up to "
             f"{FORMAT}; install a newer fbuf"
         )

@@ -2,6 +2,8 @@
 
 Where there are more than `MOST`, the `TOGETHER` neighbours of the fewest rows become one. A row is
 then written anew about once for every `TOGETHER`-fold growth of its file: few times in its life.
+Where more than half of all rows in files have been overwritten, those with the most of these are
+written anew without them.
 """
 
 from __future__ import annotations
@@ -51,17 +53,23 @@ def joined(
         manifest: A manifest with these files.
         widths: The bytes of a row of each array of the store.
     """
-    segments = manifest.segments[store]
-    if len(segments) <= MOST:
-        return None
-    size = lambda at: stores.size(stores.of_segment(at))
-    candidates = [segments[at : at + TOGETHER] for at in range(len(segments) - TOGETHER + 1)]
-    candidates = [some for some in candidates if _is_one_stretch(some)]
+    segments, size = manifest.segments[store], lambda at: stores.size(stores.of_segment(at))
+    oldest = _oldest(manifest, store)
+    live = lambda at: stores.size(stores.newer(stores.of_segment(at), oldest))
+    count = min(TOGETHER, len(segments))
+    candidates = [segments[at : at + count] for at in range(len(segments) - count + 1)]
+    candidates = [some for some in candidates if _is_one_stretch(some, oldest)]
     if not candidates:
         return None
-    old = min(candidates, key=lambda some: sum(map(size, some)))
-    new = Segment(name, _oldest(manifest, store, old[0].first), old[-1].last)
-    new = dataclasses.replace(new, last=tuple(map(max, new.first, new.last)))
+    if len(segments) > MOST:
+        old = min(candidates, key=lambda some: sum(map(size, some)))
+    elif sum(map(size, segments)) > 2 * max(sum(map(live, segments)), sum(manifest.live[store])):
+        # Of rows that heads of several speeds have written, many may be overwritten.
+        old = max(candidates, key=lambda some: sum(map(size, some)) - sum(map(live, some)))
+    else:
+        return None
+    first = tuple(map(max, old[0].first, oldest))
+    new = Segment(name, first, tuple(map(max, first, old[-1].last)))
     views = []
     for segment in old:
         # What is copied is checked first: damage must not get a checksum of its own.
@@ -74,15 +82,19 @@ def joined(
     return Joined(old, new, blocks)
 
 
-def _oldest(manifest: Manifest, store: str, first: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the rows that still count begin, of those from some places on."""
+def _oldest(manifest: Manifest, store: str) -> tuple[int, ...]:
+    """Of each head the place where the rows begin that still count."""
     total, live = manifest.totals[store], manifest.live[store]
-    return tuple(max(at, t - n) for at, t, n in zip(first, total, live, strict=True))
+    return tuple(t - n for t, n in zip(total, live, strict=True))
 
 
-def _is_one_stretch(segments: Sequence[Segment]) -> bool:
-    """Whether each begins where the one before it ends."""
-    return all(one.last == two.first for one, two in itertools.pairwise(segments))
+def _is_one_stretch(segments: Sequence[Segment], oldest: tuple[int, ...]) -> bool:
+    """Whether each begins where the one before it ends, but for rows that do not count."""
+    return all(
+        last == first or first <= begin
+        for one, two in itertools.pairwise(segments)
+        for last, first, begin in zip(one.last, two.first, oldest, strict=True)
+    )
 
 
 def _rows(

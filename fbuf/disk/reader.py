@@ -41,8 +41,11 @@ def check_shapes(found: Manifest, like: State[Any]) -> None:
             of_heads += [segment.first, segment.last]
             if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
                 raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
-            if stores.size(stores.of_segment(segment)) > store.heads * store.room:
+            count = stores.size(stores.of_segment(segment))
+            if count > store.heads * store.room:
                 raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
+            if found.files[segment.file].length != container.nbytes(count, store.widths):
+                raise CheckpointError(f"fbuf.load: {segment.file} has rows of another size")
         if any(len(counts) != store.heads for counts in of_heads):
             raise CheckpointError(f"fbuf.load: the manifest has another number of heads: {name}")
         if any(n > min(store.room, t) for n, t in zip(live, total, strict=True)):

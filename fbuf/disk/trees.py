@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 
 Data = Any
 """What JSON has."""
@@ -82,9 +82,9 @@ def made(data: Data, of: Sequence[Any], argument: str) -> Any:
     """
     own = classes(data)
     if own:
-        raise CheckpointError(
-            f"fbuf.load: {argument} is made of {', '.join(sorted(set(own)))}, which nothing but "
-            f"their names is known of; give an example of the same structure as {argument}="
+        raise Mismatch(
+            f"fbuf.load: {argument} is made of {', '.join(sorted(set(own)))}, and a checkpoint "
+            f"has only the names of classes; give an example of the same structure as {argument}="
         )
     rest = iter(of)
 
@@ -135,7 +135,7 @@ def only(data: Data) -> tuple[str, Any]:
 
 def array(shape: tuple[int, ...], dtype: Any) -> Data:
     """An array as data."""
-    return {"shape": list(shape), "dtype": np.dtype(dtype).name}
+    return {"shape": list(map(int, shape)), "dtype": np.dtype(dtype).name}
 
 
 def spec(data: Data) -> jax.ShapeDtypeStruct:

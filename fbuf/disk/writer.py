@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.disk import config, container, extra, files, history, manifest, merge, stores, trees
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.files import UNFINISHED, Block
 from fbuf.disk.history import Saved
 from fbuf.disk.manifest import Manifest, Segment
@@ -36,6 +36,7 @@ class Prepared:
         widths: The bytes of a row of each array, by the store.
         mark: What the buffer is to be marked with.
         saved: What there is to remember, but for the manifest.
+        before: The checkpoint that the buffer goes on from; None if all is written.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Prepared:
     widths: dict[str, list[int]]
     mark: int
     saved: Callable[[Manifest], Saved]
+    before: Saved | None
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +66,8 @@ def prepare(
         version: That of fbuf.
     """
     known = manifest.numbers(folder)
+    if known:
+        _check_newest(folder, known[-1], state)
     number, mark = known[-1] + 1 if known else 1, secrets.randbelow(2**31 - 1) + 1
     description, arrays = extra.split(given)
     looked, before, hashes = history.look(state), history.last(folder), None
@@ -130,8 +134,28 @@ def prepare(
         contents,
         {store.name: store.widths for store in stores.of_state(state)},
         mark,
-        lambda written: Saved(number, written, mark, looked, hashes),
+        lambda written: Saved(number, written, frozenset({mark}), looked, hashes),
+        before,
     )
+
+
+def _check_newest(folder: pathlib.Path, number: int, state: State[Any]) -> None:
+    """Refuse to write over what a newer fbuf has written, or over buffers of other items."""
+    try:
+        found = manifest.read(folder, number)
+    except Mismatch as error:
+        raise CheckpointError(
+            str(error).replace("fbuf.load", "fbuf.save", 1) + ", or save to another directory"
+        ) from None
+    except CheckpointError:
+        return
+    own = config.described(state)["item"]
+    if found.config["item"] != own:
+        raise CheckpointError(
+            f"fbuf.save: {folder} has checkpoints of items "
+            f"{config.item_words(found.config['item'])}, and those of this buffer are "
+            f"{config.item_words(own)}; save to another directory"
+        )
 
 
 def _is_there(folder: pathlib.Path, known: list[int], before: Saved) -> bool:
@@ -148,13 +172,19 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
     """Write the files of a checkpoint, and its manifest last; then delete what nobody needs."""
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
+    before = prepared.before
+    if before is not None:  # should this fail: the marked buffer still comes from the one before
+        marks = before.marks | {prepared.mark}
+        history.remember(folder, dataclasses.replace(before, marks=marks))
     try:
         whole = _written(folder, prepared)
-    except BaseException:
-        # No manifest names them.
-        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
+        manifest.write(folder, prepared.number, whole)
+    except BaseException as error:
+        if isinstance(error, CheckpointError):  # of an older file; then all is written next time
+            history.remember(folder, None)
+        if prepared.number not in manifest.numbers(folder):  # else a manifest names them
+            files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
         raise
-    manifest.write(folder, prepared.number, whole)
     history.remember(folder, prepared.saved(whole))
     clean(folder, keep)
 
@@ -204,6 +234,8 @@ def clean(folder: pathlib.Path, keep: int) -> None:
             break
         try:
             needed |= manifest.used(manifest.read(folder, number))
+        except Mismatch:
+            raise  # of a newer fbuf: what it needs is not known
         except CheckpointError:
             if not kept:
                 raise  # the one that was just written

@@ -34,7 +34,8 @@ class NextObs:
         owner: int32 `[lanes + ends]`; the slot of the row an end belongs to, -1 for none.
         kept_at: int32 `[capacity]`; where in `rows` that of a row lies which ended an episode, -1
             for nowhere. That it lies there still, the owner tells.
-        cursor: int32 `[heads]`; where in the ring of a head the next end goes.
+        cursor: int32 `[2, heads]`; where in the ring of a head the next end goes, and how many
+            times that has come around, modulo 2**32. It goes on through a `clear`.
         field: The name of the field; static.
     """
 
@@ -88,7 +89,7 @@ class NextObs:
 
     def cleared(self) -> NextObs:
         """Nothing kept. O(ends)."""
-        return dataclasses.replace(self, owner=jnp.minimum(self.owner, -1), cursor=self.cursor & 0)
+        return dataclasses.replace(self, owner=jnp.minimum(self.owner, -1))
 
     def read(
         self, storage: Storage[Any], ring: Ring, slots: jax.Array, flags: jax.Array
@@ -134,7 +135,8 @@ class NextObs:
         running = jnp.cumsum(ends.reshape(-1, heads), axis=0, dtype=jnp.uint32)
         rank, count = running - 1, running[-1]
         kept = ends & (count - rank <= room).reshape(-1)
-        cursor = self.cursor.astype(jnp.uint32)
+        cursor, lap = self.cursor.astype(jnp.uint32)
+        end = cursor + count
         first = lanes + room * jnp.arange(heads, dtype=jnp.int32)
         where = first + ((cursor + rank) % jnp.uint32(room)).astype(jnp.int32)
         where = jnp.where(kept, where.reshape(-1), nowhere)
@@ -153,7 +155,7 @@ class NextObs:
                 rows=self.rows.write(own, next_observation),
                 owner=owner,
                 kept_at=kept_at,
-                cursor=((cursor + count) % jnp.uint32(room)).astype(jnp.int32),
+                cursor=jnp.stack([end % room, lap + end // room]).astype(jnp.int32),
             ),
             bits_where(robbed | (ends & ~kept), Fault.LOST_NEXT),
         )
@@ -169,6 +171,6 @@ def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
         rows=store.empty(jax.tree.unflatten(tree, item), ring.lanes + ends),
         owner=jnp.full(ring.lanes + ends, -1, jnp.int32),
         kept_at=jnp.zeros(ring.capacity, jnp.int32),
-        cursor=jnp.zeros(ring.heads, jnp.int32),
+        cursor=jnp.zeros((2, ring.heads), jnp.int32),
         field=field,
     )

@@ -12,7 +12,7 @@ import jax
 from fbuf.checks import values as check
 from fbuf.disk import background, config, history, manifest, progress, reader
 from fbuf.disk import extra as extras
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.manifest import Manifest
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
@@ -103,7 +103,19 @@ def load(
     for number in reversed(known):
         try:
             found, state, beside = _read(folder, number, item, sampler, extra)
+        except Mismatch:
+            raise
         except CheckpointError as error:
+            if manifest.numbers(folder)[-1:] > known[-1:]:
+                # Another process has saved meanwhile, and deleted what was being read.
+                return load(
+                    folder,
+                    item=item,
+                    sampler=sampler,
+                    extra=extra,
+                    capacity=capacity,
+                    fallback=fallback,
+                )
             if not fallback or number == known[0]:
                 raise
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
@@ -134,4 +146,4 @@ def _read(
 def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
     """What a later save has to know."""
     looked = history.look(state)
-    return history.Saved(number, found, 0, looked, history.hashes(state))
+    return history.Saved(number, found, frozenset(), looked, history.hashes(state))

@@ -14,7 +14,7 @@ from fbuf._versions import VERSION
 from fbuf.checks import values as check
 from fbuf.disk import background as _background
 from fbuf.disk import files, history, lock, progress, writer
-from fbuf.door.entry import one_buffer, refuse_consumed, require_state
+from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import Item, State
 
 
@@ -78,7 +78,11 @@ def save(
         (3, 3)
     """
     require_state("save", state)
-    one_buffer("save", state)
+    if state.fault.ndim:
+        raise ValueError(
+            f"fbuf.save: state is a batch of buffers of shape {state.fault.shape}; save each to a "
+            "directory of its own: jax.tree.map(lambda leaf: leaf[0], state) is the first"
+        )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
         raise TypeError("fbuf.save: state or extra is traced; call fbuf.save outside of jit")
     refuse_consumed("save", state)

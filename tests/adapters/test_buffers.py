@@ -670,6 +670,8 @@ def test_saves_into_one_directory(kind, prefetch, tmp_path):
         assert_same(kind.core(again).state.storage, kind.core(buffer).state.storage)
         again.close()
     assert len(manifest.numbers(tmp_path)) == 2
+    # Half of the turns add nothing, and no row is written twice.
+    assert len(list(tmp_path.glob("shard-00000/rows-*"))) == 2
     buffer.close()
 
 
@@ -681,6 +683,11 @@ def test_a_directory_that_does_not_fit_changes_nothing(kind, tmp_path):
             other.load(tmp_path)
         for x, y in zip(before, bits(kind.core(other).state), strict=True):
             np.testing.assert_array_equal(x, y)
+    other = kind.make(sampler=EXACT)
+    kind.extend(other, rows(2) | {"more": torch.zeros(2)})
+    with pytest.raises(ValueError, match="give none"):
+        other.load(tmp_path)
+    tmp_path = tmp_path / "other"
     fbuf.save(tmp_path, empty(sampler=EXACT))
     with pytest.raises(fbuf.CheckpointError, match="and no ReplayBuffer"):
         kind.make(sampler=EXACT).load(tmp_path)

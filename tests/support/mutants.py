@@ -130,7 +130,7 @@ MUTANTS = [
         ("(kept_at >= 0) & (read_rows(self.owner, inside) == slots)", "kept_at >= 0", "next observations", LED_TO),
         ("aside = ended | newest", "aside = ended", "next observations", LED_TO),
         ("own = jnp.where(newest, slots % lanes, where)", "own = jnp.where(newest, 0, where)", "next observations", LED_TO),
-        ("cursor=((cursor + count) % jnp.uint32(room)).astype(jnp.int32)", "cursor=self.cursor", "next observations", LED_TO),
+        ("cursor=jnp.stack([end % room, lap + end // room]).astype(jnp.int32)", "cursor=self.cursor", "next observations", LED_TO),
         ("tie(where, before)", "where", "order", place(3)),
     ),
     *of(
@@ -431,8 +431,8 @@ MUTANTS = [
     *of(
         "disk/history.py",
         ("if (now[rows.name] != before.hashes[rows.name])[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
-        ("return before.mark != 0 and bool(", "return bool(", "seam", ("test_save.py", "mark or gone or way")),
-        ("if not changed[~new].any():", "if True:", "next observations", ("test_save.py", "every_save")),
+        ("return set(map(int, looked.cursor[3])) <= before.marks", "return True", "seam", ("test_save.py", "mark or gone or way")),
+        ("total = tuple(map(int, (1 + lap % 2**32) * store.room + at))", "total = tuple(map(int, store.room + at))", "next observations", ("test_save.py", "every_save or ends")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
     ),
     *of(
@@ -452,7 +452,7 @@ MUTANTS = [
         ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "joined")),
         ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
         ("        container.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
-        ("one.last == two.first", "True", "seam", ("test_save.py", "joined")),
+        ("last == first or first <= begin", "True", "seam", ("test_save.py", "joined")),
     ),
     *of(
         "command/inspect.py",

@@ -183,12 +183,21 @@ def read(
             f"{where} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "
             "buffer.state = fbuf.load(path).state"
         )
+    what = f"{where} {os.fspath(path)!r}"
     try:
         saved = _encoded.decode(whole[_OF_DISK], _CPU)
         extra = _encoded.decode(whole["extra"], _CPU)
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise fbuf.CheckpointError(f"{where} {os.fspath(path)!r} is damaged: {error}") from error
-    _check(f"{where} {os.fspath(path)!r}", saved, init, batch_size)
+        if saved["version"] != VERSION:
+            raise fbuf.CheckpointError(
+                f"{what} has version {saved['version']}, but this release reads version {VERSION}; "
+                "load it with the release that wrote it"
+            )
+        _check(what, saved, init, batch_size)
+        missing = {"given", "key", "turns", "written", "ahead", "sizes"} - saved.keys()
+        if missing:
+            raise KeyError(*sorted(missing))
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise fbuf.CheckpointError(f"{what} is not what this release writes: {error!r}") from error
     known = None
     if saved["given"] is not None:
         item = state.storage.item
@@ -257,5 +266,5 @@ def _name(path: Any) -> str:
 
 def _made_with(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that two buffers must share, as what can be written down."""
-    names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of")
+    names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of", "max_ends")
     return {**{name: options[name] for name in names}, "sampler": repr(options["sampler"])}

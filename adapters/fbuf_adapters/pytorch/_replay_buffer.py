@@ -824,6 +824,13 @@ class ReplayBuffer:
 
     def _resumed(self, run: _checkpoint.Run) -> tuple[_Rows | None, Draws]:
         """A run, as this buffer has it."""
+        if self._rows is not None and run.learned is not None:
+            own, found = self._rows.learned.item, run.learned.item
+            if jax.tree.structure(own) != jax.tree.structure(found) or own != found:
+                raise ValueError(
+                    f"{_where('load')} what was saved has the item {found}, but this buffer has "
+                    f"{own}; use the same item, or give none"
+                )
         rows = None
         if run.state is not None and run.learned is not None:
             owner = Owner(jax.device_put(run.state, self._jax_device), self._calls)

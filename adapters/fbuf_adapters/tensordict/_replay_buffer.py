@@ -611,7 +611,14 @@ class TensorDictReplayBuffer:
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where `dumps` was called; see `ReplayBuffer.load`."""
         with self.buffer.lock:
-            check = lambda extra: self._check_transforms("loads", extra["tensordict"])
+
+            def check(extra: Any) -> None:
+                if not isinstance(extra, dict) or "tensordict" not in extra:
+                    raise fbuf.CheckpointError(
+                        f"{_NAME}.loads: {os.fspath(path)!r} was saved by another kind of buffer"
+                    )
+                self._check_transforms("loads", extra["tensordict"])
+
             self._resume(self.buffer.load_checked(path, False, check)["tensordict"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
