@@ -18,13 +18,14 @@ when it loads, and a save that is stopped leaves the one before it. orbax is its
 the bytes to the operating system, and check nothing.
 
 Memory is the growth of the process while it saves or loads, at its highest, of the size of the
-buffer. A buffer that is loaded is itself 1.00 of that. "Resident" is how much the process grows by
-making and filling the buffer; the constant beside it are the compiled programs.
+buffer. A buffer that is loaded is itself 1.00 of that. "Resident" is how much larger the process is
+once it has made and filled the buffer; the constant beside it are the compiled programs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import pathlib
 import shutil
@@ -61,6 +62,13 @@ def _status(name: str) -> int:
     return int(found) * 1024
 
 
+def _resident() -> int:
+    """What the process holds, once it has given back what is free."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _status("VmRSS")
+
+
 @contextlib.contextmanager
 def phase(found: dict[str, float], name: str) -> Generator[None]:
     """Take note of the seconds of a block, and of how many bytes the process grows at most."""
@@ -88,10 +96,9 @@ def of_fbuf(folder: pathlib.Path, rows: int, width: int) -> dict[str, float]:
     path, new, found = folder / "saved", jnp.ones((rows // 100, width)), dict[str, float]()
     size = fbuf.nbytes(jnp.zeros(width), rows, sampler=fbuf.Prioritized())
     jax.block_until_ready(new)
-    before = _status("VmRSS")
+    before = _resident()
     state = make(rows, width)
-    gc.collect()
-    found["resident"] = _status("VmRSS") - before
+    found["resident"] = _resident() - before
     fbuf.save(folder / "warm", state)  # compiles what can be
     with phase(found, "full"):
         state = fbuf.save(path, state)
