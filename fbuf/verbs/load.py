@@ -81,6 +81,7 @@ def load(
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
         MemoryError: If the device has no room for it.
+        Exception: What a save to the directory has failed with in the background.
 
     Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB.
 

@@ -33,9 +33,9 @@ def save(
 
     The directory may hold earlier checkpoints. If this process has saved or loaded the newest one,
     and the buffer goes on from there, only what is new since is written: the rows added, those that
-    `fbuf.write` has changed, and the flags and the sampler's index. Without the mark, all older
-    rows are held against what was saved, a tenth of a second a GB on CPU. Where the buffer does not
-    go on from there, all of it is written.
+    `fbuf.write` has changed, and the flags and the sampler's index. Without the mark, a save
+    compares all older rows with what was saved: a tenth of a second a GB on CPU. Where the buffer
+    does not go on from there, it writes everything.
 
     A checkpoint is there whole or not at all, whenever the process or the machine stops: files are
     written and brought to the disk under other names first, and the manifest, which names them and
@@ -48,9 +48,9 @@ def save(
         extra: Any small pytree of arrays, keys, numbers, bools and strings: the random key, the
             step, the parameters of a network. It is written whole each time.
         keep: How many checkpoints to keep in the directory, at least 1; older ones are deleted.
-        background: Return as soon as all is copied that has to be, and write in a thread. The first
-            save then needs memory for one more copy of the rows; later ones for the new rows. A
-            failure is raised by the next `save` to the directory or by `fbuf.wait`; else it is
+        background: Copy what will be written, return, and write in a thread. The first save then
+            needs memory for one more copy of the rows; later ones for the new rows. A failure is
+            raised by the next `save` or `load` of the directory, or by `fbuf.wait`; else it is
             printed when Python ends.
 
     Returns:
@@ -61,12 +61,16 @@ def save(
         BlockingIOError: If another process is saving to the directory; the message says which.
         OSError: If the directory cannot be written to, or the disk is full. Earlier checkpoints
             stay as they are.
+        CheckpointError: If the directory has checkpoints of a newer fbuf, or of buffers of another
+            item; or if a file there that is to be joined with others is damaged. In the last case
+            the next save writes everything.
         TypeError: If `extra` has a leaf that cannot be saved, or inside `jit`.
+        ValueError: If `state` is a batch of buffers.
         RuntimeError: If `state` has been consumed.
 
     Cost: time in proportion to what is written; the flags and the index are 1 to 6 bytes a row.
-    Where a terminal is there and it takes more than a second, a bar shows how far it is, but for
-    the background.
+    Memory, besides the background: that of the flags and the index, and some 64 MB. A save in the
+    foreground that takes more than a second shows a progress bar, if there is a terminal.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp, tempfile
