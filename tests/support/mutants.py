@@ -456,7 +456,7 @@ MUTANTS = [
     ),
     *of(
         "command/inspect.py",
-        ("(lap == 0 or bool(of[0] & DUMMY))", "lap == 0", "mask", ("test_command.py", "holds")),
+        ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
         ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
     ),
 ]
