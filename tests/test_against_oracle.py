@@ -107,7 +107,7 @@ MARKED = [
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(4), pytest.param(range(4, 8), marks=pytest.mark.sweep)], ids=["first", "more"]
+    "seeds", [range(3), pytest.param(range(3, 8), marks=pytest.mark.sweep)], ids=["first", "more"]
 )
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), MARKED)
 def test_any_history(shape, sampler, autoreset, sizes, seeds):
@@ -129,7 +129,7 @@ SAVED = [n for n, case in enumerate(CASES) if case[1].window > 1]
 def test_any_history_with_saves(tmp_path, case):
     """A buffer that was saved or loaded goes on as if nothing had been, windows and all."""
     shape, sampler, autoreset, sizes = CASES[case]
-    for seed in range(3):
+    for seed in range(2):
         rng, path = np.random.default_rng(seed), tmp_path / str(seed)
         pair = Pair(shape, sampler, autoreset)
         for _ in range(16):

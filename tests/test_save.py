@@ -244,7 +244,7 @@ def test_nothing_grows_for_ever(tmp_path):
     """A file of rows goes with the last of them."""
     state = fbuf.init(jnp.zeros(100), 1000)
     largest = 0
-    for turn in range(100):
+    for turn in range(60):
         state = fbuf.add(state, jnp.full((25, 100), turn, jnp.float32))
         state = fbuf.save(tmp_path, state)
         largest = max(largest, sum(files(tmp_path).values()))
@@ -255,7 +255,7 @@ def test_nothing_grows_for_ever(tmp_path):
     same(history.marked(saved, int(marks[0])), state)
 
 
-@pytest.mark.parametrize("envs", [None, 3])
+@pytest.mark.parametrize("envs", [3, pytest.param(None, marks=SWEEP)])
 def test_small_files_are_joined(tmp_path, monkeypatch, envs):
     """There are few of them, however small the saves, and each row is where it was."""
     monkeypatch.setattr(merge, "MOST", 6)
@@ -499,7 +499,7 @@ def test_another_buffer_with_the_rows_as_they_were_written(tmp_path):
 def test_one_environment_that_seldom_steps(tmp_path):
     """Its few rows do not keep the files of all others."""
     state = fbuf.init(jnp.zeros(50), 80, num_envs=2, lockstep=False)
-    for turn in range(90):
+    for turn in range(60):
         mask = np.array([turn % 30 == 0, True])
         state = fbuf.add(state, jnp.full((2, 50), turn, jnp.float32), mask=mask)
         state = fbuf.save(tmp_path, state, keep=1)

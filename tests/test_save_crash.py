@@ -229,8 +229,14 @@ class Killed:
         assert len([p for p in self.path.rglob("*") if "unfinished" in p.name]) <= 1
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(150, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("background", ["background", "now"])
+@pytest.mark.parametrize(
+    ("background", "times"),
+    [
+        ("background", 1),
+        pytest.param("background", 150, marks=pytest.mark.sweep),
+        pytest.param("now", 150, marks=pytest.mark.sweep),
+    ],
+)
 def test_killed_at_any_moment(tmp_path, background, times):
     killed = Killed(tmp_path / "saved", background, random.Random(0))
     for _ in range(times):

@@ -23,7 +23,7 @@ import fbuf  # noqa: E402 (after the skip)
 # An exception in a callback of the garbage collector is lost, whoever raises it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-MANY = [100, pytest.param(2000, marks=pytest.mark.sweep)]
+MANY = [50, pytest.param(2000, marks=pytest.mark.sweep)]
 
 
 def one(number):

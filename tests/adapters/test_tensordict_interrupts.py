@@ -44,7 +44,7 @@ def steps(first, count, episode):
 
 @pytest.mark.parametrize(
     ("times", "prefetch"),
-    [(100, 2), *(pytest.param(2000, n, marks=pytest.mark.sweep) for n in (0, 2))],
+    [(40, 2), *(pytest.param(2000, n, marks=pytest.mark.sweep) for n in (0, 2))],
 )
 def test_rows_and_episodes_stay_whole(interrupted, prefetch, times):
     rng, hit, first, episode = random.Random(prefetch), 0, 8, 0
