@@ -151,6 +151,9 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     assert set(outcomes) == {2, 3}
 
 
+KILLS = int(os.environ.get("FBUF_KILLS", "30"))
+"""How many kills of each kind the sweep has: two seconds each."""
+
 SAVING = textwrap.dedent(
     """
     import sys, jax, jax.numpy as jnp, fbuf
@@ -233,8 +236,8 @@ class Killed:
     ("background", "times"),
     [
         ("background", 1),
-        pytest.param("background", 150, marks=pytest.mark.sweep),
-        pytest.param("now", 150, marks=pytest.mark.sweep),
+        pytest.param("background", KILLS, marks=pytest.mark.sweep),
+        pytest.param("now", KILLS, marks=pytest.mark.sweep),
     ],
 )
 def test_killed_at_any_moment(tmp_path, background, times):
