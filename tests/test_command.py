@@ -66,8 +66,12 @@ class Played:
                     self.returns.append(sum(r for _, r in episode))
 
 
-@pytest.mark.parametrize("steps", [20, 30, 70])  # not full; exactly full; around
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(20, marks=pytest.mark.sweep), 30, 70]
+)  # not full; exactly full; around
+@pytest.mark.parametrize(
+    "autoreset", [pytest.param("same_step", marks=pytest.mark.sweep), "next_step"]
+)
 @pytest.mark.parametrize(("envs", "lockstep"), SHAPES)
 def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     played = Played(envs, lockstep, autoreset, steps, gone={3, 4})

@@ -358,7 +358,11 @@ def test_nbytes_is_what_init_takes():
         assert fbuf.nbytes(ITEM, 1234, sampler=sampler) == taken
 
 
-@pytest.mark.parametrize("sampler", [UNIFORM, fbuf.Uniform(window=3), PRIORITIZED], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [fbuf.Uniform(window=3), pytest.param(UNIFORM, marks=pytest.mark.sweep), PRIORITIZED],
+    ids=str,
+)
 def test_under_vmap_the_head_stays_one_for_all_seeds(sampler):
     """It depends on no data, so that conditions on it stay conditions."""
 

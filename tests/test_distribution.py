@@ -37,7 +37,9 @@ def assert_fits(counts, share):
     assert stats.chisquare(counts[kept], counts.sum() * share[kept]).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[SWEEP] * (n == "independent")) for n in SAMPLERS]
+)
 def test_rows_are_drawn_as_often_as_they_should_be(name):
     for case in ("part", "full", "wrapped", "removed"):
         as_often_as_they_should_be(name, case)
@@ -87,6 +89,7 @@ def test_batches_are_not_sorted():
         assert 0.45 < (np.diff(slots) > 0).mean() < 0.55
 
 
+@SWEEP
 def test_twenty_million_equal_rows_can_all_be_drawn():
     capacity, draws = 20_000_000, 1_000_000
     state = fbuf.init(jnp.uint8(0), capacity, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))

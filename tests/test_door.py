@@ -368,7 +368,10 @@ OTHER_ROWS = {
 }
 
 
-@pytest.mark.parametrize("change", OTHER_ROWS)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(n, marks=[pytest.mark.sweep] * (n == "remove")) for n in OTHER_ROWS],
+)
 def test_sampling_before_changing_other_rows_is_told_while_tracing(change):
     def step(name, said, same):
         def traced(state, key):

@@ -19,7 +19,7 @@ PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 
 WAYS = [
     ((0.5, 0.3, 0.2), 3),
-    ((0.0, 1.0, 1.0), 1),
+    pytest.param((0.0, 1.0, 1.0), 1, marks=pytest.mark.sweep),
     pytest.param((0.5, 0.3, 0.2), 1, marks=pytest.mark.sweep),
     pytest.param((0.0, 1.0, 1.0), 3, marks=pytest.mark.sweep),
     pytest.param((0.0, 0.0, 1.0), 1, marks=pytest.mark.sweep),
@@ -121,9 +121,9 @@ def test_a_batch_from_several_buffers(jitted):
         ((1, 1), 7, (4, 3)),
         ((0.5, 0.5), 256, (128, 128)),
         ((0.1, 0.2, 0.7), 10, (1, 2, 7)),
-        ((1, 1, 1), 256, (86, 85, 85)),
+        pytest.param((1, 1, 1), 256, (86, 85, 85), marks=pytest.mark.sweep),
         ((0.26, 0.74), 10, (3, 7)),
-        ((1, 2), 4, (1, 3)),
+        pytest.param((1, 2), 4, (1, 3), marks=pytest.mark.sweep),
         ((3,), 5, (5,)),
     ],
 )

@@ -148,7 +148,7 @@ def test_every_save_is_the_buffer_of_that_moment(
     """Written whole, and as what is new since the last one; before and after the ring is full."""
     run = Run(envs, sampler, autoreset, lockstep, next_of)
     little, whole, marked = tmp_path / "little", tmp_path / "whole", tmp_path / "marked"
-    for turn in range(14):
+    for turn in range(10):
         for _ in range(run.rng.integers(0, 4)):
             run.add()
         verb = VERBS[turn % len(VERBS)] if turn > 1 else "add"
@@ -261,11 +261,11 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs):
     monkeypatch.setattr(merge, "MOST", 6)
     monkeypatch.setattr(merge, "TOGETHER", 4)
     run, most, joined = Run(envs, fbuf.Uniform(), "same_step", envs is None, True), 0, set()
-    for turn in range(30):
+    for turn in range(20):
         run.add()
-        if turn in (9, 19):
+        if turn in (6, 13):
             run.write()
-        if turn == 24:
+        if turn == 16:
             run.clear()
         given = run.state
         run.state = fbuf.save(tmp_path, given, keep=1)
@@ -450,7 +450,7 @@ def check_saved(path, state):
     history.remember(path, known)
 
 
-@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=SWEEP)])
 def test_as_many_ends_as_there_is_room_for(tmp_path, marked):
     """Each in the place, and of the slot, that the one before it had."""
     state = fbuf.init({"x": jnp.zeros(1)}, 128, num_envs=8, next_of="x")

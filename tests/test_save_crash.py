@@ -235,7 +235,6 @@ class Killed:
 @pytest.mark.parametrize(
     ("background", "times"),
     [
-        ("background", 1),
         pytest.param("background", KILLS, marks=pytest.mark.sweep),
         pytest.param("now", KILLS, marks=pytest.mark.sweep),
     ],

@@ -192,9 +192,9 @@ def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list
 
 
 def _put(array: jax.Array, rows: np.ndarray, chunk: np.ndarray, step: int) -> jax.Array:
-    """An array with a chunk of rows written, padded so that one program serves all."""
+    """An array with a chunk of rows written, padded so that few programs serve all."""
     new = np.array(chunk).reshape(-1).view(array.dtype).reshape(rows.size, *array.shape[1:])
-    padding = step - rows.size
+    padding = stores.padded_size(rows.size, step) - rows.size
     if padding:
         new = np.concatenate([new, np.zeros((padding, *array.shape[1:]), array.dtype)])
         rows = np.concatenate([rows, np.full(padding, array.shape[0])])

@@ -98,6 +98,15 @@ def of_segment(segment: Segment) -> Range:
     return segment.first, segment.last
 
 
+SIZES = (64, 1024)
+"""What a few rows are padded to; three programs serve any number of them."""
+
+
+def padded_size(count: int, step: int) -> int:
+    """The number of rows to pad so many to, of those moved `step` at a time."""
+    return min(step, next((size for size in SIZES if count <= size), step))
+
+
 @jax.jit
 def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take(array, rows, axis=0, mode="clip")
@@ -106,7 +115,7 @@ def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
 def copied(array: jax.Array, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
     """Copies of some rows of an array, as NumPy has them; nothing of the array itself is held."""
     for some in rows:
-        padded = np.resize(some, step).astype(np.int32)
+        padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
         yield np.asarray(_taken(array, padded))[: some.size]
 
 

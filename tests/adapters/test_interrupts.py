@@ -6,9 +6,11 @@ from __future__ import annotations
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import pytest
@@ -108,9 +110,16 @@ def test_no_batch_is_lost_or_doubled(interrupted, prefetch, times):
     rng, batches, hit = random.Random(1), [], 0
     with ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4, prefetch=prefetch) as buffer:
         buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
+        took = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            batches.append(buffer.sample())
+            took.append(time.perf_counter() - begin)
+        longest = 2 * statistics.median(took)
         while hit < times:
             # What has been returned is kept in the same instruction.
-            done, _ = interrupted(lambda: batches.append(buffer.sample()), rng.uniform(0, 4e-4))
+            keep = lambda: batches.append(buffer.sample())
+            done, _ = interrupted(keep, rng.uniform(0, longest))
             hit += not done
     seen = [n for batch in batches for n in batch.data["n"].tolist()]
     epochs = [seen[at : at + 64] for at in range(0, len(seen), 64)]
