@@ -7,6 +7,9 @@ functions of it that compile into the training step.
 from fbuf._versions import VERSION as __version__  # noqa: F401
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.disk.errors import CheckpointError as CheckpointError
+from fbuf.pace import Pace as Pace
+from fbuf.pace import PaceCounter as PaceCounter
+from fbuf.samplers import Fifo as Fifo
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -28,11 +31,13 @@ from fbuf.verbs.load import Checkpoint as Checkpoint
 from fbuf.verbs.load import load as load
 from fbuf.verbs.nbytes import nbytes as nbytes
 from fbuf.verbs.newest_ids import newest_ids as newest_ids
+from fbuf.verbs.pop import pop as pop
 from fbuf.verbs.probability import probability as probability
 from fbuf.verbs.raise_on_fault import raise_on_fault as raise_on_fault
 from fbuf.verbs.read import read as read
 from fbuf.verbs.remove import remove as remove
 from fbuf.verbs.resize import resize as resize
+from fbuf.verbs.rollout import rollout as rollout
 from fbuf.verbs.rows import rows as rows
 from fbuf.verbs.sample import sample as sample
 from fbuf.verbs.sample_mixed import MixedSample as MixedSample
@@ -41,7 +46,9 @@ from fbuf.verbs.save import save as save
 from fbuf.verbs.save import wait as wait
 from fbuf.verbs.sequence_priority import sequence_priority as sequence_priority
 from fbuf.verbs.size import size as size
+from fbuf.verbs.space import space as space
 from fbuf.verbs.stats import stats as stats
+from fbuf.verbs.unread import unread as unread
 from fbuf.verbs.update_priority import update_priority as update_priority
 from fbuf.verbs.write import write as write
 from fbuf.views import FrameStack as FrameStack
@@ -62,6 +69,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Fault",
+    "Fifo",
     "FrameStack",
     "Hindsight",
     "HindsightStep",
@@ -71,6 +79,8 @@ __all__ = [
     "Mixture",
     "NStep",
     "NStepTransition",
+    "Pace",
+    "PaceCounter",
     "Prioritized",
     "ReturnToGo",
     "ReturnToGoStep",
@@ -93,18 +103,22 @@ __all__ = [
     "load",
     "nbytes",
     "newest_ids",
+    "pop",
     "probability",
     "raise_on_fault",
     "read",
     "remove",
     "resize",
+    "rollout",
     "rows",
     "sample",
     "sample_mixed",
     "save",
     "sequence_priority",
     "size",
+    "space",
     "stats",
+    "unread",
     "update_priority",
     "wait",
     "write",

@@ -11,11 +11,11 @@ import numpy as np
 from fbuf.disk import trees
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.trees import Data
-from fbuf.samplers import Mixture, Prioritized, Shuffled, Uniform
+from fbuf.samplers import Fifo, Mixture, Prioritized, Shuffled, Uniform
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 
-_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture)}
+_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture, Fifo)}
 
 
 def described(state: State[Any]) -> Data:

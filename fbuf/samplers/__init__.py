@@ -1,5 +1,6 @@
 """Samplers: which rows may be drawn, and with what probability. One file a sampler."""
 
+from fbuf.samplers.fifo import Fifo as Fifo
 from fbuf.samplers.mixture import Mixture as Mixture
 from fbuf.samplers.prioritized import Prioritized as Prioritized
 from fbuf.samplers.protocol import Draw as Draw

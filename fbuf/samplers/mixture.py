@@ -156,10 +156,12 @@ class Mixture(Sampler):
         slots: jax.Array,
         old: MixedIndex,
         old_slots: jax.Array,
-    ) -> MixedIndex:
+    ) -> tuple[MixedIndex, jax.Array]:
         """Store the priorities that the other buffer has stored."""
-        priorities = self.priorities.moved(index.priorities, ring, slots, old.priorities, old_slots)
-        return MixedIndex(index.starts, priorities)
+        priorities, faults = self.priorities.moved(
+            index.priorities, ring, slots, old.priorities, old_slots
+        )
+        return MixedIndex(index.starts, priorities), faults
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""

@@ -219,7 +219,7 @@ class Prioritized(Sampler):
         slots: jax.Array,
         old: PriorityIndex,
         old_slots: jax.Array,
-    ) -> PriorityIndex:
+    ) -> tuple[PriorityIndex, jax.Array]:
         """Store what the other buffer has stored."""
         value = jnp.abs(sum_tree.values(old.tree, old_slots))
         value = jnp.minimum(value, _most(ring.capacity))
@@ -227,7 +227,8 @@ class Prioritized(Sampler):
             mine = sum_tree.values(index.tree, jnp.minimum(slots, ring.capacity - 1))
             value = jnp.where(jnp.signbit(mine), -value, value)
         tree = sum_tree.write(index.tree, slots, value)
-        return PriorityIndex(tree, old.largest_ever, index.num_starts)
+        moved = PriorityIndex(tree, old.largest_ever, index.num_starts)
+        return moved, jnp.zeros(slots.shape, jnp.uint32)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""

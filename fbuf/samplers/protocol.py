@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import chex
 import jax
+import jax.numpy as jnp
 
 from fbuf.storage.ring import Ring, Span
 
@@ -55,12 +56,15 @@ class Sampler(abc.ABC):
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
         in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such a sampler
             has a method `epoch_size`.
+        reads_once: Whether rows are read once, by `fbuf.pop`, and not drawn. Such a sampler has
+            methods `unread`, `space` and `popped`.
     """
 
     window: int = 1
     stride: int = 1
     keeps_priorities: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
+    reads_once: ClassVar[bool] = False
 
     @property
     def follows_episodes(self) -> bool:
@@ -111,13 +115,20 @@ class Sampler(abc.ABC):
 
     def moved(
         self, index: Index, ring: Ring, slots: jax.Array, old: Index, old_slots: jax.Array
-    ) -> Index:
+    ) -> tuple[Index, jax.Array]:
         """Take over what the index of another buffer keeps of rows that were just added from it.
 
         `fbuf.resize` calls it after `add`. A sampler that finds all it needs in the ring has
-        nothing to do.
+        nothing to do. Return the fault bits of each row, too, uint32 `[B]`.
         """
-        return index
+        return index, jnp.zeros(slots.shape, jnp.uint32)
+
+    def room(self, index: Index, ring: Ring) -> jax.Array | None:
+        """How many more steps each head may write: int32 `[heads]`; None is any number.
+
+        `fbuf.add` leaves out what does not fit.
+        """
+        return None
 
     @abc.abstractmethod
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
@@ -148,6 +159,21 @@ class Sampler(abc.ABC):
 
     def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
         """How many draws an epoch has: int32 scalar. Only called if `in_order` is True."""
+        raise NotImplementedError
+
+    def unread(self, index: Index, ring: Ring) -> jax.Array:
+        """How many steps of each head are still to be read, its newest ones: int32 `[heads]`.
+
+        This and the next two are only called if `reads_once` is True.
+        """
+        raise NotImplementedError
+
+    def space(self, index: Index, ring: Ring) -> jax.Array:
+        """How many more steps each head can write over rows that were read: int32 `[heads]`."""
+        raise NotImplementedError
+
+    def popped(self, index: Index, steps: jax.Array) -> Index:
+        """Take note that the oldest unread steps of each head were read: int32 `[heads]`."""
         raise NotImplementedError
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:

@@ -32,6 +32,10 @@ class Fault(enum.IntFlag):
     """An id named a row that has been overwritten or removed since it was drawn."""
     LOST_NEXT = 8
     """More episodes ended than the buffer keeps last observations of (`max_ends`)."""
+    FULL = 16
+    """A buffer made with `fbuf.Fifo` was full of unread rows, and left out new ones."""
+    LOST_UNREAD = 32
+    """A buffer made with `fbuf.Fifo` has lost rows that nobody had read."""
 
 
 MEANING = {
@@ -50,6 +54,14 @@ MEANING = {
     Fault.LOST_NEXT: (
         "more episodes ended than the buffer keeps last observations of; draws of their last rows "
         "by a view that needs those are masked. Make the buffer with a larger max_ends"
+    ),
+    Fault.FULL: (
+        "the buffer was full of unread rows and left out new ones. Pop more often, or look at "
+        "fbuf.space before you add"
+    ),
+    Fault.LOST_UNREAD: (
+        "rows were lost before anybody had read them: they were overwritten, or the buffer was "
+        "made smaller. Pop more often, or make the buffer larger"
     ),
 }
 

@@ -245,6 +245,50 @@ class Ring:
 
     # Changes.
 
+    def fitting(
+        self, mask: jax.Array | None, room: jax.Array, batch: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Which rows of a batch to write where there is room for so many steps of each head.
+
+        Args:
+            mask: bool `[B]`; the rows that are meant, as for `append`.
+            room: int32 `[heads]`.
+            batch: `B`.
+
+        Returns:
+            bool `[B]` twice: the first of those that are meant, and those that do not fit.
+        """
+        meant = jnp.ones(batch, bool) if mask is None else mask
+        meant = meant.reshape(-1, self.heads)
+        rank = jnp.cumsum(meant, axis=0, dtype=jnp.uint32) - 1
+        fits = rank < room.astype(jnp.uint32) * (self.lanes // self.heads)
+        return (meant & fits).reshape(-1), (meant & ~fits).reshape(-1)
+
+    def resets_after(self, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
+        """Whether each lane resets next, after rows that need not all be written: bool `[lanes]`.
+
+        None if nobody asks for it.
+        """
+        if self.open is None:
+            return None
+        return self._follow(self.open, flags, mask, None)[0].resets
+
+    def with_gap(self, lanes: jax.Array, resets: jax.Array | None) -> tuple[Ring, jax.Array]:
+        """End the open episode of some lanes, bool `[lanes]`, for some rows are left out behind it.
+
+        Args:
+            lanes: Which ones.
+            resets: What `resets_after` said of all rows, those left out among them.
+
+        Returns:
+            As `end`.
+        """
+        ended, slots = self.end(lanes)
+        if ended.open is not None:
+            now_open = dataclasses.replace(ended.open, resets=resets)
+            ended = dataclasses.replace(ended, open=now_open)
+        return ended, slots
+
     def append(
         self,
         flags: jax.Array,

@@ -15,7 +15,7 @@ from fbuf.door.batches import Lead
 from fbuf.door.entry import one_buffer, verb
 from fbuf.door.order import warn_if_sampled
 from fbuf.state import State
-from fbuf.storage.faults import collected
+from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
 
@@ -90,6 +90,9 @@ def add(
         BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed. The buffer
             writes the row with the sampler's default priority.
         LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
+        FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
+        LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest
+            unread rows.
 
     Cost: O(B log N) time and O(B) memory, whatever is stored.
 
@@ -117,6 +120,11 @@ def add(
         priority = lead.flat(priority)
     following = _next_observations(state, next_observation, lead, time_major)
 
+    room, left_out, resets = sampler.room(state.index, ring), None, None
+    if room is not None:
+        resets = ring.resets_after(flags, mask)
+        mask, left_out = ring.fitting(mask, room, lead.size)
+
     # The fault is known once all that was asked of the buffer before this has been read.
     ring, span = ring.append(flags, mask, before=state.fault)
     index, faults = sampler.add(state.index, ring, span, priority, alpha)
@@ -124,7 +132,7 @@ def add(
     if next_obs is not None:
         next_obs, lost = next_obs.add(ring, span, flags, following)
         faults |= lost
-    return dataclasses.replace(
+    added = dataclasses.replace(
         state,
         storage=state.storage.write(span.slots, rows),
         ring=ring,
@@ -132,6 +140,19 @@ def add(
         index=index,
         fault=collected(state.fault, faults),
     )
+    return added if left_out is None else _with_gap(added, left_out, resets)
+
+
+def _with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
+    """The buffer after rows were left out, bool `[B]`: what comes does not follow what is there."""
+    faults = bits_where(left_out, Fault.FULL)
+    lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
+    ring, slots = state.ring.with_gap(lanes, resets)
+    next_obs, fault = state.next_obs, collected(state.fault, faults)
+    if next_obs is not None:
+        next_obs, lost = next_obs.end(ring, slots)
+        fault = collected(fault, lost)
+    return dataclasses.replace(state, ring=ring, next_obs=next_obs, fault=fault)
 
 
 def no_priorities(function: str, state: State[Any]) -> str:

@@ -161,8 +161,8 @@ def _with_steps(
     dummy = None if new.ring.open is None else flags & DUMMY > 0
     ring, span = new.ring.append(given, there, new.fault, dummy)
     index, _ = new.sampler.add(new.index, ring, span, None, None)
-    index = new.sampler.moved(index, ring, span.slots, old.index, slots)
-    next_obs, fault = new.next_obs, new.fault
+    index, faults = new.sampler.moved(index, ring, span.slots, old.index, slots)
+    next_obs, fault = new.next_obs, collected(new.fault, faults)
     if next_obs is not None:
         assert old.next_obs is not None
         following, known = old.next_obs.read(old.storage, old.ring, slots, flags)

@@ -1,0 +1,176 @@
+"""How many gradient steps are due for the environment steps that were made."""
+
+from __future__ import annotations
+
+import dataclasses
+import fractions
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks import values as check
+
+_LARGEST = 2**30
+"""Products of the two parts of a ratio, and what is owed, stay below it: exact in int32."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PaceCounter:
+    """What `fbuf.Pace` counts: a pytree of three int32 scalars, yours to carry and to save.
+
+    Attributes:
+        warmup: How many environment steps are left of the warm-up.
+        part: What is owed beyond whole gradient steps, in parts of the ratio's denominator.
+        owed: Whole gradient steps that are due, and were not handed out for lack of room (`most`).
+
+    Examples:
+        >>> import fbuf
+        >>> fbuf.Pace(0.25, warmup=2).init()
+        PaceCounter(warmup=Array(2, dtype=int32), part=Array(0, dtype=int32), owed=Array(0, dtype=int32))
+    """  # noqa: E501  (an example of one line)
+
+    warmup: jax.Array
+    part: jax.Array
+    owed: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How many gradient steps to make for each environment step, counted exactly.
+
+    `pace.init()` makes a counter, and `due, counter = pace.due(counter, added)` says how many steps
+    are due now. It is exact however long you train, for the ratio is a fraction, and no sum of
+    floats. Both work in `jit`, `scan` and `fori_loop`; `Pace` itself is static.
+
+    Reverb counts samples for each insert, and a gradient step takes `batch_size` samples:
+    `ratio = samples_per_insert / batch_size`, see `Pace.from_samples_per_insert`.
+
+    Attributes:
+        ratio: Gradient steps for each environment step, of at least 0: an int, a
+            `fractions.Fraction`, or a float, which stands for the nearest fraction with small
+            parts (0.1 is 1/10). All environments count: a step of 8 environments is 8 steps.
+        warmup: How many environment steps come first, for which none is due. An int of at least 0.
+
+    Raises:
+        TypeError: If `ratio` or `warmup` is not a number of that kind.
+        ValueError: If one is negative or not finite, or if the parts of the fraction are so large
+            that their product passes 2**30.
+
+    Examples:
+        >>> import fbuf, jax
+        >>> pace = fbuf.Pace(0.25, warmup=2)
+        >>> counter, made = pace.init(), []
+        >>> for step in range(12):
+        ...     due, counter = pace.due(counter, 1)
+        ...     made.append(int(due))
+        >>> made
+        [0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+
+    References:
+        Cassirer et al., arXiv:2102.04736 (Reverb's rate limiter).
+    """
+
+    ratio: float | fractions.Fraction
+    warmup: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        ratio: Any = self.ratio
+        if isinstance(ratio, bool) or not isinstance(
+            ratio, int | float | fractions.Fraction | np.integer | np.floating
+        ):
+            raise TypeError(f"fbuf.Pace: ratio must be a number, got {ratio!r}")
+        if not np.isfinite(float(ratio)) or ratio < 0:
+            raise ValueError(f"fbuf.Pace: ratio must be finite and at least 0, got {ratio}")
+        found = self.fraction
+        if found.numerator * found.denominator > _LARGEST:
+            raise ValueError(
+                f"fbuf.Pace: ratio is {found}, whose parts are too large to count in 32 bits; take "
+                f"a simpler one, as {found.limit_denominator(1000)}"
+            )
+        if ratio > 0 and found == 0:
+            raise ValueError(f"fbuf.Pace: ratio is too small to be counted, got {ratio}")
+        check.integer("Pace", "warmup", self.warmup, smallest=0)
+
+    @property
+    def fraction(self) -> fractions.Fraction:
+        """The ratio as it is counted."""
+        if isinstance(self.ratio, float | np.floating):
+            return fractions.Fraction(float(self.ratio)).limit_denominator(10_000)
+        return fractions.Fraction(self.ratio)
+
+    @classmethod
+    def from_samples_per_insert(
+        cls, samples_per_insert: float | fractions.Fraction, batch_size: int, *, warmup: int = 0
+    ) -> Pace:
+        """The pace at which every inserted row is drawn so often on average, as Reverb counts.
+
+        Args:
+            samples_per_insert: Drawn rows for each row that is added, of at least 0.
+            batch_size: How many rows a gradient step draws, an int of at least 1.
+            warmup: As for `Pace`; Reverb's `min_size_to_sample`.
+
+        Raises:
+            TypeError: As for `Pace`.
+            ValueError: As for `Pace`.
+
+        Examples:
+            >>> import fbuf
+            >>> fbuf.Pace.from_samples_per_insert(32, 256).fraction
+            Fraction(1, 8)
+        """
+        size = check.integer("Pace.from_samples_per_insert", "batch_size", batch_size)
+        return cls(cls(samples_per_insert).fraction / size, warmup=warmup)
+
+    def samples_per_insert(self, batch_size: int) -> fractions.Fraction:
+        """How often each row is drawn on average, if a gradient step draws `batch_size` rows."""
+        size = check.integer("Pace.samples_per_insert", "batch_size", batch_size)
+        return self.fraction * size
+
+    def init(self) -> PaceCounter:
+        """A counter of no steps."""
+        return PaceCounter(jnp.int32(self.warmup), jnp.int32(0), jnp.int32(0))
+
+    def due(
+        self,
+        counter: PaceCounter,
+        added: chex.Array | int,
+        *,
+        most: chex.Array | int | None = None,
+    ) -> tuple[jax.Array, PaceCounter]:
+        """Count environment steps, and say how many gradient steps are due for them.
+
+        Args:
+            counter: What the last call returned, or `pace.init()`.
+            added: How many environment steps were made since, an integer of at least 0; may be
+                traced. With several environments, of all together.
+            most: At most so many are due now, an integer of at least 0; may be traced. The others
+                are due at a later call. None is any number.
+
+        Returns:
+            How many gradient steps to make now, an int32 scalar: the bound of a `fori_loop`, say;
+            and the counter after them. What is owed stays below 2**30; more is not counted.
+
+        Raises:
+            TypeError: If `added` or `most` is not an integer.
+            ValueError: If `added` or `most` is negative, and not traced.
+        """
+        added = jnp.asarray(check.count("Pace.due", "added", added), jnp.int32)
+        ratio = self.fraction
+        above, below = ratio.numerator, ratio.denominator
+        counted = jnp.maximum(added - counter.warmup, 0)
+        whole, rest = counted // below, counted % below
+        parts = counter.part + rest * above
+        # In so many whole turns of the ratio it would pass what is counted.
+        turns = jnp.minimum(whole, _LARGEST // max(above, 1))
+        new = turns * above + parts // below
+        owed = counter.owed + jnp.minimum(new, _LARGEST - counter.owed)
+        due = owed
+        if most is not None:
+            most = jnp.asarray(check.count("Pace.due", "most", most), jnp.int32)
+            due = jnp.minimum(owed, jnp.maximum(most, 0))
+        left = jnp.maximum(counter.warmup - added, 0)
+        return due, PaceCounter(left, parts % below, owed - due)

@@ -1,0 +1,157 @@
+"""Rows that are used once, in the order in which they were written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ring import Ring, Span
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FifoIndex:
+    """How far the reader is behind the writer.
+
+    Attributes:
+        unread: int32 `[heads]`; how many steps of each head no `fbuf.pop` has handed out. They are
+            its newest ones.
+    """
+
+    unread: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Fifo(Sampler):
+    """Read every row once, the oldest first: a queue for on-policy data.
+
+    `state, batch = fbuf.pop(state, count)` reads the oldest unread rows of each environment, and
+    `fbuf.sample` is not for such a buffer. Rows that were read stay where they are until others
+    take their place: until then their ids are good for `fbuf.read` and `fbuf.write`.
+
+    A buffer full of unread rows takes no more of them. `fbuf.add` writes the first rows of a batch,
+    as many as there is room for, leaves out the others, and sets `Fault.FULL`. The newest row then
+    becomes truncated, for the next row that is written will not be the one after it. Look at
+    `fbuf.space` before you add.
+
+    Attributes:
+        overwrite: A full buffer keeps the newest rows instead. Rows that nobody has read are lost,
+            and `Fault.LOST_UNREAD` is set. Keyword only.
+
+    Cost: that of the rows alone; 4 bytes for each head.
+
+    Raises:
+        TypeError: If `overwrite` is not a bool. When traced, for what is only for other samplers:
+            priorities.
+        ValueError: When traced, if you call `fbuf.sample`.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=4, sampler=fbuf.Fifo())
+        >>> state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))
+        >>> state, batch = fbuf.pop(state, 2)
+        >>> batch.data, int(fbuf.unread(state)), int(fbuf.space(state))
+        (Array([0, 1], dtype=int32), 1, 3)
+        >>> state, batch = fbuf.pop(state, 2)
+        >>> batch.data, batch.mask
+        (Array([2, 0], dtype=int32), Array([ True, False], dtype=bool))
+
+    References:
+        Espeholt et al., arXiv:1802.01561 (IMPALA, whose learner reads a queue);
+        Cassirer et al., arXiv:2102.04736 (queues in Reverb).
+    """
+
+    _: dataclasses.KW_ONLY
+    overwrite: bool = False
+
+    reads_once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check.boolean("Fifo", "overwrite", self.overwrite)
+
+    def init(self, ring: Ring) -> FifoIndex:
+        """Nothing to read."""
+        return FifoIndex(jnp.zeros(ring.heads, jnp.int32))
+
+    def add(
+        self,
+        index: FifoIndex,
+        ring: Ring,
+        span: Span,
+        priority: jax.Array | None,
+        alpha: chex.Array | float | None,
+    ) -> tuple[FifoIndex, jax.Array]:
+        """The new rows are unread, and so are those from before that are still there."""
+        steps = span.count // (ring.lanes // ring.heads)
+        behind = index.unread.astype(jnp.uint32) + steps.astype(jnp.uint32)
+        length = jnp.uint32(ring.lane_length)
+        lost = bits_where((behind > length).any(), Fault.LOST_UNREAD)
+        unread = jnp.minimum(behind, length).astype(jnp.int32)
+        return FifoIndex(unread), jnp.broadcast_to(lost, span.slots.shape)
+
+    def moved(
+        self,
+        index: FifoIndex,
+        ring: Ring,
+        slots: jax.Array,
+        old: FifoIndex,
+        old_slots: jax.Array,
+    ) -> tuple[FifoIndex, jax.Array]:
+        """As many are unread as there were, if there is room for them."""
+        lost = bits_where((old.unread > ring.lane_length).any(), Fault.LOST_UNREAD)
+        unread = jnp.minimum(index.unread, old.unread)
+        return FifoIndex(unread), jnp.broadcast_to(lost, slots.shape)
+
+    def remove(self, index: FifoIndex, ring: Ring, slots: jax.Array) -> FifoIndex:
+        """They keep their places in the order; `fbuf.pop` masks them there."""
+        return index
+
+    def room(self, index: FifoIndex, ring: Ring) -> jax.Array | None:
+        """What no unread row takes; any number if those may be lost."""
+        return None if self.overwrite else self.space(index, ring)
+
+    def unread(self, index: FifoIndex, ring: Ring) -> jax.Array:
+        """As the index has it."""
+        return index.unread
+
+    def space(self, index: FifoIndex, ring: Ring) -> jax.Array:
+        """The places that hold no unread row."""
+        return ring.lane_length - index.unread
+
+    def popped(self, index: FifoIndex, steps: jax.Array) -> FifoIndex:
+        """Fewer are unread."""
+        return FifoIndex(index.unread - steps)
+
+    def can_sample(self, index: FifoIndex, ring: Ring) -> jax.Array:
+        """Whether there is a row to read."""
+        return (index.unread > 0).any()
+
+    def draw(
+        self,
+        index: FifoIndex,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: Step | None,
+    ) -> Draw:
+        """Refused: nothing is left to chance."""
+        raise ValueError(
+            "fbuf.sample: Fifo draws no batches at random; read rows in their order with "
+            "state, batch = fbuf.pop(state, count), or make the buffer with another sampler"
+        )
+
+    def probability(self, index: FifoIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """0, for no row is drawn."""
+        return jnp.zeros(slots.shape, jnp.float32)
+
+    def stats(self, index: FifoIndex, ring: Ring) -> dict[str, jax.Array]:
+        """How many rows are unread, of all environments together."""
+        return {"unread": jnp.sum(index.unread, dtype=jnp.int32) * (ring.lanes // ring.heads)}
