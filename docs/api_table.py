@@ -17,9 +17,10 @@ THEMES: dict[str, tuple[str, ...]] = {
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
     ),
+    "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
     "Asking": ("size", "can_sample", "stats", "raise_on_fault", "Fault"),
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
-    "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture"),
+    "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture", "Fifo"),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),
         *("Sequence", "SequenceSteps", "FrameStack", "Hindsight", "HindsightStep"),
@@ -66,7 +67,7 @@ def _is_pytree(kind: Any) -> bool:
 RESULTS = frozenset(
     (
         *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
-        *("SequenceSteps", "HindsightStep", "ReturnToGoStep"),
+        *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter"),
     )
 )
 
