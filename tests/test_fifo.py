@@ -152,13 +152,14 @@ class Pair:
 
 
 CASES = [
-    (None, True, "same_step", False),
+    (3, True, "same_step", False),
     (3, False, "next_step", False),
     *(
         pytest.param(*case, marks=SWEEP)
         for case in [
             (3, True, "next_step", False),
             (3, True, "same_step", True),
+            (None, True, "same_step", False),
             (None, True, "next_step", False),
             (3, False, "same_step", True),
             (3, False, "disabled", False),

@@ -40,6 +40,7 @@ N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
+FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
@@ -421,7 +422,8 @@ MUTANTS = [
         ("unknown = ring.full(slots) | (ring.flags[slots] & CUT > 0)", "unknown = ring.full(slots) & False", "episode end", ("test_resize.py", "grows")),
         ("goes_on = before & (ENDS | DUMMY) == 0", "goes_on = before & ENDS == ENDS", "episode end", ("test_resize.py", "smaller")),
         ("gone = (step < kept) & (flags", "gone = (step < kept) & False & (flags", "mask", ("test_resize.py", "smaller")),
-        ("index = new.sampler.moved(index, ring, span.slots, old.index, slots)", "pass", "weights", ("test_resize.py", "smaller")),
+        ("index, faults = new.sampler.moved(index, ring, span.slots, old.index, slots)", "faults = jnp.zeros(1, jnp.uint32)", "weights", ("test_resize.py", "smaller")),
+        ("collected(new.fault, faults)", "new.fault", "queue", ("test_fifo.py", "resize")),
         ("open=state.ring.open", "open=new.ring.open", "episode end", ("test_resize.py", "smaller")),
     ),
     *of(
@@ -458,5 +460,40 @@ MUTANTS = [
         "command/inspect.py",
         ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
         ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
+    ),
+    *of(
+        "samplers/fifo.py",
+        ("unread = jnp.minimum(behind, length).astype(jnp.int32)", "unread = behind.astype(jnp.int32)", "queue", FIFO),
+        ("(behind > length).any()", "(behind >= length).any()", "queue", FIFO),
+        ("steps = span.count // (ring.lanes // ring.heads)", "steps = span.count", "queue", ("test_fifo.py", "history")),
+        ("unread = jnp.minimum(index.unread, old.unread)", "unread = index.unread", "queue", ("test_fifo.py", "resize")),
+        ("return FifoIndex(index.unread - steps)", "return FifoIndex(index.unread * 0)", "queue", FIFO),
+    ),
+    *of(
+        "verbs/pop.py",
+        ("read = jnp.maximum(given - keep, 0)", "read = given", "queue", ("test_fifo.py", "segments")),
+        ("jnp.where(chosen, jnp.minimum(unread, count), 0)", "jnp.minimum(unread, count)", "queue", FIFO),
+        ("of_lane(unread) - 1 - step", "of_lane(given) - 1 - step", "queue", FIFO),
+        ("return after(state, batch), batch", "return state, batch", "order", ("test_fifo.py", "byte")),
+    ),
+    *of(
+        "verbs/add.py",
+        ("faults = bits_where(left_out, Fault.FULL)", "faults = bits_where(left_out & False, Fault.FULL)", "queue", FIFO),
+        ("ring, slots = state.ring.with_gap(lanes, resets)", "ring, slots = state.ring, jnp.full(state.ring.lanes, state.capacity)", "queue", FIFO),
+    ),
+    *of(
+        "storage/ring.py",
+        ("now_open = dataclasses.replace(ended.open, resets=resets)", "now_open = ended.open", "queue", ("test_fifo.py", "resets")),
+        ("fits = rank < room.astype(jnp.uint32) * (self.lanes // self.heads)", "fits = rank < room.astype(jnp.uint32)", "queue", ("test_fifo.py", "history")),
+    ),
+    *of(
+        "verbs/rollout.py",
+        ("back = jnp.maximum(count - 1 - step, 0)", "back = jnp.maximum(ring.lane_length - 1 - step, 0)", "queue", ("test_rollout.py", "rollout")),
+    ),
+    *of(
+        "pace.py",
+        ("PaceCounter(left, parts % below, owed - due)", "PaceCounter(left, parts * 0, owed - due)", "queue", ("test_pace.py", "exact")),
+        ("owed = counter.owed + ", "owed = ", "queue", ("test_pace.py", "later")),
+        ("counted = jnp.maximum(added - counter.warmup, 0)", "counted = jnp.where(counter.warmup > 0, 0, added)", "queue", ("test_pace.py", "exact")),
     ),
 ]
