@@ -13,6 +13,9 @@ import numpy as np
 
 from fbuf.checks import values as check
 
+_PARTS = 10_000
+"""The largest denominator that a float stands for; of a ratio below 1, the largest numerator."""
+
 _LARGEST = 2**30
 """Products of the two parts of a ratio, and what is owed, stay below it: exact in int32."""
 
@@ -52,7 +55,8 @@ class Pace:
     Attributes:
         ratio: Gradient steps for each environment step, of at least 0: an int, a
             `fractions.Fraction`, or a float, which stands for the nearest fraction with small
-            parts (0.1 is 1/10). All environments count: a step of 8 environments is 8 steps.
+            parts (0.1 is 1/10, 1e-5 is 1/100000). All environments count: a step of 8 environments
+            is 8 steps.
         warmup: How many environment steps come first, for which none is due. An int of at least 0.
 
     Raises:
@@ -83,24 +87,32 @@ class Pace:
             ratio, int | float | fractions.Fraction | np.integer | np.floating
         ):
             raise TypeError(f"fbuf.Pace: ratio must be a number, got {ratio!r}")
-        if not np.isfinite(float(ratio)) or ratio < 0:
-            raise ValueError(f"fbuf.Pace: ratio must be finite and at least 0, got {ratio}")
+        if not 0 <= ratio <= _LARGEST:
+            raise ValueError(f"fbuf.Pace: ratio must be from 0 to 2**30, got {ratio}")
         found = self.fraction
         if found.numerator * found.denominator > _LARGEST:
             raise ValueError(
                 f"fbuf.Pace: ratio is {found}, whose parts are too large to count in 32 bits; take "
-                f"a simpler one, as {found.limit_denominator(1000)}"
+                "a simpler fraction, the product of whose parts is at most 2**30"
             )
-        if ratio > 0 and found == 0:
-            raise ValueError(f"fbuf.Pace: ratio is too small to be counted, got {ratio}")
         check.integer("Pace", "warmup", self.warmup, smallest=0)
 
     @property
     def fraction(self) -> fractions.Fraction:
         """The ratio as it is counted."""
-        if isinstance(self.ratio, float | np.floating):
-            return fractions.Fraction(float(self.ratio)).limit_denominator(10_000)
-        return fractions.Fraction(self.ratio)
+        exact = self._exact
+        if not isinstance(self.ratio, float | np.floating):
+            return exact
+        if exact >= 1 or exact == 0:
+            return exact.limit_denominator(_PARTS)
+        # Of a small ratio the reciprocal: else the error would be as large as the ratio.
+        return 1 / (1 / exact).limit_denominator(_PARTS)
+
+    @property
+    def _exact(self) -> fractions.Fraction:
+        """The ratio as it was given. Made of Python's numbers, for those of NumPy overflow."""
+        ratio: Any = self.ratio
+        return fractions.Fraction(ratio.item() if isinstance(ratio, np.generic) else ratio)
 
     @classmethod
     def from_samples_per_insert(
@@ -123,7 +135,9 @@ class Pace:
             Fraction(1, 8)
         """
         size = check.integer("Pace.from_samples_per_insert", "batch_size", batch_size)
-        return cls(cls(samples_per_insert).fraction / size, warmup=warmup)
+        if isinstance(samples_per_insert, float):
+            return cls(samples_per_insert / size, warmup=warmup)
+        return cls(fractions.Fraction(samples_per_insert) / size, warmup=warmup)
 
     def samples_per_insert(self, batch_size: int) -> fractions.Fraction:
         """How often each row is drawn on average, if a gradient step draws `batch_size` rows."""
@@ -155,10 +169,17 @@ class Pace:
             and the counter after them. What is owed stays below 2**30; more is not counted.
 
         Raises:
-            TypeError: If `added` or `most` is not an integer.
-            ValueError: If `added` or `most` is negative, and not traced.
+            TypeError: If `counter` is not a counter, or `added` is left out.
+            ValueError: If `added` or `most` is not one integer, or is negative and not traced.
+
+        Cost: O(1). Call it inside `jit`: from Python each of its small steps is a call of its own.
         """
-        added = jnp.asarray(check.count("Pace.due", "added", added), jnp.int32)
+        if added is None or not isinstance(counter, PaceCounter):
+            raise TypeError(
+                "fbuf.Pace.due: give the counter, from pace.init() at first, and how many "
+                "environment steps were made since"
+            )
+        added = jnp.maximum(jnp.asarray(check.count("Pace.due", "added", added), jnp.int32), 0)
         ratio = self.fraction
         above, below = ratio.numerator, ratio.denominator
         counted = jnp.maximum(added - counter.warmup, 0)

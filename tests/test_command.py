@@ -253,3 +253,11 @@ def test_it_is_a_program(tmp_path):
         )
         assert done.returncode == 2
         assert done.stderr == f"fbuf: there is no checkpoint in {tmp_path}\n"
+
+
+def test_a_queue_says_how_much_is_unread(tmp_path, capsys):
+    state = fbuf.init(jnp.int32(0), 8, num_envs=2, sampler=fbuf.Fifo())
+    state, _ = fbuf.pop(fbuf.add(state, jnp.zeros((2, 4), jnp.int32)), 1)
+    fbuf.save(tmp_path, state)
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "6 of 8 are unread" in capsys.readouterr().out

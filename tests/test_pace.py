@@ -21,12 +21,15 @@ def due(pace, added, **kwargs):
 
 def test_pace_is_exact_however_long_it_counts():
     rng = np.random.default_rng(0)
-    for ratio in (0.1, 1 / 3, 0.25, 3, 2.5, fractions.Fraction(7, 13), 0):
+    for ratio in (0.1, 1 / 3, 0.25, 3, 2.5, fractions.Fraction(7, 13), 0, np.uint8(4)):
         pace = fbuf.Pace(ratio, warmup=37)
         added = rng.integers(0, 50, 300)
         total = max(int(added.sum()) - 37, 0) * pace.fraction
         assert sum(due(pace, added)) == total.numerator // total.denominator
     assert fbuf.Pace(0.1).fraction == fractions.Fraction(1, 10)
+    for below in (12_000, 15_000, 25_000, 10**6):
+        assert fbuf.Pace(1 / below).fraction == fractions.Fraction(1, below)
+    assert sum(due(fbuf.Pace(1 / 15_000), [100_000] * 6)) == 40
     assert due(fbuf.Pace(fractions.Fraction(1, 3)), [2**31 - 1]) == [(2**31 - 1) // 3]
 
 
@@ -64,12 +67,17 @@ def test_pace_counts_as_reverb_does():
         (lambda: fbuf.Pace(True), TypeError),
         (lambda: fbuf.Pace(-1), ValueError),
         (lambda: fbuf.Pace(float("nan")), ValueError),
-        (lambda: fbuf.Pace(1e-9), ValueError),
+        (lambda: fbuf.Pace(1e-10), ValueError),
+        (lambda: fbuf.Pace(10**400), ValueError),
+        (lambda: fbuf.Pace(12345.678), ValueError),
+        (lambda: fbuf.Pace(1).due(None, 1), TypeError),
+        (lambda: fbuf.Pace(1).due(fbuf.Pace(1).init(), None), TypeError),
         (lambda: fbuf.Pace(fractions.Fraction(100_000, 99_999)), ValueError),
         (lambda: fbuf.Pace(1, warmup=-1), ValueError),
         (lambda: fbuf.Pace(1, warmup=0.5), TypeError),
         (lambda: fbuf.Pace(1).due(fbuf.Pace(1).init(), -1), ValueError),
         (lambda: fbuf.Pace(1).due(fbuf.Pace(1).init(), 0.5), TypeError),
+        (lambda: fbuf.Pace(1).due(fbuf.Pace(1).init(), True), TypeError),
         (lambda: fbuf.Pace.from_samples_per_insert(1, 0), ValueError),
     ],
 )

@@ -33,7 +33,7 @@ class Found:
         lengths: The rows of each episode that is there from its first row to its last.
         returns: The sum of rewards of each, undiscounted; None if there is no reward.
         likely: How likely one draw is to be each row that may be drawn, times the number of these
-            rows; None if that is not known.
+            rows; None if that is not known, or none is drawn.
     """
 
     figures: dict[str, Any]
@@ -72,7 +72,14 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
     field = _reward_field(like, reward)
     rewards = None if field is None else _rewards(folder, found, like, field)
     lengths, returns = _episodes(lanes, flags, cursor, like.ring.head_capacity, rewards)
-    likely = None if sampler is None else _likely(sampler, values)
+    unread = likely = None
+    if sampler is not None:
+        state = _with_arrays(sampler, values)
+        if state.sampler.reads_once:
+            steps = state.sampler.unread(state.index, state.ring).sum()
+            unread = int(steps) * (state.ring.lanes // state.ring.heads)
+        else:
+            likely = _likely(state)
     fault = int(values[".fault"])
     files = sum(file.length for file in found.files.values())
     held = int((of_rows & REMOVED == 0).sum())
@@ -97,6 +104,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         "length": _spread(lengths),
         "return": None if returns is None else _spread(returns),
         "reward": field and field[0],
+        "unread": unread,
         "likely": None if likely is None else _spread(likely),
         "effective sample size": None if likely is None else _effective(likely),
         "faults": [flag.name for flag in Fault if fault & flag],
@@ -116,6 +124,8 @@ def table(found: Found) -> str:
     if of["reward"]:
         returns = text.spread(*of["return"]) if of["return"] else "no whole episode"
     likely = "only fbuf.load knows: the sampler is one of your own"
+    if of["unread"] is not None:
+        likely = f"none: rows are read once; {of['unread']:,} of {of['capacity']:,} are unread"
     if found.likely is not None:
         likely = "no row can be drawn"
         if of["likely"]:
@@ -275,10 +285,14 @@ def _rewards(
     return values
 
 
-def _likely(small: State[Any], values: dict[str, np.ndarray]) -> np.ndarray:
+def _with_arrays(small: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
+    """A buffer without its rows, and with all else."""
+    arrays = [jnp.asarray(values[path]) for path in writer.by_path(small)]
+    return jax.tree.unflatten(jax.tree.structure(small), arrays)
+
+
+def _likely(state: State[Any]) -> np.ndarray:
     """How likely a draw is to be each row that may be drawn, times their number."""
-    tree = jax.tree.structure(small)
-    state = jax.tree.unflatten(tree, [jnp.asarray(values[path]) for path in writer.by_path(small)])
     ring, sampler = state.ring, state.sampler
 
     @jax.jit

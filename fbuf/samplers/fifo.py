@@ -38,8 +38,9 @@ class Fifo(Sampler):
 
     A buffer full of unread rows takes no more of them. `fbuf.add` writes the first rows of a batch,
     as many as there is room for, leaves out the others, and sets `Fault.FULL`. The newest row then
-    becomes truncated, for the next row that is written will not be the one after it. Look at
-    `fbuf.space` before you add.
+    becomes truncated, for the next row that is written will not be the one after it. That row is
+    the first that is known of its episode, and need not be the episode's first step: `is_first` of
+    `fbuf.Sequence` is True there all the same. Look at `fbuf.space` before you add.
 
     Attributes:
         overwrite: A full buffer keeps the newest rows instead. Rows that nobody has read are lost,

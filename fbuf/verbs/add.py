@@ -49,7 +49,8 @@ def add(
     """Write rows after the newest one; in a full buffer they replace the oldest ones.
 
     `B` is the number of rows. They go to consecutive slots, in the order given. Of more rows than
-    `capacity`, the buffer keeps the last `capacity`.
+    `capacity`, the buffer keeps the last `capacity`. One made with `fbuf.Fifo` never replaces a row
+    that nobody has read: it keeps the first rows that fit.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.

@@ -17,7 +17,7 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Whether there is a row to draw, and at least `min_size` rows are stored.
 
     A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are
-    stored.
+    stored. With `fbuf.Fifo`: whether a row is unread, which may be one that was removed.
 
     Args:
         state: The buffer; never consumed.

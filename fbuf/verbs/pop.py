@@ -42,16 +42,17 @@ def pop(
 ) -> tuple[State[Any], Batch[Any]]:
     """Read the oldest unread rows of each environment; they count as read from then on.
 
-    No row is handed out twice, and none is left out. The buffer must be made with
+    With `keep=0` no row is handed out twice, and none is left out. The buffer must be made with
     `sampler=fbuf.Fifo()`.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
         count: How many rows of each environment, a static int from 1 to those that it has room for.
-            If fewer are unread, you get those.
+            If fewer are unread, you get those. Removed rows and dummies of resets count.
         keep: How many of the rows that are handed out stay unread, a static int below `count`. The
             next call begins with them. With `keep=1` the last row of a segment is the first of the
-            next one, so that its observation serves to bootstrap the first.
+            next one: learn from all but the last, whose observation serves to bootstrap. Wait for
+            whole segments then (see `mask`); else the kept row alone comes again and again.
         mask: bool, whether to read at all; may be traced. If environments do not step together,
             also `[num_envs]`: which of them. None is all. `mask=fbuf.unread(state) >= count` waits
             for whole segments.

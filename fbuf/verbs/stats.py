@@ -30,7 +30,7 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
         window: `num_starts`, the number of rows that may be drawn. By episode: `num_episodes`, the
         number of episodes with a start. For `Shuffled`: `epoch_size`, the number of draws of an
         epoch. For `Prioritized`: `priority_total`, the sum of all stored priorities, and
-        `new_priority`, what a new row would get.
+        `new_priority`, what a new row would get. For `Fifo`: `unread`, the number of unread rows.
 
         If `detailed`: `ends`, the number of episodes whose last row is stored; and
         `effective_sample_size`, the number of rows that, drawn uniformly, would repeat as often:

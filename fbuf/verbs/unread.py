@@ -14,7 +14,7 @@ from fbuf.state import State
 def unread(state: State[Any]) -> jax.Array:
     """Count the rows of each environment that `fbuf.pop` has not handed out yet.
 
-    Removed rows among them count.
+    Removed rows and dummies of resets among them count, as they do for `fbuf.pop`.
 
     Args:
         state: The buffer, made with `sampler=fbuf.Fifo()`; never consumed.

@@ -677,3 +677,8 @@ def test_nested_tuples_are_items():
     assert data[0].shape == (5, 2)
     assert data[1][1]["r"].shape == (5,)
     assert buffer[2][1][0].item() == 2
+
+
+def test_rows_that_are_read_once_are_not_for_an_object_that_draws():
+    with pytest.raises(ValueError, match=r"fbuf\.pop"):
+        ReplayBuffer(8, sampler=fbuf.Fifo())

@@ -41,7 +41,7 @@ torch.serialization.add_safe_globals(
             fbuf.NStepTransition,
             fbuf.SequenceSteps,
         ),
-        *(fbuf.HindsightStep, fbuf.ReturnToGoStep),
+        *(fbuf.HindsightStep, fbuf.ReturnToGoStep, fbuf.PaceCounter),
     ]
 )
 

@@ -161,6 +161,12 @@ class ReplayBuffer:
         drop_last: bool = False,
     ) -> None:
         check.instance(_NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
+        if sampler.reads_once:
+            raise ValueError(
+                f"{_where('__init__')} this object draws batches, and {type(sampler).__name__} is "
+                "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
+                "to_torch(batch.data)"
+            )
         check.instance(_NAME, "view", view, View, "fbuf.Item()")
         check.integer(_NAME, "prefetch", prefetch, smallest=0)
         check.integer(_NAME, "seed", seed, largest=2**32 - 1, smallest=0)
