@@ -1,0 +1,64 @@
+"""The final observations of episodes, where environments reset in the step that ended them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorObservationWrapper
+
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._spaces import Spec
+
+
+def final_observation(info: dict[str, Any], env: int, space: Any) -> Any:
+    """That of an environment whose episode ended in this step.
+
+    Gymnasium's vector environments give an object array of observations, and of dicts a dict of
+    arrays. Others give one dense array.
+    """
+    if "final_obs" not in info:
+        raise CollectorError(
+            "Collector: an episode ended, and info has no 'final_obs', though the environments say "
+            "that they reset in the same step; have them return it, or make them with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+        )
+    return _picked(info["final_obs"], env, space)
+
+
+def _picked(found: Any, env: int, space: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _picked(found[name], env, part) for name, part in space.items()}
+    if isinstance(found, tuple):  # a batched tuple, one part each
+        return tuple(_picked(part, env, own) for part, own in zip(found, space, strict=True))
+    return _checked(found[env], space)
+
+
+def _checked(final: Any, space: Any) -> Any:
+    if isinstance(space, dict) and isinstance(final, dict):
+        return {name: _checked(final[name], part) for name, part in space.items()}
+    if isinstance(space, tuple) and isinstance(final, tuple):
+        return tuple(_checked(part, own) for part, own in zip(final, space, strict=True))
+    if not isinstance(space, Spec) or np.shape(final) != space.shape:
+        raise CollectorError(
+            f"Collector: info['final_obs'] has a {type(final).__name__} of shape "
+            f"{np.shape(final)} where the observation space has {space}; have the environments "
+            "return the final observation as they return others"
+        )
+    return np.array(final, space.dtype)
+
+
+def refuse_raw_finals(envs: Any) -> None:
+    """Refuse wrappers that change observations and leave the final ones as they were."""
+    from gymnasium.wrappers.vector import VectorizeTransformObservation
+
+    while envs is not envs.unwrapped:
+        if isinstance(envs, VectorObservationWrapper) and not isinstance(
+            envs, VectorizeTransformObservation
+        ):
+            raise ValueError(
+                f"Collector: {type(envs).__name__} changes observations, but leaves those in "
+                "info['final_obs'] as they were; wrap each environment instead of the vector, or "
+                "make them with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
+            )
+        envs = envs.env

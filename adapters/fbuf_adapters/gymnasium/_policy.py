@@ -1,0 +1,124 @@
+"""What a policy returned, checked against what environments take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._spaces import Spec, cast, stored_dtype
+from fbuf_adapters.gymnasium._trees import map_leaves, matched, paths
+
+
+class Actor:
+    """Calls a policy, and checks all that it returns: NumPy would broadcast or cut what differs."""
+
+    def __init__(self, policy: Any, num_envs: int, action: Any) -> None:
+        """Check against these specs of one action."""
+        self._policy = policy
+        self._num_envs = num_envs
+        self.action = action
+        self.extras: dict[str, Spec] | None = None
+        """The specs of what it returns beside the action, known after the first call."""
+        self._batch = None
+        if isinstance(action, Spec):  # of the usual, which is then compared in one go
+            self._batch = (num_envs, *action.shape), action.dtype
+
+    def __call__(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """The action, in the dtypes of the space, and the extras, as arrays."""
+        returned = self._policy(observation)
+        extras: Any = {}
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+            returned, extras = returned
+        return self._action(returned), self._extras(extras)
+
+    def load(self, weights: Any) -> None:
+        """Hand the policy new weights."""
+        load = getattr(self._policy, "load", None)
+        if load is None:
+            raise CollectorError(
+                f"Collector.publish: the policy ({type(self._policy).__name__}) has no method "
+                "load(weights); give it one, or change the policy's weights in place"
+            )
+        load(weights)
+
+    def _action(self, given: Any) -> Any:
+        if self._batch is not None:
+            array = np.asarray(given)
+            if (array.shape, array.dtype) == self._batch:
+                return array
+            return self._leaf("", array, self.action)
+        leaves = matched(given, self.action)
+        if leaves is None:
+            wanted = ", ".join(f"action{path}" for path, _ in paths(self.action))
+            raise CollectorError(
+                f"Collector: the policy must return an action like its space, with {wanted}, "
+                f"got {_described(given)}; beside the action it may return a dict: (action, extras)"
+            )
+        checked = [
+            self._leaf(path, np.asarray(leaf), spec)
+            for (path, spec), leaf in zip(paths(self.action), leaves, strict=True)
+        ]
+        ordered = iter(checked)
+        return map_leaves(lambda _: next(ordered), self.action)
+
+    def _leaf(self, path: str, array: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:
+        shape = (self._num_envs, *spec.shape)
+        # An integer of another width keeps its value, and is checked for that.
+        fits = np.can_cast(array.dtype, spec.dtype, "same_kind") or (
+            array.dtype.kind in "iu" and spec.dtype.kind in "iu"
+        )
+        if array.shape != shape or not fits:
+            raise CollectorError(
+                f"Collector: the policy must return action{path} as {spec.dtype} of shape {shape}, "
+                f"[num_envs, ...] of the action space; got {_described(array)}"
+            )
+        return cast(array, spec.dtype, f"the policy's action{path}")
+
+    def _extras(self, given: dict[str, Any]) -> dict[str, Any]:
+        extras = {name: np.asarray(value) for name, value in given.items()}
+        if self.extras is None:
+            self.extras = {name: self._extra(name, array) for name, array in extras.items()}
+            return extras
+        if extras.keys() != self.extras.keys():
+            raise CollectorError(
+                f"Collector: the policy returned the extras {sorted(extras)}, and before "
+                f"{sorted(self.extras)}; return the same each time"
+            )
+        for name, array in extras.items():
+            spec = self.extras[name]
+            if array.shape != (self._num_envs, *spec.shape) or array.dtype != spec.dtype:
+                raise CollectorError(
+                    f"Collector: the policy returned the extra {name!r} as {_described(array)}, "
+                    f"and before as {spec.dtype} of shape {(self._num_envs, *spec.shape)}; return "
+                    "the same each time"
+                )
+        return extras
+
+    def _extra(self, name: str, array: np.ndarray[Any, Any]) -> Spec:
+        if name in _TAKEN:
+            raise CollectorError(
+                f"Collector: the policy returned an extra called {name!r}, which the collector "
+                "fills itself; call it something else"
+            )
+        if array.ndim == 0 or len(array) != self._num_envs:
+            raise CollectorError(
+                f"Collector: the policy must return the extra {name!r} of shape "
+                f"({self._num_envs}, ...), one for each environment; got {_described(array)}"
+            )
+        stored_dtype(array.dtype, f"the extra {name!r}")
+        return Spec(array.shape[1:], array.dtype)
+
+
+_TAKEN = frozenset(
+    ("observation", "action", "reward", "next_observation", "terminated", "truncated", "version")
+)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    if isinstance(value, dict):
+        return f"a dict of {sorted(value)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")

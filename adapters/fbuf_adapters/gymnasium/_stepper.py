@@ -1,0 +1,234 @@
+"""Steps environments with a policy, and gathers what comes in chunks of NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._autoreset import autoreset
+from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._ends import final_observation, refuse_raw_finals
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._policy import Actor
+from fbuf_adapters.gymnasium._spaces import Spec, space_specs, stored, stored_spec
+from fbuf_adapters.gymnasium._trees import map_leaves, matched, paths
+
+
+class Stepper:
+    """Owns a vector environment, the observation it is at, and a policy.
+
+    It knows nothing of JAX or of buffers. The first chunk resets the environments, and so does the
+    first one after an exception.
+
+    Args:
+        envs: A `gymnasium.vector.VectorEnv`. The stepper closes it.
+        policy: `policy(observation) -> action`, or `-> (action, extras)`.
+        seed: For the first reset, as the environments take it.
+
+    Raises:
+        ValueError: If the environments do not say how they reset, or if a space cannot be stored.
+    """
+
+    def __init__(self, envs: Any, policy: Any, *, seed: Any = None) -> None:
+        self._envs = envs
+        self._seed = seed
+        self.num_envs = int(envs.num_envs)
+        self.autoreset = autoreset(envs)
+        if self.autoreset == "same_step":
+            refuse_raw_finals(envs)
+        self._space = space_specs(envs.single_observation_space, "the observation space")
+        action = space_specs(envs.single_action_space, "the action space")
+        self._actor = Actor(policy, self.num_envs, action)
+        self._observation: Any = None  # none: to be reset
+        self._acted: tuple[Any, dict[str, Any]] | None = None  # at this observation, for the spec
+        self._fresh = True
+        self._version = 0
+        self._begun: Chunk | None = None
+        self._closed = False
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The fields of a row as they are stored: trees of `Spec`.
+
+        Asked for before the first chunk, it resets the environments and calls the policy. The first
+        step takes the action of that call.
+        """
+        if self._actor.extras is None:
+            self._reset()
+            self._acted = self._actor(self._observation)
+        extras = {name: stored_spec(s, name) for name, s in (self._actor.extras or {}).items()}
+        return {
+            "observation": map_leaves(lambda s: stored_spec(s, "observation"), self._space),
+            "action": map_leaves(lambda s: stored_spec(s, "action"), self._actor.action),
+            "reward": Spec((), np.dtype(np.float32)),
+            **extras,
+        }
+
+    def load(self, weights: Any, version: int) -> None:
+        """Act with these weights from the next step on."""
+        self._actor.load(weights)
+        self._version = version
+        self._acted = None  # with the weights before
+
+    def chunk(self, steps: int) -> Chunk:
+        """Make steps. The arrays are new ones, and nobody writes to them again.
+
+        If anything raises, whole steps made so far wait in `begun`, and the next chunk begins with
+        a reset.
+        """
+        if self._closed:
+            raise CollectorError("Stepper.chunk: the stepper is closed; make another one")
+        self._begun = None
+        if self._observation is None:
+            self._reset()
+        rows = _Rows(self.num_envs, steps, self._space, self._actor.action)
+        done = 0
+        try:
+            rows.observe(0, self._observation)
+            for step in range(steps):
+                self._step(rows, step)
+                done = step + 1
+        except BaseException:
+            self._observation = self._acted = None
+            if done:
+                self._begun = self._finished(rows, done)
+            self._fresh = True
+            raise
+        chunk = self._finished(rows, steps)
+        self._fresh = False
+        return chunk
+
+    def begun(self) -> Chunk | None:
+        """The whole steps of the chunk that raised, once; None if there were none."""
+        begun, self._begun = self._begun, None
+        return begun
+
+    def close(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self._envs.close()
+
+    def _reset(self) -> None:
+        if self._observation is None:
+            seed, self._seed = self._seed, None
+            observation, _ = self._envs.reset(seed=seed)
+            self._check(observation)
+            self._observation = observation
+
+    def _step(self, rows: _Rows, step: int) -> None:
+        acted, self._acted = self._acted, None
+        action, extras = self._actor(self._observation) if acted is None else acted
+        rows.act(step, action, extras)  # before the step, which may write to it
+        observation, reward, terminated, truncated, info = self._envs.step(action)
+        rows.put(step, reward, terminated, truncated)
+        ended = np.logical_or(terminated, truncated)
+        if ended.any() and self.autoreset != "next_step":
+            if self.autoreset == "same_step":
+                finals = [
+                    (env, final_observation(info, env, self._space))
+                    for env in np.flatnonzero(ended).tolist()
+                ]
+            else:
+                finals = [
+                    (env, map_leaves(lambda a, env=env: np.array(a[env]), observation))
+                    for env in np.flatnonzero(ended).tolist()
+                ]
+                observation, _ = self._envs.reset(options={"reset_mask": ended})
+            rows.finals += [(step, env, final) for env, final in finals]
+        rows.observe(step + 1, observation)
+        self._observation = observation
+
+    def _finished(self, rows: _Rows, steps: int) -> Chunk:
+        return rows.chunk(steps, self._version, self._fresh)
+
+    def _check(self, observation: Any) -> None:
+        """Refuse observations that are not of their space: NumPy would broadcast or cut them."""
+        leaves = matched(observation, self._space)
+        if leaves is None:
+            raise CollectorError(
+                "Collector: the observation must be a tree like the observation space, got a "
+                f"{type(observation).__name__}; correct the environment's observation_space"
+            )
+        for (path, spec), leaf in zip(paths(self._space), leaves, strict=True):
+            array = np.asarray(leaf)
+            wanted = (self.num_envs, *spec.shape)
+            if array.shape != wanted or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+                raise CollectorError(
+                    f"Collector: observation{path} must be {spec.dtype} of shape {wanted}, as the "
+                    f"observation space says, got {array.dtype} of shape {array.shape}; correct "
+                    "the environment's observation_space"
+                )
+
+
+class _Rows:
+    """A chunk that is being filled."""
+
+    def __init__(self, num_envs: int, steps: int, observation: Any, action: Any) -> None:
+        self._lead = (steps, num_envs)
+
+        def room(steps: int, spec: Spec) -> np.ndarray[Any, Any]:
+            return np.empty((steps, num_envs, *spec.shape), spec.dtype)
+
+        # One more: each step's next observation is that of the row after it.
+        self._observation = map_leaves(lambda spec: room(steps + 1, spec), observation)
+        self._action = map_leaves(lambda spec: room(steps, spec), action)
+        self._reward = np.empty(self._lead, np.float32)
+        self._terminated = np.empty(self._lead, np.bool_)
+        self._truncated = np.empty(self._lead, np.bool_)
+        self._extras: dict[str, np.ndarray[Any, Any]] | None = None
+        self.finals: list[tuple[int, int, Any]] = []
+        """Of ends after which the next row holds another observation: step, environment, final."""
+
+    def observe(self, step: int, observation: Any) -> None:
+        """Take over the observation before a step."""
+        if isinstance(self._observation, np.ndarray):
+            self._observation[step] = observation
+        else:
+            map_leaves(lambda room, a: room.__setitem__(step, a), self._observation, observation)
+
+    def act(self, step: int, action: Any, extras: dict[str, Any]) -> None:
+        """Take over what the policy returned."""
+        if isinstance(self._action, np.ndarray):
+            self._action[step] = action
+        else:
+            map_leaves(lambda room, a: room.__setitem__(step, a), self._action, action)
+        if self._extras is None:
+            self._extras = {
+                name: np.empty((self._lead[0], *array.shape), array.dtype)
+                for name, array in extras.items()
+            }
+        for name, array in extras.items():
+            self._extras[name][step] = array
+
+    def put(self, step: int, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Take over what a step led to, but the observation."""
+        self._reward[step] = reward
+        self._terminated[step] = terminated
+        self._truncated[step] = truncated
+
+    def chunk(self, steps: int, version: int, fresh: bool) -> Chunk:
+        """The first so many steps, as they are stored."""
+        whole = map_leaves(lambda a: stored(a[: steps + 1], "observation"), self._observation)
+        following = map_leaves(lambda a: a[1:], whole)
+        finals = [final for final in self.finals if final[0] < steps]
+        if finals:
+            following = map_leaves(np.copy, following)
+            for step, env, final in finals:
+                map_leaves(
+                    lambda room, a, at=(step, env): room.__setitem__(at, stored(a, "observation")),
+                    following,
+                    final,
+                )
+        return Chunk(
+            observation=map_leaves(lambda a: a[:-1], whole),
+            action=map_leaves(lambda a: stored(a[:steps], "action"), self._action),
+            reward=self._reward[:steps],
+            terminated=self._terminated[:steps],
+            truncated=self._truncated[:steps],
+            next_observation=following,
+            extras={n: stored(a[:steps], n) for n, a in (self._extras or {}).items()},
+            version=version,
+            fresh=fresh,
+        )
