@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorObservationWrapper
 
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._spaces import Spec
@@ -46,19 +45,3 @@ def _checked(final: Any, space: Any) -> Any:
             "return the final observation as they return others"
         )
     return np.array(final, space.dtype)
-
-
-def refuse_raw_finals(envs: Any) -> None:
-    """Refuse wrappers that change observations and leave the final ones as they were."""
-    from gymnasium.wrappers.vector import VectorizeTransformObservation
-
-    while envs is not envs.unwrapped:
-        if isinstance(envs, VectorObservationWrapper) and not isinstance(
-            envs, VectorizeTransformObservation
-        ):
-            raise ValueError(
-                f"Collector: {type(envs).__name__} changes observations, but leaves those in "
-                "info['final_obs'] as they were; wrap each environment instead of the vector, or "
-                "make them with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
-            )
-        envs = envs.env

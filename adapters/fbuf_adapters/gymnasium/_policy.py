@@ -35,13 +35,7 @@ class Actor:
 
     def load(self, weights: Any) -> None:
         """Hand the policy new weights."""
-        load = getattr(self._policy, "load", None)
-        if load is None:
-            raise CollectorError(
-                f"Collector.publish: the policy ({type(self._policy).__name__}) has no method "
-                "load(weights); give it one, or change the policy's weights in place"
-            )
-        load(weights)
+        self._policy.load(weights)
 
     def _action(self, given: Any) -> Any:
         if self._batch is not None:

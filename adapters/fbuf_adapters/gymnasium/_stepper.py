@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fbuf_adapters.gymnasium._autoreset import autoreset
 from fbuf_adapters.gymnasium._chunk import Chunk
-from fbuf_adapters.gymnasium._ends import final_observation, refuse_raw_finals
+from fbuf_adapters.gymnasium._closing import close
+from fbuf_adapters.gymnasium._ends import final_observation
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._policy import Actor
 from fbuf_adapters.gymnasium._spaces import Spec, space_specs, stored, stored_spec
@@ -35,8 +37,6 @@ class Stepper:
         self._seed = seed
         self.num_envs = int(envs.num_envs)
         self.autoreset = autoreset(envs)
-        if self.autoreset == "same_step":
-            refuse_raw_finals(envs)
         self._space = space_specs(envs.single_observation_space, "the observation space")
         action = space_specs(envs.single_action_space, "the action space")
         self._actor = Actor(policy, self.num_envs, action)
@@ -45,6 +45,7 @@ class Stepper:
         self._fresh = True
         self._version = 0
         self._begun: Chunk | None = None
+        self._begun_once = False
         self._closed = False
 
     @property
@@ -71,14 +72,16 @@ class Stepper:
         self._version = version
         self._acted = None  # with the weights before
 
-    def chunk(self, steps: int) -> Chunk:
+    def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> Chunk:
         """Make steps. The arrays are new ones, and nobody writes to them again.
 
-        If anything raises, whole steps made so far wait in `begun`, and the next chunk begins with
-        a reset.
+        If anything raises, the whole steps made so far wait in `begun`, and the next chunk begins
+        with a reset. Once `stop()` is True there are no further steps, and the chunk is shorter.
         """
-        if self._closed:
-            raise CollectorError("Stepper.chunk: the stepper is closed; make another one")
+        if self._closed or getattr(self._envs, "closed", False):
+            raise CollectorError(
+                "Collector: the environments are closed; make new ones, and another collector"
+            )
         self._begun = None
         if self._observation is None:
             self._reset()
@@ -86,17 +89,16 @@ class Stepper:
         done = 0
         try:
             rows.observe(0, self._observation)
-            for step in range(steps):
-                self._step(rows, step)
-                done = step + 1
+            while done < steps and not stop():
+                self._step(rows, done)
+                done += 1
         except BaseException:
-            self._observation = self._acted = None
             if done:
                 self._begun = self._finished(rows, done)
-            self._fresh = True
+            self.restart()
             raise
-        chunk = self._finished(rows, steps)
-        self._fresh = False
+        chunk = self._finished(rows, done)
+        self._fresh = self._fresh and not done
         return chunk
 
     def begun(self) -> Chunk | None:
@@ -104,18 +106,33 @@ class Stepper:
         begun, self._begun = self._begun, None
         return begun
 
+    def restart(self) -> None:
+        """Begin the next chunk with a reset: one was lost, so what follows belongs to nothing."""
+        self._observation = self._acted = None
+        self._fresh = True
+
     def close(self) -> None:
         """Close the environments."""
         if not self._closed:
             self._closed = True
-            self._envs.close()
+            close(self._envs)
 
     def _reset(self) -> None:
-        if self._observation is None:
-            seed, self._seed = self._seed, None
+        if self._observation is not None:
+            return
+        seed, self._seed = self._seed, None
+        try:
             observation, _ = self._envs.reset(seed=seed)
-            self._check(observation)
-            self._observation = observation
+        except Exception as error:
+            if not self._begun_once:
+                raise
+            raise CollectorError(
+                "Collector: the environments raised before, and cannot be reset; make new ones, "
+                "and another collector"
+            ) from error
+        self._begun_once = True
+        self._check(observation)
+        self._observation = observation
 
     def _step(self, rows: _Rows, step: int) -> None:
         acted, self._acted = self._acted, None

@@ -1,0 +1,50 @@
+"""The returns and lengths of episodes that ended."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._chunk import Chunk
+
+_RECENT = 100
+
+
+class Episodes:
+    """Follows episodes through chunks."""
+
+    def __init__(self, num_envs: int, autoreset: str) -> None:
+        self.count = 0
+        self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._lengths: collections.deque[int] = collections.deque(maxlen=_RECENT)
+        self._dummies = int(autoreset == "next_step")
+        self._begin = np.zeros(num_envs, np.int64)
+        """The first step of the open episodes, counted from the next chunk's first step."""
+        self._before = np.zeros(num_envs, np.float64)
+        """The sum of rewards before them, likewise."""
+
+    def see(self, chunk: Chunk) -> None:
+        """Take note of a chunk."""
+        if chunk.fresh:
+            self._begin[:] = 0
+            self._before[:] = 0
+        total = np.cumsum(chunk.reward, axis=0, dtype=np.float64)
+        for step, env in np.argwhere(chunk.terminated | chunk.truncated).tolist():
+            self.count += 1
+            self._returns.append(float(total[step, env] - self._before[env]))
+            self._lengths.append(int(step + 1 - self._begin[env]))
+            self._before[env] = total[step, env]
+            self._begin[env] = step + 1 + self._dummies
+        self._begin -= chunk.steps
+        self._before -= total[-1]
+
+    def stats(self) -> dict[str, Any]:
+        """How many ended, and the means of the last hundred; None before the first."""
+        return {
+            "episodes": self.count,
+            "mean_return": statistics.fmean(self._returns) if self._returns else None,
+            "mean_length": statistics.fmean(self._lengths) if self._lengths else None,
+        }
