@@ -15,6 +15,8 @@ def close(envs: Any) -> None:
     processes: list[Any] = getattr(base, "processes", [])
     if processes and not getattr(base, "closed", False) and not _answer(base):
         end(envs)
+        if hasattr(base, "_state"):  # it would wait for the answer of a process that is gone
+            base._state = type(base._state)("default")
         envs.close(terminate=True)
         return
     envs.close()
@@ -44,11 +46,14 @@ def _answer(base: Any) -> bool:
 def failed(envs: Any, error: BaseException) -> str | None:
     """Which environment raised, or whose process has ended, in words; None if nobody knows."""
     base = envs.unwrapped
-    for number, process in enumerate(getattr(base, "processes", [])):
-        if process.exitcode is not None:
-            return f"the process of environment {number} ended with exit code {process.exitcode}"
+    processes: list[Any] = getattr(base, "processes", [])
+    for number, process in enumerate(processes):
         if base.parent_pipes[number] is None:
             return f"environment {number} raised in its process"
+        if process.exitcode is not None:
+            return f"the process of environment {number} ended with exit code {process.exitcode}"
+    if processes:
+        return None
     # Gymnasium's loops over environments count in `i`.
     trace = error.__traceback__
     while trace is not None:

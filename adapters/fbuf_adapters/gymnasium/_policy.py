@@ -42,7 +42,7 @@ class Actor:
             array = np.asarray(given)
             if (array.shape, array.dtype) == self._batch:
                 return array
-            return self._leaf("", array, self.action)
+            return self._leaf("", array, self.action, given)
         leaves = matched(given, self.action)
         if leaves is None:
             wanted = ", ".join(f"action{path}" for path, _ in paths(self.action))
@@ -51,22 +51,25 @@ class Actor:
                 f"got {_described(given)}; beside the action it may return a dict: (action, extras)"
             )
         checked = [
-            self._leaf(path, np.asarray(leaf), spec)
+            self._leaf(path, np.asarray(leaf), spec, leaf)
             for (path, spec), leaf in zip(paths(self.action), leaves, strict=True)
         ]
         ordered = iter(checked)
         return map_leaves(lambda _: next(ordered), self.action)
 
-    def _leaf(self, path: str, array: np.ndarray[Any, Any], spec: Spec) -> np.ndarray[Any, Any]:
+    def _leaf(
+        self, path: str, array: np.ndarray[Any, Any], spec: Spec, given: Any
+    ) -> np.ndarray[Any, Any]:
         shape = (self._num_envs, *spec.shape)
         # An integer of another width keeps its value, and is checked for that.
         fits = np.can_cast(array.dtype, spec.dtype, "same_kind") or (
             array.dtype.kind in "iu" and spec.dtype.kind in "iu"
         )
         if array.shape != shape or not fits:
+            came = _described(given if array.dtype == object else array)
             raise CollectorError(
                 f"Collector: the policy must return action{path} as {spec.dtype} of shape {shape}, "
-                f"[num_envs, ...] of the action space; got {_described(array)}"
+                f"[num_envs, ...] of the action space; got {came}"
             )
         return cast(array, spec.dtype, f"the policy's action{path}")
 

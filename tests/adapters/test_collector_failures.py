@@ -1,0 +1,347 @@
+"""Whatever raises or hangs, no step that was made is lost, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium")
+
+from environments import Walk, policy, steps_in, steps_of, vector
+from fbuf_adapters.gymnasium import Collector, CollectorError, _target
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import fbuf
+
+MODES = ("same_step", "next_step", "disabled")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and collecting():
+        time.sleep(0.01)
+    assert not collecting()
+
+
+def collecting():
+    return [thread for thread in threading.enumerate() if thread.name == "fbuf collector"]
+
+
+def buffer(collector):
+    options = {"next_of": "observation", "max_ends": 300, **collector.options}
+    return fbuf.init(collector.item, 600, **options)
+
+
+def steps(state):
+    batch = fbuf.rows(state, view=fbuf.Transition())
+    return steps_in(batch, batch.data.item, batch.data.next_observation)
+
+
+def of(env, found):
+    return [step for step in found if step.env == env]
+
+
+def check_first(found, count, mode):
+    """Of each environment the steps before a failure, the last of which ended its episode."""
+    for env in range(3):
+        before = steps_of(env, count, mode == "next_step")
+        came = of(env, found)[: len(before)]
+        assert came[:-1] == before[:-1]
+        assert (came[-1].step, came[-1].reward) == (before[-1].step, before[-1].reward)
+        assert came[-1].terminated == before[-1].terminated
+        assert came[-1].terminated or came[-1].truncated, "its episode goes on nowhere"
+        after = of(env, found)[len(before) :]
+        assert not after or after[0].step == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_environment_raises(mode):
+    with Collector(vector(3, mode, fails=(1, 12)), policy, chunk=8) as collector:
+        state = buffer(collector)
+        with pytest.raises(ZeroDivisionError) as raised:
+            collector.collect(state, 40)
+        assert "environment 1 raised" in raised.value.__notes__[0]
+        assert "collector.recover()" in raised.value.__notes__[0]
+        state = collector.recover()
+        before = int(fbuf.size(state))
+        calls = 11 if mode != "next_step" else _calls(1, 11)
+        assert before == sum(len(steps_of(env, calls, mode == "next_step")) for env in range(3))
+        state = collector.collect(state, 10)
+        assert int(fbuf.size(state)) > before
+        assert collector.stats()["steps"] == 3 * (calls + 10)
+    check_first(steps(state), calls, mode)
+
+
+def _calls(env, made):
+    """How many calls of its vector have made so many steps of an environment, with dummies."""
+    return next(n for n in range(100) if len(steps_of(env, n, dummies=True)) == made)
+
+
+def test_the_steps_made_are_added_by_the_next_call_too():
+    with Collector(vector(3, fails=(1, 6)), policy, chunk=8) as collector:
+        state = buffer(collector)
+        with pytest.raises(ZeroDivisionError):
+            collector.collect(state, 8)  # the first chunk: nothing was consumed
+        state = collector.collect(state, 10)
+    assert int(fbuf.size(state)) == 3 * (5 + 10)
+    check_first(steps(state), 5, "same_step")
+
+
+def interrupting(at):
+    """A policy during whose call the user presses Ctrl-C."""
+    calls = 0
+
+    def act(observation):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            signal.raise_signal(signal.SIGINT)
+        return policy(observation)
+
+    return act
+
+
+def test_ctrl_c_between_steps():
+    with Collector(vector(3), interrupting(at=14), chunk=8) as collector:
+        state = buffer(collector)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(state, 40)
+    state = collector.recover()  # after the end of the block, too
+    assert int(fbuf.size(state)) == 3 * 13
+
+
+def test_ctrl_c_between_an_add_and_its_result(monkeypatch):
+    calls = 0
+    add = fbuf.add
+
+    def adding(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        state = add(*args, **kwargs)
+        if calls == 2:
+            signal.raise_signal(signal.SIGINT)
+        return state
+
+    monkeypatch.setattr(_target.fbuf, "add", adding)
+    with Collector(vector(3), policy, chunk=8) as collector:
+        state = buffer(collector)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(state, 40)
+        state = collector.recover()
+        assert int(fbuf.size(state)) == 3 * 16
+        state = collector.collect(state, 8)
+    check_first(steps(state), 16, "same_step")
+
+
+def test_a_chunk_that_was_lost_leaves_no_hole(monkeypatch):
+    with Collector(vector(3), policy, chunk=8) as collector:
+        state = collector.collect(buffer(collector), 8)
+        make = collector._producer.chunk
+
+        def lost(*args):
+            make(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(collector._producer, "chunk", lost)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(state, 8)
+        monkeypatch.undo()
+        state = collector.collect(collector.recover(), 8)
+    check_first(steps(state), 8, "same_step")
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+
+def background(envs, act=policy, **options):
+    return Collector(envs, act, chunk=8, background=True, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_thread_makes_the_same_steps(mode):
+    with background(vector(3, mode)) as collector:
+        state = buffer(collector)
+        made = 0
+        for at_least in (0, 20, 1, 33):
+            state = collector.drain(state, at_least=at_least)
+            now = collector.stats()["steps"] // 3
+            assert now >= made + at_least
+            made = now
+    dummies = mode == "next_step"
+    assert steps(state) == [s for env in range(3) for s in steps_of(env, made, dummies)]
+
+
+def test_the_queue_is_bounded():
+    with background(vector(3), queue=2) as collector:
+        state = collector.drain(buffer(collector), at_least=8)
+        deadline = time.monotonic() + 20
+        while collector._producer.steps < 8 * 4:  # one in the buffer, two wait, one has no room
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert collector._producer.steps == 8 * 4
+        assert collector.stats()["queue_depth"] == 2
+        collector.drain(state, at_least=40)
+        stats = collector.stats()
+    assert stats["environments_waited"] > 0.04
+    assert stats["learner_waited"] > 0
+
+
+def test_an_environment_raises_in_the_thread():
+    with background(vector(3, fails=(2, 21))) as collector:
+        state = buffer(collector)
+        with pytest.raises(CollectorError, match=r"ZeroDivisionError.*environment 2 raised") as e:
+            collector.drain(state, at_least=100)
+        assert isinstance(e.value.__cause__, ZeroDivisionError)
+        assert not collecting()
+        state = collector.drain(state, at_least=8)  # begins anew; what was made is not lost
+        assert int(fbuf.size(state)) >= 3 * 28
+    check_first(steps(state), 20, "same_step")
+
+
+def test_ctrl_c_while_draining():
+    ready = threading.Event()
+
+    def act(observation):
+        if threading.current_thread() is not threading.main_thread() and not ready.is_set():
+            ready.set()
+            os.kill(os.getpid(), signal.SIGINT)  # for the main thread, which waits
+        return policy(observation)
+
+    with background(vector(3), act) as collector:
+        state = buffer(collector)
+        with pytest.raises(KeyboardInterrupt):
+            collector.drain(state, at_least=8 * 1000)
+        state = collector.drain(collector.recover(), at_least=8)
+        made = collector.stats()["steps"] // 3
+    assert steps(state) == [s for env in range(3) for s in steps_of(env, made)]
+
+
+def test_new_weights_while_the_thread_steps():
+    class Loads:
+        def __init__(self):
+            self.threads = []
+
+        def __call__(self, observation):
+            return policy(observation)
+
+        def load(self, weights):
+            self.threads.append(threading.current_thread().name)
+
+    act = Loads()
+    with background(vector(3), act) as collector:
+        state = buffer(collector)
+        for version in range(1, 4):
+            assert collector.publish({"w": np.zeros(2)}) == version
+            while collector.stats()["policy_version"] < version:
+                state = collector.drain(state, at_least=1)
+        assert collector.stats()["policy_age"] == 0
+        with pytest.raises(CollectorError, match=r"call collector.drain\(state\)"):
+            collector.collect(state, 1)
+    assert act.threads == ["fbuf collector"] * 3
+
+
+def test_close_while_a_step_hangs(monkeypatch):
+    monkeypatch.setattr("fbuf_adapters.gymnasium._collector._PATIENCE", 0.2)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    class Hangs(Walk):
+        def step(self, action):
+            if self.made == 10:
+                hangs.set()
+                assert goes_on.wait(60)
+            return super().step(action)
+
+    envs = SyncVectorEnv([lambda: Hangs(0)], autoreset_mode=AutoresetMode.SAME_STEP)
+    collector = background(envs)
+    collector.drain(buffer(collector), at_least=8)
+    assert hangs.wait(20)
+    begun = time.monotonic()
+    collector.close()
+    assert time.monotonic() - begun < 5
+    goes_on.set()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_a_process_is_killed():
+    envs = vector(2, asynchronous=True)
+    with Collector(envs, policy, chunk=8) as collector:
+        state = collector.collect(buffer(collector), 8)
+        envs.processes[1].kill()
+        envs.processes[1].join(10)
+        with pytest.raises((ConnectionError, EOFError)) as raised:
+            collector.collect(state, 8)
+        assert "the process of environment 1 ended with exit code -9" in raised.value.__notes__[0]
+        state = collector.recover()
+        with pytest.raises(CollectorError, match="cannot be reset; make new ones"):
+            collector.collect(state, 8)
+        state = collector.recover()
+    assert int(fbuf.size(state)) == 2 * 8
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # Gymnasium's, with the traceback of the process
+def test_an_environment_raises_in_its_process():
+    envs = vector(2, asynchronous=True, fails=(1, 3))
+    with Collector(envs, policy, chunk=8) as collector:
+        state = buffer(collector)
+        with pytest.raises(ZeroDivisionError) as raised:
+            collector.collect(state, 8)
+        assert "environment 1 raised in its process" in raised.value.__notes__[0]
+        assert int(fbuf.size(collector.recover())) == 2 * 2
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+class Sleeps(Walk):
+    def step(self, action):
+        time.sleep(3600)
+
+
+def test_close_while_a_process_hangs(monkeypatch):
+    from gymnasium.vector import AsyncVectorEnv
+
+    monkeypatch.setattr("fbuf_adapters.gymnasium._collector._PATIENCE", 0.2)
+    mode = AutoresetMode.SAME_STEP
+    envs = AsyncVectorEnv([lambda: Sleeps(0)], context="spawn", autoreset_mode=mode)
+    collector = background(envs)
+    collector.drain(buffer(collector))
+    deadline = time.monotonic() + 20
+    while envs._state.value != "step":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    collector.close()
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_a_program_ends_that_never_closed():
+    script = """
+import fbuf, gymnasium
+from environments import policy, vector
+from fbuf_adapters.gymnasium import Collector
+
+collector = Collector(vector(3), policy, chunk=8, background=True)
+state = fbuf.init(collector.item, 600, **collector.options)
+state = collector.drain(state, at_least=8)
+print("drained")
+"""
+    here = os.path.dirname(__file__)
+    path = os.pathsep.join(filter(None, [here, *sys.path]))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "drained\n", "")
