@@ -140,8 +140,8 @@ class Stepper:
         rows.act(step, action, extras)  # before the step, which may write to it
         observation, reward, terminated, truncated, info = self._envs.step(action)
         rows.put(step, reward, terminated, truncated)
-        ended = np.logical_or(terminated, truncated)
-        if ended.any() and self.autoreset != "next_step":
+        # With "next_step" the row behind an end holds the final observation.
+        if self.autoreset != "next_step" and (ended := np.logical_or(terminated, truncated)).any():
             if self.autoreset == "same_step":
                 finals = [
                     (env, final_observation(info, env, self._space))

@@ -1,0 +1,162 @@
+"""Collecting the steps of environments, beside stepping them and doing nothing.
+
+    python -m benchmarks.collect            some minutes
+    python -m benchmarks.collect --quick    less of everything
+
+It needs fbuf, JAX and Gymnasium.
+
+CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
+comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
+`next_of`, in chunks of 64 steps of all environments, with one `fbuf.add` a chunk; "an add a step"
+is the same with chunks of one step. All of them step equal environments, in turns of 128 steps, in
+one process.
+
+Figures are microseconds a step of all environments, medians over the turns: of CPU time, which adds
+up all threads and does not know of other programs, and of wall time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+from benchmarks import harness, report
+from benchmarks.harness import Measured, Record, Task
+
+ENVIRONMENTS = (8, 64)
+MODES = ("same_step", "next_step", "disabled")
+HOW = {"nothing": 0, "Collector": 64, "an add a step": 1}
+"""The chunk of each way to step."""
+
+_STEPS = 128
+
+
+def _nothing(envs: Any, policy: Any, mode: str) -> Callable[[], None]:
+    observation = envs.reset(seed=0)[0]
+
+    def run() -> None:
+        nonlocal observation
+        for _ in range(_STEPS):
+            observation, _, terminated, truncated, _ = envs.step(policy(observation))
+            if mode == "disabled" and (ended := terminated | truncated).any():
+                observation, _ = envs.reset(options={"reset_mask": ended})
+
+    return run
+
+
+def _collected(envs: Any, policy: Any, chunk: int) -> Callable[[], None]:
+    from fbuf_adapters.gymnasium import Collector
+
+    collector = Collector(envs, policy, chunk=chunk, seed=0)
+    capacity = 1000 * envs.num_envs
+    options = {"next_of": "observation", "max_ends": capacity // 4, **collector.options}
+    state = fbuf.init(collector.item, capacity, **options)
+
+    def run() -> None:
+        nonlocal state
+        state = jax.block_until_ready(collector.collect(state, _STEPS))
+
+    return run
+
+
+def measure(task: Task) -> Measured:
+    """Step the same environments in all ways, by turns."""
+    try:
+        from gymnasium import make_vec
+        from gymnasium.vector import AutoresetMode
+    except ImportError as error:
+        return Measured([], [f"gymnasium: {error}"])
+    count, mode = task["environments"], task["mode"]
+    actions = np.random.default_rng(0).integers(0, 2, count)
+    policy = lambda observation: actions
+    programs: dict[str, Callable[[], None]] = {}
+    for name, chunk in HOW.items():
+        kwargs = {"autoreset_mode": AutoresetMode[mode.upper()]}
+        envs = make_vec("CartPole-v1", count, vectorization_mode="sync", vector_kwargs=kwargs)
+        made = _collected(envs, policy, chunk) if chunk else _nothing(envs, policy, mode)
+        made()  # compiles
+        programs[name] = made
+    taken: dict[tuple[str, str], list[float]] = {}
+    order = list(programs)
+    for _ in range(task["rounds"]):
+        for name in order:
+            wall, cpu = time.perf_counter(), time.process_time()
+            programs[name]()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            taken.setdefault((name, "wall"), []).append(wall / _STEPS * 1e6)
+            taken.setdefault((name, "cpu"), []).append(cpu / _STEPS * 1e6)
+        order = order[1:] + order[:1]  # nobody always runs behind the same one
+    of = {"environments": count, "mode": mode}
+    return Measured(
+        [
+            {**of, "how": name, "time": kind, "us": harness.median(values)}
+            for (name, kind), values in taken.items()
+        ]
+    )
+
+
+def tasks(quick: bool) -> list[Task]:
+    """What each process has to measure."""
+    return [
+        {
+            "label": f"{count} environments, {mode}",
+            "environments": count,
+            "mode": mode,
+            "rounds": 3 if quick else 15,
+        }
+        for count in ENVIRONMENTS
+        for mode in MODES
+        for _ in range(1 if quick else 2)
+    ]
+
+
+def tables(records: list[Record]) -> list[str]:
+    """Microseconds a step, and how much more than nothing."""
+    find = report.Find(records)
+    lines: list[str] = []
+    for kind, title in (("cpu", "CPU time"), ("wall", "Wall time")):
+        body = []
+        for count in ENVIRONMENTS:
+            for mode in MODES:
+                of = {"environments": count, "mode": mode, "time": kind}
+                nothing = find(how="nothing", **of)
+                cells = [report.beside(find(how=how, **of), nothing) for how in HOW]
+                body.append([f"{count}, {mode}", *cells])
+        head = ["environments", *HOW]
+        lines += report.section(f"Microseconds a step: {title}", head, body)
+    return lines
+
+
+def bars(records: list[Record]) -> list[str]:
+    """What is promised."""
+    find = report.Find(records)
+    lines: list[str] = []
+    for count in ENVIRONMENTS:
+        for mode in MODES:
+            of = {"environments": count, "mode": mode, "time": "cpu"}
+            nothing, ours = find(how="nothing", **of), find(how="Collector", **of)
+            ratio = (ours or float("nan")) / (nothing or float("nan"))
+            text = f"{count} environments, {mode}: {ratio:.2f} of doing nothing, at most 1.15"
+            lines.append(report.bar(text, ratio <= 1.15))
+    return lines
+
+
+if __name__ == "__main__":
+    report.run(
+        report.Report(
+            module="benchmarks.collect",
+            title="Collecting",
+            how=__doc__,
+            packages=("fbuf", "jax", "jaxlib", "gymnasium", "numpy"),
+            tasks=tasks,
+            measure=measure,
+            keys=("environments", "mode", "how", "time"),
+            tables=tables,
+            bars=bars,
+        )
+    )
