@@ -36,6 +36,12 @@ PYTORCH = {
     "fbuf_adapters.tensordict": ("TensorDictReplayBuffer", "from_torchrl"),
 }
 
+COLLECTING = {
+    "fbuf_adapters.gymnasium": ("Collector", "CollectorError"),
+    "fbuf_adapters.gymnax": ("Collector",),
+}
+"""That of brax is like that of gymnax."""
+
 
 def signature(name: str, thing: Any) -> str:
     """The call, without types: `add(state, items, *, ...)`; the values that a result has."""
@@ -113,9 +119,11 @@ def api() -> str:
     ]
     for theme, names in THEMES.items():
         lines += [f"## {theme}", "", *table("fbuf", names), ""]
-    lines += ["## PyTorch", ""]
-    for package, names in PYTORCH.items():
-        lines += [f"From `{package}`:", "", *table(package, names), ""]
+    for theme, packages in (("PyTorch", PYTORCH), ("Collecting", COLLECTING)):
+        lines += [f"## {theme}", ""]
+        for package, names in packages.items():
+            lines += [f"From `{package}`:", "", *table(package, names), ""]
+    lines += ["`fbuf_adapters.brax.Collector` is the same for brax.", ""]
     lines += [
         "## A sampler or a view of your own",
         "",
@@ -138,6 +146,9 @@ def reference() -> str:
         lines += [f"## {theme}", "", *(f"::: fbuf.{name}" for name in names), ""]
     lines += ["## PyTorch", ""]
     for package, names in PYTORCH.items():
+        lines += [f"::: {package}.{name}" for name in names]
+    lines += ["", "## Collecting", ""]
+    for package, names in COLLECTING.items():
         lines += [f"::: {package}.{name}" for name in names]
     return "\n".join(lines) + "\n"
 

@@ -335,7 +335,7 @@ def test_final_observations_that_are_missing():
 def test_buffers_made_for_something_else(make, message):
     with Collector(vector(2), policy) as collector:
         state = make(collector)
-        with pytest.raises((CollectorError, TypeError), match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             collector.collect(state, 3)
 
 

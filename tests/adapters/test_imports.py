@@ -20,14 +20,25 @@ assert not {"torch", "jax", "numpy", "tensordict"} & set(sys.modules), "imported
 """)
 
 
+def test_a_process_of_environments_imports_no_jax():
+    pytest.importorskip("gymnasium")
+    run("""
+import sys
+import fbuf_adapters.gymnasium._stepper
+assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
+""")
+
+
 TORCH = 'fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"'
 BOTH = 'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
+GYMNASIUM = 'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasium]"'
 
 
 @pytest.mark.parametrize(
     ("missing", "module", "message"),
     [
         ("torch", "fbuf_adapters.pytorch", TORCH),
+        ("gymnasium", "fbuf_adapters.gymnasium", GYMNASIUM),
         pytest.param("torch", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
         pytest.param("tensordict", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
     ],

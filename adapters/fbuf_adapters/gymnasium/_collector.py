@@ -135,9 +135,11 @@ class Collector:
             The buffer with the rows in it.
 
         Raises:
-            CollectorError: If the collector is closed or steps in the background, if the buffer was
-                made for other rows or environments, or if the policy returns something else than
-                such actions. What environments and the policy raise comes out as it is.
+            CollectorError: If the collector is closed or steps in the background, or if the policy
+                returns something else than such actions. What environments and the policy raise
+                comes out as it is.
+            ValueError: If the buffer was made for other rows or environments, or if an integer does
+                not fit in 32 bits.
         """
         self._open("collect")
         if self._background is not None:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf_adapters._fitting import check_fits
 from fbuf_adapters.gymnasium._chunk import Chunk
-from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._spaces import Spec
 from fbuf_adapters.gymnasium._trees import map_leaves
 
@@ -39,49 +39,7 @@ class Target:
 
     def check(self, function: str, state: Any) -> None:
         """Refuse a buffer that the chunks do not fit into."""
-        if not isinstance(state, fbuf.State):
-            raise TypeError(
-                f"Collector.{function}: state must be a fbuf.State, got {type(state).__name__}; "
-                "make one with fbuf.init(collector.item, capacity, **collector.options)"
-            )
-        for name, wanted in self._options.items():
-            found = getattr(state.ring, name)
-            if found != wanted:
-                raise CollectorError(
-                    f"Collector.{function}: the buffer was made with {name}={found!r}, and the "
-                    f"environments need {name}={wanted!r}; make it with fbuf.init(collector.item, "
-                    "capacity, **collector.options)"
-                )
-        item: Any = state.storage.item
-        if not isinstance(item, dict):
-            raise CollectorError(
-                f"Collector.{function}: the buffer's item is a {type(item).__name__}, and rows are "
-                "dicts; make it with fbuf.init(collector.item, capacity, **collector.options)"
-            )
-        for name, stored in item.items():
-            self._check_field(function, name, stored)
-        if state.next_obs is not None and state.next_obs.field != "observation":
-            raise CollectorError(
-                f"Collector.{function}: the buffer was made with next_of={state.next_obs.field!r}; "
-                "make it with next_of='observation'"
-            )
-
-    def _check_field(self, function: str, name: str, stored: Any) -> None:
-        if name not in self._fields:
-            raise CollectorError(
-                f"Collector.{function}: the buffer's item has a field {name!r}, which nobody "
-                f"fills; there are {', '.join(self._fields)}. Have the policy return it beside the "
-                f"action, (action, {{{name!r}: ...}}), or leave it out of the item"
-            )
-        given = self._fields[name]
-        form = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
-        if jax.tree.structure(stored) != jax.tree.structure(given) or list(
-            map(form, jax.tree.leaves(stored))
-        ) != list(map(form, jax.tree.leaves(given))):
-            raise CollectorError(
-                f"Collector.{function}: the field {name!r} is {given}, and the buffer stores "
-                f"{stored}; make it with fbuf.init(collector.item, capacity, **collector.options)"
-            )
+        check_fits(f"Collector.{function}", state, self._fields, self._options)
 
     def add(self, state: Any, chunk: Chunk, dummies: Any = None) -> Any:
         """Add a chunk to a buffer that was checked, which is consumed.

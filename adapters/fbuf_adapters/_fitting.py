@@ -1,0 +1,66 @@
+"""Whether a buffer was made for the rows that a collector has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import fbuf
+
+_MAKE = "fbuf.init(collector.item, capacity, **collector.options)"
+
+
+def check_fits(where: str, state: Any, fields: dict[str, Any], options: dict[str, Any]) -> None:
+    """Refuse a buffer for other rows or environments, and say how to make one.
+
+    Args:
+        where: How messages begin.
+        state: The buffer.
+        fields: What there is to store, by name: trees of `jax.ShapeDtypeStruct`.
+        options: What `fbuf.init` had to be given.
+
+    Raises:
+        TypeError: If `state` is no buffer.
+        ValueError: If it is one for something else.
+    """
+    if not isinstance(state, fbuf.State):
+        raise TypeError(
+            f"{where}: state must be a fbuf.State, got {type(state).__name__}; make it with {_MAKE}"
+        )
+    for name, wanted in options.items():
+        found = getattr(state.ring, name)
+        if found != wanted:
+            raise ValueError(
+                f"{where}: the buffer was made with {name}={found!r}, and the environments need "
+                f"{name}={wanted!r}; make it with {_MAKE}"
+            )
+    item: Any = state.storage.item
+    if not isinstance(item, dict):
+        raise ValueError(
+            f"{where}: the buffer's item is a {type(item).__name__}, and rows are dicts; make it "
+            f"with {_MAKE}"
+        )
+    for name, stored in item.items():
+        if name not in fields:
+            raise ValueError(
+                f"{where}: the buffer's item has a field {name!r}, which nobody fills; there are "
+                f"{', '.join(fields)}. Have the policy return it beside the action, (action, "
+                f"{{{name!r}: ...}}), or leave it out of the item"
+            )
+        if _form(stored) != _form(fields[name]):
+            raise ValueError(
+                f"{where}: the field {name!r} is {fields[name]}, and the buffer stores {stored}; "
+                f"make it with {_MAKE}"
+            )
+    if state.next_obs is not None and state.next_obs.field != "observation":
+        raise ValueError(
+            f"{where}: the buffer was made with next_of={state.next_obs.field!r}; make it with "
+            "next_of='observation'"
+        )
+
+
+def _form(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]

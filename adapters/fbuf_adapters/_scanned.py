@@ -1,0 +1,244 @@
+"""Collection from environments that are JAX functions: steps and adds in one `lax.scan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import fbuf
+from fbuf.checks import values as check
+from fbuf_adapters._fitting import check_fits
+
+_TAKEN = frozenset(("observation", "action", "reward", "next_observation"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+    """What a step of all environments led to: leaves `[num_envs, ...]`.
+
+    Attributes:
+        env_state: The environments, reset where an episode ended.
+        observation: What the next step begins with.
+        reward: The reward.
+        terminated: Whether the episode ended by itself.
+        truncated: Whether it was cut off.
+        next_observation: What this step led to; at an end the final observation.
+    """
+
+    env_state: Any
+    observation: Any
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    next_observation: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """Where the environments are: what `scan` takes and returns beside the buffer.
+
+    Attributes:
+        env_state: The environments.
+        observation: What the policy sees next.
+        key: The random key of what is to come.
+        fresh: No step has been made since the reset.
+        episode_return: `[num_envs]`; the sum of rewards of the open episodes.
+        episode_length: `[num_envs]`; their steps.
+        episodes: How many ended, and the sums of their returns and lengths: float32 `[3]`.
+    """
+
+    env_state: Any
+    observation: Any
+    key: jax.Array
+    fresh: jax.Array
+    episode_return: jax.Array
+    episode_length: jax.Array
+    episodes: jax.Array
+
+
+class ScanCollector:
+    """What the collectors of gymnax and brax have in common."""
+
+    def __init__(
+        self,
+        reset: Callable[[jax.Array], tuple[Any, Any]],
+        step: Callable[[jax.Array, Any, Any], Stepped],
+        policy: Callable[[Any, Any, jax.Array], Any],
+        params: Any,
+        num_envs: int,
+        key: jax.Array,
+    ) -> None:
+        """Collect with functions of all environments.
+
+        Args:
+            reset: From a key to the environments and their observations.
+            step: From a key, the environments and actions to what they led to.
+            policy: See `fbuf_adapters.gymnax.Collector`.
+            params: Likewise.
+            num_envs: Likewise.
+            key: Likewise.
+        """
+        check.integer("Collector", "num_envs", num_envs)
+        check.key("Collector", key)
+        self._reset, self._step, self._policy = reset, step, policy
+        self._params = params
+        self._num_envs = num_envs
+        self._steps = 0
+        self._carry: Carry = jax.jit(self.begin)(key)
+        self._fields = self._learned()
+        self._compiled = jax.jit(self.scan, static_argnames="steps", donate_argnums=1)
+
+    @property
+    def item(self) -> dict[str, Any]:
+        """One row, for `fbuf.init`: a dict of `jax.ShapeDtypeStruct`."""
+        return {name: spec for name, spec in self._fields.items() if name != "next_observation"}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What else `fbuf.init` needs: `num_envs` and `autoreset`."""
+        return {"num_envs": self._num_envs, "autoreset": "same_step"}
+
+    def collect(self, state: Any, steps: int) -> Any:
+        """Make `steps` steps of each environment, and add them: one compiled program.
+
+        Args:
+            state: The buffer. It is consumed.
+            steps: How many, static: each number compiles a program of its own.
+
+        Returns:
+            The buffer with the rows in it.
+
+        Raises:
+            ValueError: If the buffer was made for other rows or environments.
+            RuntimeError: If `state` has been consumed.
+        """
+        check.integer("Collector.collect", "steps", steps)
+        check_fits("Collector.collect", state, self._fields, self.options)
+        self._carry, state = self._compiled(self._carry, state, self._params, steps=steps)
+        self._steps += steps
+        return state
+
+    def publish(self, params: Any) -> None:
+        """Act with these weights from the next call on."""
+        self._params = params
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the collector was made; it waits for the steps.
+
+        Returns:
+            A dict: `steps` of all environments together; `episodes` that ended, and their
+            `mean_return` and `mean_length` (None before the first).
+        """
+        count, returns, lengths = self._carry.episodes.tolist()
+        return {
+            "steps": self._steps * self._num_envs,
+            "episodes": int(count),
+            "mean_return": returns / count if count else None,
+            "mean_length": lengths / count if count else None,
+        }
+
+    def begin(self, key: jax.Array) -> Carry:
+        """Reset the environments; a pure function, for `scan`.
+
+        Args:
+            key: The random key of the environments and the policy.
+
+        Returns:
+            What `scan` begins with.
+        """
+        reset_key, key = jax.random.split(key)
+        env_state, observation = self._reset(reset_key)
+        none = jnp.zeros(self._num_envs)
+        return Carry(
+            env_state, observation, key, jnp.array(True), none, none.astype(int), jnp.zeros(3)
+        )
+
+    def scan(self, carry: Carry, state: Any, params: Any, steps: int) -> tuple[Carry, Any]:
+        """Make steps and add them; a pure function, for your own `jit`, `scan` and `vmap`.
+
+        Args:
+            carry: Where the environments are: what `begin` or this function returned.
+            state: The buffer.
+            params: The weights of the policy.
+            steps: How many steps of each environment, static.
+
+        Returns:
+            Where the environments are then, and the buffer with the rows in it.
+
+        Raises:
+            ValueError: If the buffer was made for other rows or environments.
+        """
+        check_fits("Collector.scan", state, self._fields, self.options)
+        state = fbuf.end_episode(state, mask=carry.fresh)
+        one = functools.partial(self._one, params)
+        carry = dataclasses.replace(carry, fresh=jnp.array(False))
+        return jax.lax.scan(one, (carry, state), None, length=steps)[0]
+
+    def _one(self, params: Any, loop: tuple[Carry, Any], _: Any) -> tuple[tuple[Carry, Any], None]:
+        carry, state = loop
+        carry, there, flags = self._row(params, carry)
+        given: dict[str, Any] = {"items": {name: there[name] for name in state.storage.item}}
+        if state.next_obs is not None:
+            given["next_observation"] = there["next_observation"]
+        return (carry, fbuf.add(state, **given, **flags)), None
+
+    def _row(self, params: Any, carry: Carry) -> tuple[Carry, dict[str, Any], dict[str, Any]]:
+        """A step: where the environments are then, the fields there are, and the flags."""
+        act_key, step_key, key = jax.random.split(carry.key, 3)
+        returned = self._policy(params, carry.observation, act_key)
+        action, extras = returned, {}
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+            action, extras = returned
+        self._check(extras)
+        stepped = self._step(step_key, carry.env_state, action)
+        terminated, truncated = stepped.terminated.astype(bool), stepped.truncated.astype(bool)
+        reward = stepped.reward.astype(jnp.float32)
+        ended = terminated | truncated
+        total, length = carry.episode_return + reward, carry.episode_length + 1
+        closed = jnp.stack([ended, jnp.where(ended, total, 0), jnp.where(ended, length, 0)])
+        after = dataclasses.replace(
+            carry,
+            env_state=stepped.env_state,
+            observation=stepped.observation,
+            key=key,
+            episode_return=jnp.where(ended, 0, total),
+            episode_length=jnp.where(ended, 0, length),
+            episodes=carry.episodes + closed.sum(axis=1).astype(jnp.float32),
+        )
+        there: dict[str, Any] = {
+            "observation": carry.observation,
+            "action": action,
+            "reward": reward,
+            **extras,
+            "next_observation": stepped.next_observation,
+        }
+        return after, there, {"terminated": terminated, "truncated": truncated}
+
+    def _check(self, extras: dict[str, Any]) -> None:
+        for name in _TAKEN & extras.keys():
+            raise ValueError(
+                f"Collector: the policy returned an extra called {name!r}, which the collector "
+                "fills itself; call it something else"
+            )
+
+    def _learned(self) -> dict[str, Any]:
+        """The fields there are, of one row each."""
+        row = lambda params, carry: self._row(params, carry)[1]
+        there = jax.eval_shape(row, self._params, self._carry)
+
+        def of_one(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+            if leaf.ndim == 0 or leaf.shape[0] != self._num_envs:
+                raise ValueError(
+                    f"Collector: {jax.tree_util.keystr(path)} must be of shape "
+                    f"({self._num_envs}, ...), one for each environment, got {leaf.shape}; have "
+                    "the policy return that"
+                )
+            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+        return jax.tree_util.tree_map_with_path(of_one, there)

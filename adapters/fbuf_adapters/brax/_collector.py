@@ -1,0 +1,106 @@
+"""Steps brax's environments, and adds what comes to a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
+from brax.envs.wrappers.training import (  # pyright: ignore[reportMissingImports]
+    AutoResetWrapper,
+    EpisodeWrapper,
+    VmapWrapper,
+)
+
+from fbuf_adapters._scanned import ScanCollector, Stepped
+
+_FINAL = "final_observation"
+
+
+class _KeepFinal(Wrapper):  # pyright: ignore[reportUntypedBaseClass]
+    """Keeps the observation that the reset of the same step replaces."""
+
+    def reset(self, rng: jax.Array) -> Any:
+        env_state: Any = self.env.reset(rng)
+        env_state.info[_FINAL] = env_state.obs
+        return env_state
+
+    def step(self, state: Any, action: Any) -> Any:
+        env_state: Any = self.env.step(state, action)
+        env_state.info[_FINAL] = env_state.obs
+        return env_state
+
+
+class Collector(ScanCollector):
+    """Steps environments of brax with a policy, and adds the steps to a buffer: one program.
+
+    It is `fbuf_adapters.gymnax.Collector` for brax: the same rows, the same methods. It wraps the
+    environment itself, because brax's own way to reset loses the final observation of an episode.
+
+    Args:
+        env: The environment as `brax.envs.get_environment` returns it, not wrapped for training.
+        policy: As for gymnax: `policy(params, observation, key)`.
+        params: The weights to begin with.
+        num_envs: How many environments there are.
+        key: The random key of the environments and the policy.
+        episode_length: After how many steps an episode is cut off.
+        action_repeat: How often each action is done.
+
+    Raises:
+        ValueError: If the environment resets itself, if an argument is out of range, or if the
+            policy returns something of another shape.
+
+    Cost: that of the environments and the policy.
+
+    Examples:
+        >>> import fbuf, jax
+        >>> from brax import envs
+        >>> from fbuf_adapters.brax import Collector
+        >>> env = envs.get_environment("fast")
+        >>> policy = lambda params, observation, key: jax.random.normal(key, (8, env.action_size))
+        >>> collector = Collector(env, policy, None, num_envs=8, key=jax.random.key(0))
+        >>> state = fbuf.init(collector.item, 800, next_of="observation", **collector.options)
+        >>> collector.collect(state, 50)
+        State(Uniform, 400 of 800 rows, 8 environments)
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: Callable[[Any, Any, jax.Array], Any],
+        params: Any,
+        *,
+        num_envs: int,
+        key: jax.Array,
+        episode_length: int = 1000,
+        action_repeat: int = 1,
+    ) -> None:
+        inner: Any = env
+        while isinstance(inner, Wrapper):
+            if isinstance(inner, AutoResetWrapper | EpisodeWrapper | VmapWrapper):
+                raise ValueError(
+                    f"Collector: the environment is wrapped in a {type(inner).__name__}, and the "
+                    "collector wraps it itself, so that final observations are kept; give "
+                    "brax.envs.get_environment(...), and episode_length and action_repeat"
+                )
+            inner = inner.env
+        whole: Any = VmapWrapper(EpisodeWrapper(env, episode_length, action_repeat))
+        whole = AutoResetWrapper(_KeepFinal(whole))
+
+        def reset(key: jax.Array) -> tuple[Any, Any]:
+            env_state = whole.reset(jax.random.split(key, num_envs))
+            return env_state, env_state.obs
+
+        def step(key: jax.Array, env_state: Any, action: Any) -> Stepped:
+            del key  # brax's steps take none
+            after = whole.step(env_state, action)
+            truncated = after.info["truncation"] == 1
+            terminated = (after.done == 1) & ~truncated
+            final = after.info[_FINAL]
+            return Stepped(after, after.obs, after.reward, terminated, truncated, final)
+
+        super().__init__(reset, step, policy, params, num_envs, key)
+
+
+Collector.__module__ = "fbuf_adapters.brax"  # where users find it
