@@ -34,6 +34,8 @@ def _picked(found: Any, env: int, space: Any) -> Any:
 
 
 def _checked(final: Any, space: Any) -> Any:
+    if isinstance(space, Spec) and isinstance(final, np.ndarray) and final.shape == space.shape:
+        return final.astype(space.dtype)  # a copy
     if isinstance(space, dict) and isinstance(final, dict):
         return {name: _checked(final[name], part) for name, part in space.items()}
     if isinstance(space, tuple) and isinstance(final, tuple):

@@ -74,6 +74,9 @@ class Actor:
         return cast(array, spec.dtype, f"the policy's action{path}")
 
     def _extras(self, given: dict[str, Any]) -> dict[str, Any]:
+        if not given and not self.extras:
+            self.extras = {}
+            return given
         extras = {name: np.asarray(value) for name, value in given.items()}
         if self.extras is None:
             self.extras = {name: self._extra(name, array) for name, array in extras.items()}

@@ -141,21 +141,24 @@ class Stepper:
         observation, reward, terminated, truncated, info = self._envs.step(action)
         rows.put(step, reward, terminated, truncated)
         # With "next_step" the row behind an end holds the final observation.
-        if self.autoreset != "next_step" and (ended := np.logical_or(terminated, truncated)).any():
-            if self.autoreset == "same_step":
-                finals = [
-                    (env, final_observation(info, env, self._space))
-                    for env in np.flatnonzero(ended).tolist()
-                ]
-            else:
-                finals = [
-                    (env, map_leaves(lambda a, env=env: np.array(a[env]), observation))
-                    for env in np.flatnonzero(ended).tolist()
-                ]
-                observation, _ = self._envs.reset(options={"reset_mask": ended})
-            rows.finals += [(step, env, final) for env, final in finals]
+        if self.autoreset != "next_step":
+            ended = np.logical_or(terminated, truncated)
+            if np.count_nonzero(ended):
+                observation = self._end(rows, step, ended, observation, info)
         rows.observe(step + 1, observation)
         self._observation = observation
+
+    def _end(self, rows: _Rows, step: int, ended: Any, observation: Any, info: Any) -> Any:
+        """Keep the final observations, and return what the next step begins with."""
+        for env in ended.nonzero()[0].tolist():
+            if self.autoreset == "same_step":
+                final = final_observation(info, env, self._space)
+            else:
+                final = map_leaves(lambda leaf, env=env: np.array(leaf[env]), observation)
+            rows.finals.append((step, env, final))
+        if self.autoreset == "same_step":
+            return observation
+        return self._envs.reset(options={"reset_mask": ended})[0]
 
     def _finished(self, rows: _Rows, steps: int) -> Chunk:
         return rows.chunk(steps, self._version, self._fresh)
@@ -232,12 +235,12 @@ class _Rows:
         finals = [final for final in self.finals if final[0] < steps]
         if finals:
             following = map_leaves(np.copy, following)
-            for step, env, final in finals:
-                map_leaves(
-                    lambda room, a, at=(step, env): room.__setitem__(at, stored(a, "observation")),
-                    following,
-                    final,
-                )
+            at = tuple(zip(*((step, env) for step, env, _ in finals), strict=True))
+            map_leaves(
+                lambda room, *leaves: room.__setitem__(at, stored(np.stack(leaves), "observation")),
+                following,
+                *(final for _, _, final in finals),
+            )
         return Chunk(
             observation=map_leaves(lambda a: a[:-1], whole),
             action=map_leaves(lambda a: stored(a[:steps], "action"), self._action),
