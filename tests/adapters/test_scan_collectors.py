@@ -9,6 +9,8 @@ import pytest
 
 import fbuf
 
+pytestmark = pytest.mark.filterwarnings("ignore:Brax System:UserWarning")
+
 NUM_ENVS = 3
 
 
@@ -33,12 +35,12 @@ def brax_collector(policy, **options):
     from brax import envs
     from fbuf_adapters.brax import Collector
 
-    env = envs.get_environment("fast")
+    env = envs.get_environment("inverted_pendulum", backend="positional")  # "fast" observes zeros
     more = {"num_envs": NUM_ENVS, "key": jax.random.key(3), "episode_length": 13, **options}
     return Collector(env, policy, jnp.array(0.2), **more)
 
 
-COLLECTORS = [gymnax_collector, brax_collector]
+COLLECTORS = [gymnax_collector, pytest.param(brax_collector, marks=pytest.mark.sweep)]
 
 
 def policy(params, observation, key):
