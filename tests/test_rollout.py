@@ -58,3 +58,16 @@ def test_each_epoch_over_a_rollout_covers_each_row_once(steps, batch_size):
                 batch = fbuf.sample(state, key, batch_size, step=epoch * batches + i)
                 seen += batch.data[batch.mask].tolist()
             assert sorted(seen) == expected
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_environments_know_of_no_clear(reset):
+    """A rollout that ends with an episode: the next one begins with the dummy of its reset."""
+    state = fbuf.init(jnp.int32(0), 4, num_envs=2, autoreset="next_step")
+    ends = np.array([[False, True], [False, False]])
+    state = fbuf.add(state, np.arange(4, dtype=np.int32).reshape(2, 2), terminated=ends)
+    state = fbuf.clear(state)
+    if reset:
+        state = fbuf.end_episode(state)
+    state = fbuf.add(state, np.arange(4, 8, dtype=np.int32).reshape(2, 2))
+    assert fbuf.rollout(state).mask.tolist() == [[reset, True], [True, True]]

@@ -404,11 +404,15 @@ class Ring:
 
     def cleared(self) -> Ring:
         """The ring without its rows. The lap moves on, so ids from before stay stale. O(1)."""
+        now_open = self.open
+        if now_open is not None:  # environments know of no clear: one that resets next still does
+            none = jax.tree.map(jnp.zeros_like, now_open)
+            now_open = dataclasses.replace(none, resets=now_open.resets)
         return dataclasses.replace(
             self,
             cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.mark]),
             removed=self.removed & 0,
-            open=None if self.open is None else jax.tree.map(jnp.zeros_like, self.open),
+            open=now_open,
         )
 
     def _follow(

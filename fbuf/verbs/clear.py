@@ -18,6 +18,9 @@ from fbuf.xla.varying import varying
 def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     """Remove all rows and all faults; ids from before become stale.
 
+    It says nothing about your environments: with `autoreset="next_step"`, the row after an end is
+    a dummy, also if the end was before. If you reset them as well, call `fbuf.end_episode`.
+
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
         donate: As for `fbuf.add`.

@@ -102,7 +102,6 @@ class Oracle:
             for lap, rows in zip(self.laps, self.lanes, strict=True)
         ]
         self.lanes = [[] for _ in range(self.envs)]
-        self.resets = [False] * self.envs
         self.fault, self.largest_ever = 0, 0.0
 
     # Rows, by where they are.
