@@ -22,8 +22,9 @@ from fbuf_adapters.gymnasium._errors import CollectorError as CollectorError
 
 if TYPE_CHECKING:
     from fbuf_adapters.gymnasium._collector import Collector as Collector
+    from fbuf_adapters.gymnasium._process_collector import ProcessCollector as ProcessCollector
 
-__all__ = ["Collector", "CollectorError"]
+__all__ = ["Collector", "CollectorError", "ProcessCollector"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from fbuf_adapters.gymnasium import _collector
 
         return _collector.Collector
+    if name == "ProcessCollector":
+        from fbuf_adapters.gymnasium import _process_collector
+
+        return _process_collector.ProcessCollector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,9 +18,9 @@ class Chunk:
         truncated: bool `[T, E]`.
         next_observation: What the steps led to: at the end of an episode its final observation.
         extras: What the policy returned beside the action.
-        version: That of the policy that acted.
+        version: That of the policy that acted; or int32 `[E]`.
         fresh: The environments were reset before the first of these steps. Episodes that were open
-            in the chunk before have not ended in it, and go on nowhere.
+            in the chunk before have not ended in it, and go on nowhere. A bool, or bool `[E]`.
     """
 
     observation: Any
@@ -30,8 +30,8 @@ class Chunk:
     truncated: Any
     next_observation: Any
     extras: dict[str, Any]
-    version: int
-    fresh: bool
+    version: Any
+    fresh: Any
 
     @property
     def steps(self) -> int:

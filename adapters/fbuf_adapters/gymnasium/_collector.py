@@ -315,7 +315,7 @@ class Collector:
             if self._producer.stepper.autoreset == "next_step" and not chunk.fresh:
                 dummies = self._ended
             with uninterrupted():
-                self._left = target.add(self._left, chunk, dummies)
+                self._left = target.add(self._left, chunk, dummies=dummies)
                 self._pending.popleft()
                 self._episodes.see(chunk)
                 ended = chunk.terminated[-1] | chunk.truncated[-1]

@@ -26,20 +26,21 @@ class Episodes:
         self._before = np.zeros(num_envs, np.float64)
         """The sum of rewards before them, likewise."""
 
-    def see(self, chunk: Chunk) -> None:
-        """Take note of a chunk."""
-        if chunk.fresh:
-            self._begin[:] = 0
-            self._before[:] = 0
-        total = np.cumsum(chunk.reward, axis=0, dtype=np.float64)
-        for step, env in np.argwhere(chunk.terminated | chunk.truncated).tolist():
+    def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
+        """Take note of some environments' part of a chunk."""
+        begin, before = self._begin[envs], self._before[envs]  # which are written to
+        fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
+        begin[fresh] = before[fresh] = 0
+        total = np.cumsum(chunk.reward[:, envs], axis=0, dtype=np.float64)
+        ended = (chunk.terminated | chunk.truncated)[:, envs]
+        for step, env in np.argwhere(ended).tolist():
             self.count += 1
-            self._returns.append(float(total[step, env] - self._before[env]))
-            self._lengths.append(int(step + 1 - self._begin[env]))
-            self._before[env] = total[step, env]
-            self._begin[env] = step + 1 + self._dummies
-        self._begin -= chunk.steps
-        self._before -= total[-1]
+            self._returns.append(float(total[step, env] - before[env]))
+            self._lengths.append(int(step + 1 - begin[env]))
+            before[env] = total[step, env]
+            begin[env] = step + 1 + self._dummies
+        begin -= chunk.steps
+        before -= total[-1]
 
     def stats(self) -> dict[str, Any]:
         """How many ended, and the means of the last hundred; None before the first."""

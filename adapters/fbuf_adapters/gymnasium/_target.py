@@ -41,7 +41,7 @@ class Target:
         """Refuse a buffer that the chunks do not fit into."""
         check_fits(f"Collector.{function}", state, self._fields, self._options)
 
-    def add(self, state: Any, chunk: Chunk, dummies: Any = None) -> Any:
+    def add(self, state: Any, chunk: Chunk, *, dummies: Any = None, envs: Any = None) -> Any:
         """Add a chunk to a buffer that was checked, which is consumed.
 
         Args:
@@ -49,9 +49,10 @@ class Target:
             chunk: The steps.
             dummies: bool `[num_envs]`: whose first row is a dummy. The buffer knows it by itself,
                 unless it was cleared in between.
+            envs: bool `[num_envs]`: whose steps these are, if not all step together.
         """
-        if chunk.fresh:
-            state = fbuf.end_episode(state)
+        if np.any(chunk.fresh):
+            state = fbuf.end_episode(state, mask=chunk.fresh)
         if dummies is not None and dummies.any():
             opened = dataclasses.replace(state.ring.open, resets=np.asarray(dummies))
             state = dataclasses.replace(state, ring=dataclasses.replace(state.ring, open=opened))
@@ -74,6 +75,8 @@ class Target:
         mask = np.arange(self._size) < chunk.steps
         if not state.ring.lockstep:
             mask = np.repeat(mask[:, None], chunk.reward.shape[1], axis=1)
+            if envs is not None:
+                mask &= envs
         return fbuf.add(state, **given, mask=mask, time_major=True)
 
     def _padded(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,0 +1,145 @@
+"""One process, as the learner sees it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import signal
+import threading
+import time
+from typing import Any
+
+from fbuf_adapters.gymnasium._place import POLICY, STARTING, WAITING, Board
+from fbuf_adapters.gymnasium._spawn import UNGUARDED, spawn
+from fbuf_adapters.gymnasium._worker import Command, Failed, Filled, Job, Ready, work
+
+
+class Process:
+    """It is started, given commands, and asked what it has sent."""
+
+    def __init__(self, job: Job, timeout: float) -> None:
+        """Start it."""
+        self.number = job.number
+        self.envs = job.envs
+        self.ready = False
+        self.commands: collections.deque[Command] = collections.deque()
+        """Given, and not answered."""
+        self.filled: collections.deque[Filled] = collections.deque()
+        """Slots that wait for the learner."""
+        self._job = job
+        self._timeout = timeout
+        self._start()
+
+    def _start(self) -> None:
+        board: Board = self._job.board
+        board.stop(self.number, False)
+        board.at(self.number, STARTING)
+        self._asked = 0.0
+        # Linux ends a process with the thread that started it, which shall be the main one.
+        by_kernel = threading.current_thread() is threading.main_thread()
+        job = dataclasses.replace(self._job, die_with_parent=by_kernel)
+        self._process, self._connection = spawn(work, job, f"fbuf collector {self.number}")
+
+    def restart(self) -> None:
+        """Start it anew with other seeds: with the same ones it might fail at the same step."""
+        self.end()
+        self.ready = False
+        self._job = dataclasses.replace(self._job, seed=self._job.seed + self._job.all_envs)
+        self._start()
+
+    @property
+    def waitable(self) -> list[Any]:
+        """What becomes readable when it has sent something or has ended."""
+        return [self._connection, self._process.sentinel]
+
+    def command(self, command: Command) -> None:
+        """Have it fill a slot, when it has started."""
+        self.commands.append(command)
+        if self.ready:
+            self._send(command)
+
+    def _send(self, command: Command | None) -> None:
+        self._asked = time.monotonic()
+        with contextlib.suppress(OSError):  # it has ended, which is seen when it is listened to
+            self._connection.send(command)
+
+    def listen(self) -> Any:
+        """Take in what it has sent.
+
+        Returns:
+            What a row of its environments is, if it has just made them, or else None.
+
+        Raises:
+            Ended: If it cannot go on.
+        """
+        ended = not self._process.is_alive()
+        spec: Any = None
+        try:
+            while self._connection.poll():
+                message = self._connection.recv()
+                if isinstance(message, Failed):
+                    trace = f"\n\nIn that process:\n{message.trace}"
+                    raise Ended(f"failed {_place(message.place)}: {message.reason}", trace)
+                if isinstance(message, Ready):
+                    self.ready, spec = True, message.spec
+                    for command in self.commands:  # of its life before
+                        self._send(command)
+                else:
+                    self.commands.popleft()
+                    self.filled.append(message)
+        except (EOFError, OSError):
+            ended = True
+        if ended:
+            raise Ended(self._end_in_words())
+        board: Board = self._job.board
+        quiet = time.monotonic() - max(board.since(self.number), self._asked)
+        if (self.commands or not self.ready) and quiet > self._timeout:
+            place = _place(board.where(self.number))
+            raise Ended(f"hangs {place}, for {quiet:.0f} s now (timeout={self._timeout:g})")
+        return spec
+
+    def _end_in_words(self) -> str:
+        self._process.join(5)
+        place, code = _place(self._job.board.where(self.number)), self._process.exitcode
+        if code == UNGUARDED and not self.ready:
+            return (
+                "imported your script when it started, and your script makes a collector when it "
+                "is imported; put all that the script does under\n\n"
+                '    if __name__ == "__main__":\n'
+            )
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name} {place}"
+        return f"ended with exit code {code} {place}; what it printed may say why"
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._job.board.stop(self.number, True)
+        self._send(None)
+
+    def end(self, patience: float = 0.0) -> None:
+        """Have it ended."""
+        if not self._process.is_alive():
+            patience = 5.0
+        self._process.join(patience)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(0.5)
+        if self._process.is_alive():  # in a call that lets no signal through
+            self._process.kill()
+            self._process.join(5)
+        self._connection.close()
+
+
+class Ended(Exception):
+    """A process cannot go on: how it ended, and its traceback."""
+
+    def __init__(self, reason: str, trace: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.trace = trace
+
+
+def _place(place: int) -> str:
+    words = {STARTING: "while it started", WAITING: "while it waited", POLICY: "in the policy"}
+    return words.get(place, f"in environment {place}")

@@ -1,0 +1,72 @@
+"""An environment and a policy that say where they are, and keep what tells who was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from fbuf_adapters.gymnasium._place import POLICY, Board
+from fbuf_adapters.gymnasium._spaces import space_specs
+from fbuf_adapters.gymnasium._trees import matched, paths
+
+
+class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment of a process."""
+
+    def __init__(self, env: Any, number: int, say: Callable[[int], None]) -> None:
+        """Say `number` at each step."""
+        super().__init__(env)
+        self.number = number
+        self._say = say
+        self._returned: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        """As the environment."""
+        self._say(self.number)
+        returned = self.env.reset(**kwargs)
+        self._returned = returned[0]
+        return returned
+
+    def step(self, action: Any) -> Any:
+        """As the environment."""
+        self._say(self.number)
+        returned = self.env.step(action)
+        self._returned = returned[0]
+        return returned
+
+    def differing(self) -> str | None:
+        """How its last observation differs from its space, if it does: NumPy says that of none."""
+        specs = space_specs(self.env.observation_space, "")
+        leaves = matched(self._returned, specs)
+        if leaves is None:
+            return "its observation is another tree than its observation space"
+        for (path, spec), leaf in zip(paths(specs), leaves, strict=True):
+            if np.shape(leaf) != spec.shape:
+                return (
+                    f"its observation{path} is of shape {np.shape(leaf)}, and its observation "
+                    f"space says {spec.shape}"
+                )
+        return None
+
+
+class WatchedPolicy:
+    """The policy of a process."""
+
+    def __init__(self, policy: Any, board: Board, process: int) -> None:
+        """Say on the board when it acts; stop there when it says so."""
+        self._policy = policy
+        self._board = board
+        self._process = process
+
+    def __call__(self, observation: Any) -> Any:
+        """As the policy."""
+        self._board.check(self._process)
+        self._board.at(self._process, POLICY)
+        return self._policy(observation)
+
+    def load(self, weights: Any) -> None:
+        """As the policy."""
+        self._policy.load(weights)

@@ -1,0 +1,139 @@
+"""Weights of a policy, for processes to read while they are written."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._memory import Memory
+
+_HEADER = 64
+"""Bytes before the arrays: the count of writes begun and ended, and the checksum."""
+
+
+class Weights:
+    """The newest weights, in shared memory, with a version that counts up from 0.
+
+    The writer makes the count odd, writes, and makes it even again; who has read meanwhile reads
+    again. Processors may reorder that, so there is a checksum as well.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        """Hold a first version: any tree of mappings, tuples, lists and arrays."""
+        arrays: list[np.ndarray[Any, Any]] = []
+        self._paths: list[str] = []
+        self._tree = _flattened(tree, "weights", arrays, self._paths)
+        self._places: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
+        size = 0
+        for array in arrays:
+            self._places.append((array.dtype, array.shape, size))
+            size += -(-array.nbytes // 64) * 64
+        self._size = size
+        self._memory: Memory | None = None
+        self.attach(Memory(_HEADER + size))
+        self._write(arrays)
+
+    def attach(self, memory: Memory) -> None:
+        """Use this memory: a process unpickles the rest, and gets that as an argument."""
+        self._memory = memory
+        self._header = memory.view(np.int64, (2,))
+        self._data = memory.view(np.uint8, (self._size,), _HEADER)
+
+    @property
+    def memory(self) -> Memory:
+        """Where they are."""
+        assert self._memory is not None
+        return self._memory
+
+    @property
+    def version(self) -> int:
+        """That of the newest weights."""
+        return int(self._header[0]) // 2 - 1
+
+    def publish(self, tree: Any) -> int:
+        """Replace them, and return the version of the new ones."""
+        arrays: list[np.ndarray[Any, Any]] = []
+        paths: list[str] = []
+        if _flattened(tree, "weights", arrays, paths) != self._tree:
+            differ = sorted(set(paths) ^ set(self._paths)) or ["its containers"]
+            raise CollectorError(
+                "ProcessCollector.publish: weights must be a tree like the weights= that the "
+                f"collector was made with; {differ[0]} differs"
+            )
+        for path, array, (dtype, shape, _) in zip(paths, arrays, self._places, strict=True):
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise CollectorError(
+                    f"ProcessCollector.publish: {path} must be {dtype} of shape {shape}, as in the "
+                    f"weights= that the collector was made with; got {array.dtype} of shape "
+                    f"{array.shape}"
+                )
+        return self._write(arrays)
+
+    def read(self) -> tuple[int, Any]:
+        """The newest version, and its weights, in memory of their own."""
+        while True:
+            count = int(self._header[0])
+            if count % 2 == 0:
+                data = self._data.copy()
+                checksum = int(self._header[1])
+                if int(self._header[0]) == count and zlib.crc32(data.data) == checksum:
+                    arrays = [_array(data, *place) for place in self._places]
+                    return count // 2 - 1, _unflattened(self._tree, arrays)
+            time.sleep(1e-4)
+
+    def _write(self, arrays: list[np.ndarray[Any, Any]]) -> int:
+        count = int(self._header[0]) // 2 * 2  # even, also if a write before was interrupted
+        self._header[0] = count + 1
+        for array, place in zip(arrays, self._places, strict=True):
+            np.copyto(_array(self._data, *place), array)
+        self._header[1] = zlib.crc32(self._data.data)
+        self._header[0] = count + 2
+        return self.version
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = ("_memory", "_header", "_data")
+        return {name: value for name, value in self.__dict__.items() if name not in views}
+
+
+def _array(
+    data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
+) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, data.data, offset)
+
+
+def _flattened(tree: Any, path: str, arrays: list[np.ndarray[Any, Any]], paths: list[str]) -> Any:
+    """The tree with numbers for leaves, which are put into the lists."""
+    if isinstance(tree, Mapping):
+        # In one order, whatever the order they were put in: jax.tree.map sorts them.
+        return {
+            key: _flattened(tree[key], f"{path}[{key!r}]", arrays, paths)
+            for key in sorted(tree, key=str)
+        }
+    if isinstance(tree, list | tuple):
+        parts = [_flattened(part, f"{path}[{i}]", arrays, paths) for i, part in enumerate(tree)]
+        return parts if isinstance(tree, list) else tuple(parts)
+    detach = getattr(tree, "detach", None)  # a tensor: NumPy takes none with a gradient, or of GPUs
+    array = np.asarray(tree if detach is None else detach().cpu())
+    if array.dtype.hasobject:
+        raise CollectorError(
+            f"ProcessCollector: {path} is a {type(tree).__name__}, which is no array; give the "
+            "weights as dicts, tuples and lists of arrays"
+        )
+    arrays.append(array)
+    paths.append(path)
+    return len(paths) - 1
+
+
+def _unflattened(tree: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _unflattened(part, arrays) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [_unflattened(part, arrays) for part in tree]
+    if isinstance(tree, tuple):
+        return tuple(_unflattened(part, arrays) for part in tree)
+    return arrays[tree]
