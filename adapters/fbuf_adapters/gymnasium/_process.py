@@ -15,6 +15,10 @@ from fbuf_adapters.gymnasium._spawn import UNGUARDED, spawn
 from fbuf_adapters.gymnasium._worker import Command, Failed, Filled, Job, Ready, work
 
 
+_START = 60.0
+"""Seconds that a process may take at least to start: it imports what the user's script imports."""
+
+
 class Process:
     """It is started, given commands, and asked what it has sent."""
 
@@ -92,12 +96,16 @@ class Process:
             ended = True
         if ended:
             raise Ended(self._end_in_words())
+        if self.commands or not self.ready:
+            self._refuse_hanging()
+        return spec
+
+    def _refuse_hanging(self) -> None:
         board: Board = self._job.board
         quiet = time.monotonic() - max(board.since(self.number), self._asked)
-        if (self.commands or not self.ready) and quiet > self._timeout:
-            place = _place(board.where(self.number))
-            raise Ended(f"hangs {place}, for {quiet:.0f} s now (timeout={self._timeout:g})")
-        return spec
+        place = board.where(self.number)
+        if quiet > (max(self._timeout, _START) if place == STARTING else self._timeout):
+            raise Ended(f"hangs {_place(place)}, for {quiet:.0f} s now (timeout={self._timeout:g})")
 
     def _end_in_words(self) -> str:
         self._process.join(5)

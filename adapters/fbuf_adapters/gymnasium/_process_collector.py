@@ -67,8 +67,8 @@ class ProcessCollector:
         mode: `"free"` or `"barrier"`.
         weights: A tree of arrays like those you will `publish`: of dicts, lists and tuples. Every
             process begins with `policy.load(weights)`, version 0. None: no weights are published.
-        timeout: Seconds that a process may take for one step of one environment, for one action, or
-            to start.
+        timeout: Seconds that a process may take for one step of one environment, or for one action.
+            To start it may take a minute at least.
         restart: How many times a process that ended or hangs is started anew, in all.
         slots: How many chunks each process may be ahead.
         progress: As for `Collector`.

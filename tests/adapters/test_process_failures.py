@@ -1,0 +1,141 @@
+"""What happens when a process fails: who it was is said, what has come is kept, nothing is left."""
+
+import re
+import time
+import warnings
+
+import fbuf
+import numpy as np
+import pytest
+from in_processes import Policy
+from test_processes import assert_whole, buffer, lanes, make
+
+pytest.importorskip("gymnasium")
+
+from fbuf_adapters.gymnasium import CollectorError
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SECONDS = 8
+"""What an error may take to come, on a machine that does other things as well."""
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("raises", r"failed in environment 3: ValueError: the game is broken"),
+        ("shape", r"failed in environment 3: its observation is of shape \(3,\).*says \(9,\)"),
+        ("values", r"failed in environment 3: ValueError: not enough values to unpack"),
+        ("is killed", r"was killed by SIGKILL in environment 3"),
+        ("exits", r"ended with exit code 7 in environment 3"),
+        ("hangs", r"hangs in environment 3, for \d+ s now \(timeout=3\)"),
+    ],
+)
+def test_an_environment_that_fails_is_named(fails, message):
+    timeout = 3.0 if fails == "hangs" else 20.0
+    with make({"fails": fails, "seeds": (3,), "at": 15}, chunk=3, timeout=timeout) as collector:
+        state = collector.drain(buffer(collector), at_least=1)
+        began = time.monotonic()
+        with pytest.raises(CollectorError, match=message) as raised:
+            while True:
+                state = collector.drain(state, at_least=3)
+        assert time.monotonic() - began < SECONDS
+        assert "process 1 (environments 2 to 3)" in str(raised.value)
+        if fails in ("raises", "shape", "values"):
+            assert "In that process:\nTraceback" in str(raised.value)
+        assert "recover" in raised.value.__notes__[0]
+        for after in (lambda: collector.drain(state), lambda: collector.publish({})):
+            with pytest.raises(CollectorError, match="could not go on"):
+                after()
+        state = collector.recover()
+    found = lanes(state)
+    for env, rows in enumerate(found):
+        # Its episode is cut off behind the newest row, which is so to say what it led to.
+        assert rows["terminated"][-1] or rows["truncated"][-1]
+        last = {name: leaf[:-1] for name, leaf in rows.items()}
+        assert_whole(last, env)
+    # Whole chunks of before: in its 15th step, of which two were resets.
+    assert len(found[3]["reward"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("raises", "in the policy: KeyError: 'no such weight'"),
+        ("shape", r"in the policy: .*must return action as int64 of shape \(2,\).*shape \(3,\)"),
+    ],
+)
+def test_a_policy_that_fails(fails, message):
+    with make(policy=Policy(fails), mode="barrier", chunk=3) as collector:
+        state = collector.collect(buffer(collector), 6)
+        with pytest.raises(CollectorError, match=message) as raised:
+            collector.collect(state, 6)
+        assert re.search(r"process [01] \(environments", str(raised.value))
+        state = collector.recover()
+    for env, rows in enumerate(lanes(state)):
+        assert len(rows["reward"]) == 6  # one step of the next chunk is no whole chunk
+        assert_whole({name: leaf[:-1] for name, leaf in rows.items()}, env)
+        assert rows["truncated"][-1]
+
+
+def test_a_constructor_that_fails():
+    began = time.monotonic()
+    message = r"in environment [02]: ValueError: no such game(.|\n)*In that process:\nTraceback"
+    with pytest.raises(CollectorError, match=message):
+        make({"fails": "constructor"})
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.parametrize("mode", ["free", "barrier"])
+def test_a_process_is_started_anew(mode):
+    fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": 0.005}
+    with make(fails, mode=mode, chunk=3, restart=1) as collector:
+        state = buffer(collector)
+        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL in environment 3; it has"):
+            done = [0]
+            while min(done) < 14:
+                if mode == "free":
+                    state = collector.drain(state, at_least=6)
+                else:
+                    state = collector.collect(state, 7)
+                done = [len(rows["reward"]) for rows in lanes(state)]
+    found = lanes(state)
+    for env in (0, 1):
+        assert_whole(found[env], env)
+    for env in (2, 3):
+        rows = found[env]  # whole chunks before its eighth step
+        kept = {"free": 6, "barrier": 7}[mode]  # of three steps; of three, three and one
+        # The first rows of the new life: other seeds, and an episode of their own.
+        new = {name: leaf[kept:] for name, leaf in rows.items()}
+        assert_whole(new, env + 4)
+        assert rows["truncated"][kept - 1]
+        old = {name: leaf[: kept - 1] for name, leaf in rows.items()}
+        assert_whole(old, env)
+    if mode == "barrier":
+        assert len(set(map(len, (rows["reward"] for rows in found)))) == 1
+
+
+def test_it_is_not_started_anew_for_ever():
+    with make({"fails": "raises"}, restart=1, processes=1) as collector:
+        state = buffer(collector)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with pytest.raises(CollectorError, match="the game is broken"):
+                while True:
+                    state = collector.drain(state, at_least=1)
+    assert sum("started anew" in str(warning.message) for warning in caught) == 1
+
+
+def test_a_collector_that_hangs_is_closed_in_seconds():
+    collector = make({"fails": "hangs", "seeds": (2,), "at": 2}, mode="free")
+    state = collector.drain(buffer(collector), at_least=1)
+    began = time.monotonic()
+    collector.close()
+    assert time.monotonic() - began < 5
+    assert int(fbuf.size(state)) >= 8
+
+
+def test_a_collector_that_nobody_has_ends_its_processes():
+    collector = make(processes=1)
+    assert collector.item
+    del collector  # the fixture counts what is left

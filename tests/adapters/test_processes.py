@@ -1,0 +1,236 @@
+"""What processes collect: the steps of seeded environments, each once and in order."""
+
+import functools
+import threading
+
+import fbuf
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from in_processes import Counting, Policy, weights
+
+pytest.importorskip("gymnasium")
+
+from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector
+from fbuf_adapters.gymnasium._weights import Weights
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def make(fails=None, processes=2, envs=2, chunk=4, policy=None, **options):
+    options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, **options}
+    make_env = functools.partial(Counting, **fails or {})
+    policy = policy or Policy()
+    return ProcessCollector(
+        make_env, policy, processes=processes, envs_per_process=envs, **options
+    )
+
+
+def buffer(collector, capacity=800, **options):
+    item = {**collector.item, "version": np.int32(0)}
+    options = {"next_of": "observation", "max_ends": capacity, **collector.options, **options}
+    return fbuf.init(item, capacity, **options)
+
+
+def lanes(state):
+    """The rows of each environment, in the order of time: a list of dicts of arrays."""
+    rows = fbuf.rows(state, view=fbuf.Transition())
+    leaves = {
+        **rows.data.item,
+        "next": rows.data.next_observation,
+        "terminated": rows.terminated,
+        "truncated": rows.truncated,
+    }
+    there = np.asarray(fbuf.rows(state).mask)
+    leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    return [{name: a[env][mask] for name, a in leaves.items()} for env, mask in enumerate(there)]
+
+
+def assert_whole(rows, seed):
+    """All steps of an environment, each once, in order, with what they led to."""
+    observation, following = rows["observation"], rows["next"]
+    count = len(observation)
+    # An environment counts its steps and resets; five steps and a reset are an episode.
+    steps = np.arange(count)
+    expected = steps + steps // 5
+    np.testing.assert_array_equal(observation[:, 0], seed)
+    np.testing.assert_array_equal(observation[:, 1], expected)
+    np.testing.assert_array_equal(following[:, 1], expected + 1)
+    np.testing.assert_array_equal(following[:, 2], steps // 5)  # of the same episode, at ends too
+    ends, cut = steps % 5 == 4, steps // 5 % 2 == 1
+    np.testing.assert_array_equal(rows["terminated"], ends & ~cut)
+    np.testing.assert_array_equal(rows["truncated"], ends & cut)
+    np.testing.assert_array_equal(rows["reward"], rows["action"])
+    np.testing.assert_array_equal(rows["calls"], steps + 1)
+
+
+def programs():
+    return fbuf.add.__dict__["_entry"]._consume._cache_size()
+
+
+def test_a_barrier_collects_what_one_process_would():
+    """The same environments and policy, in this process, are the reference."""
+    with make(mode="barrier", seed=7, chunk=8) as collector:
+        state, before = buffer(collector), None
+        for version, steps in enumerate((16, 5, 8, 11)):
+            state = collector.collect(state, steps)
+            before = before or programs()
+            assert collector.publish(weights(version + 1)) == version + 1
+        assert programs() == before, "another length compiled another program"
+        stats = collector.stats()
+        pids, random, draws = set(), set(), set()
+        for env, rows in enumerate(lanes(state)):
+            assert_whole(rows, 7 + env)
+            np.testing.assert_array_equal(
+                rows["version"], np.repeat(np.arange(4), (16, 5, 8, 11))
+            )
+            np.testing.assert_array_equal(rows["version"], rows["action"])
+            assert not rows["observation"][:, 6].any(), "a process has imported what it need not"
+            assert rows["observation"][:, 7].all(), "a process can see a GPU"
+            pids.add(rows["observation"][0, 8])
+            random.add(rows["observation"][0, 4])
+            draws.add(rows["observation"][0, 5])
+        assert len(pids) == 2
+        assert len(random) == len(draws) == 4, "processes draw alike"
+        assert stats["steps"] == 4 * 40
+        assert stats["episodes"] == 4 * 8
+        assert stats["mean_length"] == 5
+        assert stats["policy_version"] == 3
+        assert stats["policy_age"] == 1
+        assert stats["steps_per_second"] > 0
+
+        envs = gymnasium.vector.SyncVectorEnv(
+            [Counting] * 4, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+        )
+        monkey = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+        with pytest.MonkeyPatch.context() as patch, Collector(envs, Policy(), seed=7) as alone:
+            for name, value in monkey.items():
+                patch.setenv(name, value)
+            assert alone.item == collector.item
+            assert alone.options == collector.options
+            assert alone.stats().keys() == stats.keys()
+            reference = buffer(alone)
+            for version, steps in enumerate((16, 5, 8, 11)):
+                reference = alone.collect(reference, steps)
+                alone.publish(weights(version + 1))
+        for rows, alike in zip(lanes(state), lanes(reference), strict=True):
+            for name, leaf in rows.items():
+                known = leaf[..., :4] if name in ("observation", "next") else leaf
+                same = alike[name][..., :4] if name in ("observation", "next") else alike[name]
+                np.testing.assert_array_equal(known, same)
+
+        # What does not fit is refused, and the buffer is not consumed.
+        for wrong, message in (
+            (lambda: collector.drain(state), "mode='barrier'"),
+            (lambda: collector.recover(), "did not raise"),
+            (lambda: collector.publish({"layers": []}), "weights"),
+            (lambda: collector.publish({**weights(1), "bias": np.ones(2, np.float32)}), "bias"),
+            (lambda: collector.collect(fbuf.init(collector.item, 8), 1), "num_envs"),
+        ):
+            with pytest.raises(CollectorError, match=message):
+                wrong()
+        # Without a flag, in a buffer whose environments need not step together.
+        apart = collector.collect(buffer(collector, lockstep=False), 3)
+        assert int(fbuf.size(apart)) == 12
+    for closed in (lambda: collector.collect(state, 1), lambda: collector.publish(weights(1))):
+        with pytest.raises(CollectorError, match="closed"):
+            closed()
+    collector.close()
+
+
+def test_free_processes_run_on_and_no_step_is_lost():
+    slow = {"seconds": 0.003, "slow": (2, 3)}  # so the processes drift apart
+    with make(slow, chunk=3, slots=2) as collector:
+        slots, target = collector._slots, collector._target
+        add, sizes = target.add, set()
+
+        def add_and_spoil(state, chunk, **options):
+            state = add(state, chunk, **options)
+            # The slot is handed back: what the buffer has of it must be its own by now.
+            for slot in range(2):
+                if slots.read(slot)["reward"].ctypes.data == chunk.reward.ctypes.data:
+                    envs = np.flatnonzero(options["envs"])
+                    jax.tree.map(lambda a: a.__setitem__((slice(None), envs), 99), slots.read(slot))
+            sizes.add(int(options["envs"].sum()))
+            return state
+
+        target.add = add_and_spoil
+        state = buffer(collector)
+        state = collector.drain(state)
+        version, total, before = 0, 0, None
+        while total < 300:
+            state = collector.drain(state, at_least=3)
+            assert int(fbuf.size(state)) >= total + 12
+            total = int(fbuf.size(state))
+            before = before or programs()
+            version = collector.publish(weights(version + 1))
+        assert programs() == before, "chunks of fewer processes compiled another program"
+        stats = collector.stats()
+    assert stats["steps"] == total
+    assert 2 in sizes
+    newest = 0
+    for env, rows in enumerate(lanes(state)):
+        assert_whole(rows, env)
+        assert len(rows["reward"]) % 3 == 0
+        assert np.all(np.diff(rows["version"]) >= 0)
+        assert np.all(np.diff(rows["version"])[np.arange(1, len(rows["version"])) % 3 > 0] == 0)
+        np.testing.assert_array_equal(rows["version"], rows["action"])
+        newest = max(newest, rows["version"][-1])
+    assert newest == stats["policy_version"] > 0
+
+
+def test_weights_are_never_read_half():
+    tree = lambda number: [np.full(200_000, number, np.float32), {"b": np.full(7, number)}]
+    written = Weights(tree(0))
+    stop = threading.Event()
+
+    def write():
+        number = 1
+        while not stop.is_set():
+            written.publish(tree(number))
+            number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        seen = set()
+        for _ in range(200):
+            version, (large, small) = written.read()
+            assert np.all(large == version)
+            assert np.all(small["b"] == version)
+            seen.add(version)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert len(seen) > 1
+
+
+def test_weights_of_other_kinds():
+    found = Weights({"b": (1.0, [True]), "a": np.arange(2)}).read()
+    assert found == (0, {"a": pytest.approx(np.arange(2)), "b": (1.0, [True])})
+    with pytest.raises(CollectorError, match=r"weights\['a'\]\[0\] is a object"):
+        Weights({"a": [object()]})
+
+
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, observation):
+        return observation
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"policy": Locked(), "weights": None}, CollectorError, "policy cannot be sent"),
+        ({"policy": len}, CollectorError, "no method load"),
+        ({"processes": 0}, ValueError, "processes must be from 1"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+        ({"mode": "both"}, ValueError, "mode"),
+    ],
+)
+def test_bad_arguments_start_nothing(options, error, message):
+    with pytest.raises(error, match=message):
+        make(**options)
