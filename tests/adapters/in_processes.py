@@ -1,4 +1,4 @@
-"""What tests of processes run in them: it imports neither JAX nor PyTorch, so they start quickly."""
+"""What tests of processes run in them. It imports no JAX and no PyTorch, so they start quickly."""
 
 import os
 import random
@@ -48,7 +48,7 @@ class Counting(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            self.seed, self.draws = seed, (random.random(), np.random.rand())
+            self.seed, self.draws = seed, (random.random(), np.random.rand())  # noqa: NPY002
         self.episode, self.step_in_it = self.episode + 1, 0
         self.total += 1
         return self.observation(), {}

@@ -1,4 +1,4 @@
-"""Programs with processes, as users run them: however they end, nothing is left and nothing noisy."""
+"""Programs with processes, as users run them: however they end, nothing is left."""
 
 import os
 import pathlib

@@ -4,11 +4,11 @@ import re
 import time
 import warnings
 
-import fbuf
-import numpy as np
 import pytest
 from in_processes import Policy
 from test_processes import assert_whole, buffer, lanes, make
+
+import fbuf
 
 pytest.importorskip("gymnasium")
 
@@ -32,13 +32,14 @@ SECONDS = 8
     ],
 )
 def test_an_environment_that_fails_is_named(fails, message):
-    timeout = 3.0 if fails == "hangs" else 20.0
-    with make({"fails": fails, "seeds": (3,), "at": 15}, chunk=3, timeout=timeout) as collector:
+    # While one hangs, the other process must not fill the buffer.
+    timeout, seconds = (3.0, 0.02) if fails == "hangs" else (20.0, 0.0)
+    fails_so = {"fails": fails, "seeds": (3,), "at": 15, "seconds": seconds}
+    with make(fails_so, chunk=3, timeout=timeout) as collector:
         state = collector.drain(buffer(collector), at_least=1)
         began = time.monotonic()
         with pytest.raises(CollectorError, match=message) as raised:
-            while True:
-                state = collector.drain(state, at_least=3)
+            drain_for_ever(collector, state)
         assert time.monotonic() - began < SECONDS
         assert "process 1 (environments 2 to 3)" in str(raised.value)
         if fails in ("raises", "shape", "values"):
@@ -92,13 +93,7 @@ def test_a_process_is_started_anew(mode):
     with make(fails, mode=mode, chunk=3, restart=1) as collector:
         state = buffer(collector)
         with pytest.warns(RuntimeWarning, match="was killed by SIGKILL in environment 3; it has"):
-            done = [0]
-            while min(done) < 14:
-                if mode == "free":
-                    state = collector.drain(state, at_least=6)
-                else:
-                    state = collector.collect(state, 7)
-                done = [len(rows["reward"]) for rows in lanes(state)]
+            state = until_all_have(14, collector, state)
     found = lanes(state)
     for env in (0, 1):
         assert_whole(found[env], env)
@@ -121,9 +116,22 @@ def test_it_is_not_started_anew_for_ever():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with pytest.raises(CollectorError, match="the game is broken"):
-                while True:
-                    state = collector.drain(state, at_least=1)
+                drain_for_ever(collector, state)
     assert sum("started anew" in str(warning.message) for warning in caught) == 1
+
+
+def drain_for_ever(collector, state):
+    while True:
+        state = collector.drain(state, at_least=3)
+
+
+def until_all_have(rows, collector, state):
+    while min(len(lane["reward"]) for lane in lanes(state)) < rows:
+        if collector._mode == "free":
+            state = collector.drain(state, at_least=6)
+        else:
+            state = collector.collect(state, 7)
+    return state
 
 
 def test_a_collector_that_hangs_is_closed_in_seconds():

@@ -3,12 +3,13 @@
 import functools
 import threading
 
-import fbuf
 import gymnasium
 import jax
 import numpy as np
 import pytest
 from in_processes import Counting, Policy, weights
+
+import fbuf
 
 pytest.importorskip("gymnasium")
 
@@ -22,9 +23,7 @@ def make(fails=None, processes=2, envs=2, chunk=4, policy=None, **options):
     options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, **options}
     make_env = functools.partial(Counting, **fails or {})
     policy = policy or Policy()
-    return ProcessCollector(
-        make_env, policy, processes=processes, envs_per_process=envs, **options
-    )
+    return ProcessCollector(make_env, policy, processes=processes, envs_per_process=envs, **options)
 
 
 def buffer(collector, capacity=800, **options):
@@ -82,9 +81,7 @@ def test_a_barrier_collects_what_one_process_would():
         pids, random, draws = set(), set(), set()
         for env, rows in enumerate(lanes(state)):
             assert_whole(rows, 7 + env)
-            np.testing.assert_array_equal(
-                rows["version"], np.repeat(np.arange(4), (16, 5, 8, 11))
-            )
+            np.testing.assert_array_equal(rows["version"], np.repeat(np.arange(4), (16, 5, 8, 11)))
             np.testing.assert_array_equal(rows["version"], rows["action"])
             assert not rows["observation"][:, 6].any(), "a process has imported what it need not"
             assert rows["observation"][:, 7].all(), "a process can see a GPU"
@@ -151,7 +148,8 @@ def test_free_processes_run_on_and_no_step_is_lost():
             for slot in range(2):
                 if slots.read(slot)["reward"].ctypes.data == chunk.reward.ctypes.data:
                     envs = np.flatnonzero(options["envs"])
-                    jax.tree.map(lambda a: a.__setitem__((slice(None), envs), 99), slots.read(slot))
+                    for array in jax.tree.leaves(slots.read(slot)):
+                        array[:, envs] = 99
             sizes.add(int(options["envs"].sum()))
             return state
 

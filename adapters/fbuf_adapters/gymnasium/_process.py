@@ -14,7 +14,6 @@ from fbuf_adapters.gymnasium._place import POLICY, STARTING, WAITING, Board
 from fbuf_adapters.gymnasium._spawn import UNGUARDED, spawn
 from fbuf_adapters.gymnasium._worker import Command, Failed, Filled, Job, Ready, work
 
-
 _START = 60.0
 """Seconds that a process may take at least to start: it imports what the user's script imports."""
 
