@@ -19,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 SECONDS = 8
 """What an error may take to come, on a machine that does other things as well."""
 
+SLOW = 0.02
+"""Seconds a step, so that the other process does not fill the buffer until it is seen."""
+
 
 @pytest.mark.parametrize(
     ("fails", "message"),
@@ -32,9 +35,8 @@ SECONDS = 8
     ],
 )
 def test_an_environment_that_fails_is_named(fails, message):
-    # While one hangs, the other process must not fill the buffer.
-    timeout, seconds = (3.0, 0.02) if fails == "hangs" else (20.0, 0.0)
-    fails_so = {"fails": fails, "seeds": (3,), "at": 15, "seconds": seconds}
+    timeout = 3.0 if fails == "hangs" else 20.0
+    fails_so = {"fails": fails, "seeds": (3,), "at": 15, "seconds": SLOW}
     with make(fails_so, chunk=3, timeout=timeout) as collector:
         state = collector.drain(buffer(collector), at_least=1)
         began = time.monotonic()
@@ -89,7 +91,7 @@ def test_a_constructor_that_fails():
 
 @pytest.mark.parametrize("mode", ["free", "barrier"])
 def test_a_process_is_started_anew(mode):
-    fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": 0.005}
+    fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, mode=mode, chunk=3, restart=1) as collector:
         state = buffer(collector)
         with pytest.warns(RuntimeWarning, match="was killed by SIGKILL in environment 3; it has"):
