@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import types
 from typing import Any
@@ -22,6 +24,8 @@ BLOCK = re.compile(
 ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
 ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
 """Pages whose blocks, if any, are no programs."""
+SCRIPTS = ("processes.md",)
+"""Pages whose blocks are programs of their own, which start processes."""
 LONG = (
     "coming_from_flashbax.md",
     "extending.md",
@@ -54,7 +58,7 @@ def programs() -> list[Any]:
             marks=[pytest.mark.sweep] if page.name in LONG else [],
         )
         for page in PAGES
-        if page.name not in ALONE and blocks(page)
+        if page.name not in (*ALONE, *SCRIPTS) and blocks(page)
     ]
 
 
@@ -78,6 +82,28 @@ def test_blocks_run_in_order(page, monkeypatch, capsys):
     finally:
         jax.config.update("jax_cpu_enable_async_dispatch", dispatch)
     assert ran
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run(name, tmp_path):
+    pytest.importorskip("gymnasium")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])
+    running = []
+    for line, _, code in blocks(ROOT / "docs" / name):
+        script = tmp_path / f"line_{line}.py"
+        script.write_text(code)
+        command, environment = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": paths}
+        running.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    assert running
+    try:
+        for process in running:
+            _, errors = process.communicate(timeout=120)
+            assert (process.returncode, errors) == (0, "")
+    finally:
+        for process in running:
+            process.kill()
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])

@@ -1,14 +1,11 @@
 """What the tests of the adapters share. Without torch they are skipped, but for the imports."""
 
-import contextlib
 import gc
-import os
-import pathlib
 import signal
-import threading
 import time
 
 import pytest
+from leftovers import left, orphans
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,33 +81,6 @@ def interrupted():
     signal.signal(signal.SIGALRM, before)
 
 
-def left():
-    """What a test could leave behind: processes, threads, open files, and shared memory."""
-    processes = set()
-    for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid():
-                command = (status.parent / "cmdline").read_text()
-                processes.add((status.parent.name, command))
-        except OSError:
-            pass
-    return {
-        "processes": processes,
-        # tqdm keeps one of its own.
-        "threads": {t for t in threading.enumerate() if t.name != "tqdm_monitor"},
-        "files": sorted(_files()),
-        "shared memory": set(os.listdir("/dev/shm")),
-    }
-
-
-def _files():
-    for file in pathlib.Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the folder itself
-            name = os.readlink(file)
-            yield name.partition(":[")[0]
-
-
 @pytest.fixture
 def nothing_left():
     """Count what there is, before and after."""
@@ -118,10 +88,11 @@ def nothing_left():
 
     resource_tracker.ensure_running()  # Python's own process, which stays
     gc.collect()
-    before = left()
+    before, memory = left(), orphans()
     yield
     until = time.monotonic() + 10
     while (after := left()) != before and time.monotonic() < until:
         gc.collect()
         time.sleep(0.05)
     assert after == before
+    assert orphans() <= memory

@@ -10,6 +10,7 @@ import textwrap
 import time
 
 import pytest
+from leftovers import orphans
 
 pytest.importorskip("gymnasium")
 
@@ -44,7 +45,7 @@ class Run:
     def __init__(self, folder, text):
         (folder / "program.py").write_text(text)
         paths = [str(HERE), str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]
-        self.memory = set(os.listdir("/dev/shm"))
+        self.memory = orphans()
         self.process = subprocess.Popen(
             [sys.executable, str(folder / "program.py")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -67,7 +68,7 @@ class Run:
             while (left := self.left()) and time.monotonic() < until:
                 time.sleep(0.05)
             assert not left, f"still there: {left}"
-            assert set(os.listdir("/dev/shm")) == self.memory
+            assert orphans() <= self.memory
         finally:
             if self.left():
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,0 +1,42 @@
+"""What a test could leave behind."""
+
+import contextlib
+import os
+import pathlib
+import threading
+
+
+def left():
+    """What a test could leave behind: processes, threads, open files, and shared memory."""
+    processes = set()
+    for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                command = (status.parent / "cmdline").read_text()
+                processes.add((status.parent.name, command))
+        except OSError:
+            pass
+    return {
+        "processes": processes,
+        # tqdm keeps one of its own.
+        "threads": {t for t in threading.enumerate() if t.name != "tqdm_monitor"},
+        "files": sorted(_files()),
+    }
+
+
+def orphans():
+    """What is in shared memory, and in that of no process: other programs have theirs."""
+    found = set(os.listdir("/dev/shm"))
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            found -= {name for name in found if name in text}
+    return found
+
+
+def _files():
+    for file in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself
+            name = os.readlink(file)
+            yield name.partition(":[")[0]
