@@ -16,8 +16,8 @@ from fbuf_adapters.gymnasium._trees import matched, paths
 class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment of a process."""
 
-    def __init__(self, env: Any, number: int, say: Callable[[int], None]) -> None:
-        """Say `number` at each step."""
+    def __init__(self, env: Any, number: int, say: Callable[[], None]) -> None:
+        """Call `say` at each step."""
         super().__init__(env)
         self.number = number
         self._say = say
@@ -25,14 +25,14 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **kwargs: Any) -> Any:
         """As the environment."""
-        self._say(self.number)
+        self._say()
         returned = self.env.reset(**kwargs)
         self._returned = returned[0]
         return returned
 
     def step(self, action: Any) -> Any:
         """As the environment."""
-        self._say(self.number)
+        self._say()
         returned = self.env.step(action)
         self._returned = returned[0]
         return returned

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import pickle
 import random
@@ -109,7 +110,7 @@ def _serve(job: Job, connection: Any, envs: list[Watched], closing: contextlib.E
 
     def make(env: int) -> Watched:
         board.at(number, env)
-        envs.append(Watched(make_env(), env, lambda place: board.at(number, place)))
+        envs.append(Watched(make_env(), env, functools.partial(board.at, number, env)))
         return envs[-1]
 
     numbers = range(job.envs.start, job.envs.stop)
