@@ -37,7 +37,7 @@ PYTORCH = {
 }
 
 COLLECTING = {
-    "fbuf_adapters.gymnasium": ("Collector", "CollectorError"),
+    "fbuf_adapters.gymnasium": ("Collector", "ProcessCollector", "CollectorError"),
     "fbuf_adapters.gymnax": ("Collector",),
 }
 """That of brax is like that of gymnax."""

@@ -153,7 +153,7 @@ class ProcessCollector:
         layout = (self._crew.spec, slots, chunk, self._num_envs)
         memory.grow(Slots.size(*layout))
         self._slots = Slots(memory, *layout)
-        self._target = Target(self._crew.spec, self.options, chunk)
+        self._target = Target(self._crew.spec, self.options, chunk, "ProcessCollector")
         self._episodes = Episodes(self._num_envs, "same_step")
         self._cut = np.zeros(self._num_envs, np.bool_)
         """Whose newest steps were dropped, so that those to come do not follow what was added."""

@@ -29,9 +29,17 @@ class Target:
         spec: The fields there are, see `Stepper.spec`.
         options: What `fbuf.init` has to be given.
         size: How many steps every chunk is brought to, so that one program adds them all.
+        owner: Who collects, for errors.
     """
 
-    def __init__(self, spec: dict[str, Any], options: dict[str, Any], size: int) -> None:
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        options: dict[str, Any],
+        size: int,
+        owner: str = "Collector",
+    ) -> None:
+        self._owner = owner
         more = {"next_observation": spec["observation"], "version": _VERSION}
         self._fields = item_of({**spec, **more})
         self._options = options
@@ -39,7 +47,7 @@ class Target:
 
     def check(self, function: str, state: Any) -> None:
         """Refuse a buffer that the chunks do not fit into."""
-        check_fits(f"Collector.{function}", state, self._fields, self._options)
+        check_fits(f"{self._owner}.{function}", state, self._fields, self._options)
 
     def add(self, state: Any, chunk: Chunk, *, dummies: Any = None, envs: Any = None) -> Any:
         """Add a chunk to a buffer that was checked, which is consumed.
