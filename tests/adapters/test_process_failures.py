@@ -1,9 +1,12 @@
 """What happens when a process fails: who it was is said, what has come is kept, nothing is left."""
 
+import _thread
 import re
+import threading
 import time
 import warnings
 
+import numpy as np
 import pytest
 from in_processes import Policy
 from test_processes import assert_whole, buffer, lanes, make
@@ -149,3 +152,30 @@ def test_a_collector_that_nobody_has_ends_its_processes():
     collector = make(processes=1)
     assert collector.item
     del collector  # the fixture counts what is left
+
+
+@pytest.mark.parametrize("mode", ["free", "barrier"])
+def test_ctrl_c_loses_no_whole_chunk(mode):
+    with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
+        state = buffer(collector)
+        for _ in range(2):
+            timer = threading.Timer(0.15, _thread.interrupt_main)
+            timer.start()
+            call = collector.drain if mode == "free" else collector.collect
+            with pytest.raises(KeyboardInterrupt):
+                call(state, **{"at_least" if mode == "free" else "steps": 10_000})
+            timer.join()
+            state = collector.recover()
+            had = [len(rows["reward"]) for rows in lanes(state)]
+        if mode == "free":
+            state = collector.drain(state, at_least=6)
+            for env, rows in enumerate(lanes(state)):
+                assert_whole(rows, env)
+            return
+        state = collector.collect(state, 5)
+    for env, rows in enumerate(lanes(state)):
+        # What was under way is dropped: exactly five steps are new, and follow nothing.
+        assert len(rows["reward"]) == had[env] + 5
+        assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
+        np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)
+        np.testing.assert_array_equal(rows["observation"][:, 0], env)
