@@ -187,8 +187,9 @@ class ProcessCollector:
             The buffer with the rows in it.
 
         Raises:
-            CollectorError: If a process cannot go on, if the collector is closed or has
-                `mode="free"`, or if the buffer was made for other rows or environments.
+            CollectorError: If a process cannot go on, or if the collector is closed or has
+                `mode="free"`.
+            ValueError: If the buffer was made for other rows or environments.
         """
         self._open("collect", "barrier")
         check.integer("ProcessCollector.collect", "steps", steps)
@@ -219,6 +220,7 @@ class ProcessCollector:
 
         Raises:
             CollectorError: As `collect`, for `mode="barrier"`.
+            ValueError: As `collect`.
         """
         self._open("drain", "free")
         check.integer("ProcessCollector.drain", "at_least", at_least, smallest=0)
