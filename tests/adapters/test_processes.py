@@ -126,7 +126,7 @@ def test_a_barrier_collects_what_one_process_would():
         ):
             with pytest.raises(CollectorError, match=message):
                 wrong()
-        with pytest.raises(ValueError, match="ProcessCollector.collect: .*num_envs"):
+        with pytest.raises(ValueError, match=r"ProcessCollector\.collect: .*num_envs"):
             collector.collect(fbuf.init(collector.item, 8), 1)
         # Without a flag, in a buffer whose environments need not step together.
         apart = collector.collect(buffer(collector, lockstep=False), 3)
@@ -176,7 +176,7 @@ def test_free_processes_run_on_and_no_step_is_lost():
         assert np.all(np.diff(rows["version"])[np.arange(1, len(rows["version"])) % 3 > 0] == 0)
         np.testing.assert_array_equal(rows["version"], rows["action"])
         newest = max(newest, rows["version"][-1])
-    assert newest == stats["policy_version"] > 0
+    assert 0 < stats["policy_version"] <= newest  # of the chunk that came last
 
 
 def test_weights_are_never_read_half():
