@@ -174,15 +174,14 @@ class Pace:
 
         Cost: O(1). Call it inside `jit`: from Python each of its small steps is a call of its own.
         """
-        if added is None or not isinstance(counter, PaceCounter):
-            raise TypeError(
-                "fbuf.Pace.due: give the counter, from pace.init() at first, and how many "
-                "environment steps were made since"
-            )
-        added = jnp.maximum(jnp.asarray(check.count("Pace.due", "added", added), jnp.int32), 0)
+        check.instance("Pace.due", "counter", counter, PaceCounter, "pace.init()")
+        number = check.count("Pace.due", "added", added)
+        if number is None:
+            raise TypeError("fbuf.Pace.due: added is None; give the environment steps made since")
+        made = jnp.maximum(jnp.asarray(number, jnp.int32), 0)
         ratio = self.fraction
         above, below = ratio.numerator, ratio.denominator
-        counted = jnp.maximum(added - counter.warmup, 0)
+        counted = jnp.maximum(made - counter.warmup, 0)
         whole, rest = counted // below, counted % below
         parts = counter.part + rest * above
         # In so many whole turns of the ratio it would pass what is counted.
@@ -193,5 +192,5 @@ class Pace:
         if most is not None:
             most = jnp.asarray(check.count("Pace.due", "most", most), jnp.int32)
             due = jnp.minimum(owed, jnp.maximum(most, 0))
-        left = jnp.maximum(counter.warmup - added, 0)
+        left = jnp.maximum(counter.warmup - made, 0)
         return due, PaceCounter(left, parts % below, owed - due)

@@ -494,6 +494,6 @@ MUTANTS = [
         "pace.py",
         ("PaceCounter(left, parts % below, owed - due)", "PaceCounter(left, parts * 0, owed - due)", "queue", ("test_pace.py", "exact")),
         ("owed = counter.owed + ", "owed = ", "queue", ("test_pace.py", "later")),
-        ("counted = jnp.maximum(added - counter.warmup, 0)", "counted = jnp.where(counter.warmup > 0, 0, added)", "queue", ("test_pace.py", "exact")),
+        ("counted = jnp.maximum(made - counter.warmup, 0)", "counted = jnp.where(counter.warmup > 0, 0, made)", "queue", ("test_pace.py", "exact")),
     ),
 ]

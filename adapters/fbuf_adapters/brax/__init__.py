@@ -2,7 +2,7 @@
 
 try:
     # Only to see whether it is there.
-    import brax  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import brax  # noqa: F401  # pyright: ignore[reportUnusedImport, reportMissingImports]
 except ModuleNotFoundError as error:
     if error.name != "brax":  # it is there, and lacks something itself
         raise
