@@ -54,7 +54,7 @@ LEARNING_RATE = 2.5e-3  # falls to 0 over the run
 SHORTEST = 8  # steps; no episode of this task is shorter
 
 ITERATIONS, QUICK_ITERATIONS = 200, 40
-EVALUATIONS = 20  # on the way, for the learning curve
+EVALUATIONS = 10  # the last one is of the agent as it is in the end
 SOLVED, QUICK_BAR = 450.0, 100.0  # a new network gets about 20 on average
 
 Layers = list[tuple[jax.Array, jax.Array]]
@@ -94,11 +94,11 @@ def value_of(weights: Weights, observation: jax.Array) -> jax.Array:
     return forward(weights.critic, observation)[..., 0]
 
 
-def initial_layers(key: jax.Array, outputs: int, last_scale: float) -> Layers:
-    """Orthogonal matrices. A small last one makes all actions as likely at first."""
-    sizes = ((4, HIDDEN, 2**0.5), (HIDDEN, HIDDEN, 2**0.5), (HIDDEN, outputs, last_scale))
+def initial_layers(key: jax.Array, outputs: int) -> Layers:
+    """Hidden layers keep the size of what comes in. All actions are almost as likely at first."""
+    sizes = ((4, HIDDEN, 1.0), (HIDDEN, HIDDEN, 1.0), (HIDDEN, outputs, 0.01))
     return [
-        (jax.nn.initializers.orthogonal(scale)(layer, (before, after)), jnp.zeros(after))
+        (scale * before**-0.5 * jax.random.normal(layer, (before, after)), jnp.zeros(after))
         for (before, after, scale), layer in zip(sizes, jax.random.split(key, 3), strict=True)
     ]
 
@@ -115,9 +115,7 @@ def optimiser(iterations: int) -> optax.GradientTransformation:
 def start(key: jax.Array, iterations: int) -> Training:
     """A new agent, its environments and an empty buffer."""
     policy_key, critic_key, reset_key, key = jax.random.split(key, 4)
-    weights = Weights(
-        initial_layers(policy_key, ENV.num_actions, 0.01), initial_layers(critic_key, 1, 1.0)
-    )
+    weights = Weights(initial_layers(policy_key, ENV.num_actions), initial_layers(critic_key, 1))
     observation, env_state = jax.vmap(ENV.reset, in_axes=(0, None))(
         jax.random.split(reset_key, NUM_ENVS), ENV_PARAMS
     )
@@ -242,51 +240,45 @@ def iteration(training: Training, _: None, iterations: int) -> tuple[Training, N
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def evaluate(weights: Weights, key: jax.Array, episodes: int) -> jax.Array:
-    """The mean return of the greedy policy over whole episodes."""
+def evaluate(weights: Weights, key: jax.Array) -> jax.Array:
+    """The mean return of the greedy policy over 100 whole episodes."""
     reset_key, step_key = jax.random.split(key)
-    keys = jax.random.split(reset_key, episodes)
-    begin = jax.vmap(ENV.reset, in_axes=(0, None))(keys, ENV_PARAMS)
+    begin = jax.vmap(ENV.reset, in_axes=(0, None))(jax.random.split(reset_key, 100), ENV_PARAMS)
 
     def step(carry: Any, key: jax.Array) -> tuple[Any, None]:
         observation, env_state, playing, score = carry
         action = forward(weights.policy, observation).argmax(-1).astype(jnp.int32)
         observation, env_state, reward, terminated, truncated, _ = jax.vmap(
             ENV.step, in_axes=(0, 0, 0, None)
-        )(jax.random.split(key, episodes), env_state, action, ENV_PARAMS)
+        )(jax.random.split(key, 100), env_state, action, ENV_PARAMS)
         score += jnp.where(playing, reward, 0)
         return (observation, env_state, playing & ~(terminated | truncated), score), None
 
     keys = jax.random.split(step_key, ENV_PARAMS.max_steps_in_episode)
-    carry = (*begin, jnp.ones(episodes, bool), jnp.zeros(episodes))
+    carry = (*begin, jnp.ones(100, bool), jnp.zeros(100))
     return jax.lax.scan(step, carry, keys)[0][-1].mean()
 
 
 @partial(jax.jit, static_argnames=("iterations", "report"))
-def train(keys: jax.Array, iterations: int, report: Any) -> tuple[fbuf.State, jax.Array, jax.Array]:
-    """Train an agent for each key.
+def train(keys: jax.Array, iterations: int, report: Any) -> tuple[fbuf.State, jax.Array]:
+    """Train an agent for each key; returns their buffers, and returns `[evaluations, seeds]`.
 
-    Returns their buffers, their returns on the way `[evaluations, seeds]`, and those at the end.
+    `report` is called with the mean of them after each evaluation.
     """
 
-    def stretch(training: Training, key: jax.Array) -> tuple[Training, jax.Array]:
+    def stretch(training: Training, number: jax.Array) -> tuple[Training, jax.Array]:
         body = partial(iteration, iterations=iterations)
         training, _ = jax.lax.scan(body, training, None, length=iterations // EVALUATIONS)
-        return training, evaluate(training.weights, key, 20)
+        return training, evaluate(training.weights, jax.random.fold_in(training.key, number))
 
-    def reported(trainings: Training, keys: jax.Array) -> tuple[Training, jax.Array]:
-        trainings, returns = jax.vmap(stretch)(trainings, keys)
+    def reported(trainings: Training, number: jax.Array) -> tuple[Training, jax.Array]:
+        trainings, returns = jax.vmap(stretch, in_axes=(0, None))(trainings, number)
         jax.debug.callback(report, returns.mean())
         return trainings, returns
 
-    start_keys, evaluation_keys, final_keys = jax.vmap(
-        partial(jax.random.split, num=3), out_axes=1
-    )(keys)
-    split = jax.vmap(partial(jax.random.split, num=EVALUATIONS), out_axes=1)
-    trainings = jax.vmap(partial(start, iterations=iterations))(start_keys)
-    trainings, returns = jax.lax.scan(reported, trainings, split(evaluation_keys))
-    final = jax.vmap(partial(evaluate, episodes=100))(trainings.weights, final_keys)
-    return trainings.buffer, returns, final
+    trainings = jax.vmap(partial(start, iterations=iterations))(keys)
+    trainings, returns = jax.lax.scan(reported, trainings, jnp.arange(EVALUATIONS))
+    return trainings.buffer, returns
 
 
 def plot(returns: jax.Array, iterations: int, path: pathlib.Path) -> None:
@@ -303,7 +295,7 @@ def plot(returns: jax.Array, iterations: int, path: pathlib.Path) -> None:
     axes.plot(steps, returns.mean(axis=1), color="tab:blue", linewidth=2.5)
     axes.set(
         xlabel="environment steps of a seed (thousands)",
-        ylabel="mean return of 20 episodes",
+        ylabel="mean return of 100 episodes",
         xlim=(0, None),
         ylim=(0, 520),
         yticks=(0, 100, 200, 300, 400, SOLVED, 500),
@@ -361,11 +353,12 @@ def main() -> None:
     program = train.lower(keys, iterations, report).compile()
     compiled = time.perf_counter()
     progress.write(f"compiled in {compiled - started:.0f} s; training {options.seeds} agents")
-    buffers, returns, final = jax.block_until_ready(program(keys))
+    buffers, returns = jax.block_until_ready(program(keys))
     seconds = time.perf_counter() - compiled
     jax.effects_barrier()
     progress.close()
     fbuf.raise_on_fault(buffers)
+    final = returns[-1]
     print(f"evaluation returns  {' '.join(f'{value:.1f}' for value in final)}")
     print(f"their mean          {final.mean():.1f}, and it decides; the least {final.min():.1f}")
     steps = iterations * ROWS * options.seeds
