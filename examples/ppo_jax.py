@@ -12,8 +12,8 @@ All of training is one `jax.jit`, `vmap`ped over seeds. One iteration, and what 
 4. `fbuf.Shuffled` draws minibatches: in each epoch every row once, in a new order.
 5. `fbuf.clear` empties the buffer.
 
-PPO in one program can do without a buffer: what a `lax.scan` returns are arrays, too. This one has
-the code that you would write instead, for steps 2 and 4 above, and stays as it is when the rows come
+PPO in one program can do without a buffer: what a `lax.scan` returns are arrays, too. A buffer has
+the code that you would write for steps 2 and 4, and the learner stays as it is when the rows come
 from elsewhere (see ppo_torch.py).
 
 Needs gymnax>=1.0 (and six, which gymnax does not declare), optax, matplotlib and tqdm.
@@ -53,7 +53,7 @@ ENTROPY = 0.005
 LEARNING_RATE = 2.5e-3  # falls to 0 over the run
 SHORTEST = 8  # steps; no episode of this task is shorter
 
-ITERATIONS, QUICK_ITERATIONS = 200, 40
+ITERATIONS, QUICK_ITERATIONS = 100, 20
 EVALUATIONS = 10  # the last one is of the agent as it is in the end
 SOLVED, QUICK_BAR = 450.0, 100.0  # a new network gets about 20 on average
 
