@@ -55,7 +55,8 @@ SHORTEST = 8  # steps; no episode of this task is shorter
 
 ITERATIONS, QUICK_ITERATIONS = 100, 20
 EVALUATIONS = 10  # the last one is of the agent as it is in the end
-SOLVED, QUICK_BAR = 450.0, 100.0  # a new network gets about 20 on average
+SOLVED = 450.0
+QUICK_BAR = 350.0  # eight new networks get from 50 to 280 on average: some balance by luck
 
 Layers = list[tuple[jax.Array, jax.Array]]
 
