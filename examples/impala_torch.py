@@ -213,6 +213,7 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
             ROOM * NUM_ENVS,
             sampler=fbuf.Fifo(),
             next_of="observation",
+            max_ends=ROOM * NUM_ENVS // 8,  # no episode of this task is shorter
             **collector.options,
         )
         begun, learned, version = time.perf_counter(), 0, 0
@@ -228,8 +229,8 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
                 learned += len(ages[-1])
                 progress.update(len(ages[-1]))
             if learned * EVALUATIONS >= steps * len(curve):
+                fbuf.raise_on_fault(buffer)
                 note(learned)
-        fbuf.raise_on_fault(buffer)
         stats = collector.stats()
     progress.close()
     ended = time.perf_counter()

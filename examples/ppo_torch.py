@@ -39,7 +39,7 @@ if __name__ == "__main__":
     import matplotlib
     import torch
     from fbuf_adapters.gymnasium import ProcessCollector
-    from fbuf_adapters.pytorch import from_torch, to_torch
+    from fbuf_adapters.pytorch import to_torch
     from torch import nn
     from tqdm import tqdm
 
@@ -304,8 +304,9 @@ def train(name: str, iterations: int, seed: int) -> tuple[float, float, list[tup
             seconds["collect"] += time.perf_counter() - since
             since = time.perf_counter()
             batch = fbuf.rollout(buffer, view=fbuf.Transition())
-            value, advantage = from_torch(learner.advantages(to_torch(batch)))
-            buffer = fbuf.write(buffer, batch.ids, {"value": value, "advantage": advantage})
+            value, advantage = learner.advantages(to_torch(batch))
+            found = {"value": value.numpy(), "advantage": advantage.numpy()}
+            buffer = fbuf.write(buffer, batch.ids, found)
             key, sample_key = jax.random.split(key)
             for number in range(task.epochs * (task.rows // task.batch_size)):
                 batch = fbuf.sample(buffer, sample_key, task.batch_size, step=number)
