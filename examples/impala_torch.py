@@ -2,7 +2,7 @@
 
     python examples/impala_torch.py --help
 
-Two processes step eight environments each, with a copy of the policy in NumPy. They wait for nobody
+Two processes step four environments each, with a copy of the policy in NumPy. They wait for nobody
 while there is room. One round of the learner:
 
 1. `collector.drain` adds what has come to a buffer with `sampler=fbuf.Fifo()`, a queue.
@@ -47,18 +47,18 @@ if __name__ == "__main__":
 
 ENV = "CartPole-v1"
 
-PROCESSES, ENVS_PER_PROCESS = 2, 8
+PROCESSES, ENVS_PER_PROCESS = 2, 4
 NUM_ENVS = PROCESSES * ENVS_PER_PROCESS
-SEGMENT = 16  # steps of an environment that are learned from at once
+SEGMENT = 32  # steps of an environment that are learned from at once
 ROOM = 8 * SEGMENT  # for each environment in the queue: far more than ever waits
 HIDDEN = 64
 SCALE = (1 / 2.4, 1 / 2, 1 / 0.21, 1 / 2)  # brings what is observed to the order of 1
 GAMMA = 0.99
 REWARD_SCALE = 0.05  # and with it the values, which are sums of up to 100 rewards
 ENTROPY = 0.01
-LEARNING_RATE = 3e-3  # falls to 0 over the run
+LEARNING_RATE = 1e-3  # falls to 0 over the run
 
-STEPS, QUICK_STEPS = 300_000, 60_000
+STEPS, QUICK_STEPS = 250_000, 60_000
 EVALUATIONS = 10  # on the way, for the learning curve
 SOLVED = 400.0
 QUICK_BAR = 60.0  # of the last episodes of training; those of a new policy have about 20
