@@ -55,8 +55,8 @@ HIDDEN = 64
 SCALE = (1 / 2.4, 1 / 2, 1 / 0.21, 1 / 2)  # brings what is observed to the order of 1
 GAMMA = 0.99
 REWARD_SCALE = 0.05  # and with it the values, which are sums of up to 100 rewards
-ENTROPY = 0.01
-LEARNING_RATE = 1e-3  # falls to 0 over the run
+ENTROPY = 0.003
+LEARNING_RATE = 2e-3  # falls to 0 over the run
 
 STEPS, QUICK_STEPS = 400_000, 60_000
 EVALUATIONS = 10  # on the way, for the learning curve
