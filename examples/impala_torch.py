@@ -262,7 +262,7 @@ def plot(curve: list[tuple[int, float]], path: pathlib.Path) -> None:
         ylabel="mean return of 20 episodes",
         xlim=(0, None),
         ylim=(0, 520),
-        title=f"{ENV}: actors in processes, a queue in JAX, V-trace in PyTorch",
+        title=f"{ENV}: actors in processes, IMPALA in PyTorch",
     )
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
