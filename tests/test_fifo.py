@@ -168,7 +168,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 12), marks=SWEEP)])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=SWEEP)])
 @pytest.mark.parametrize(("envs", "lockstep", "autoreset", "overwrite"), CASES)
 def test_any_history(tmp_path, envs, lockstep, autoreset, overwrite, seeds):
     """With saves and loads in between: every row once, in its order, whatever else happens."""
@@ -286,9 +286,9 @@ def test_it_is_the_same_compiled_and_for_many_at_once():
 
     first = jnp.int32([0, 100])
     alone = [run(n) for n in first]
-    for got in (jax.vmap(run)(first), jax.jit(jax.vmap(run))(first)):
-        for at in range(2):
-            jax.tree.map(np.testing.assert_array_equal, alone[at], tuple(leaf[at] for leaf in got))
+    got = jax.jit(jax.vmap(run))(first)
+    for at in range(2):
+        jax.tree.map(np.testing.assert_array_equal, alone[at], tuple(leaf[at] for leaf in got))
 
 
 @pytest.mark.parametrize("capacity", [4, 8, 12])

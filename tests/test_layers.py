@@ -20,6 +20,7 @@ LAYERS = (
     "samplers",
     "state",
     "views",
+    "pace",
     "door",
     "disk",
     "verbs",

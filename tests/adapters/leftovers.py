@@ -19,8 +19,7 @@ def left():
             pass
     return {
         "processes": processes,
-        # tqdm keeps one of its own.
-        "threads": {t for t in threading.enumerate() if t.name != "tqdm_monitor"},
+        "threads": {thread for thread in threading.enumerate() if not _is_others(thread)},
         "files": sorted(_files()),
     }
 
@@ -34,6 +33,11 @@ def orphans():
             text = maps.read_text()
             found -= {name for name in found if name in text}
     return found
+
+
+def _is_others(thread):
+    """Whether it is tqdm's own, or one that Python did not start: JAX's, seen in a callback."""
+    return thread.name == "tqdm_monitor" or isinstance(thread, threading._DummyThread)
 
 
 def _files():

@@ -1,5 +1,7 @@
 """Every step of the environments is in the buffer, once and as it was."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -291,12 +293,21 @@ def test_policies_that_return_something_else(act, message):
 
 
 def test_extras_that_change():
-    calls = iter([np.float32, np.float64])
+    calls = iter([np.int32, np.float64])
     act = lambda _: (np.zeros(2, int), {"value": np.zeros(2, next(calls))})
     with Collector(vector(2), act) as collector:
         state = buffer(collector)
         with pytest.raises(CollectorError, match="extra 'value' as float64"):
             collector.collect(state, 3)
+
+
+def test_extras_of_another_width_are_as_at_first():
+    """Weights made by NumPy are of 64 bits, and so is what is computed from them."""
+    calls = itertools.cycle([np.float32, np.float64])
+    act = lambda _: (np.zeros(2, int), {"value": np.full(2, 0.5, next(calls))})
+    with Collector(vector(2), act) as collector:
+        state = collector.collect(buffer(collector), 3)
+    assert fbuf.rows(state).data["value"][:, -3:].tolist() == [[0.5] * 3] * 2
 
 
 def test_an_observation_that_does_not_fit_in_32_bits():

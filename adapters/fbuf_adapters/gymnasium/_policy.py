@@ -61,11 +61,7 @@ class Actor:
         self, path: str, array: np.ndarray[Any, Any], spec: Spec, given: Any
     ) -> np.ndarray[Any, Any]:
         shape = (self._num_envs, *spec.shape)
-        # An integer of another width keeps its value, and is checked for that.
-        fits = np.can_cast(array.dtype, spec.dtype, "same_kind") or (
-            array.dtype.kind in "iu" and spec.dtype.kind in "iu"
-        )
-        if array.shape != shape or not fits:
+        if array.shape != shape or not _fits(array.dtype, spec.dtype):
             came = _described(given if array.dtype == object else array)
             raise CollectorError(
                 f"Collector: the policy must return action{path} as {spec.dtype} of shape {shape}, "
@@ -88,12 +84,13 @@ class Actor:
             )
         for name, array in extras.items():
             spec = self.extras[name]
-            if array.shape != (self._num_envs, *spec.shape) or array.dtype != spec.dtype:
+            if array.shape != (self._num_envs, *spec.shape) or not _fits(array.dtype, spec.dtype):
                 raise CollectorError(
                     f"Collector: the policy returned the extra {name!r} as {_described(array)}, "
                     f"and before as {spec.dtype} of shape {(self._num_envs, *spec.shape)}; return "
                     "the same each time"
                 )
+            extras[name] = cast(array, spec.dtype, f"the extra {name!r}")
         return extras
 
     def _extra(self, name: str, array: np.ndarray[Any, Any]) -> Spec:
@@ -122,3 +119,9 @@ def _described(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict of {sorted(value)}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
+
+
+def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether values may be cast: an integer of another width keeps its value, which is checked."""
+    integers = given.kind in "iu" and wanted.kind in "iu"
+    return integers or np.can_cast(given, wanted, "same_kind")

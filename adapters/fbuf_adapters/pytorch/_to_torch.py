@@ -74,9 +74,8 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 def _holds_state(kind: type) -> bool:
     """Whether a type is fbuf's own, and not one of those that `fbuf.sample` hands out."""
     package, _, module = kind.__module__.partition(".")
-    handed_out = kind in (fbuf.Batch, fbuf.Sample, fbuf.MixedSample, fbuf.Ids) or module.startswith(
-        "views."
-    )
+    known = fbuf.Batch, fbuf.Sample, fbuf.MixedSample, fbuf.Ids, fbuf.PaceCounter
+    handed_out = kind in known or module.startswith("views.")
     return issubclass(kind, fbuf.State) or (package == "fbuf" and not handed_out)
 
 
