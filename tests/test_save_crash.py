@@ -151,7 +151,7 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     assert set(outcomes) == {2, 3}
 
 
-KILLS = int(os.environ.get("FBUF_KILLS", "30"))
+KILLS = int(os.environ.get("FBUF_KILLS", "12"))
 """How many kills of each kind the sweep has: two seconds each."""
 
 SAVING = textwrap.dedent(
