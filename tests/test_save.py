@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import os
 import pathlib
+import tempfile
 from typing import NamedTuple
 
 import jax
@@ -802,8 +803,32 @@ def test_misuse(tmp_path):
         fbuf.save(path, state)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_to(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError):
-        fbuf.save(tmp_path / "a", fbuf.init(jnp.zeros(()), 3))
+@pytest.fixture
+def nobody():
+    """Whoever runs the tests: root may write anywhere, and so is somebody else for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def read_only():
+    """A checkpoint that can be read, and not be written to. Others cannot get to `tmp_path`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        fbuf.save(folder, fbuf.init(jnp.zeros(()), 3))
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        yield folder
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755)
+
+
+def test_a_directory_that_cannot_be_written_to(read_only, nobody):
+    state = fbuf.load(read_only).state
+    for folder in (read_only, read_only / "new"):
+        with pytest.raises(PermissionError, match=str(read_only)):
+            fbuf.save(folder, state)
