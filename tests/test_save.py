@@ -280,6 +280,16 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs):
     assert len(joined) > 3
 
 
+@pytest.mark.parametrize("count", [1, 64, 65, 1024, 1025, 3000])
+def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
+    """They are padded to one of a few numbers, on their way out and back."""
+    state = fbuf.init(jnp.int32(0), 4096)
+    state = fbuf.save(tmp_path, fbuf.add(state, jnp.arange(2000, dtype=jnp.int32)))
+    state = fbuf.add(state, jnp.arange(count, dtype=jnp.int32) + 5000)
+    fbuf.save(tmp_path, state)
+    same(fbuf.load(tmp_path).state, state)
+
+
 def test_only_neighbours_are_joined(tmp_path, monkeypatch):
     """Of an environment that seldom steps an old file stays, while those behind it have gone."""
     monkeypatch.setattr(merge, "MOST", 3)
