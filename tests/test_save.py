@@ -256,13 +256,13 @@ def test_nothing_grows_for_ever(tmp_path):
     same(history.marked(saved, int(marks[0])), state)
 
 
-@pytest.mark.parametrize("envs", [3, pytest.param(None, marks=SWEEP)])
-def test_small_files_are_joined(tmp_path, monkeypatch, envs):
+@pytest.mark.parametrize(("envs", "turns"), [(3, 20), pytest.param(None, 40, marks=SWEEP)])
+def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
     """There are few of them, however small the saves, and each row is where it was."""
     monkeypatch.setattr(merge, "MOST", 6)
     monkeypatch.setattr(merge, "TOGETHER", 4)
     run, most, joined = Run(envs, fbuf.Uniform(), "same_step", envs is None, True), 0, set()
-    for turn in range(20):
+    for turn in range(turns):
         run.add()
         if turn in (6, 13):
             run.write()

@@ -17,6 +17,7 @@ from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._producer import Producer
+from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._target import Target, item_of
 
 _PATIENCE = 5.0
@@ -152,14 +153,14 @@ class Collector:
         self._left = state
         left = steps
         try:
-            with self._bar("collect", steps) as bar:
+            with bar("collect", steps, self._progress) as shown:
                 self._add_pending(target)
                 while left:
                     chunk = self._producer.chunk(min(left, self._chunk))
                     self._pending.append(chunk)
                     self._add_pending(target)
                     left -= chunk.steps
-                    bar.update(chunk.steps)
+                    shown.update(chunk.steps)
         except BaseException as error:
             begun = self._producer.stepper.begun()
             self._pending.extend([] if begun is None else [begun])
@@ -193,7 +194,7 @@ class Collector:
         check.integer("Collector.drain", "at_least", at_least, smallest=0)
         target = self._for(state, "drain")
         self._left = state
-        with self._bar("drain", at_least) as bar:
+        with bar("drain", at_least, self._progress) as shown:
             came, limit = 0, max(background.depth, 1)
             while came < at_least or limit > 0:
                 with uninterrupted():  # a chunk that was taken out is in no queue
@@ -204,7 +205,7 @@ class Collector:
                     raise self._failure(entry.error) from entry.error
                 if entry is not None:
                     came += entry.steps
-                    bar.update(entry.steps)
+                    shown.update(entry.steps)
                 limit -= 1
             self._add_pending(target)
         return self._taken()
@@ -342,18 +343,6 @@ class Collector:
         error.add_note(
             "Collector.collect: " + (f"{where}; " if where else "") + "the state that you passed "
             "may be consumed, and collector.recover() returns the newest"
-        )
-
-    def _bar(self, what: str, steps: int) -> Any:
-        from tqdm import tqdm
-
-        return tqdm(
-            total=steps,
-            desc=what,
-            unit="step",
-            delay=1,
-            disable=None if self._progress is None else not self._progress,
-            leave=False,
         )
 
 

@@ -21,6 +21,7 @@ from fbuf_adapters.gymnasium._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._memory import Memory
 from fbuf_adapters.gymnasium._place import SIZE, Board
 from fbuf_adapters.gymnasium._process import Process
+from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._slots import Slots
 from fbuf_adapters.gymnasium._spawn import end_if_unguarded
 from fbuf_adapters.gymnasium._target import Target, item_of
@@ -195,7 +196,7 @@ class ProcessCollector:
         check.integer("ProcessCollector.collect", "steps", steps)
         lengths = [self._chunk] * (steps // self._chunk)
         lengths += [steps % self._chunk] if steps % self._chunk else []
-        with self._adding(state, "collect"), self._bar("collect", steps) as bar:
+        with self._adding(state, "collect"), bar("collect", steps, self._progress) as shown:
             self._drop()
             for number, length in enumerate(lengths[: self._slot_count]):
                 self._command(number, length, newest=number == 0)
@@ -203,7 +204,7 @@ class ProcessCollector:
                 while not all(process.filled for process in self._crew.processes):
                     self._crew.listen(wait=True)
                 self._add(self._crew.processes)
-                bar.update(length)
+                shown.update(length)
                 if number + self._slot_count < len(lengths):
                     self._command(number, lengths[number + self._slot_count], newest=False)
         return self._taken()
@@ -225,7 +226,7 @@ class ProcessCollector:
         self._open("drain", "free")
         check.integer("ProcessCollector.drain", "at_least", at_least, smallest=0)
         wanted = self._steps + at_least * self._num_envs
-        with self._adding(state, "drain"), self._bar("drain", at_least) as bar:
+        with self._adding(state, "drain"), bar("drain", at_least, self._progress) as shown:
             with uninterrupted():
                 for slot in range(0 if self._running else self._slot_count):
                     self._command(slot, self._chunk, newest=True)
@@ -234,7 +235,7 @@ class ProcessCollector:
                 self._crew.listen(wait=self._steps < wanted)
                 before = self._steps
                 self._add_all()
-                bar.update((self._steps - before) / self._num_envs)
+                shown.update((self._steps - before) / self._num_envs)
                 if self._steps >= wanted:
                     break
         return self._taken()
@@ -416,18 +417,6 @@ class ProcessCollector:
         """The newest state, which belongs to the caller from now on."""
         state, self._left = self._left, None
         return state
-
-    def _bar(self, what: str, steps: int) -> Any:
-        from tqdm import tqdm
-
-        return tqdm(
-            total=steps,
-            desc=what,
-            unit="step",
-            delay=1,
-            disable=None if self._progress is None else not self._progress,
-            leave=False,
-        )
 
 
 ProcessCollector.__module__ = "fbuf_adapters.gymnasium"  # where users find it
