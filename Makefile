@@ -17,7 +17,7 @@ test: $(READY)  ## Run the test suite, in two processes.
 	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
 		$(BIN)/python -m pytest -n 2 --dist worksteal -m "not sweep" $(ARGS)
 
-sweep: $(READY)  ## Run what make test leaves out: many more cases of what it has some of.
+sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m sweep $(ARGS)
 
 matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/versions.md.

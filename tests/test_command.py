@@ -67,7 +67,7 @@ class Played:
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param(20, marks=pytest.mark.sweep), 30, 70]
+    "steps", [30, *(pytest.param(steps, marks=pytest.mark.sweep) for steps in (20, 70))]
 )  # not full; exactly full; around
 @pytest.mark.parametrize(
     "autoreset", [pytest.param("same_step", marks=pytest.mark.sweep), "next_step"]
@@ -111,6 +111,7 @@ def test_the_first_episode_is_whole_where_nothing_was_overwritten(tmp_path, chan
     assert json.loads(json.dumps(found.figures, allow_nan=False))["return"][0] == 3.0
 
 
+@pytest.mark.sweep
 def test_numbers_of_64_bits(tmp_path, capsys):
     with jax.enable_x64(True):
         state = fbuf.init({"reward": jnp.float64(0)}, 20)
@@ -120,6 +121,7 @@ def test_numbers_of_64_bits(tmp_path, capsys):
     assert not jax.config.jax_enable_x64
 
 
+@pytest.mark.sweep
 def test_rows_that_were_written_since(tmp_path):
     """A return is of the rewards as they are now, in new files and in files of changed rows."""
     state = fbuf.init({"reward": jnp.float32(0)}, 10)
@@ -243,6 +245,7 @@ def test_plan(capsys):
         assert not found.out
 
 
+@pytest.mark.sweep
 def test_it_is_a_program(tmp_path):
     """Both names of it; and one line that says what is wrong."""
     installed = shutil.which("fbuf", path=str(sys.prefix) + "/bin")

@@ -85,7 +85,10 @@ SWEPT = [
     (clear_between, UNIFORM),
 ]
 PLACES = [
-    *(pytest.param(case, 0, id=f"common{n}") for n, case in enumerate(COMMON)),
+    *(
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (2, 5)))
+        for n, case in enumerate(COMMON)
+    ),
     pytest.param(COMMON[0], 8, id="under vmap"),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[1:3]),
     *(
@@ -175,6 +178,7 @@ def test_vmap_is_the_same_as_one_by_one(sampler):
         np.testing.assert_allclose(values, seen[:, i], rtol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "spec"),
     [
@@ -224,6 +228,7 @@ def in_a_shard(sampler, options):
     return run
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "options"),
     [
@@ -360,7 +365,7 @@ def test_nbytes_is_what_init_takes():
 
 @pytest.mark.parametrize(
     "sampler",
-    [fbuf.Uniform(window=3), pytest.param(UNIFORM, marks=pytest.mark.sweep), PRIORITIZED],
+    [PRIORITIZED, *(pytest.param(s, marks=pytest.mark.sweep) for s in (UNIFORM, WINDOW))],
     ids=str,
 )
 def test_under_vmap_the_head_stays_one_for_all_seeds(sampler):

@@ -27,6 +27,7 @@ ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
 SCRIPTS = ("processes.md",)
 """Pages whose blocks are programs of their own, which start processes."""
 LONG = (
+    "collect.md",
     "coming_from_flashbax.md",
     "extending.md",
     "learning_every_k_steps.md",
@@ -84,6 +85,7 @@ def test_blocks_run_in_order(page, monkeypatch, capsys):
     assert ran
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run(name, tmp_path):
     pytest.importorskip("gymnasium")

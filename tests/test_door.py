@@ -370,7 +370,7 @@ OTHER_ROWS = {
 
 @pytest.mark.parametrize(
     "change",
-    [pytest.param(n, marks=[pytest.mark.sweep] * (n == "remove")) for n in OTHER_ROWS],
+    [pytest.param(n, marks=[pytest.mark.sweep] * (n != "write")) for n in OTHER_ROWS],
 )
 def test_sampling_before_changing_other_rows_is_told_while_tracing(change):
     def step(name, said, same):

@@ -168,7 +168,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=SWEEP)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=SWEEP)])
 @pytest.mark.parametrize(("envs", "lockstep", "autoreset", "overwrite"), CASES)
 def test_any_history(tmp_path, envs, lockstep, autoreset, overwrite, seeds):
     """With saves and loads in between: every row once, in its order, whatever else happens."""

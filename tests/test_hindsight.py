@@ -37,10 +37,10 @@ def allowed(history, slot, strategy):
     ("strategy", "shape", "autoreset"),
     [
         ("future", TOGETHER, "next_step"),
-        ("episode", APART, "same_step"),
         *(
             pytest.param(*case, marks=SWEEP)
             for case in (
+                ("episode", APART, "same_step"),
                 ("episode", FLAT, "same_step"),
                 ("final", FLAT, "same_step"),
                 ("future", FLAT, "next_step"),
@@ -105,7 +105,7 @@ def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
 
 
 @pytest.mark.parametrize(
-    "ratio", [0.8, 1.0, pytest.param(0, marks=SWEEP), pytest.param(0.1, marks=SWEEP)]
+    "ratio", [0.8, *(pytest.param(ratio, marks=SWEEP) for ratio in (0, 0.1, 1.0))]
 )
 def test_the_share_that_is_relabelled(ratio):
     view = fbuf.Hindsight(reward_fn, strategy="final", ratio=ratio)
@@ -128,6 +128,7 @@ def test_the_share_that_is_relabelled(ratio):
     assert abs(both - ratio**2) < 5 / np.sqrt(DRAWS / 2)
 
 
+@SWEEP
 def test_another_key_chooses_anew_and_the_choice_is_not_the_samplers():
     state, view = episodes(), fbuf.Hindsight(reward_fn, strategy="future", ratio=0.5)
     one, same, other = (fbuf.sample(state, jax.random.key(k), 64, view=view) for k in (0, 0, 1))

@@ -141,6 +141,7 @@ def test_the_same_buffer_twice_is_drawn_from_anew():
     assert (mixed.of(0, mixed.sample.data) != mixed.of(1, mixed.sample.data)).any()
 
 
+@pytest.mark.sweep
 def test_an_empty_source_is_masked():
     plain, _, _ = buffers()
     empty = fbuf.init(jnp.int32(0), 8, sampler=PER)

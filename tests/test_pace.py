@@ -19,6 +19,7 @@ def due(pace, added, **kwargs):
     return found
 
 
+@pytest.mark.sweep
 def test_pace_is_exact_however_long_it_counts():
     rng = np.random.default_rng(0)
     for ratio in (0.1, 1 / 3, 0.25, 3, 2.5, fractions.Fraction(7, 13), 0, np.uint8(4)):

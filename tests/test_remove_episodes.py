@@ -94,6 +94,7 @@ def test_the_rows_of_an_episode_go_and_no_other(shape, sampler, autoreset):
         jax.tree.map(np.testing.assert_array_equal, again.ring, found.ring)
 
 
+@SWEEP
 def test_more_rows_than_are_removed_at_a_time():
     state = fbuf.init(jnp.int32(0), 5000, sampler=fbuf.Prioritized())
     rows = jnp.arange(4500, dtype=jnp.int32)

@@ -152,9 +152,10 @@ def test_smaller_is_as_if_it_had_always_been(envs, sampler, autoreset, lockstep,
     assert not pair.states[0].fault
 
 
+@SWEEP
 @pytest.mark.parametrize(
     ("envs", "sampler", "autoreset", "lockstep", "next_of"),
-    [CASES[0], pytest.param(*CASES[1], marks=SWEEP), *CASES[2:]],
+    CASES,
 )
 def test_larger_holds_all_and_more(envs, sampler, autoreset, lockstep, next_of):
     """Grown before the ring comes around, it is as one that was as large from the first."""
@@ -170,9 +171,10 @@ def test_larger_holds_all_and_more(envs, sampler, autoreset, lockstep, next_of):
         pair.change()
 
 
+@SWEEP
 @pytest.mark.parametrize(
     ("envs", "sampler", "autoreset", "lockstep", "next_of"),
-    [pytest.param(*CASES[0], marks=SWEEP), *CASES[1:]],
+    CASES,
 )
 def test_a_full_one_grows_and_shrinks(envs, sampler, autoreset, lockstep, next_of):
     """No window is drawn that was not, and its oldest row is never a first step by mistake."""

@@ -211,6 +211,7 @@ def test_only_what_is_new_is_written(tmp_path):
     assert "shard-00000/rows-00000003.npy" not in files(tmp_path)  # there is nothing new
 
 
+@SWEEP
 def test_what_changes_in_place_is_small(tmp_path):
     """Verb by verb: the rows that were there are not written again."""
     state = fbuf.init({"x": jnp.zeros(100)}, 1000, sampler=fbuf.Prioritized(window=2))
@@ -241,6 +242,7 @@ def test_what_changes_in_place_is_small(tmp_path):
         same(seen(loaded), seen(state))
 
 
+@SWEEP
 def test_nothing_grows_for_ever(tmp_path):
     """A file of rows goes with the last of them."""
     state = fbuf.init(jnp.zeros(100), 1000)
@@ -305,6 +307,7 @@ def test_only_neighbours_are_joined(tmp_path, monkeypatch):
         history.remember(tmp_path, known)
 
 
+@SWEEP
 def test_what_is_joined_is_checked_first(tmp_path, monkeypatch):
     """A damaged file does not get a checksum of its own."""
     monkeypatch.setattr(merge, "MOST", 3)
@@ -427,6 +430,7 @@ def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
         history.remember(tmp_path, known)
 
 
+@SWEEP
 def test_another_way_that_ends_in_the_same_rows_is_seen_by_its_episodes(tmp_path):
     def run(value, count):
         rows = jnp.where(jnp.arange(count) < 50, value, 0)[:, None].astype(jnp.float32)
@@ -438,6 +442,7 @@ def test_another_way_that_ends_in_the_same_rows_is_seen_by_its_episodes(tmp_path
     same(fbuf.load(tmp_path).state, run(2, 610))
 
 
+@SWEEP
 def test_older_rows_that_differ_are_seen_wherever_they_are(tmp_path):
     """Rows, and next observations of ends of episodes."""
 
@@ -461,7 +466,8 @@ def check_saved(path, state):
     history.remember(path, known)
 
 
-@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=SWEEP)])
+@SWEEP
+@pytest.mark.parametrize("marked", [True, False])
 def test_as_many_ends_as_there_is_room_for(tmp_path, marked):
     """Each in the place, and of the slot, that the one before it had."""
     state = fbuf.init({"x": jnp.zeros(1)}, 128, num_envs=8, next_of="x")
@@ -475,6 +481,7 @@ def test_as_many_ends_as_there_is_room_for(tmp_path, marked):
             state = returned if marked else state
 
 
+@SWEEP
 def test_rows_of_the_same_numbers_in_other_places(tmp_path):
     """Another buffer whose older rows are alike in every sum of numbers and places."""
 
@@ -495,6 +502,7 @@ def test_rows_of_the_same_numbers_in_other_places(tmp_path):
         assert len(np.unique(numbers, axis=0)) == len(np.unique(rows, axis=0))
 
 
+@SWEEP
 def test_another_buffer_with_the_rows_as_they_were_written(tmp_path):
     """The file of a row that `fbuf.write` has changed holds what it was before."""
     fresh = lambda: fbuf.init({"x": jnp.zeros(())}, 10)
@@ -507,6 +515,7 @@ def test_another_buffer_with_the_rows_as_they_were_written(tmp_path):
     check_saved(tmp_path, again)
 
 
+@SWEEP
 def test_one_environment_that_seldom_steps(tmp_path):
     """Its few rows do not keep the files of all others."""
     state = fbuf.init(jnp.zeros(50), 80, num_envs=2, lockstep=False)
@@ -770,6 +779,7 @@ def test_nothing_of_the_state_is_held(tmp_path):
             assert where(state) == before
 
 
+@SWEEP
 def test_into_another_capacity(tmp_path):
     state = fbuf.init(jnp.int32(0), 10, sampler=fbuf.Prioritized())
     state = fbuf.add(state, jnp.arange(14, dtype=jnp.int32))

@@ -275,6 +275,7 @@ def test_a_full_disk(tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.sweep
 def test_one_writer_at_a_time(tmp_path):
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
@@ -295,6 +296,7 @@ with lock.held(pathlib.Path(sys.argv[1])):
 """
 
 
+@pytest.mark.sweep
 def test_a_failure_is_said_at_the_end_of_python(tmp_path):
     program = """
 import sys, jax.numpy as jnp, fbuf

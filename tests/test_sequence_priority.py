@@ -81,6 +81,7 @@ def test_a_bad_priority_spoils_its_own_sequence_and_no_other(bad, eta):
     np.testing.assert_allclose(got[2], 3, rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_what_update_priority_makes_of_it():
     sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
     state = fbuf.init(jnp.int32(0), capacity=4, sampler=sampler)

@@ -74,6 +74,7 @@ def test_an_epoch_holds_every_start_once(sampler, batch_size):
     assert orders[0] != epoch(state, jax.random.key(4), batch_size, 0, batches)
 
 
+@SWEEP
 def test_an_epoch_while_rows_are_written():
     """At most one row drawn twice, and one left out, for each row written since it began."""
     state = fbuf.init(jnp.int32(0), 1000, sampler=fbuf.Shuffled())
@@ -146,6 +147,7 @@ def an_epoch_with(sampler, options, event, changed, stored):
     assert count - len(counts) <= 2 * changed
 
 
+@SWEEP
 def test_few_starts_among_many_slots():
     state = fbuf.init(jnp.int32(0), 4000, sampler=fbuf.Shuffled(first_only=True))
     state = fbuf.add(state, rows(4000), truncated=rows(4000) % 100 == 99)
@@ -203,6 +205,7 @@ def test_batches_of_several_sizes_share_an_epoch():
         fbuf.sample(state, key, 8, step=(0, 1, 2))
 
 
+@SWEEP
 def test_an_epoch_by_episode_draws_a_new_start_in_each():
     state = fbuf.init(jnp.int32(0), 64, sampler=fbuf.Shuffled(by="episode"))
     state = fbuf.add(state, jnp.arange(64, dtype=jnp.int32), terminated=jnp.arange(64) % 8 == 7)

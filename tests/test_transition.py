@@ -112,7 +112,7 @@ SWEEP = pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "autoreset", "ends"),
     [
-        ((None, 9, True), "same_step", 9),
+        pytest.param((None, 9, True), "same_step", 9, marks=SWEEP),
         pytest.param((3, 6, True), "next_step", 2, marks=SWEEP),
         ((3, 6, False), "same_step", 2),
         pytest.param((None, 9, True), "same_step", 2, marks=SWEEP),

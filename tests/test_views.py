@@ -214,6 +214,7 @@ class Guess(fbuf.views.View):
         return fbuf.views.Reading(guesses, reader.flags(slots))
 
 
+@pytest.mark.sweep
 def test_the_key_of_a_view_is_not_that_of_the_sampler():
     state = fbuf.add(fbuf.init(jnp.int32(0), 100), jnp.arange(100, dtype=jnp.int32))
     batch = fbuf.sample(state, jax.random.key(3), 32, view=Guess())

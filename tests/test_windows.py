@@ -43,6 +43,7 @@ def test_two_rows_of_a_window_removed_at_once_take_out_one_start(sampler):
     assert int(fbuf.stats(state)["num_starts"]) == 3  # of 6 these: 3, 4, 5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("by", ["start", "episode"])
 def test_the_oldest_row_that_is_removed_takes_no_newest_one_with_it(by):
     """Around the seam the newest row lies before it, here the first of an episode."""

@@ -392,6 +392,7 @@ def test_what_is_gone_is_not_given_out_of_what_was_drawn_ahead(kind):
     ahead.close()
 
 
+@pytest.mark.sweep
 def test_a_batch_of_another_size_drops_those_drawn_ahead(kind):
     ahead, plain = filled(kind, prefetch=2, seed=4), filled(kind, seed=4)
     for size in (BATCH, 5, BATCH, 7, 7, BATCH):

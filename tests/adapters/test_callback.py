@@ -466,6 +466,7 @@ def start():
     return fbuf.init({"number": 0, "next": {"reward": np.zeros(1, np.float32)}}, 10, sampler=EXACT)
 
 
+@pytest.mark.sweep
 def test_priorities_by_torch_inside_are_those_outside():
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)

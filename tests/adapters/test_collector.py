@@ -66,10 +66,8 @@ def test_a_field_can_hold_the_next_observation(mode):
     assert stored(state) == expected(3, 33, mode)
 
 
-MANY = [pytest.param(mode, marks=pytest.mark.sweep) for mode in ("next_step", "disabled")]
-
-
-@pytest.mark.parametrize("mode", ["same_step", *MANY])
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", MODES)
 def test_environments_in_processes_of_their_own(mode):
     envs = vector(2, mode, asynchronous=True)
     with Collector(envs, policy, chunk=8) as collector:

@@ -307,6 +307,7 @@ class Sleeps(Walk):
         time.sleep(3600)
 
 
+@pytest.mark.sweep
 def test_close_while_a_process_hangs(monkeypatch):
     from gymnasium.vector import AsyncVectorEnv
 
@@ -323,6 +324,7 @@ def test_close_while_a_process_hangs(monkeypatch):
     assert not any(process.is_alive() for process in envs.processes)
 
 
+@pytest.mark.sweep
 def test_a_program_ends_that_never_closed():
     script = """
 import fbuf, gymnasium

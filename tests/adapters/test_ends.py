@@ -102,6 +102,7 @@ def test_an_id_that_changes_from_one_item_to_the_next():
     assert starts(rb) == {0, 1, 3, 5, 6}
 
 
+@pytest.mark.sweep
 def test_environments_have_an_id_each():
     rb = TensorDictReplayBuffer(CAPACITY, num_envs=2, **PAIRS)
     first = torch.tensor([[0, 0, 0, 1], [5, 5, 5, 5]])

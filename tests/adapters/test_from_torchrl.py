@@ -285,6 +285,7 @@ def test_the_trajectories_of_the_tutorial():
     assert seen == {1, 2, 3, 4}
 
 
+@pytest.mark.sweep
 def test_episodes_as_a_world_model_takes_them():
     """As TD-MPC2: whole episodes with an id and no flags, 256 slices of 4 steps, time first."""
     horizon, batch_size = 3, 256

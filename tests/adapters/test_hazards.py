@@ -134,6 +134,7 @@ def test_a_tensor_that_is_added_may_be_reused_at_once(way, width):
     assert [wrong(way, width) for _ in range(2)] == [(0, 0)] * 2  # the first of them compiles
 
 
+@pytest.mark.sweep
 def test_what_is_given_later_may_be_reused_at_once():
     """Priorities, and fields that are written."""
     buffer = ReplayBuffer(ROWS, item=jax.tree.map(lambda x: x[0], memory()), sampler=EXACT)

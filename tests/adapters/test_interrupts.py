@@ -151,6 +151,7 @@ def test_an_interrupted_transform_is_done_once(interrupted):
         assert set(buffer.sample().data["x"].reshape(-1).tolist()) == {2.0}
 
 
+@pytest.mark.sweep
 def test_a_signal_handler_may_use_the_buffer():
     """It raises nothing, and saves the state, say."""
     saved, rng = [], random.Random(3)

@@ -36,7 +36,7 @@ def main():
 GUARDED = '\nif __name__ == "__main__":\n    main()\n'
 
 
-BOTH = [pytest.param(None, marks=pytest.mark.sweep), "hangs"]
+BOTH = [None, "hangs"]
 
 
 class Run:
@@ -91,6 +91,7 @@ def program(fails=None, then="pass", guard=GUARDED):
     return PROGRAM.format(fails=fails, then=then) + guard
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fails", BOTH)
 def test_ctrl_c_ends_all(tmp_path, fails):
     run = Run(tmp_path, program(fails, "time.sleep(100)"))
@@ -112,11 +113,13 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path, fails):
     assert errors == ""
 
 
+@pytest.mark.sweep
 def test_a_program_that_closes_nothing_ends(tmp_path):
     code, output, errors = Run(tmp_path, program()).end()
     assert (code, output, errors) == (0, "ready\n", "")
 
 
+@pytest.mark.sweep
 def test_a_program_without_a_guard_is_told(tmp_path):
     began = time.monotonic()
     code, output, errors = Run(tmp_path, program(guard="\nmain()\n")).end()

@@ -30,11 +30,19 @@ SLOW = 0.02
     ("fails", "message"),
     [
         ("raises", r"failed in environment 3: ValueError: the game is broken"),
-        ("shape", r"failed in environment 3: its observation is of shape \(3,\).*says \(9,\)"),
-        ("values", r"failed in environment 3: ValueError: not enough values to unpack"),
         ("is killed", r"was killed by SIGKILL in environment 3"),
-        ("exits", r"ended with exit code 7 in environment 3"),
-        ("hangs", r"hangs in environment 3, for \d+ s now \(timeout=3\)"),
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in (
+                (
+                    "shape",
+                    r"failed in environment 3: its observation is of shape \(3,\).*says \(9,\)",
+                ),
+                ("values", r"failed in environment 3: ValueError: not enough values to unpack"),
+                ("exits", r"ended with exit code 7 in environment 3"),
+                ("hangs", r"hangs in environment 3, for \d+ s now \(timeout=3\)"),
+            )
+        ),
     ],
 )
 def test_an_environment_that_fails_is_named(fails, message):
@@ -92,7 +100,7 @@ def test_a_constructor_that_fails():
     assert time.monotonic() - began < SECONDS
 
 
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", [pytest.param("free", marks=pytest.mark.sweep), "barrier"])
 def test_a_process_is_started_anew(mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, mode=mode, chunk=3, restart=1) as collector:
@@ -115,6 +123,7 @@ def test_a_process_is_started_anew(mode):
         assert len(set(map(len, (rows["reward"] for rows in found)))) == 1
 
 
+@pytest.mark.sweep
 def test_it_is_not_started_anew_for_ever():
     with make({"fails": "raises"}, restart=1, processes=1) as collector:
         state = buffer(collector)
@@ -139,6 +148,7 @@ def until_all_have(rows, collector, state):
     return state
 
 
+@pytest.mark.sweep
 def test_a_collector_that_hangs_is_closed_in_seconds():
     collector = make({"fails": "hangs", "seeds": (2,), "at": 2}, mode="free")
     state = collector.drain(buffer(collector), at_least=1)
@@ -154,7 +164,7 @@ def test_a_collector_that_nobody_has_ends_its_processes():
     del collector  # the fixture counts what is left
 
 
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["free", pytest.param("barrier", marks=pytest.mark.sweep)])
 def test_ctrl_c_loses_no_whole_chunk(mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
         state = buffer(collector)

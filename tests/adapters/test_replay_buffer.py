@@ -199,6 +199,7 @@ def test_int64_is_stored_in_32_bits_and_comes_back_when_asked_for(asked):
     assert contents(buffer)[:COUNT] == wanted
 
 
+@pytest.mark.sweep
 def test_with_64_bit_types_on_nothing_is_narrowed():
     with jax.enable_x64(True):
         buffer = ReplayBuffer(CAPACITY, device=DEVICE, int64=True, batch_size=BATCH)
@@ -562,6 +563,7 @@ def test_wrong_arguments_of_the_constructor_are_named(options, error):
         ReplayBuffer(4, **options)
 
 
+@pytest.mark.sweep
 def test_a_resumed_run_has_the_sizes_of_the_first_one():
     one, other = (buffer_of(batch_size=None, sampler=EXACT, seed=s) for s in (1, 2))
     one.sample(7)
@@ -570,6 +572,7 @@ def test_a_resumed_run_has_the_sizes_of_the_first_one():
     assert_same(one.sample(7), other.sample(7))
 
 
+@pytest.mark.sweep
 def test_memory_is_freed():
     def live() -> int:
         gc.collect()
@@ -586,6 +589,7 @@ def test_memory_is_freed():
     assert live() - before < 2e6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_another_thread_that_drops_batches_doubles_none(prefetch):
     count = 400

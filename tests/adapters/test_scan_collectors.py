@@ -101,6 +101,7 @@ def test_every_step_is_in_the_buffer(make):
     assert stats["mean_length"] == pytest.approx(np.concatenate(lengths).mean())
 
 
+@pytest.mark.sweep
 def test_many_seeds_in_a_jit_of_your_own():
     collector = made(gymnax_collector)
     state = buffer(collector)

@@ -46,10 +46,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        pytest.param(name, marks=[pytest.mark.sweep] * (name not in ("apart", "next_of")))
-        for name in LAYOUTS
-    ],
+    [pytest.param(name, marks=[pytest.mark.sweep] * (name != "apart")) for name in LAYOUTS],
 )
 def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
     options, time_major = LAYOUTS[layout]
@@ -99,6 +96,7 @@ def test_a_mask_of_the_user_goes_with_the_padding():
     same(masked, chosen)
 
 
+@pytest.mark.sweep
 def test_ids_of_any_number_change_only_their_rows():
     buffer = ReplayBuffer(64, sampler=EXACT, batch_size=32)
     buffer.extend(rows(0, 40))
@@ -124,6 +122,7 @@ def test_ids_of_any_number_change_only_their_rows():
     buffer.raise_on_fault()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
 def test_weights_are_those_of_a_batch_of_that_size(normalize):
     sampler = fbuf.Prioritized(alpha=1.0, beta=0.5, eps=0.0, normalize=normalize)
@@ -150,6 +149,7 @@ def test_a_time_major_batch_is_cut_where_its_rows_are():
     assert (steps[1:] - steps[:-1] == 1).all()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("prefetch", "drop_last"),
     [(0, True), *(pytest.param(*n, marks=pytest.mark.sweep) for n in ((0, False), (2, False)))],
@@ -184,6 +184,7 @@ def compiled(monkeypatch):
     return names
 
 
+@pytest.mark.sweep
 def test_any_lengths_take_a_handful_of_programs(compiled):
     """Forty episodes of forty lengths, and as many sizes of draws and updates."""
     rng = np.random.default_rng(0)

@@ -151,7 +151,8 @@ def test_slices_may_begin_anywhere():
     assert set(batch["t"][first].tolist()) - WHOLE
 
 
-@pytest.mark.parametrize("drop_last", [False, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("drop_last", [False, True])
 def test_an_epoch_has_a_slice_of_every_episode(drop_last):
     """And its last batch is short, or left out."""
     sampler = fbuf.Shuffled(window=LENGTH, by="episode")
@@ -192,7 +193,8 @@ def test_short_slices_can_be_padded():
     assert form(batch) == form(peer.sample())
 
 
-@pytest.mark.parametrize("padded", [True, pytest.param(False, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("padded", [True, False])
 def test_first_steps_are_marked_where_the_key_is_stored(padded):
     rb, given = ragged("padded" if padded else "flat"), trajectories()
     rb.extend(given.set("is_init", (STEP == 0).unsqueeze(-1)))
@@ -206,6 +208,7 @@ def test_first_steps_are_marked_where_the_key_is_stored(padded):
     assert "is_init" not in rb.sample().keys()  # noqa: SIM118 (a TensorDict has no `in`)
 
 
+@pytest.mark.sweep
 def test_marks_can_be_left_out_or_go_elsewhere():
     given = trajectories()
     rb = ours(truncated_key=None)
@@ -295,6 +298,7 @@ def test_the_first_row_of_a_reshaped_slice_gets_the_largest():
     assert priorities(rb) == [t + (102 if t in drawn else 1) for t in range(COUNT)]
 
 
+@pytest.mark.sweep
 def test_rows_that_only_pad_change_no_priority():
     sampler = fbuf.Prioritized(window=LENGTH, strict=False, **EXACT)
     rb = ours(sampler, boundary="pad", slices="padded")

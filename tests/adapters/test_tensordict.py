@@ -910,6 +910,7 @@ def test_a_batch_has_no_rows_that_were_not_drawn():
     assert rb.sample()["index"].tolist() == [0] * PAIRS["batch_size"]
 
 
+@pytest.mark.sweep
 def test_there_may_be_nothing_to_draw_any_more():
     rb = windowed()
     data = episodes(("terminated",))
