@@ -85,6 +85,12 @@ def _place(request):
         yield
 
 
+def pytest_itemcollected(item):
+    """Examples in docstrings each compile their own programs: they run in the sweep."""
+    if isinstance(item, pytest.DoctestItem):
+        item.add_marker(pytest.mark.sweep)
+
+
 SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]
 
 

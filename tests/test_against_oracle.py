@@ -117,9 +117,8 @@ def test_any_history(shape, sampler, autoreset, sizes, seeds):
 SAVED = [n for n, case in enumerate(CASES) if case[1].window > 1]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(n, marks=[pytest.mark.sweep] * (n != SAVED[-1])) for n in SAVED]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", SAVED)
 def test_any_history_with_saves(tmp_path, case):
     """A buffer that was saved or loaded goes on as if nothing had been, windows and all."""
     shape, sampler, autoreset, sizes = CASES[case]

@@ -99,6 +99,7 @@ def test_both_forms_give_the_same():
     np.testing.assert_array_equal(expected, other)
 
 
+@pytest.mark.sweep
 def test_what_is_marked_can_be_unmarked():
     slots = jnp.array([3, 31, 40, 9000, 63], jnp.int32)
     tree = bit_tree.change(bit_tree.empty(10_000), slots, jnp.ones_like(slots))

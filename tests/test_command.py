@@ -19,7 +19,11 @@ import fbuf
 from fbuf.command import inspect, plan
 from fbuf.command.main import main
 
-SHAPES = [(None, True), (3, True), (3, False)]
+SHAPES = [
+    pytest.param(None, True, marks=pytest.mark.sweep),
+    pytest.param(3, True, marks=pytest.mark.sweep),
+    (3, False),
+]
 
 
 class Played:

@@ -183,9 +183,9 @@ def test_vmap_is_the_same_as_one_by_one(sampler):
     ("sampler", "spec"),
     [
         (PRIORITIZED, PartitionSpec("x")),
-        pytest.param(UNIFORM, PartitionSpec(), marks=pytest.mark.sweep),
-        pytest.param(UNIFORM, PartitionSpec("x"), marks=pytest.mark.sweep),
-        pytest.param(PRIORITIZED, PartitionSpec(), marks=pytest.mark.sweep),
+        (UNIFORM, PartitionSpec()),
+        (UNIFORM, PartitionSpec("x")),
+        (PRIORITIZED, PartitionSpec()),
     ],
 )
 def test_two_devices_draw_the_same_batch(sampler, spec):
@@ -233,11 +233,11 @@ def in_a_shard(sampler, options):
     ("sampler", "options"),
     [
         (PRIORITIZED, {}),
-        pytest.param(UNIFORM, SHARED | {"next_of": "x"}, marks=pytest.mark.sweep),
-        pytest.param(BY_EPISODE, {}, marks=pytest.mark.sweep),
-        pytest.param(WINDOW, {}, marks=pytest.mark.sweep),
-        pytest.param(MIXTURE, {}, marks=pytest.mark.sweep),
-        pytest.param(fbuf.Shuffled(), {}, marks=pytest.mark.sweep),
+        (UNIFORM, SHARED | {"next_of": "x"}),
+        (BY_EPISODE, {}),
+        (WINDOW, {}),
+        (MIXTURE, {}),
+        (fbuf.Shuffled(), {}),
     ],
 )
 def test_a_buffer_made_inside_shard_map(sampler, options):
@@ -340,6 +340,7 @@ def test_the_same_key_gives_the_same_batch(run):
     assert (np.asarray(other.ids.slot) != np.asarray(expected.ids.slot)).any()
 
 
+@pytest.mark.sweep
 def test_counters_do_not_overflow():
     state = fbuf.init(jnp.int32(0), 5, sampler=PRIORITIZED)
     ring = dataclasses.replace(

@@ -70,9 +70,8 @@ def as_often_as_they_should_be(name, case):
     assert_fits(drawn(state), expected / expected.sum())
 
 
-@pytest.mark.parametrize(
-    "alpha", [0.5, pytest.param(0.0, marks=SWEEP), pytest.param(1.0, marks=SWEEP)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_alpha_shapes_the_frequencies(alpha):
     state = fbuf.init(jnp.int32(0), 8, sampler=fbuf.Prioritized(alpha=alpha, eps=0.0))
     priority = jnp.array([0.5, 1, 2, 4, 8, 16, 0, 3], jnp.float32)

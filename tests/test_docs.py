@@ -30,6 +30,7 @@ LONG = (
     "collect.md",
     "coming_from_flashbax.md",
     "extending.md",
+    "index.md",
     "learning_every_k_steps.md",
     "logging_and_faults.md",
     "pytorch.md",

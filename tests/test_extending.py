@@ -59,6 +59,7 @@ def test_every_byte_is_in_place(body, sampler, seeds):
     in_place(body, sampler, seeds=seeds)
 
 
+@pytest.mark.sweep
 def test_one_trace_serves_all_calls():
     run = jax.jit(chex.assert_max_traces(step, n=1))
     state = fbuf.init(ITEM, 40, sampler=HOT)
@@ -92,6 +93,7 @@ def test_the_same_in_every_way_eager_jit_scan_vmap():
     programs.every_way(draw, filled(), jax.random.split(jax.random.key(1), 2))
 
 
+@pytest.mark.sweep
 def test_draws_are_as_likely_as_they_say():
     state, count = filled(), 100_000
     batch = fbuf.sample(state, jax.random.key(3), count)

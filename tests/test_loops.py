@@ -103,7 +103,16 @@ def test_random_bits_of_other_platforms_are_the_same(
     jax.default_backend() != "cpu" or len(os.sched_getaffinity(0)) == 1,
     reason="wants several CPU cores",
 )
-@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized(), fbuf.Uniform(window=4)])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Prioritized(),
+        *(
+            pytest.param(s, marks=pytest.mark.sweep)
+            for s in (fbuf.Uniform(), fbuf.Uniform(window=4))
+        ),
+    ],
+)
 def test_no_part_of_a_draw_is_shared_out_among_threads(sampler: Any) -> None:
     """XLA notes in the program what it splits."""
     row = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStruct((), bool)}

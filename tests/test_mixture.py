@@ -66,6 +66,7 @@ def test_a_row_is_as_likely_as_all_ways_together_make_it(given, window):
             assert stats.chisquare(counts[there], expected[there] * 20_000).pvalue > 1e-4
 
 
+@pytest.mark.sweep
 def test_a_mixture_can_be_updated_and_emptied():
     sampler = fbuf.Mixture(0.0, prioritized=1.0, priorities=PER)
     state = fbuf.add(fbuf.init(jnp.int32(0), 8, sampler=sampler), jnp.arange(8, dtype=jnp.int32))

@@ -231,6 +231,7 @@ def test_more_ends_than_there_is_room_for():
     assert int(fbuf.rows(small, view=fbuf.Transition()).mask.sum()) == 2
 
 
+@pytest.mark.sweep
 def test_inside_jit_and_vmap():
     rows = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
 

@@ -282,6 +282,7 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
     assert len(joined) > 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [1, 64, 65, 1024, 1025, 3000])
 def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
     """They are padded to one of a few numbers, on their way out and back."""

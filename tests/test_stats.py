@@ -52,9 +52,14 @@ def test_ends_are_those_of_rows_that_are_there():
 @pytest.mark.parametrize(
     "sampler",
     [
-        fbuf.Uniform(),
-        fbuf.Uniform(window=2),
-        fbuf.Prioritized(alpha=1.0, eps=0.0),
+        *(
+            pytest.param(sampler, marks=pytest.mark.sweep)
+            for sampler in (
+                fbuf.Uniform(),
+                fbuf.Uniform(window=2),
+                fbuf.Prioritized(alpha=1.0, eps=0.0),
+            )
+        ),
         fbuf.Prioritized(alpha=1.0, eps=0.0, window=2),
     ],
 )

@@ -162,6 +162,7 @@ def test_what_is_lost_is_masked():
         fbuf.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 def test_hindsight_has_it_too():
     row = {"observation": jnp.int32(0), "goal": jnp.int32(0), "at": jnp.int32(0), "reward": 0.0}
     state = fbuf.init(row, 8, next_of="observation")

@@ -54,6 +54,7 @@ def test_other_versions_are_silent(monkeypatch, version):
         _versions.warn_if_left_out()
 
 
+@pytest.mark.sweep
 def test_importing_fbuf_warns_at_the_line_that_imports_it(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

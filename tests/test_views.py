@@ -114,7 +114,7 @@ def test_n_step_of_one_and_of_a_whole_lane(shape, autoreset, n):
 
 
 @EVERY
-@pytest.mark.parametrize("boundary", ["pad", "cross"])
+@pytest.mark.parametrize("boundary", [pytest.param("pad", marks=pytest.mark.sweep), "cross"])
 def test_sequence(shape, autoreset, boundary):
     view = fbuf.Sequence(3, burn_in=2, bootstrap=1, boundary=boundary, state="next_observation")
     for oracle, slot, reading in every(view, shape, autoreset):

@@ -20,23 +20,9 @@ def both(state, keys, beta):
     return draw(None), draw(beta)
 
 
-@pytest.mark.parametrize(
-    ("beta", "normalize"),
-    [
-        (0.4, "buffer"),
-        *(
-            pytest.param(*case, marks=pytest.mark.sweep)
-            for case in (
-                (0.5, "batch"),
-                (1.0, "buffer"),
-                (0.0, "batch"),
-                (0.0, "buffer"),
-                (0.4, "batch"),
-                (0.5, "buffer"),
-            )
-        ),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 0.5, 1.0])
 def test_weights_are_relative_probabilities_raised(beta, normalize):
     """With a static exponent, some of which need no logarithm, and with a traced one."""
     sampler = fbuf.Prioritized(alpha=1.0, beta=beta, eps=0.0, normalize=normalize)

@@ -36,6 +36,7 @@ def test_a_mask_leaves_no_gap_in_a_window(sampler):
             assert figure == fbuf.stats(alone)[name], name
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(window=3), fbuf.Prioritized(window=3)], ids=str)
 def test_two_rows_of_a_window_removed_at_once_take_out_one_start(sampler):
     state = fbuf.add(fbuf.init(jnp.int32(0), 8, sampler=sampler), jnp.arange(8, dtype=jnp.int32))
@@ -74,7 +75,11 @@ SAMPLERS = [
 
 @pytest.mark.parametrize(
     ("sampler", "lockstep"),
-    [(SAMPLERS[0], False), (SAMPLERS[1], True), (SAMPLERS[2], True)],
+    [
+        (SAMPLERS[0], False),
+        pytest.param(SAMPLERS[1], True, marks=pytest.mark.sweep),
+        pytest.param(SAMPLERS[2], True, marks=pytest.mark.sweep),
+    ],
     ids=str,
 )
 def test_draws_are_as_likely_as_they_should_be(sampler, lockstep):

@@ -303,6 +303,7 @@ def test_an_empty_buffer_says_so(kind):
     assert set(numbers(kind, buffer.sample())) == {7}
 
 
+@pytest.mark.sweep
 def test_a_window_waits_for_its_rows(kind):
     buffer = kind.make(**PAIRS, **kind.unmarked)
     kind.extend(buffer, rows(1))

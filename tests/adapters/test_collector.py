@@ -47,8 +47,17 @@ def buffer(collector, capacity=600, more=(), **options):
     return fbuf.init(item, capacity, **collector.options, **options)
 
 
-@pytest.mark.parametrize("kind", ["array", "dict", "tuple", "float64"])
-@pytest.mark.parametrize("mode", MODES)
+KINDS = ["array", "dict", "tuple", "float64"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        pytest.param(mode, kind, marks=[pytest.mark.sweep] * (n % 3 != m))
+        for m, mode in enumerate(MODES)
+        for n, kind in enumerate(KINDS)
+    ],
+)
 def test_every_step_is_in_the_buffer_as_it_was(mode, kind):
     with Collector(vector(3, mode, kind=kind), policy, chunk=8) as collector:
         state = buffer(collector, next_of="observation", max_ends=300)
@@ -299,6 +308,7 @@ def test_extras_that_change():
             collector.collect(state, 3)
 
 
+@pytest.mark.sweep
 def test_extras_of_another_width_are_as_at_first():
     """Weights made by NumPy are of 64 bits, and so is what is computed from them."""
     calls = itertools.cycle([np.float32, np.float64])

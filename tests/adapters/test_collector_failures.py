@@ -272,6 +272,7 @@ def test_close_while_a_step_hangs(monkeypatch):
 # --- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_process_is_killed():
     envs = vector(2, asynchronous=True)
     with Collector(envs, policy, chunk=8) as collector:

@@ -154,6 +154,7 @@ def test_64_bits_cross_when_jax_has_them(name):
         assert_same(from_torch(tensor, narrow=True), tensor)
 
 
+@pytest.mark.sweep
 def test_64_bits_are_added_when_jax_has_them():
     with jax.enable_x64(True):
         tensors = {name: tensor_of((8, 3), name) for name in WIDE}
@@ -806,6 +807,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.any_device
 def test_add_from_torch_is_add():
     items = {name: tensor_of((5, 3), name, DEVICE) for name in NARROW}

@@ -58,7 +58,8 @@ def of_many(*cases):
     return [cases[0], *(pytest.param(case, marks=pytest.mark.sweep) for case in cases[1:])]
 
 
-@pytest.mark.parametrize("key", of_many(("collector", "traj_ids"), ("episode",), ("some", "where")))
+@pytest.mark.sweep
+@pytest.mark.parametrize("key", [("collector", "traj_ids"), ("episode",), ("some", "where")])
 def test_ids_end_episodes(key):
     data = steps()
     data[key] = EPISODE.unsqueeze(-1)
@@ -116,6 +117,7 @@ def test_environments_have_an_id_each():
     assert starts(rb) == {0, 1, 3, 5, 6, 100, 101, 102, 104, 105, 106, 107}
 
 
+@pytest.mark.sweep
 def test_ids_may_be_the_same_again_in_an_emptied_buffer():
     rb = ours()
     rb.extend(steps(episode=EPISODE))
@@ -134,6 +136,7 @@ def test_ids_and_flags_end_episodes_together():
     assert flags_of(rb) == [0, 0, 2, 0, 2, 0, 1, 0]
 
 
+@pytest.mark.sweep
 def test_flattened_rollouts_of_a_collector():
     """`[8, 25]` of environments that ended at different times, one after the other."""
     ids = torch.arange(8).repeat_interleave(25) * 3 + (torch.arange(200) % 25 > 9).long()

@@ -153,6 +153,7 @@ def test_rows_keep_their_places(kind, count, storage):
     )
 
 
+@pytest.mark.sweep
 def test_episodes_are_not_joined_across_the_seam():
     """Ids are the same on both sides of it, and it lies in the middle of the storage."""
     rb = theirs(sampler=SliceSampler(slice_len=2), batch_size=2 * 64)

@@ -129,7 +129,7 @@ def test_bare_rows_of_a_tensor_that_is_reused_at_once_are_wrong(way):
 @pytest.mark.parametrize(
     "way", [by_add_from_torch, by_object, by_object_with_a_number, by_tensordict]
 )
-@pytest.mark.parametrize("width", [WIDTH, LARGE])
+@pytest.mark.parametrize("width", [WIDTH, pytest.param(LARGE, marks=pytest.mark.sweep)])
 def test_a_tensor_that_is_added_may_be_reused_at_once(way, width):
     assert [wrong(way, width) for _ in range(2)] == [(0, 0)] * 2  # the first of them compiles
 

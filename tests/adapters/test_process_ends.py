@@ -103,7 +103,7 @@ def test_ctrl_c_ends_all(tmp_path, fails):
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("fails", BOTH)
+@pytest.mark.parametrize("fails", [pytest.param(None, marks=pytest.mark.sweep), "hangs"])
 def test_processes_end_with_a_parent_that_is_killed(tmp_path, fails):
     run = Run(tmp_path, program(fails, "time.sleep(100)"))
     run.ready()
