@@ -130,7 +130,7 @@ class Policy:
         *self.layers, self.log_std = [np.asarray(weight) for weight in weights]
 
     def __call__(self, observation: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Actions `[num_envs, ...]`, and more fields for their rows."""
+        """Actions `[num_envs, ...]`, and one more field for their rows."""
         if self.random is None:
             # Here, and not in the copy that all processes get: Python's generator is seeded
             # differently in each.
@@ -145,9 +145,7 @@ class Policy:
             action = output + np.exp(self.log_std) * noise  # the pendulum clips it
             normal = -0.5 * noise**2 - self.log_std - 0.5 * math.log(2 * math.pi)
             log_prob = normal.sum(1)
-        nothing = np.zeros(len(observation), np.float32)
-        # The learner writes values and advantages. The fields are here so that rows have room.
-        return action, {"log_prob": log_prob, "value": nothing, "advantage": nothing}
+        return action, {"log_prob": log_prob}
 
     def best(self, observation: np.ndarray) -> np.ndarray:
         """The likeliest actions."""
@@ -287,6 +285,7 @@ def train(name: str, iterations: int, seed: int) -> tuple[float, float, list[tup
         seed=seed * NUM_ENVS,
         mode="barrier",
         weights=learner.weights(),
+        blank={"value": np.float32(0), "advantage": np.float32(0)},  # the learner writes them
     ) as collector:
         buffer = fbuf.init(
             collector.item,

@@ -47,7 +47,8 @@ def check_fits(where: str, state: Any, fields: dict[str, Any], options: dict[str
             raise ValueError(
                 f"{where}: the buffer's item has a field {name!r}, which nobody fills; there are "
                 f"{', '.join(fields)}. Have the policy return it beside the action, (action, "
-                f"{{{name!r}: ...}}), or leave it out of the item"
+                f"{{{name!r}: ...}}), name it in the collector's blank= if you write it later, or "
+                "leave it out of the item"
             )
         if _form(stored) != _form(fields[name]):
             raise ValueError(

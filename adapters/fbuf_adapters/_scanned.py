@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf_adapters._blank import blank_specs, with_blank
 from fbuf_adapters._fitting import check_fits
 
 _TAKEN = frozenset(("observation", "action", "reward", "next_observation"))
@@ -73,6 +74,7 @@ class ScanCollector:
         params: Any,
         num_envs: int,
         key: jax.Array,
+        blank: dict[str, Any] | None,
     ) -> None:
         """Collect with functions of all environments.
 
@@ -83,15 +85,17 @@ class ScanCollector:
             params: Likewise.
             num_envs: Likewise.
             key: Likewise.
+            blank: Likewise.
         """
         check.integer("Collector", "num_envs", num_envs)
         check.key("Collector", key)
         self._reset, self._step, self._policy = reset, step, policy
         self._params = params
         self._num_envs = num_envs
+        self._blank = blank_specs("Collector", blank)
         self._steps = 0
         self._carry: Carry = jax.jit(self.begin)(key)
-        self._fields = self._learned()
+        self._fields = with_blank("Collector", self._learned(), self._blank)
         self._compiled = jax.jit(self.scan, static_argnames="steps", donate_argnums=1)
 
     @property
@@ -183,6 +187,8 @@ class ScanCollector:
     def _one(self, params: Any, loop: tuple[Carry, Any], _: Any) -> tuple[tuple[Carry, Any], None]:
         carry, state = loop
         carry, there, flags = self._row(params, carry)
+        zeros = lambda spec: jnp.zeros((self._num_envs, *spec.shape), spec.dtype)
+        there |= jax.tree.map(zeros, self._blank)
         given: dict[str, Any] = {"items": {name: there[name] for name in state.storage.item}}
         if state.next_obs is not None:
             given["next_observation"] = there["next_observation"]
@@ -228,7 +234,7 @@ class ScanCollector:
             )
 
     def _learned(self) -> dict[str, Any]:
-        """The fields there are, of one row each."""
+        """The fields that are filled, of one row each."""
         row = lambda params, carry: self._row(params, carry)[1]
         there = jax.eval_shape(row, self._params, self._carry)
 

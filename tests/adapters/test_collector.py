@@ -147,6 +147,44 @@ def test_fields_can_be_left_out():
     assert set(fbuf.rows(state).data) == {"observation", "action"}
 
 
+BLANK = {"target": np.float32(0), "of": {"both": (jax.ShapeDtypeStruct((2,), jnp.int8), [True])}}
+
+
+def test_fields_that_are_written_later():
+    with Collector(vector(3), policy, chunk=8, blank=BLANK) as collector:
+        assert collector.item["of"]["both"][0] == jax.ShapeDtypeStruct((2,), jnp.int8)
+        assert collector.item["target"] == jax.ShapeDtypeStruct((), jnp.float32)
+        state = collector.collect(buffer(collector, 60, next_of="observation", max_ends=60), 13)
+        batch = fbuf.rollout(state)
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves([batch.data[n] for n in BLANK]))
+        state = fbuf.write(state, batch.ids, {"target": batch.data["reward"]})
+        state = collector.collect(state, 5)
+        some = {name: spec for name, spec in collector.item.items() if name != "of"}
+        collector.collect(fbuf.init(some, 60, **collector.options), 5)
+    assert shared(state) == expected(3, 18, "same_step")
+    data = fbuf.rollout(state).data
+    np.testing.assert_array_equal(data["target"][:, :13], data["reward"][:, :13])
+
+
+@pytest.mark.parametrize(
+    ("blank", "error", "message"),
+    [
+        ({"reward": 0.0}, ValueError, "blank has a field 'reward', which is filled already"),
+        ({"value": 0.0}, ValueError, "'value', which is filled"),
+        ({"version": 0}, ValueError, "'version', which is filled"),
+        ({"truncated": False}, ValueError, "'truncated', which is filled"),
+        (["advantage"], TypeError, "blank must be a dict.*got a list"),
+        ({"a": {"b": np.zeros(3)}}, TypeError, r"blank\['a'\]\['b'\] is float64"),
+        ({"a": "zero"}, TypeError, r"blank\['a'\] must be an array, got str"),
+    ],
+)
+def test_blank_fields_that_cannot_be(blank, error, message):
+    act = lambda observation: (policy(observation), {"value": np.zeros(2)})
+    envs = vector(2)
+    with pytest.raises(error, match=message), Collector(envs, act, blank=blank) as collector:
+        buffer(collector)
+
+
 def test_one_program_for_all_lengths():
     with Collector(vector(3), policy, chunk=16) as collector:
         state = collector.collect(buffer(collector), 16)

@@ -137,6 +137,23 @@ def test_a_barrier_collects_what_one_process_would():
     collector.close()
 
 
+def test_blank_fields_cross_nothing():
+    blank = {"advantage": np.float32(0), "more": ({"wide": jax.ShapeDtypeStruct((5,), bool)},)}
+    with make(mode="barrier", processes=1, blank=blank) as collector:
+        assert "advantage" not in collector._slots.read(0)["extras"]
+        state = collector.collect(buffer(collector), 6)
+        batch = fbuf.rollout(state)
+        assert not np.any(batch.data["advantage"])
+        assert batch.data["more"][0]["wide"].shape == (*batch.mask.shape, 5)
+        state = fbuf.write(state, batch.ids, {**batch.data, "advantage": batch.data["reward"] + 1})
+        np.testing.assert_array_equal(fbuf.rollout(state).data["advantage"][:, :6], 1)
+
+
+def test_a_blank_field_that_the_policy_fills():
+    with pytest.raises(ValueError, match="'calls', which is filled already"):
+        make(processes=1, blank={"calls": 0})
+
+
 def test_free_processes_run_on_and_no_step_is_lost():
     slow = {"seconds": 0.003, "slow": (2, 3)}  # so the processes drift apart
     with make(slow, chunk=3, slots=2) as collector:

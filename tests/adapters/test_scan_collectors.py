@@ -101,6 +101,23 @@ def test_every_step_is_in_the_buffer(make):
     assert stats["mean_length"] == pytest.approx(np.concatenate(lengths).mean())
 
 
+@pytest.mark.parametrize("make", COLLECTORS)
+def test_fields_that_are_written_later(make):
+    collector = made(make, blank={"advantage": 0.0, "more": [jnp.ones((2,), bool)]})
+    state = collector.collect(buffer(collector), 7)
+    batch = fbuf.rollout(state)
+    assert batch.mask.sum() == 7 * NUM_ENVS
+    assert not np.any(batch.data["advantage"])
+    assert not np.any(batch.data["more"][0])
+    assert batch.data["more"][0].shape == (*batch.mask.shape, 2)
+    state = fbuf.write(state, batch.ids, {"advantage": batch.data["first"]})
+    found = fbuf.rollout(collector.collect(state, 7)).data
+    np.testing.assert_array_equal(found["advantage"][:, :7], found["first"][:, :7])
+    assert not np.any(found["advantage"][:, 7:])
+    with pytest.raises(ValueError, match="'first', which is filled already"):
+        made(make, blank={"first": 0.0})
+
+
 @pytest.mark.sweep
 def test_many_seeds_in_a_jit_of_your_own():
     collector = made(gymnax_collector)

@@ -46,6 +46,7 @@ class Collector(ScanCollector):
         key: The random key of the environments and the policy.
         episode_length: After how many steps an episode is cut off.
         action_repeat: How often each action is done.
+        blank: As for gymnax.
 
     Raises:
         ValueError: If the environment resets itself, if an argument is out of range, or if the
@@ -75,6 +76,7 @@ class Collector(ScanCollector):
         key: jax.Array,
         episode_length: int = 1000,
         action_repeat: int = 1,
+        blank: dict[str, Any] | None = None,
     ) -> None:
         inner: Any = env
         while isinstance(inner, Wrapper):
@@ -100,7 +102,7 @@ class Collector(ScanCollector):
             final = after.info[_FINAL]
             return Stepped(after, after.obs, after.reward, terminated, truncated, final)
 
-        super().__init__(reset, step, policy, params, num_envs, key)
+        super().__init__(reset, step, policy, params, num_envs, key, blank)
 
 
 Collector.__module__ = "fbuf_adapters.brax"  # where users find it

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf_adapters._blank import blank_specs
 from fbuf_adapters.gymnasium import _closing
 from fbuf_adapters.gymnasium._background import Background, Failed
 from fbuf_adapters.gymnasium._chunk import Chunk
@@ -18,7 +19,7 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
-from fbuf_adapters.gymnasium._target import Target, item_of
+from fbuf_adapters.gymnasium._target import Target
 
 _PATIENCE = 5.0
 """Seconds that a step may take when the collector is closed."""
@@ -54,6 +55,9 @@ class Collector:
         seed: For the first reset, as the environments take it.
         background: Step in a thread of its own.
         queue: How many chunks the thread may be ahead.
+        blank: More fields of the rows, for you to `fbuf.write` later, such as
+            `{"advantage": np.float32(0)}`: one row, of which only shapes and dtypes are read. They
+            are stored as zeros.
         progress: Show a bar in calls that take more than a second; None shows it on a terminal.
 
     Raises:
@@ -84,6 +88,7 @@ class Collector:
         seed: Any = None,
         background: bool = False,
         queue: int = 2,
+        blank: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
         check.integer("Collector", "chunk", chunk)
@@ -92,6 +97,7 @@ class Collector:
         self._envs = envs
         self._chunk = chunk
         self._progress = progress
+        self._blank = blank_specs("Collector", blank)
         self._background: Background | None = None
         if background:
             producer = self._producer  # the thread must not keep the collector
@@ -117,7 +123,7 @@ class Collector:
         returns. The first step takes the action of that call.
         """
         self._open("item")
-        return item_of(self._producer.stepper.spec)
+        return self._adds_to().item
 
     @property
     def options(self) -> dict[str, Any]:
@@ -303,9 +309,14 @@ class Collector:
 
     def _for(self, state: Any, function: str) -> Target:
         """What adds to this buffer, once it is known that the rows fit."""
+        target = self._adds_to()
+        target.check(function, state)
+        return target
+
+    def _adds_to(self) -> Target:
         if self._target is None:
-            self._target = Target(self._producer.stepper.spec, self.options, self._chunk)
-        self._target.check(function, state)
+            spec = self._producer.stepper.spec
+            self._target = Target(spec, self._blank, self.options, self._chunk)
         return self._target
 
     def _add_pending(self, target: Target) -> None:

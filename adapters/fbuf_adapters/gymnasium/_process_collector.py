@@ -13,6 +13,7 @@ import numpy as np
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf_adapters._blank import blank_specs
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._crew import Crew
 from fbuf_adapters.gymnasium._episodes import Episodes
@@ -24,7 +25,7 @@ from fbuf_adapters.gymnasium._process import Process
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._slots import Slots
 from fbuf_adapters.gymnasium._spawn import end_if_unguarded
-from fbuf_adapters.gymnasium._target import Target, item_of
+from fbuf_adapters.gymnasium._target import Target
 from fbuf_adapters.gymnasium._trees import map_leaves
 from fbuf_adapters.gymnasium._weights import Weights
 from fbuf_adapters.gymnasium._worker import Filled, Job
@@ -72,6 +73,7 @@ class ProcessCollector:
             To start it may take a minute at least.
         restart: How many times a process that ended or hangs is started anew, in all.
         slots: How many chunks each process may be ahead.
+        blank: As for `Collector`. No process fills these fields, so they cross nothing.
         progress: As for `Collector`.
 
     Raises:
@@ -110,6 +112,7 @@ class ProcessCollector:
         timeout: float = 60.0,
         restart: int = 0,
         slots: int = 2,
+        blank: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
         end_if_unguarded()
@@ -131,6 +134,7 @@ class ProcessCollector:
         self._mode: Mode = mode
         self._slot_count = slots
         self._progress = progress
+        blank = blank_specs("ProcessCollector", blank)
         board, memory = Board(Memory(SIZE * processes)), Memory()
         payload = _payload(make_env, policy, self._weights)
         jobs = [
@@ -154,7 +158,11 @@ class ProcessCollector:
         layout = (self._crew.spec, slots, chunk, self._num_envs)
         memory.grow(Slots.size(*layout))
         self._slots = Slots(memory, *layout)
-        self._target = Target(self._crew.spec, self.options, chunk, "ProcessCollector")
+        try:
+            self._target = Target(self._crew.spec, blank, self.options, chunk, "ProcessCollector")
+        except ValueError:  # the policy fills a field that is to be blank
+            self._crew.close()
+            raise
         self._episodes = Episodes(self._num_envs, "same_step")
         self._cut = np.zeros(self._num_envs, np.bool_)
         """Whose newest steps were dropped, so that those to come do not follow what was added."""
@@ -169,7 +177,7 @@ class ProcessCollector:
     @property
     def item(self) -> dict[str, Any]:
         """One row, for `fbuf.init`: a dict of `jax.ShapeDtypeStruct`."""
-        return item_of(self._crew.spec)
+        return self._target.item
 
     @property
     def options(self) -> dict[str, Any]:

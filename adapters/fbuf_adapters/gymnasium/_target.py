@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf_adapters._blank import with_blank
 from fbuf_adapters._fitting import check_fits
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._spaces import Spec
@@ -17,16 +18,12 @@ from fbuf_adapters.gymnasium._trees import map_leaves
 _VERSION = Spec((), np.dtype(np.int32))
 
 
-def item_of(spec: dict[str, Any]) -> dict[str, Any]:
-    """The item of a buffer for these fields."""
-    return map_leaves(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), spec)
-
-
 class Target:
     """Adds chunks of `num_envs` environments to buffers made for them.
 
     Args:
-        spec: The fields there are, see `Stepper.spec`.
+        spec: The fields that are filled, see `Stepper.spec`.
+        blank: Those that are not, see `blank_specs`.
         options: What `fbuf.init` has to be given.
         size: How many steps every chunk is brought to, so that one program adds them all.
         owner: Who collects, for errors.
@@ -35,15 +32,24 @@ class Target:
     def __init__(
         self,
         spec: dict[str, Any],
+        blank: dict[str, Any],
         options: dict[str, Any],
         size: int,
         owner: str = "Collector",
     ) -> None:
         self._owner = owner
         more = {"next_observation": spec["observation"], "version": _VERSION}
-        self._fields = item_of({**spec, **more})
+        filled = map_leaves(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), {**spec, **more})
+        self._fields = with_blank(owner, filled, blank)
+        self._blank = blank
         self._options = options
         self._size = size
+
+    @property
+    def item(self) -> dict[str, Any]:
+        """One row, for `fbuf.init`."""
+        more = ("next_observation", "version")
+        return {name: spec for name, spec in self._fields.items() if name not in more}
 
     def check(self, function: str, state: Any) -> None:
         """Refuse a buffer that the chunks do not fit into."""
@@ -72,14 +78,19 @@ class Target:
             "next_observation": chunk.next_observation,
             "version": np.full(chunk.reward.shape, chunk.version, np.int32),
         }
+        wanted = state.storage.item
         given: dict[str, Any] = {
-            "items": {name: there[name] for name in state.storage.item},
+            "items": {name: there[name] for name in wanted if name in there},
             "terminated": chunk.terminated,
             "truncated": chunk.truncated,
         }
         if state.next_obs is not None:
             given["next_observation"] = chunk.next_observation
         given = map_leaves(self._padded, given)
+        lead = self._size, chunk.reward.shape[1]
+        for name in self._blank.keys() & wanted.keys():
+            zeros = lambda spec: np.zeros((*lead, *spec.shape), spec.dtype)
+            given["items"][name] = jax.tree.map(zeros, self._blank[name])
         mask = np.arange(self._size) < chunk.steps
         if not state.ring.lockstep:
             mask = np.repeat(mask[:, None], chunk.reward.shape[1], axis=1)

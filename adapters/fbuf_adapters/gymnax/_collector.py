@@ -29,6 +29,9 @@ class Collector(ScanCollector):
         num_envs: How many environments there are.
         key: The random key of the environments and the policy.
         env_params: Those of the environment; None is its default.
+        blank: More fields of the rows, for you to `fbuf.write` later, such as
+            `{"advantage": jnp.zeros(())}`: one row, of which only shapes and dtypes are read. They
+            are stored as zeros.
 
     Raises:
         ValueError: If an argument is out of range, or if the policy returns something of another
@@ -56,6 +59,7 @@ class Collector(ScanCollector):
         num_envs: int,
         key: jax.Array,
         env_params: Any = None,
+        blank: dict[str, Any] | None = None,
     ) -> None:
         settings = env.default_params if env_params is None else env_params
 
@@ -78,7 +82,7 @@ class Collector(ScanCollector):
             final = info["final_observation"]
             return Stepped(env_state, observation, reward, terminated, truncated, final)
 
-        super().__init__(reset, step, policy, params, num_envs, key)
+        super().__init__(reset, step, policy, params, num_envs, key, blank)
 
 
 Collector.__module__ = "fbuf_adapters.gymnax"  # where users find it
