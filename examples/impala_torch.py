@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import random
 import sys
 import time
 from typing import Any
@@ -71,8 +70,11 @@ class Policy:
     """Draws actions, and says how likely they were."""
 
     def __init__(self, weights: list[Any]) -> None:
-        self.random: np.random.Generator | None = None
         self.load(weights)
+
+    def seed(self, number: int) -> None:
+        """Draw other numbers than the copies of this policy in other processes."""
+        self.random = np.random.default_rng(number)
 
     def load(self, weights: list[Any]) -> None:
         """Act with these weights from now on."""
@@ -80,10 +82,6 @@ class Policy:
 
     def __call__(self, observation: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions `[num_envs]`, and one more field for their rows."""
-        if self.random is None:
-            # Here, and not in the copy that all processes get: Python's generator is seeded
-            # differently in each.
-            self.random = np.random.default_rng(random.getrandbits(64))
         logits = self._forward(observation)
         action = (logits + self.random.gumbel(size=logits.shape)).argmax(1)
         log_probs = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)

@@ -26,7 +26,6 @@ import argparse
 import dataclasses
 import math
 import pathlib
-import random
 import sys
 import time
 from typing import Any
@@ -122,8 +121,11 @@ class Policy:
 
     def __init__(self, task: Task, weights: list[Any]) -> None:
         self.task = task
-        self.random: np.random.Generator | None = None
         self.load(weights)
+
+    def seed(self, number: int) -> None:
+        """Draw other numbers than the copies of this policy in other processes."""
+        self.random = np.random.default_rng(number)
 
     def load(self, weights: list[Any]) -> None:
         """Act with these weights: those of the layers, and the logarithms of the spread."""
@@ -131,10 +133,6 @@ class Policy:
 
     def __call__(self, observation: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Actions `[num_envs, ...]`, and one more field for their rows."""
-        if self.random is None:
-            # Here, and not in the copy that all processes get: Python's generator is seeded
-            # differently in each.
-            self.random = np.random.default_rng(random.getrandbits(64))
         output = self._forward(observation)
         if self.task.discrete:
             log_probs = output - np.logaddexp.reduce(output, axis=1, keepdims=True)

@@ -103,5 +103,32 @@ class Policy:
         return action, {"calls": np.full(len(observation), self.calls, np.int32)}
 
 
+class Drawing:
+    """Draws actions from a generator of its own."""
+
+    def __init__(self):
+        self.seeds, self.random = [], np.random.default_rng(0)
+
+    def seed(self, number):
+        self.seeds.append(number)
+        self.random = np.random.default_rng(number)
+
+    def __call__(self, observation):
+        return self.random.integers(1000, size=len(observation))
+
+
+class Seeded(Policy):
+    """Says in each row the sum of the numbers that it was seeded with."""
+
+    seeds = 0
+
+    def seed(self, number):
+        self.seeds += number
+
+    def __call__(self, observation):
+        action, extras = super().__call__(observation)
+        return action, {**extras, "seeds": np.full(len(observation), self.seeds)}
+
+
 def weights(version):
     return {"layers": [np.full(3, version, np.float32), ()], "bias": np.float32(version)}

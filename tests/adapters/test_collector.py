@@ -15,6 +15,7 @@ from environments import MODES, policy, steps_in, steps_of, vector
 from fbuf_adapters.gymnasium import Collector, CollectorError
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
+from in_processes import Drawing
 
 import fbuf
 
@@ -246,6 +247,21 @@ def test_weights_come_with_their_version():
     assert sorted(zip(*(column.tolist() for column in data), strict=True)) == (
         [(0, 5)] * 12 + [(2, 7)] * 12
     )
+
+
+def test_the_seed_is_that_of_the_policy_too():
+    def drawn(seed):
+        with Collector(vector(2), Drawing(), seed=seed) as collector:
+            state = collector.collect(buffer(collector), 8)
+        return np.asarray(fbuf.rollout(state).data["action"])
+
+    first = drawn(4)
+    np.testing.assert_array_equal(drawn(4), first)
+    assert not np.array_equal(drawn(5), first)
+    for seed in (None, [1, 2]):  # no one number: the policy is the caller's to seed
+        act = Drawing()
+        Collector(vector(2), act, seed=seed).close()
+        assert not act.seeds
 
 
 @pytest.mark.parametrize("mode", MODES)

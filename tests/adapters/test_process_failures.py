@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from in_processes import Policy
+from in_processes import Policy, Seeded
 from test_processes import assert_whole, buffer, lanes, make
 
 import fbuf
@@ -103,19 +103,23 @@ def test_a_constructor_that_fails():
 @pytest.mark.parametrize("mode", [pytest.param("free", marks=pytest.mark.sweep), "barrier"])
 def test_a_process_is_started_anew(mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
-    with make(fails, mode=mode, chunk=3, restart=1) as collector:
+    with make(fails, policy=Seeded(), mode=mode, chunk=3, restart=1) as collector:
         state = buffer(collector)
         with pytest.warns(RuntimeWarning, match="was killed by SIGKILL in environment 3; it has"):
             state = until_all_have(14, collector, state)
     found = lanes(state)
     for env in (0, 1):
         assert_whole(found[env], env)
+        np.testing.assert_array_equal(found[env]["seeds"], 0)
     for env in (2, 3):
         rows = found[env]  # whole chunks before its eighth step
         kept = {"free": 6, "barrier": 7}[mode]  # of three steps; of three, three and one
         # The first rows of the new life: other seeds, and an episode of their own.
         new = {name: leaf[kept:] for name, leaf in rows.items()}
         assert_whole(new, env + 4)
+        # The policy was seeded once in each life, like the first environment of the process.
+        np.testing.assert_array_equal(rows["seeds"][:kept], 2)
+        np.testing.assert_array_equal(new["seeds"], 6)
         assert rows["truncated"][kept - 1]
         old = {name: leaf[: kept - 1] for name, leaf in rows.items()}
         assert_whole(old, env)

@@ -7,7 +7,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from in_processes import Counting, Policy, weights
+from in_processes import Counting, Drawing, Policy, weights
 
 import fbuf
 
@@ -152,6 +152,17 @@ def test_blank_fields_cross_nothing():
 def test_a_blank_field_that_the_policy_fills():
     with pytest.raises(ValueError, match="'calls', which is filled already"):
         make(processes=1, blank={"calls": 0})
+
+
+def test_policies_with_generators_of_their_own_draw_differently():
+    def drawn():
+        with make(policy=Drawing(), weights=None, mode="barrier") as collector:
+            state = collector.collect(fbuf.init(collector.item, 80, **collector.options), 8)
+        return np.asarray(fbuf.rollout(state).data["action"])
+
+    first = drawn()
+    assert not np.array_equal(first[:2], first[2:])  # of the two processes
+    np.testing.assert_array_equal(drawn(), first)
 
 
 def test_free_processes_run_on_and_no_step_is_lost():

@@ -52,7 +52,8 @@ class Collector:
             what NumPy makes one of; the extras are a dict of such arrays. With a method
             `load(weights)`, it can be given weights by `publish`.
         chunk: How many steps of each environment go into the buffer at once.
-        seed: For the first reset, as the environments take it.
+        seed: For the first reset, as the environments take it. If it is one number, and the policy
+            has a method `seed`, that is called with it, too, before the first action.
         background: Step in a thread of its own.
         queue: How many chunks the thread may be ahead.
         blank: More fields of the rows, for you to `fbuf.write` later, such as

@@ -33,6 +33,12 @@ class Actor:
             returned, extras = returned
         return self._action(returned), self._extras(extras)
 
+    def seed(self, number: int) -> None:
+        """Have the policy seed its own generators, if it says how."""
+        seed = getattr(self._policy, "seed", None)
+        if callable(seed):
+            seed(number)
+
     def load(self, weights: Any) -> None:
         """Hand the policy new weights."""
         self._policy.load(weights)

@@ -65,7 +65,8 @@ class ProcessCollector:
         chunk: How many steps of each environment come at once.
         seed: Environment `i` of all is reset with `seed + i` first. Each process also seeds Python,
             NumPy and PyTorch, all differently. A generator of the policy's own is copied, and then
-            acts alike in all processes: have it use the global ones.
+            acts alike in all processes, unless the policy has a method `seed(number)`: each process
+            calls it before the first action, with a number of its own.
         mode: `"free"` or `"barrier"`.
         weights: A tree of arrays like those you will `publish`: of dicts, lists and tuples. Every
             process begins with `policy.load(weights)`, version 0. None: no weights are published.

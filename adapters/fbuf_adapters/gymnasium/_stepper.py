@@ -26,7 +26,8 @@ class Stepper:
     Args:
         envs: A `gymnasium.vector.VectorEnv`. The stepper closes it.
         policy: `policy(observation) -> action`, or `-> (action, extras)`.
-        seed: For the first reset, as the environments take it.
+        seed: For the first reset, as the environments take it. If it is one number, `policy.seed`
+            is called with it now, if there is such a method.
 
     Raises:
         ValueError: If the environments do not say how they reset, or if a space cannot be stored.
@@ -47,6 +48,8 @@ class Stepper:
         self._begun: Chunk | None = None
         self._begun_once = False
         self._closed = False
+        if isinstance(seed, int):
+            self._actor.seed(seed)
 
     @property
     def spec(self) -> dict[str, Any]:

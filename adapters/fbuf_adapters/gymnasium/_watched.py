@@ -67,6 +67,13 @@ class WatchedPolicy:
         self._board.at(self._process, POLICY)
         return self._policy(observation)
 
+    def seed(self, number: int) -> None:
+        """As the policy, if it has that."""
+        seed = getattr(self._policy, "seed", None)
+        if callable(seed):
+            self._board.at(self._process, POLICY)
+            seed(number)
+
     def load(self, weights: Any) -> None:
         """As the policy."""
         self._policy.load(weights)
