@@ -210,6 +210,34 @@ def test_images_take_half_the_memory():
     assert once < 0.54 * twice
 
 
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_short_episodes_in_a_small_buffer_lose_no_end(lockstep):
+    rng, lanes, steps = np.random.default_rng(0), 8, 64
+    shape = (lanes, steps)
+    item = {"observation": jnp.zeros(4)}
+    state = fbuf.init(item, 512, num_envs=lanes, lockstep=lockstep, next_of="observation")
+    for _ in range(5):
+        observation = jnp.asarray(rng.normal(size=(*shape, 4)), jnp.float32)
+        ended = rng.random(shape) < 1 / 10
+        state = fbuf.add(
+            state, {"observation": observation}, terminated=ended, next_observation=observation
+        )
+    fbuf.raise_on_fault(state)
+    assert fbuf.rows(state, view=fbuf.Transition()).mask.all()
+
+
+@pytest.mark.parametrize("width", [1, 16, 1000, 10_000])
+def test_the_room_for_ends_is_cheap(width):
+    item = {"observation": jax.ShapeDtypeStruct((width,), jnp.float32)}
+    for capacity in (160, 10_000, 1_000_000):
+        takes = functools.partial(fbuf.nbytes, item, capacity)
+        default = takes(next_of="observation")
+        more = default - takes(next_of="observation", max_ends=capacity // 16)
+        assert 0 <= more <= 2**20
+        # A quarter of an observation for each row at most, and that of the newest row.
+        assert default - takes() <= capacity * (width + 5) + 4 * width + 100
+
+
 def test_what_cannot_be_right_is_refused():
     item = {"observation": jnp.zeros(3), "reward": 0.0}
     rows = {"observation": jnp.zeros((2, 3)), "reward": jnp.zeros(2)}

@@ -53,7 +53,8 @@ MEANING = {
     ),
     Fault.LOST_NEXT: (
         "more episodes ended than the buffer keeps last observations of; draws of their last rows "
-        "by a view that needs those are masked. Make the buffer with a larger max_ends"
+        "by a view that needs those are masked. Make the buffer with a larger max_ends: "
+        "twice the capacity divided by the mean length of an episode is safe"
     ),
     Fault.FULL: (
         "the buffer was full of unread rows and left out new ones. Pop more often, or look at "

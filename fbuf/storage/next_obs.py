@@ -164,13 +164,22 @@ class NextObs:
 def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
     """Nothing kept, with room for so many ends, or a few more: as many for each head."""
     ends = -(-ends // ring.heads) * ring.heads
-    leaves, tree = jax.tree.flatten(storage.find("init", "next_of", field))
-    specs = [storage.fields[leaf] for leaf in leaves]
-    item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
     return NextObs(
-        rows=store.empty(jax.tree.unflatten(tree, item), ring.lanes + ends),
+        rows=store.empty(_observation(storage, field), ring.lanes + ends),
         owner=jnp.full(ring.lanes + ends, -1, jnp.int32),
         kept_at=jnp.zeros(ring.capacity, jnp.int32),
         cursor=jnp.zeros((2, ring.heads), jnp.int32),
         field=field,
     )
+
+
+def of_one_end(storage: Storage[Any], field: str) -> Any:
+    """What there is for an end of an episode: a tree of `jax.ShapeDtypeStruct`."""
+    return _observation(storage, field), jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _observation(storage: Storage[Any], field: str) -> Any:
+    leaves, tree = jax.tree.flatten(storage.find("init", "next_of", field))
+    specs = [storage.fields[leaf] for leaf in leaves]
+    item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    return jax.tree.unflatten(tree, item)

@@ -21,8 +21,11 @@ from fbuf.storage import ring as rings
 from fbuf.storage import store
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ring import Ring
-from fbuf.storage.store import Item
+from fbuf.storage.store import Item, Storage
 from fbuf.xla.varying import varying
+
+_CHEAP = 2**20
+"""Bytes that nobody misses: more ends of episodes than a sixteenth of the rows may take them."""
 
 
 def init(
@@ -65,8 +68,9 @@ def init(
             takes `next_observation`, and `fbuf.Transition`, `fbuf.NStep` and `fbuf.Hindsight` read
             it from the following row.
         max_ends: How many ends of episodes to keep the last observation of, because no following
-            row has it. None is a sixteenth of the capacity. `Fault.LOST_NEXT` says that it was too
-            few. With `lockstep=False` every environment has an equal share.
+            row has it. None is a sixteenth of the capacity, or up to a quarter as long as that
+            takes less than 1 MiB. `Fault.LOST_NEXT` says that it was too few. With `lockstep=False`
+            every environment has an equal share.
 
     Returns:
         An empty buffer.
@@ -115,14 +119,19 @@ def of_ring(
     """A buffer of no row, for an empty ring."""
     storage, next_obs = store.empty(specs, ring.capacity), None
     if next_of is not None:
-        ends = max_ends or ends_by_default(ring)
+        ends = max_ends or ends_by_default(ring, storage, next_of)
         next_obs = next_observations.empty(storage, ring, next_of, ends)
     return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
 
 
-def ends_by_default(ring: Ring) -> int:
-    """How many ends of episodes to keep the last observation of, if nobody says."""
-    return max(ring.capacity // 16, ring.lanes)
+def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
+    """How many ends of episodes to keep the last observation of, if nobody says.
+
+    In a short lane the number of ends is far from its mean now and then, and on-policy rollouts are
+    short, with short episodes at first. More room for them is cheap there.
+    """
+    cheap = _CHEAP // memory.nbytes(next_observations.of_one_end(storage, next_of))
+    return max(ring.capacity // 16, ring.lanes, min(ring.capacity // 4, cheap))
 
 
 def check_room(

@@ -117,7 +117,7 @@ def _empty(state: State[Item], capacity: int) -> State[Item]:
     if kept is None:
         return of_ring(state.storage.item, ring, state.sampler, None, None)
     ends, room = None, kept.owner.shape[0] - old.lanes
-    if room != -(-ends_by_default(old) // old.heads) * old.heads:
+    if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
         ends = max(-(-room * capacity // old.capacity), 1)
     return of_ring(state.storage.item, ring, state.sampler, kept.field, ends)
 
