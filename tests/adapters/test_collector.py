@@ -210,12 +210,13 @@ def test_a_policy_sees_what_it_acts_on_once():
     assert len(seen) == 10
 
 
-def test_a_cleared_buffer_takes_a_dummy_for_a_dummy():
+@pytest.mark.parametrize("how", ["cleared", "new"])
+def test_an_empty_buffer_takes_a_dummy_for_a_dummy(how):
     with Collector(vector(3, "next_step"), policy, chunk=8) as collector:
-        state = buffer(collector, more=["next_observation"])
-        total = 0
+        new = lambda: buffer(collector, more=["next_observation"])
+        state, total = new(), 0
         for steps in (3, 4, 2, 5, 1, 7):
-            state = collector.collect(fbuf.clear(state), steps)
+            state = collector.collect(fbuf.clear(state) if how == "cleared" else new(), steps)
             total += steps
             every = expected(3, total, "next_step")
             assert all(step in every for step in stored(state))

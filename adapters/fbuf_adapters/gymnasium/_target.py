@@ -62,7 +62,7 @@ class Target:
             state: The buffer.
             chunk: The steps.
             dummies: bool `[num_envs]`: whose first row is a dummy. The buffer knows it by itself,
-                unless it was cleared in between.
+                unless it is another one than that of the chunk before.
             envs: bool `[num_envs]`: whose steps these are, if not all step together.
         """
         if np.any(chunk.fresh):
