@@ -27,8 +27,9 @@ def filled(number, leaf):
 def history():
     """What was saved, one after the other: some of every kind of file."""
     state = fbuf.init(
-        ITEM, 12, num_envs=2, lockstep=False, sampler=fbuf.Prioritized(window=2), next_of="obs"
-    )
+        ITEM, 12, num_envs=2, lockstep=False, sampler=fbuf.Prioritized(window=2), next_of="obs",
+        max_ends=2,  # the default of the time
+    )  # fmt: skip
     for turn in range(4):
         number = jnp.arange(2) + 2 * turn + 1
         rows = jax.tree.map(functools.partial(filled, number), ITEM)
