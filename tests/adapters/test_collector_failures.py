@@ -1,5 +1,6 @@
 """Whatever raises or hangs, no step that was made is lost, and nothing is left behind."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,9 +13,10 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
+import gymnasium
 from environments import Walk, policy, steps_in, steps_of, vector
 from fbuf_adapters.gymnasium import Collector, CollectorError, _target
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import fbuf
 
@@ -310,8 +312,6 @@ class Sleeps(Walk):
 
 @pytest.mark.sweep
 def test_close_while_a_process_hangs(monkeypatch):
-    from gymnasium.vector import AsyncVectorEnv
-
     monkeypatch.setattr("fbuf_adapters.gymnasium._collector._PATIENCE", 0.2)
     mode = AutoresetMode.SAME_STEP
     envs = AsyncVectorEnv([lambda: Sleeps(0)], context="spawn", autoreset_mode=mode)
@@ -323,6 +323,62 @@ def test_close_while_a_process_hangs(monkeypatch):
         time.sleep(0.01)
     collector.close()
     assert not any(process.is_alive() for process in envs.processes)
+
+
+class SleepsLater(Walk):
+    def step(self, action):
+        if self.made == 10:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
+        return super().step(action)
+
+
+class Wrapped(gymnasium.vector.VectorWrapper):
+    pass
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_an_environment_that_hangs_is_named(in_background, nothing_left):
+    envs = AsyncVectorEnv(
+        [lambda: Walk(0), lambda: SleepsLater(1)],
+        context="spawn",
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    envs = envs if in_background else Wrapped(envs)
+    hangs = "environment 1 hangs, for 1 s now"
+    with Collector(
+        envs, policy, chunk=4, timeout=1.0, background=in_background, queue=9
+    ) as collector:
+        state = buffer(collector)
+        more = functools.partial(collector.drain, at_least=20)
+        more = more if in_background else functools.partial(collector.collect, steps=20)
+        begun = time.monotonic()
+        with pytest.raises(CollectorError, match=hangs) as raised:
+            more(state)
+        assert time.monotonic() - begun < 15
+        assert "environment 0" not in str(raised.value)
+        state = collector.recover()
+        with pytest.raises(CollectorError, match="cannot be reset"):
+            more(state)
+        state = collector.recover()
+    assert steps(state) == [step for env in range(2) for step in steps_of(env, 10)]
+
+
+class Never(Walk):
+    def reset(self, **_):
+        time.sleep(3600)
+
+
+def test_a_reset_that_hangs():
+    mode = AutoresetMode.SAME_STEP
+    envs = AsyncVectorEnv([lambda: Never(0)], context="spawn", autoreset_mode=mode)
+    with (
+        Collector(envs, policy, timeout=0.5) as collector,
+        pytest.raises(CollectorError, match="environment 0 hangs"),
+    ):
+        buffer(collector)
+    with pytest.raises(ValueError, match="timeout must be above 0 seconds, got 0"):
+        Collector(vector(1), policy, timeout=0)
 
 
 @pytest.mark.sweep

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fbuf_adapters.gymnasium._errors import CollectorError
+
 _PATIENCE = 5.0
 """Seconds that processes have to end."""
 
@@ -45,6 +47,8 @@ def _answer(base: Any) -> bool:
 
 def failed(envs: Any, error: BaseException) -> str | None:
     """Which environment raised, or whose process has ended, in words; None if nobody knows."""
+    if isinstance(error, CollectorError):  # which says it
+        return None
     base = envs.unwrapped
     processes: list[Any] = getattr(base, "processes", [])
     for number, process in enumerate(processes):

@@ -17,6 +17,7 @@ from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._interrupts import uninterrupted
+from fbuf_adapters.gymnasium._limit import limit
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._target import Target
@@ -56,6 +57,8 @@ class Collector:
             has a method `seed`, that is called with it, too, before the first action.
         background: Step in a thread of its own.
         queue: How many chunks the thread may be ahead.
+        timeout: Seconds that a step or a reset of all environments may take. It holds for those in
+            processes of their own, such as `AsyncVectorEnv`; others are waited for.
         blank: More fields of the rows, for you to `fbuf.write` later, such as
             `{"advantage": np.float32(0)}`: one row, of which only shapes and dtypes are read. They
             are stored as zeros.
@@ -89,12 +92,16 @@ class Collector:
         seed: Any = None,
         background: bool = False,
         queue: int = 2,
+        timeout: float = 60.0,
         blank: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
         check.integer("Collector", "chunk", chunk)
         check.integer("Collector", "queue", queue)
+        if not timeout > 0:
+            raise ValueError(f"Collector: timeout must be above 0 seconds, got {timeout!r}")
         self._producer = Producer(envs, policy, seed)
+        limit(envs, timeout)
         self._envs = envs
         self._chunk = chunk
         self._progress = progress
@@ -143,9 +150,9 @@ class Collector:
             The buffer with the rows in it.
 
         Raises:
-            CollectorError: If the collector is closed or steps in the background, or if the policy
-                returns something else than such actions. What environments and the policy raise
-                comes out as it is.
+            CollectorError: If the collector is closed or steps in the background, if the policy
+                returns something else than such actions, or if an environment hangs. What
+                environments and the policy raise comes out as it is.
             ValueError: If the buffer was made for other rows or environments, or if an integer does
                 not fit in 32 bits.
         """
