@@ -64,6 +64,7 @@ def programs() -> list[Any]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*Box:UserWarning")  # Gymnasium's, of the spaces of envpool
 @pytest.mark.parametrize("page", programs())
 def test_blocks_run_in_order(page, monkeypatch, capsys):
     if page.name == "pytorch.md" or page.parent.name == "adapters":

@@ -180,6 +180,24 @@ def test_a_thread_makes_the_same_steps(mode):
     assert steps(state) == [s for env in range(3) for s in steps_of(env, made, dummies)]
 
 
+def test_a_queue_that_a_thread_fills_is_read_once():
+    """The loop of the page on on-policy data; segments need not overlap."""
+    segment, room, found = 6, 8 * 2, []
+    with background(vector(3), queue=2) as collector:
+        options = {"next_of": "observation", "max_ends": 66, **collector.options}
+        state = fbuf.init(collector.item, 3 * (segment + room), sampler=fbuf.Fifo(), **options)
+        while len(found) < 3 * 90:
+            if bool((fbuf.space(state) >= room).all()):
+                state = collector.drain(state, at_least=1)
+            whole = fbuf.unread(state) >= segment
+            state, batch = fbuf.pop(state, segment, mask=whole, view=fbuf.Transition())
+            found += steps_in(batch, batch.data.item, batch.data.next_observation)
+    fbuf.raise_on_fault(state)
+    each = len(found) // 3
+    found.sort(key=lambda step: (step.env, step.episode, step.step))
+    assert found == [step for env in range(3) for step in steps_of(env, each)]
+
+
 def test_the_queue_is_bounded():
     with background(vector(3), queue=2) as collector:
         state = collector.drain(buffer(collector), at_least=8)
