@@ -33,8 +33,8 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/mkdocs build --strict
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
-	for name in compare draw_parts agents slices saving bridge torch_buffers $(addprefix torchrl_scripts.torchrl_, \
-			dqn td3 td_mpc2) publish; do \
+	for name in compare draw_parts agents slices saving bridge torch_buffers collect processes \
+			$(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 

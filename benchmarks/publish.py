@@ -33,6 +33,8 @@ REPORTS = (
     "saving",
     "bridge",
     "torch_buffers",
+    "collect",
+    "processes",
     "torchrl_dqn",
     "torchrl_td3",
     "torchrl_td_mpc2",

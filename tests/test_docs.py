@@ -111,6 +111,17 @@ def test_scripts_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+def test_benchmarks_of_a_page_are_published(page):
+    """`make` runs them, and the page of figures has what they wrote."""
+    named = set(re.findall(r"python -m benchmarks\.([\w.]+\w)", page.read_text()))
+    made = (ROOT / "Makefile").read_text().split()
+    published = (ROOT / "benchmarks" / "publish.py").read_text()
+    for name in named if page.name != "benchmarks.md" else ():
+        assert name in made
+        assert f'"{name.rpartition(".")[2]}"' in published
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
 def test_every_name_of_fbuf_in_a_page_is_there(page):
     text = page.read_text()
     for _, _, code in blocks(page):
