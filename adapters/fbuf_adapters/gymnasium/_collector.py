@@ -129,6 +129,9 @@ class Collector:
 
         The first time, the environments are reset, and the policy is called for the extras it
         returns. The first step takes the action of that call.
+
+        Raises:
+            ValueError: If `blank` has a field that is filled.
         """
         self._open("item")
         return self._adds_to().item

@@ -80,7 +80,7 @@ class ProcessCollector:
     Raises:
         CollectorError: If a process cannot make its environments, if `make_env` or `policy` cannot
             be pickled, or if your script has no `__main__` guard.
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or if `blank` has a field that is filled.
 
     Cost: starting takes seconds, as each process imports what your script and functions import. The
     memory is `slots` chunks of all environments, with each observation twice.
