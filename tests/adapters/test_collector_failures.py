@@ -355,7 +355,7 @@ class Wrapped(gymnasium.vector.VectorWrapper):
     pass
 
 
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_an_environment_that_hangs_is_named(in_background, nothing_left):
     envs = AsyncVectorEnv(
         [lambda: Walk(0), lambda: SleepsLater(1)],
