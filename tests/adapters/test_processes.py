@@ -168,7 +168,7 @@ def test_policies_with_generators_of_their_own_draw_differently():
 def test_free_processes_run_on_and_no_step_is_lost():
     slow = {"seconds": 0.003, "slow": (2, 3)}  # so the processes drift apart
     with make(slow, chunk=3, slots=2) as collector:
-        slots, target = collector._slots, collector._target
+        slots, target = collector._crew.slots, collector._target
         add, sizes = target.add, set()
 
         def add_and_spoil(state, chunk, **options):

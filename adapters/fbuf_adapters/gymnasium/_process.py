@@ -10,16 +10,15 @@ import threading
 import time
 from typing import Any
 
-from fbuf_adapters.gymnasium._place import POLICY, STARTING, WAITING, Board
+from fbuf_adapters.gymnasium._crew import START, Ended
+from fbuf_adapters.gymnasium._messages import Command, Failed, Filled, Ready
+from fbuf_adapters.gymnasium._place import STARTING, Board, in_words
 from fbuf_adapters.gymnasium._spawn import UNGUARDED, spawn
-from fbuf_adapters.gymnasium._worker import Command, Failed, Filled, Job, Ready, work
-
-_START = 60.0
-"""Seconds that a process may take at least to start: it imports what the user's script imports."""
+from fbuf_adapters.gymnasium._worker import Job, work
 
 
 class Process:
-    """It is started, given commands, and asked what it has sent."""
+    """A `Worker` of a crew, whose chunks come in shared memory."""
 
     def __init__(self, job: Job, timeout: float) -> None:
         """Start it."""
@@ -27,9 +26,7 @@ class Process:
         self.envs = job.envs
         self.ready = False
         self.commands: collections.deque[Command] = collections.deque()
-        """Given, and not answered."""
         self.filled: collections.deque[Filled] = collections.deque()
-        """Slots that wait for the learner."""
         self._job = job
         self._timeout = timeout
         self._start()
@@ -45,15 +42,15 @@ class Process:
         self._process, self._connection = spawn(work, job, f"fbuf collector {self.number}")
 
     def restart(self) -> None:
-        """Start it anew with other seeds: with the same ones it might fail at the same step."""
+        """Start it anew with other seeds."""
         self.end()
         self.ready = False
-        self._job = dataclasses.replace(self._job, seed=self._job.seed + self._job.all_envs)
+        self._job = dataclasses.replace(self._job, seed=self._job.seed + self._job.room.envs)
         self._start()
 
     @property
     def waitable(self) -> list[Any]:
-        """What becomes readable when it has sent something or has ended."""
+        """What becomes readable: the connection, and the process when it has ended."""
         return [self._connection, self._process.sentinel]
 
     def command(self, command: Command) -> None:
@@ -68,22 +65,14 @@ class Process:
             self._connection.send(command)
 
     def listen(self) -> Any:
-        """Take in what it has sent.
-
-        Returns:
-            What a row of its environments is, if it has just made them, or else None.
-
-        Raises:
-            Ended: If it cannot go on.
-        """
+        """Take in what it has sent."""
         ended = not self._process.is_alive()
         spec: Any = None
         try:
             while self._connection.poll():
                 message = self._connection.recv()
                 if isinstance(message, Failed):
-                    trace = f"\n\nIn that process:\n{message.trace}"
-                    raise Ended(f"failed {_place(message.place)}: {message.reason}", trace)
+                    raise Ended.by(message, "process")
                 if isinstance(message, Ready):
                     self.ready, spec = True, message.spec
                     for command in self.commands:  # of its life before
@@ -103,12 +92,14 @@ class Process:
         board: Board = self._job.board
         quiet = time.monotonic() - max(board.since(self.number), self._asked)
         place = board.where(self.number)
-        if quiet > (max(self._timeout, _START) if place == STARTING else self._timeout):
-            raise Ended(f"hangs {_place(place)}, for {quiet:.0f} s now (timeout={self._timeout:g})")
+        if quiet > (max(self._timeout, START) if place == STARTING else self._timeout):
+            raise Ended(
+                f"hangs {in_words(place)}, for {quiet:.0f} s now (timeout={self._timeout:g})"
+            )
 
     def _end_in_words(self) -> str:
         self._process.join(5)
-        place, code = _place(self._job.board.where(self.number)), self._process.exitcode
+        place, code = in_words(self._job.board.where(self.number)), self._process.exitcode
         if code == UNGUARDED and not self.ready:
             return (
                 "imported your script when it started, and your script makes a collector when it "
@@ -136,17 +127,3 @@ class Process:
             self._process.kill()
             self._process.join(5)
         self._connection.close()
-
-
-class Ended(Exception):
-    """A process cannot go on: how it ended, and its traceback."""
-
-    def __init__(self, reason: str, trace: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.trace = trace
-
-
-def _place(place: int) -> str:
-    words = {STARTING: "while it started", WAITING: "while it waited", POLICY: "in the policy"}
-    return words.get(place, f"in environment {place}")

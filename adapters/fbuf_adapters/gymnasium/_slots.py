@@ -1,11 +1,12 @@
-"""Room for chunks in shared memory, filled by processes, read by the learner.
+"""Room for chunks in memory, filled by workers, read by the learner.
 
-A slot is as long as a chunk and as wide as the environments of all processes. Each process fills
-its own columns of it, so that what is added needs not be put together.
+A slot is as long as a chunk and as wide as the environments of all workers. Each worker fills its
+own columns of it, so that what is added needs not be put together.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -34,7 +35,7 @@ class Slots:
     """Arrays `[slots, steps, envs, ...]` of all fields of a chunk."""
 
     def __init__(self, memory: Memory, spec: Any, slots: int, steps: int, envs: int) -> None:
-        """Lay them out in memory of `size` bytes."""
+        """Lay them out in memory that has room for them."""
         place = 0
 
         def room(leaf: Spec) -> np.ndarray[Any, Any]:
@@ -45,13 +46,6 @@ class Slots:
             return array
 
         self._arrays = map_leaves(room, fields(spec))
-
-    @staticmethod
-    def size(spec: Any, slots: int, steps: int, envs: int) -> int:
-        """How many bytes they take."""
-        sizes: list[int] = []
-        map_leaves(lambda leaf: sizes.append(_bytes(leaf, slots * steps * envs)), fields(spec))
-        return sum(sizes)
 
     def write(self, slot: int, envs: slice, chunk: Chunk) -> None:
         """Put a chunk of some environments into a slot."""
@@ -65,6 +59,28 @@ class Slots:
     def read(self, slot: int) -> dict[str, Any]:
         """The arrays `[steps, envs, ...]` of a slot. They change when the slot is filled anew."""
         return map_leaves(lambda array: array[slot], self._arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Memory for slots, which are laid out once it is known what a row is."""
+
+    slots: int
+    steps: int
+    envs: int
+    memory: Memory = dataclasses.field(default_factory=Memory)
+
+    def make(self, spec: Any) -> Slots:
+        """Take the memory, which must not have been done before, and lay out the slots."""
+        sizes: list[int] = []
+        rows = self.slots * self.steps * self.envs
+        map_leaves(lambda leaf: sizes.append(_bytes(leaf, rows)), fields(spec))
+        self.memory.grow(sum(sizes))
+        return self.open(spec)
+
+    def open(self, spec: Any) -> Slots:
+        """The slots, in memory that has been taken."""
+        return Slots(self.memory, spec, self.slots, self.steps, self.envs)
 
 
 def _bytes(leaf: Spec, rows: int) -> int:

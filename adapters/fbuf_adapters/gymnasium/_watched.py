@@ -14,7 +14,7 @@ from fbuf_adapters.gymnasium._trees import matched, paths
 
 
 class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment of a process."""
+    """One environment of a worker."""
 
     def __init__(self, env: Any, number: int, say: Callable[[], None]) -> None:
         """Call `say` at each step."""
@@ -53,18 +53,18 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class WatchedPolicy:
-    """The policy of a process."""
+    """The policy of a worker."""
 
-    def __init__(self, policy: Any, board: Board, process: int) -> None:
-        """Say on the board when it acts; stop there when it says so."""
+    def __init__(self, policy: Any, board: Board, seat: int) -> None:
+        """Say on its seat of the board when it acts; stop when that says so."""
         self._policy = policy
         self._board = board
-        self._process = process
+        self._seat = seat
 
     def __call__(self, observation: Any) -> Any:
         """As the policy."""
-        self._board.check(self._process)
-        self._board.at(self._process, POLICY)
+        self._board.check(self._seat)
+        self._board.at(self._seat, POLICY)
         return self._policy(observation)
 
     def seed(self, number: int) -> None:

@@ -1,7 +1,8 @@
-"""Weights of a policy, for processes to read while they are written."""
+"""Weights of a policy: what they are a tree of, and room for processes to read them in."""
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -16,6 +17,45 @@ _HEADER = 64
 """Bytes before the arrays: the count of writes begun and ended, and the checksum."""
 
 
+class Form:
+    """What weights are a tree of: its containers, and the shapes and dtypes of its arrays.
+
+    Args:
+        tree: Any tree of mappings, tuples, lists and arrays.
+        owner: The collector, for errors.
+    """
+
+    def __init__(self, tree: Any, owner: str) -> None:
+        arrays: list[np.ndarray[Any, Any]] = []
+        self._owner = owner
+        self._paths: list[str] = []
+        self._tree = _flattened(tree, "weights", arrays, self._paths, owner)
+        self.leaves = [(array.dtype, array.shape) for array in arrays]
+
+    def arrays(self, tree: Any) -> list[np.ndarray[Any, Any]]:
+        """The arrays of another tree of this form; they may be the very ones that are in it."""
+        arrays: list[np.ndarray[Any, Any]] = []
+        paths: list[str] = []
+        if _flattened(tree, "weights", arrays, paths, self._owner) != self._tree:
+            differ = sorted(set(paths) ^ set(self._paths)) or ["its containers"]
+            raise CollectorError(
+                f"{self._owner}.publish: weights must be a tree like the weights= that the "
+                f"collector was made with; {differ[0]} differs"
+            )
+        for path, array, (dtype, shape) in zip(paths, arrays, self.leaves, strict=True):
+            if (array.dtype, array.shape) != (dtype, shape):
+                raise CollectorError(
+                    f"{self._owner}.publish: {path} must be {dtype} of shape {shape}, as in the "
+                    f"weights= that the collector was made with; got {array.dtype} of shape "
+                    f"{array.shape}"
+                )
+        return arrays
+
+    def tree(self, arrays: list[np.ndarray[Any, Any]]) -> Any:
+        """A tree of this form with these arrays."""
+        return _unflattened(self._tree, arrays)
+
+
 class Weights:
     """The newest weights, in shared memory, with a version that counts up from 0.
 
@@ -23,20 +63,18 @@ class Weights:
     again. Processors may reorder that, so there is a checksum as well.
     """
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: Any, owner: str = "ProcessCollector") -> None:
         """Hold a first version: any tree of mappings, tuples, lists and arrays."""
-        arrays: list[np.ndarray[Any, Any]] = []
-        self._paths: list[str] = []
-        self._tree = _flattened(tree, "weights", arrays, self._paths)
+        self._form = Form(tree, owner)
         self._places: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
         size = 0
-        for array in arrays:
-            self._places.append((array.dtype, array.shape, size))
-            size += -(-array.nbytes // 64) * 64
+        for dtype, shape in self._form.leaves:
+            self._places.append((dtype, shape, size))
+            size += -(-dtype.itemsize * math.prod(shape) // 64) * 64
         self._size = size
         self._memory: Memory | None = None
         self.attach(Memory(_HEADER + size))
-        self._write(arrays)
+        self.publish(tree)
 
     def attach(self, memory: Memory) -> None:
         """Use this memory: a process unpickles the rest, and gets that as an argument."""
@@ -57,22 +95,14 @@ class Weights:
 
     def publish(self, tree: Any) -> int:
         """Replace them, and return the version of the new ones."""
-        arrays: list[np.ndarray[Any, Any]] = []
-        paths: list[str] = []
-        if _flattened(tree, "weights", arrays, paths) != self._tree:
-            differ = sorted(set(paths) ^ set(self._paths)) or ["its containers"]
-            raise CollectorError(
-                "ProcessCollector.publish: weights must be a tree like the weights= that the "
-                f"collector was made with; {differ[0]} differs"
-            )
-        for path, array, (dtype, shape, _) in zip(paths, arrays, self._places, strict=True):
-            if (array.dtype, array.shape) != (dtype, shape):
-                raise CollectorError(
-                    f"ProcessCollector.publish: {path} must be {dtype} of shape {shape}, as in the "
-                    f"weights= that the collector was made with; got {array.dtype} of shape "
-                    f"{array.shape}"
-                )
-        return self._write(arrays)
+        arrays = self._form.arrays(tree)
+        count = int(self._header[0]) // 2 * 2  # even, also if a write before was interrupted
+        self._header[0] = count + 1
+        for array, place in zip(arrays, self._places, strict=True):
+            np.copyto(_array(self._data, *place), array)
+        self._header[1] = zlib.crc32(self._data.data)
+        self._header[0] = count + 2
+        return self.version
 
     def read(self) -> tuple[int, Any]:
         """The newest version, and its weights, in memory of their own."""
@@ -83,17 +113,8 @@ class Weights:
                 checksum = int(self._header[1])
                 if int(self._header[0]) == count and zlib.crc32(data.data) == checksum:
                     arrays = [_array(data, *place) for place in self._places]
-                    return count // 2 - 1, _unflattened(self._tree, arrays)
+                    return count // 2 - 1, self._form.tree(arrays)
             time.sleep(1e-4)
-
-    def _write(self, arrays: list[np.ndarray[Any, Any]]) -> int:
-        count = int(self._header[0]) // 2 * 2  # even, also if a write before was interrupted
-        self._header[0] = count + 1
-        for array, place in zip(arrays, self._places, strict=True):
-            np.copyto(_array(self._data, *place), array)
-        self._header[1] = zlib.crc32(self._data.data)
-        self._header[0] = count + 2
-        return self.version
 
     def __getstate__(self) -> dict[str, Any]:
         views = ("_memory", "_header", "_data")
@@ -106,22 +127,26 @@ def _array(
     return np.ndarray(shape, dtype, data.data, offset)
 
 
-def _flattened(tree: Any, path: str, arrays: list[np.ndarray[Any, Any]], paths: list[str]) -> Any:
+def _flattened(
+    tree: Any, path: str, arrays: list[np.ndarray[Any, Any]], paths: list[str], owner: str
+) -> Any:
     """The tree with numbers for leaves, which are put into the lists."""
     if isinstance(tree, Mapping):
         # In one order, whatever the order they were put in: jax.tree.map sorts them.
         return {
-            key: _flattened(tree[key], f"{path}[{key!r}]", arrays, paths)
+            key: _flattened(tree[key], f"{path}[{key!r}]", arrays, paths, owner)
             for key in sorted(tree, key=str)
         }
     if isinstance(tree, list | tuple):
-        parts = [_flattened(part, f"{path}[{i}]", arrays, paths) for i, part in enumerate(tree)]
+        parts = [
+            _flattened(part, f"{path}[{i}]", arrays, paths, owner) for i, part in enumerate(tree)
+        ]
         return parts if isinstance(tree, list) else tuple(parts)
     detach = getattr(tree, "detach", None)  # a tensor: NumPy takes none with a gradient, or of GPUs
     array = np.asarray(tree if detach is None else detach().cpu())
     if array.dtype.hasobject:
         raise CollectorError(
-            f"ProcessCollector: {path} is a {type(tree).__name__}, which is no array; give the "
+            f"{owner}: {path} is a {type(tree).__name__}, which is no array; give the "
             "weights as dicts, tuples and lists of arrays"
         )
     arrays.append(array)

@@ -8,27 +8,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import os
-import pickle
-import random
 import signal
 import sys
 import threading
 import time
-import traceback
 from multiprocessing import connection as connections
 from multiprocessing import process as processes
 from typing import Any
 
-import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-
 from fbuf_adapters.gymnasium._memory import Memory
-from fbuf_adapters.gymnasium._place import POLICY, STARTING, WAITING, Board, Stopped
-from fbuf_adapters.gymnasium._slots import Slots
+from fbuf_adapters.gymnasium._messages import Command, Filled, Ready
+from fbuf_adapters.gymnasium._place import POLICY, WAITING, Board, Stopped
+from fbuf_adapters.gymnasium._slots import Room, Slots
+from fbuf_adapters.gymnasium._station import Station
 from fbuf_adapters.gymnasium._stepper import Stepper
-from fbuf_adapters.gymnasium._watched import Watched, WatchedPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,89 +31,33 @@ class Job:
 
     number: int
     envs: slice
-    all_envs: int
-    slots: int
-    chunk: int
     seed: int
     die_with_parent: bool
     payload: Memory
     weights: Memory | None
     board: Board
-    chunks: Memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """It has made its environments, and knows what a row is."""
-
-    spec: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """Fill a slot."""
-
-    slot: int
-    steps: int
-    newest: bool  # take the newest weights first
-
-
-@dataclasses.dataclass(frozen=True)
-class Filled:
-    """A slot has been filled."""
-
-    slot: int
-    steps: int
-    version: int
-    fresh: bool
-    waited: float  # seconds that it waited for the slot
-    worked: float  # seconds that it took to fill it
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-    """It cannot go on."""
-
-    place: int
-    reason: str
-    trace: str
+    room: Room
 
 
 def work(job: Job, connection: Any) -> None:
     """Run a process to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner, which ends this
     _watch_parent(job.die_with_parent)
-    envs: list[Watched] = []
-    with contextlib.ExitStack() as closing:
-        try:
-            _serve(job, connection, envs, closing)
-        except Stopped:
-            pass
-        except BaseException as error:
-            # Before anything is closed, which may hang.
-            with contextlib.suppress(OSError):
-                connection.send(_failed(job, envs, error))
-            closing.push(lambda *_: True)  # what has failed may fail to close, too
+    station = Station(job.board, job.number)
+    try:
+        _serve(job, connection, station)
+    except Stopped:
+        station.close()
+    except BaseException as error:
+        # Before anything is closed, which may hang.
+        with contextlib.suppress(OSError):
+            connection.send(station.failed(error))
+        with contextlib.suppress(Exception):  # what has failed may fail to close, too
+            station.close()
 
 
-def _serve(job: Job, connection: Any, envs: list[Watched], closing: contextlib.ExitStack) -> None:
-    board, number = job.board, job.number
-    board.at(number, STARTING)
-    make_env, policy, weights = pickle.loads(bytes(job.payload))
-    _seed(job.seed)
-
-    def make(env: int) -> Watched:
-        board.at(number, env)
-        envs.append(Watched(make_env(), env, functools.partial(board.at, number, env)))
-        return envs[-1]
-
-    numbers = range(job.envs.start, job.envs.stop)
-    vector = SyncVectorEnv(
-        [lambda env=env: make(env) for env in numbers], autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    closing.callback(vector.close)
-    _seed(job.seed)  # also what the environments have imported
-    stepper = Stepper(vector, WatchedPolicy(policy, board, number), seed=job.seed)
+def _serve(job: Job, connection: Any, station: Station) -> None:
+    stepper, weights = station.open(bytes(job.payload), job.envs, job.seed)
     version = -1
     if weights is not None:
         assert job.weights is not None
@@ -129,12 +67,12 @@ def _serve(job: Job, connection: Any, envs: list[Watched], closing: contextlib.E
     connection.send(Ready(spec))
     slots: Slots | None = None
     while True:
-        board.at(number, WAITING)
+        job.board.at(job.number, WAITING)
         began = time.perf_counter()
         command = _next(connection)
         got = time.perf_counter()
         if slots is None:  # by now there is room for them
-            slots = Slots(job.chunks, spec, job.slots, job.chunk, job.all_envs)
+            slots = job.room.open(spec)
         if command.newest and weights is not None and weights.version > version:
             version = _load(job, stepper, weights)
         chunk = stepper.chunk(command.steps)
@@ -161,26 +99,6 @@ def _load(job: Job, stepper: Stepper, weights: Any) -> int:
     version, tree = weights.read()
     stepper.load(tree, version)
     return version
-
-
-def _seed(seed: int) -> None:
-    """Seed the global generators: what was copied into all processes would act alike in all."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
-
-
-def _failed(job: Job, envs: list[Watched], error: BaseException) -> Failed:
-    place = job.board.where(job.number)
-    reason = "".join(traceback.format_exception_only(error)).strip()
-    for env in envs:
-        differing = env.differing()
-        if differing is not None:
-            place, reason = env.number, f"{differing} ({reason})"
-            break
-    trace = "".join(traceback.format_exception(error))
-    return Failed(place, reason, trace[-20_000:])
 
 
 def _watch_parent(by_kernel: bool) -> None:
