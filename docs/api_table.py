@@ -38,6 +38,7 @@ PYTORCH = {
 
 COLLECTING = {
     "fbuf_adapters.gymnasium": ("Collector", "ProcessCollector", "CollectorError"),
+    "fbuf_adapters.ray": ("Collector",),
     "fbuf_adapters.gymnax": ("Collector",),
 }
 """That of brax is like that of gymnax."""

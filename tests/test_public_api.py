@@ -49,6 +49,7 @@ def test_the_api_page_is_whole():
     pytest.importorskip("torch")
     pytest.importorskip("tensordict")
     pytest.importorskip("gymnax")
+    pytest.importorskip("ray")
     for page, text in (("api.md", api_table().api()), ("reference.md", api_table().reference())):
         assert (ROOT / "docs" / page).read_text() == text, "run: python docs/api_table.py"
 

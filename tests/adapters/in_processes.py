@@ -1,9 +1,11 @@
 """What tests of processes run in them. It imports no JAX and no PyTorch, so they start quickly."""
 
+import ctypes
 import os
 import random
 import signal
 import sys
+import threading
 import time
 
 import gymnasium
@@ -74,9 +76,12 @@ class Counting(gymnasium.Env):
         if self.fails == "exits":
             os._exit(7)
         if self.fails == "hangs":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             while True:
                 time.sleep(1)
+        if self.fails == "hangs in C":
+            ctypes.PyDLL(None).sleep(1000)  # with Python's lock, so no other thread runs
         if self.fails == "shape":
             return np.zeros(3), 0.0, False, False, {}
         if self.fails == "values":

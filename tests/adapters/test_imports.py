@@ -29,8 +29,19 @@ assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
 """)
 
 
+def test_an_actor_of_environments_imports_no_jax():
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("ray")
+    run("""
+import sys
+import fbuf_adapters.ray._stepping
+assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
+""")
+
+
 TORCH = 'fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"'
 BOTH = 'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
+RAY = 'fbuf_adapters.ray needs Ray and Gymnasium: pip install "fbuf[ray]"'
 GYMNASIUM = 'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasium]"'
 
 
@@ -39,6 +50,8 @@ GYMNASIUM = 'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasiu
     [
         ("torch", "fbuf_adapters.pytorch", TORCH),
         ("gymnasium", "fbuf_adapters.gymnasium", GYMNASIUM),
+        ("ray", "fbuf_adapters.ray", RAY),
+        pytest.param("gymnasium", "fbuf_adapters.ray", RAY, marks=pytest.mark.sweep),
         pytest.param("torch", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
         pytest.param("tensordict", "fbuf_adapters.tensordict", BOTH, marks=pytest.mark.sweep),
     ],

@@ -371,7 +371,7 @@ def payload(owner: str, make_env: Any, policy: Any, weights: Any) -> bytes:
             cloudpickle.dumps(value)
         except Exception as error:
             raise CollectorError(
-                f"{owner}: {name} cannot be sent to a process ({error}); it holds "
+                f"{owner}: {name} cannot be sent to another process ({error}); it holds "
                 "something that only this process has, so make that when it is first needed"
             ) from error
     return cloudpickle.dumps((make_env, policy, weights))
