@@ -36,7 +36,7 @@ SECONDS = 12
 SLOW = 0.02
 """Seconds a step, so that the other worker does not fill the buffer until it is seen."""
 
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "resources": {"place": 1}}
+NODE = {"num_cpus": 3, "object_store_memory": 80 * 2**20, "resources": {"place": 1}}
 
 # A node that is gone is known to be after two looks. One that is slow has ten seconds to answer.
 HEALTH = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
@@ -411,10 +411,19 @@ def test_bad_arguments_start_nothing(cluster, options, error, message):
 
 PROGRAM = """
 import fbuf
+import ray
 from fbuf_adapters.ray import Collector
 from in_processes import Counting, Policy
 
-collector = Collector(Counting, Policy(), workers=1, envs_per_worker=2, mode="barrier")
+def make():
+    return Collector(Counting, Policy(), workers=1, envs_per_worker=2, mode="barrier")
+
+collector = make()
+ray.shutdown()
+collector.close()
+assert not ray.is_initialized()
+
+collector = make()
 state = fbuf.init(collector.item, 800, **collector.options)
 print(collector.collect(state, 8))
 """
@@ -422,7 +431,7 @@ print(collector.collect(state, 8))
 
 @pytest.mark.sweep
 def test_a_program_that_starts_and_closes_nothing():
-    """Ray starts by itself, and ends with the program, and so do the actors."""
+    """Ray starts by itself, and ends with the program, and so do the actors; and before that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         process = subprocess.Popen(

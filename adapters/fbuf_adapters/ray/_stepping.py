@@ -6,6 +6,7 @@ Nothing here imports JAX or PyTorch. What the user's functions import is theirs.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -37,6 +38,7 @@ class Stepping:
         self._board.at(0, STARTING)
         self._station = Station(self._board, 0)
         self._newest: Stamped | None = None
+        self._taking = threading.Lock()
         self._version = -1
         self._stepper: Stepper
         self._form: Any = None
@@ -101,8 +103,9 @@ class Stepping:
 
     def _take(self, weights: Stamped | None) -> None:
         # What is published and what comes with a command arrive in any order.
-        if weights is not None and (self._newest is None or weights[0] > self._newest[0]):
-            self._newest = weights
+        with self._taking:
+            if weights is not None and (self._newest is None or weights[0] > self._newest[0]):
+                self._newest = weights
 
     def _load(self) -> None:
         """Have the policy act with the newest weights."""
