@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from typing import Any
 
@@ -91,10 +92,13 @@ def test_blocks_run_in_order(page, monkeypatch, capsys):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_run(name, tmp_path):
+def test_scripts_run(name, tmp_path, request):
     pytest.importorskip("gymnasium")
+    # Of a short name, for those of sockets have to be. Ray may still write there as it ends.
+    ray = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    request.addfinalizer(ray.cleanup)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": paths, **RAY}
+    environment = {**os.environ, "PYTHONPATH": paths, **RAY, "RAY_TMPDIR": ray.name}
     running = []
     for line, needs, code in blocks(ROOT / "docs" / name):
         if any(importlib.util.find_spec(package) is None for package in needs):

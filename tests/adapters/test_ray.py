@@ -6,9 +6,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -55,7 +55,9 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes, each with processes and a store of its own, as two machines have."""
-    with pytest.MonkeyPatch.context() as patch:
+    # What Ray leaves there is removed. The name is short, for those of sockets have to be.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("RAY_TMPDIR", folder)
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.delenv("XLA_FLAGS", raising=False)  # actors import no JAX
@@ -70,7 +72,7 @@ def cluster():
         finally:
             ray.shutdown()
             cluster.shutdown()
-        eventually(lambda: not {pid for pid in processes if (PROC / str(pid)).exists()})
+            eventually(lambda: not {pid for pid in processes if (PROC / str(pid)).exists()})
 
 
 PROC = pathlib.Path("/proc")
@@ -432,20 +434,19 @@ print(collector.collect(state, 8))
 @pytest.mark.sweep
 def test_a_program_that_starts_and_closes_nothing():
     """Ray starts by itself, and ends with the program, and so do the actors; and before that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
+    with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM],
-            env={**os.environ, **ENVIRONMENT, "RAY_ADDRESS": "local"},  # not the cluster above
+            env={**os.environ, **ENVIRONMENT, "RAY_TMPDIR": folder, "RAY_ADDRESS": "local"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         output, errors = process.communicate(timeout=120)
+        eventually(lambda: not in_session(process.pid))
     assert (process.returncode, output) == (0, "State(Uniform, 16 of 800 rows, 2 environments)\n")
     assert "Traceback" not in errors
-    eventually(lambda: not in_session(process.pid))
 
 
 def in_session(session):
