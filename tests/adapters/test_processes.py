@@ -140,7 +140,7 @@ def test_a_barrier_collects_what_one_process_would():
 def test_blank_fields_cross_nothing():
     blank = {"advantage": np.float32(0), "more": ({"wide": jax.ShapeDtypeStruct((5,), bool)},)}
     with make(mode="barrier", processes=1, blank=blank) as collector:
-        assert "advantage" not in collector._slots.read(0)["extras"]
+        assert "advantage" not in collector._crew.slots.read(0)["extras"]
         state = collector.collect(buffer(collector), 6)
         batch = fbuf.rollout(state)
         assert not np.any(batch.data["advantage"])

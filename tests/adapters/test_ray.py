@@ -18,14 +18,17 @@ pytest.importorskip("ray")
 
 import ray
 from fbuf_adapters.ray import Collector, CollectorError
-from in_processes import Counting, Policy, weights
+from in_processes import Counting, Drawing, Policy, weights
 from ray.cluster_utils import Cluster
 from test_processes import assert_whole, buffer, lanes
 
 import fbuf
 
 # Ray forks to start a node. It starts another program at once, so no thread is missed.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+    pytest.mark.sweep,  # a cluster takes seconds to start
+]
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -175,6 +178,15 @@ def test_a_barrier_collects_every_step_on_both_nodes(cluster):
     collector.close()
 
 
+def test_seeds_and_fields_that_are_written_later(cluster):
+    blank = {"advantage": np.float32(0)}
+    with make(policy=Drawing(), weights=None, mode="barrier", blank=blank) as collector:
+        state = collector.collect(fbuf.init(collector.item, 80, **collector.options), 8)
+    rows = fbuf.rollout(state).data
+    assert not np.any(rows["advantage"])
+    assert not np.array_equal(rows["action"][:2], rows["action"][2:])  # of the two workers
+
+
 def test_free_actors_run_on_and_no_step_is_lost(cluster):
     slow = {"seconds": 0.003, "slow": (2, 3)}  # so the actors drift apart
     with make(slow, chunk=3) as collector:
@@ -227,13 +239,9 @@ def test_weights_reach_chunks_that_were_asked_for_before(cluster):
         ("raises", r"failed in environment 3: ValueError: the game is broken"),
         ("shape", r"failed in environment 3: its observation is of shape \(3,\).*says \(9,\)"),
         ("is killed", r"has died\n\nRay says:\nThe actor died unexpectedly"),
-        pytest.param("exits", r"has died\n\nRay says:", marks=pytest.mark.sweep),
+        ("exits", r"has died\n\nRay says:"),
         ("hangs", r"hangs in environment 3, for \d+ s now \(timeout=2\)"),
-        pytest.param(
-            "hangs in C",
-            r"hangs and does not say where, for \d+ s now \(timeout=2\)",
-            marks=pytest.mark.sweep,
-        ),
+        ("hangs in C", r"hangs and does not say where, for \d+ s now \(timeout=2\)"),
     ],
 )
 def test_a_worker_that_fails_is_named(cluster, fails, message):
@@ -266,7 +274,7 @@ def test_a_constructor_that_fails(cluster):
         make({"fails": "constructor"})
 
 
-@pytest.mark.parametrize("mode", ["free", pytest.param("barrier", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("mode", ["free", "barrier"])
 def test_an_actor_is_started_anew(cluster, mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, mode=mode, chunk=3, restart=1) as collector:
@@ -360,7 +368,7 @@ def test_a_collector_that_nobody_has_ends_its_actors(cluster):
     del collector  # the fixture counts what is left
 
 
-@pytest.mark.parametrize("mode", ["free", pytest.param("barrier", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("mode", ["free", "barrier"])
 def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
         state = buffer(collector)
@@ -431,7 +439,6 @@ print(collector.collect(state, 8))
 """
 
 
-@pytest.mark.sweep
 def test_a_program_that_starts_and_closes_nothing():
     """Ray starts by itself, and ends with the program, and so do the actors; and before that."""
     with tempfile.TemporaryDirectory() as folder:

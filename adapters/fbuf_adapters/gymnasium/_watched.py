@@ -71,7 +71,7 @@ class WatchedPolicy:
         """As the policy, if it has that."""
         seed = getattr(self._policy, "seed", None)
         if callable(seed):
-            self._board.at(self._process, POLICY)
+            self._board.at(self._seat, POLICY)
             seed(number)
 
     def load(self, weights: Any) -> None:

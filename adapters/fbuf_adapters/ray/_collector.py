@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from fbuf_adapters._blank import blank_specs
 from fbuf_adapters.gymnasium._crew import Crew
 from fbuf_adapters.gymnasium._crew_collector import (
     CrewCollector,
@@ -67,6 +68,7 @@ class Collector(CrewCollector):
             To start it may take a minute at least; a cluster that grows on demand may take longer.
         restart: How many times a worker that ended or hangs is started anew, in all.
         slots: How many chunks each worker may be ahead.
+        blank: As for `ProcessCollector`.
         progress: As for `ProcessCollector`.
         actor_options: What the actors' `.options(...)` are given, to place them: `num_cpus`,
             `resources`, `scheduling_strategy`, `runtime_env` and so on. If they say nothing else,
@@ -109,6 +111,7 @@ class Collector(CrewCollector):
         timeout: float = 60.0,
         restart: int = 0,
         slots: int = 2,
+        blank: dict[str, Any] | None = None,
         progress: bool | None = None,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
@@ -127,6 +130,7 @@ class Collector(CrewCollector):
                     f"Collector: actor_options must not have {name!r}, for the collector starts "
                     "and ends its actors itself; leave it out (restart= has them started anew)"
                 )
+        blank = blank_specs(_OWNER, blank)
         published: Weights | None = None
         if weights is not None:
             check_loads(_OWNER, policy)
@@ -154,7 +158,7 @@ class Collector(CrewCollector):
         )
         if published is not None:
             published.readers = crew.workers
-        super().__init__(crew, room, published, mode=mode, progress=progress)
+        super().__init__(crew, room, published, blank, mode=mode, progress=progress)
 
 
 Collector.__module__ = "fbuf_adapters.ray"  # where users find it
