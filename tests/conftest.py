@@ -85,10 +85,12 @@ def _place(request):
         yield
 
 
-def pytest_itemcollected(item):
+@pytest.hookimpl(tryfirst=True)  # before it is decided by marks what runs
+def pytest_collection_modifyitems(items):
     """Examples in docstrings each compile their own programs: they run in the sweep."""
-    if isinstance(item, pytest.DoctestItem):
-        item.add_marker(pytest.mark.sweep)
+    for item in items:
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.sweep)
 
 
 SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]

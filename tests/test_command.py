@@ -159,6 +159,7 @@ def test_classes_of_ones_own(tmp_path, capsys):
     assert "1 whole, of 3 to 3, median 3 rows" in found
 
 
+@pytest.mark.sweep
 def test_inspect_as_it_is_used(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path, picture = tmp_path / "saved", tmp_path / "out.png"

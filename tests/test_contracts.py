@@ -86,7 +86,7 @@ SWEPT = [
 ]
 PLACES = [
     *(
-        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (2, 5)))
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n != 5))
         for n, case in enumerate(COMMON)
     ),
     pytest.param(COMMON[0], 8, id="under vmap"),

@@ -70,7 +70,7 @@ def as_often_as_they_should_be(name, case):
     assert_fits(drawn(state), expected / expected.sum())
 
 
-@pytest.mark.sweep
+@SWEEP
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_alpha_shapes_the_frequencies(alpha):
     state = fbuf.init(jnp.int32(0), 8, sampler=fbuf.Prioritized(alpha=alpha, eps=0.0))

@@ -36,7 +36,9 @@ LONG = (
     "index.md",
     "learning_every_k_steps.md",
     "logging_and_faults.md",
+    "on_policy.md",
     "pytorch.md",
+    "saving.md",
     "trajectories.md",
 )
 

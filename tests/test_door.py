@@ -368,10 +368,8 @@ OTHER_ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [pytest.param(n, marks=[pytest.mark.sweep] * (n != "write")) for n in OTHER_ROWS],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("change", OTHER_ROWS)
 def test_sampling_before_changing_other_rows_is_told_while_tracing(change):
     def step(name, said, same):
         def traced(state, key):

@@ -275,7 +275,7 @@ def test_every_byte_is_in_place(overwrite):
     assert looped_memory.temp_size_in_bytes < held / 4
 
 
-@pytest.mark.sweep
+@SWEEP
 def test_it_is_the_same_compiled_and_for_many_at_once():
     def run(first):
         state = queue()

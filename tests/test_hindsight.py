@@ -104,7 +104,7 @@ def test_every_row_that_may_be_the_goal_is_as_often(strategy, slot, numbers):
     assert stats.chisquare(counts[list(numbers)]).pvalue > 1e-4
 
 
-@pytest.mark.sweep
+@SWEEP
 @pytest.mark.parametrize("ratio", [0, 0.1, 0.8, 1.0])
 def test_the_share_that_is_relabelled(ratio):
     view = fbuf.Hindsight(reward_fn, strategy="final", ratio=ratio)

@@ -19,7 +19,9 @@ from fbuf.xla.rows import read_rows
 TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize(
+    "count", [1, 17, *(pytest.param(n, marks=pytest.mark.sweep) for n in (2, 16, 40))]
+)
 def test_by_halves_is_what_the_whole_is(count: int) -> None:
     """Of few, and of an even and of an odd number of more; and under vmap."""
     slots = jnp.arange(count, dtype=jnp.int32) * 7 % 300
@@ -69,7 +71,10 @@ def test_every_cache_line_of_a_row_is_looked_at(
     assert program.count('"stablehlo.gather"(') == expected
 
 
-@pytest.mark.parametrize("shape", [(1,), (4, 256), (2, 2, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 2, 5), *(pytest.param(s, marks=pytest.mark.sweep) for s in ((1,), (4, 256)))],
+)
 def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
     """For a key of the new kind and of the old one, of another generator, and for a batch."""
     for key in (jax.random.key(3), jax.random.PRNGKey(4), jax.random.key(5, impl="rbg")):

@@ -120,7 +120,7 @@ def test_an_empty_buffer_and_ids_of_no_row():
     assert int(state.fault) == 0
 
 
-@pytest.mark.sweep
+@SWEEP
 def test_under_vmap():
     rows = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
     ends = jnp.array([[0, 1, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0]], bool)
@@ -134,7 +134,7 @@ def test_under_vmap():
     np.testing.assert_array_equal(left, [3, 4])
 
 
-@pytest.mark.sweep
+@SWEEP
 def test_no_row_is_copied():
     state = fbuf.init(jnp.zeros(250), 4096, sampler=fbuf.Prioritized(window=2))
     ids = fbuf.newest_ids(state, 3)

@@ -170,6 +170,7 @@ def test_every_save_is_the_buffer_of_that_moment(
         run.state = returned  # which has the mark of the last of them
 
 
+@SWEEP
 @pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
 def test_training_goes_on_as_if_it_had_never_stopped(
     tmp_path, envs, sampler, autoreset, lockstep, next_of
@@ -258,7 +259,8 @@ def test_nothing_grows_for_ever(tmp_path):
     same(history.marked(saved, int(marks[0])), state)
 
 
-@pytest.mark.parametrize(("envs", "turns"), [(3, 20), pytest.param(None, 40, marks=SWEEP)])
+@SWEEP
+@pytest.mark.parametrize(("envs", "turns"), [(3, 20), (None, 40)])
 def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
     """There are few of them, however small the saves, and each row is where it was."""
     monkeypatch.setattr(merge, "MOST", 6)
@@ -282,7 +284,7 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
     assert len(joined) > 3
 
 
-@pytest.mark.sweep
+@SWEEP
 @pytest.mark.parametrize("count", [1, 64, 65, 1024, 1025, 3000])
 def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
     """They are padded to one of a few numbers, on their way out and back."""
@@ -529,6 +531,7 @@ def test_one_environment_that_seldom_steps(tmp_path):
     assert sum(rows.values()) < 3 * 80 * 200 + 128 * len(rows)
 
 
+@SWEEP
 def test_new_ends_alone_are_written(tmp_path):
     state = fbuf.init({"x": jnp.zeros(50)}, 640, next_of="x", max_ends=200)
     rows = lambda count: {"x": jnp.zeros((count, 50))}

@@ -162,7 +162,7 @@ def test_what_is_lost_is_masked():
         fbuf.raise_on_fault(state)
 
 
-@pytest.mark.sweep
+@SWEEP
 def test_hindsight_has_it_too():
     row = {"observation": jnp.int32(0), "goal": jnp.int32(0), "at": jnp.int32(0), "reward": 0.0}
     state = fbuf.init(row, 8, next_of="observation")
@@ -191,7 +191,7 @@ def test_the_end_of_a_removed_row_is_no_loss():
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.LOST_NEXT
 
 
-@pytest.mark.sweep
+@SWEEP
 @pytest.mark.parametrize(
     "view", [fbuf.Transition(fields=("reward",)), fbuf.NStep(2, gamma=GAMMA, next_of="observation")]
 )
@@ -210,7 +210,7 @@ def test_images_take_half_the_memory():
     assert once < 0.54 * twice
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("lockstep", [pytest.param(True, marks=SWEEP), False])
 def test_short_episodes_in_a_small_buffer_lose_no_end(lockstep):
     rng, lanes, steps = np.random.default_rng(0), 8, 64
     shape = (lanes, steps)

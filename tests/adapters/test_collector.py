@@ -86,7 +86,10 @@ def test_environments_in_processes_of_their_own(mode):
     assert not any(process.is_alive() for process in envs.processes)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "next_step")) for mode in MODES],
+)
 def test_cart_pole_is_what_it_is_without_a_collector(mode):
     make = lambda: gymnasium.make("CartPole-v1", max_episode_steps=12)
     act = lambda observation: (observation.sum(-1) > 0).astype(int)

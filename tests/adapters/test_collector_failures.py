@@ -180,6 +180,7 @@ def test_a_thread_makes_the_same_steps(mode):
     assert steps(state) == [s for env in range(3) for s in steps_of(env, made, dummies)]
 
 
+@pytest.mark.sweep
 def test_a_queue_that_a_thread_fills_is_read_once():
     """The loop of the page on on-policy data; segments need not overlap."""
     segment, room, found = 6, 8 * 2, []
@@ -355,7 +356,8 @@ class Wrapped(gymnasium.vector.VectorWrapper):
     pass
 
 
-@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("in_background", [False, True])
 def test_an_environment_that_hangs_is_named(in_background, nothing_left):
     envs = AsyncVectorEnv(
         [lambda: Walk(0), lambda: SleepsLater(1)],
@@ -387,6 +389,7 @@ class Never(Walk):
         time.sleep(3600)
 
 
+@pytest.mark.sweep
 def test_a_reset_that_hangs():
     mode = AutoresetMode.SAME_STEP
     envs = AsyncVectorEnv([lambda: Never(0)], context="spawn", autoreset_mode=mode)

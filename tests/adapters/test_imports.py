@@ -29,6 +29,7 @@ assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
 """)
 
 
+@pytest.mark.sweep
 def test_an_actor_of_environments_imports_no_jax():
     pytest.importorskip("gymnasium")
     pytest.importorskip("ray")

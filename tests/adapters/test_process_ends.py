@@ -36,6 +36,7 @@ def main():
 GUARDED = '\nif __name__ == "__main__":\n    main()\n'
 
 
+pytestmark = pytest.mark.sweep  # each program takes seconds to start
 BOTH = [None, "hangs"]
 
 
@@ -91,7 +92,6 @@ def program(fails=None, then="pass", guard=GUARDED):
     return PROGRAM.format(fails=fails, then=then) + guard
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("fails", BOTH)
 def test_ctrl_c_ends_all(tmp_path, fails):
     run = Run(tmp_path, program(fails, "time.sleep(100)"))
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_all(tmp_path, fails):
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("fails", [pytest.param(None, marks=pytest.mark.sweep), "hangs"])
+@pytest.mark.parametrize("fails", BOTH)
 def test_processes_end_with_a_parent_that_is_killed(tmp_path, fails):
     run = Run(tmp_path, program(fails, "time.sleep(100)"))
     run.ready()
@@ -113,13 +113,11 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path, fails):
     assert errors == ""
 
 
-@pytest.mark.sweep
 def test_a_program_that_closes_nothing_ends(tmp_path):
     code, output, errors = Run(tmp_path, program()).end()
     assert (code, output, errors) == (0, "ready\n", "")
 
 
-@pytest.mark.sweep
 def test_a_program_without_a_guard_is_told(tmp_path):
     began = time.monotonic()
     code, output, errors = Run(tmp_path, program(guard="\nmain()\n")).end()

@@ -100,7 +100,8 @@ def test_a_constructor_that_fails():
     assert time.monotonic() - began < SECONDS
 
 
-@pytest.mark.parametrize("mode", [pytest.param("free", marks=pytest.mark.sweep), "barrier"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["free", "barrier"])
 def test_a_process_is_started_anew(mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, policy=Seeded(), mode=mode, chunk=3, restart=1) as collector:

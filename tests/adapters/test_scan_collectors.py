@@ -135,6 +135,7 @@ def test_many_seeds_in_a_jit_of_your_own():
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
 
 
+@pytest.mark.sweep
 def test_new_weights_and_other_collectors():
     collector = made(gymnax_collector)
     state = collector.collect(buffer(collector), 5)

@@ -44,10 +44,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=[pytest.mark.sweep] * (name != "apart")) for name in LAYOUTS],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
     options, time_major = LAYOUTS[layout]
     flat = "num_envs" not in options
