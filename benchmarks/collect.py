@@ -7,8 +7,8 @@ It needs fbuf, JAX and Gymnasium.
 
 CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
 comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in chunks of 64 steps of all environments, with one `fbuf.add` a chunk; "an add a step"
-is the same with chunks of one step. All of them step equal environments, in turns of 128 steps, in
+`next_of`, in chunks of 128 steps of all environments, with one `fbuf.add` a chunk; "an add a step"
+is the same with chunks of one step. All of them step equal environments, in turns of 256 steps, in
 one process.
 
 Figures are microseconds a step of all environments, medians over the turns: of CPU time, which adds
@@ -30,10 +30,10 @@ from benchmarks.harness import Measured, Record, Task
 
 ENVIRONMENTS = (8, 64)
 MODES = ("same_step", "next_step", "disabled")
-HOW = {"nothing": 0, "Collector": 64, "an add a step": 1}
+HOW = {"nothing": 0, "Collector": 128, "an add a step": 1}
 """The chunk of each way to step."""
 
-_STEPS = 128
+_STEPS = 256
 
 
 def _nothing(envs: Any, policy: Any, mode: str) -> Callable[[], None]:
@@ -107,7 +107,7 @@ def tasks(quick: bool) -> list[Task]:
             "label": f"{count} environments, {mode}",
             "environments": count,
             "mode": mode,
-            "rounds": 3 if quick else 15,
+            "rounds": 3 if quick else 12,
         }
         for count in ENVIRONMENTS
         for mode in MODES

@@ -7,10 +7,9 @@ It needs fbuf, JAX, Gymnasium and TorchRL; what is missing is left out.
 
 A policy of random actions steps environments, and every step is put into a buffer. "one process" is
 `Collector` over a `SyncVectorEnv`, "AsyncVectorEnv" is `Collector` over that, with a process for
-each environment; both add chunks of 64 steps. "free" and "barrier" are `ProcessCollector`, with
-chunks of 64 steps; `2 x 8` is two processes of eight environments each. "TorchRL" is
-`MultiSyncCollector` with two workers of eight environments, 1024 steps a batch, and
-`ReplayBuffer(LazyTensorStorage)`.
+each environment. "free" and "barrier" are `ProcessCollector`; `2 x 8` is two processes of eight
+environments each. All of these add chunks of 64 steps. "TorchRL" is `MultiSyncCollector` with two
+workers of eight environments, 1024 steps a batch, and `ReplayBuffer(LazyTensorStorage)`.
 
 CartPole takes about 10 microseconds a step. "Heavy" is CartPole with a millisecond of computing in
 each step. Figures are steps a second, of all environments together, and microseconds of CPU time a
@@ -116,7 +115,7 @@ def _of_fbuf(how: str, heavy: bool, stack: contextlib.ExitStack) -> Callable[[],
             )
         else:
             vector = gymnasium.vector.SyncVectorEnv([make_env] * envs, **same)
-        collector = Collector(vector, _policy, seed=0)
+        collector = Collector(vector, _policy, chunk=64, seed=0)
     stack.enter_context(collector)
     capacity = 2000 * envs
     options = {"next_of": "observation", "max_ends": capacity // 4, **collector.options}

@@ -189,15 +189,16 @@ def test_blank_fields_that_cannot_be(blank, error, message):
         buffer(collector)
 
 
-def test_one_program_for_all_lengths():
+def test_three_programs_for_all_lengths():
     with Collector(vector(3), policy, chunk=16) as collector:
-        state = collector.collect(buffer(collector), 16)
+        state = buffer(collector)
         programs = fbuf.add.__dict__["_entry"]._consume
         before = programs._cache_size()
-        for steps in (1, 7, 16, 33, 50):
+        lengths = (16, 1, 7, 2, 3, 33, 50, 16)
+        for steps in lengths:
             state = collector.collect(state, steps)
-        assert programs._cache_size() == before
-    assert int(fbuf.size(state)) == 3 * (16 + 1 + 7 + 16 + 33 + 50)
+        assert programs._cache_size() <= before + 3
+    assert int(fbuf.size(state)) == 3 * sum(lengths)
 
 
 def test_a_policy_sees_what_it_acts_on_once():

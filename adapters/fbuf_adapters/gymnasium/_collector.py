@@ -88,7 +88,7 @@ class Collector:
         envs: Any,
         policy: Any,
         *,
-        chunk: int = 64,
+        chunk: int = 128,
         seed: Any = None,
         background: bool = False,
         queue: int = 2,
@@ -147,7 +147,7 @@ class Collector:
 
         Args:
             state: The buffer. It is consumed.
-            steps: How many. A number that `chunk` does not divide compiles nothing new.
+            steps: How many. All numbers share three compiled programs.
 
         Returns:
             The buffer with the rows in it.

@@ -106,7 +106,7 @@ class CrewCollector:
 
         Args:
             state: The buffer. It is consumed.
-            steps: How many. A number that `chunk` does not divide compiles nothing new.
+            steps: How many. All numbers share three compiled programs.
 
         Returns:
             The buffer with the rows in it.

@@ -1,4 +1,4 @@
-"""From chunks to a buffer: which fields it wants, and one program for chunks of all lengths."""
+"""From chunks to a buffer: which fields it wants, and few programs for chunks of all lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Target:
         spec: The fields that are filled, see `Stepper.spec`.
         blank: Those that are not, see `blank_specs`.
         options: What `fbuf.init` has to be given.
-        size: How many steps every chunk is brought to, so that one program adds them all.
+        size: The most steps of a chunk. All are brought to this length or an eighth of it, so that
+            at most three programs add them all.
         owner: Who collects, for errors.
     """
 
@@ -86,21 +87,29 @@ class Target:
         }
         if state.next_obs is not None:
             given["next_observation"] = chunk.next_observation
-        given = map_leaves(self._padded, given)
-        lead = self._size, chunk.reward.shape[1]
+        steps, num_envs = chunk.reward.shape
+        lead = (self._padded_size(steps), num_envs)
+        given = map_leaves(lambda array: _padded(array, lead[0]), given)
         for name in self._blank.keys() & wanted.keys():
             zeros = lambda spec: np.zeros((*lead, *spec.shape), spec.dtype)
             given["items"][name] = jax.tree.map(zeros, self._blank[name])
-        mask = np.arange(self._size) < chunk.steps
         if not state.ring.lockstep:
-            mask = np.repeat(mask[:, None], chunk.reward.shape[1], axis=1)
+            given["mask"] = np.repeat((np.arange(lead[0]) < steps)[:, None], num_envs, axis=1)
             if envs is not None:
-                mask &= envs
-        return fbuf.add(state, **given, mask=mask, time_major=True)
+                given["mask"] &= envs
+        elif steps < self._size:
+            given["mask"] = np.arange(lead[0]) < steps
+        return fbuf.add(state, **given, time_major=True)
 
-    def _padded(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if len(array) == self._size:
-            return array
-        padded = np.zeros((self._size, *array.shape[1:]), array.dtype)
-        padded[: len(array)] = array
-        return padded
+    def _padded_size(self, steps: int) -> int:
+        """One of two sizes: who collects a few steps at a time shall not pay for many."""
+        few = -(-self._size // 8)
+        return few if steps <= few else self._size
+
+
+def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    if len(array) == size:
+        return array
+    padded = np.zeros((size, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return padded
