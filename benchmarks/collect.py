@@ -7,7 +7,7 @@ It needs fbuf, JAX and Gymnasium.
 
 CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
 comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in chunks of 128 steps of all environments, with one `fbuf.add` a chunk; "an add a step"
+`next_of`, in chunks of 2,048 rows, with one `fbuf.add` a chunk; "an add a step"
 is the same with chunks of one step. All of them step equal environments, in turns of 256 steps, in
 one process.
 
@@ -30,8 +30,12 @@ from benchmarks.harness import Measured, Record, Task
 
 ENVIRONMENTS = (8, 64)
 MODES = ("same_step", "next_step", "disabled")
-HOW = {"nothing": 0, "Collector": 128, "an add a step": 1}
-"""The chunk of each way to step."""
+HOW: dict[str, dict[str, Any] | None] = {
+    "nothing": None,
+    "Collector": {},
+    "an add a step": {"chunk": 1},
+}
+"""What the collector of each way to step is made with."""
 
 _STEPS = 256
 
@@ -49,13 +53,13 @@ def _nothing(envs: Any, policy: Any, mode: str) -> Callable[[], None]:
     return run
 
 
-def _collected(envs: Any, policy: Any, chunk: int) -> Callable[[], None]:
+def _collected(envs: Any, policy: Any, options: dict[str, Any]) -> Callable[[], None]:
     from fbuf_adapters.gymnasium import Collector
 
-    collector = Collector(envs, policy, chunk=chunk, seed=0)
+    collector = Collector(envs, policy, seed=0, **options)
     capacity = 1000 * envs.num_envs
-    options = {"next_of": "observation", "max_ends": capacity // 4, **collector.options}
-    state = fbuf.init(collector.item, capacity, **options)
+    more = {"next_of": "observation", "max_ends": capacity // 4, **collector.options}
+    state = fbuf.init(collector.item, capacity, **more)
 
     def run() -> None:
         nonlocal state
@@ -75,10 +79,13 @@ def measure(task: Task) -> Measured:
     actions = np.random.default_rng(0).integers(0, 2, count)
     policy = lambda observation: actions
     programs: dict[str, Callable[[], None]] = {}
-    for name, chunk in HOW.items():
+    for name, options in HOW.items():
         kwargs = {"autoreset_mode": AutoresetMode[mode.upper()]}
         envs = make_vec("CartPole-v1", count, vectorization_mode="sync", vector_kwargs=kwargs)
-        made = _collected(envs, policy, chunk) if chunk else _nothing(envs, policy, mode)
+        if options is None:
+            made = _nothing(envs, policy, mode)
+        else:
+            made = _collected(envs, policy, options)
         made()  # compiles
         programs[name] = made
     taken: dict[tuple[str, str], list[float]] = {}
