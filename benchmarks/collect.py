@@ -118,7 +118,7 @@ def tasks(quick: bool) -> list[Task]:
         }
         for count in ENVIRONMENTS
         for mode in MODES
-        for _ in range(1 if quick else 6)  # whose memory lies otherwise
+        for _ in range(1 if quick else 4)  # whose memory lies otherwise
     ]
 
 
