@@ -33,12 +33,18 @@ class Episodes:
         begin[fresh] = before[fresh] = 0
         total = np.cumsum(chunk.reward[:, envs], axis=0, dtype=np.float64)
         ended = (chunk.terminated | chunk.truncated)[:, envs]
-        for step, env in np.argwhere(ended).tolist():
-            self.count += 1
-            self._returns.append(float(total[step, env] - before[env]))
-            self._lengths.append(int(step + 1 - begin[env]))
-            before[env] = total[step, env]
-            begin[env] = step + 1 + self._dummies
+        env, step = np.nonzero(ended.T)  # those of an environment behind each other
+        if len(env):
+            first = np.diff(env, prepend=-1) > 0
+            last = np.append(first[1:], True)
+            sums, follows = total[step, env], step + 1 + self._dummies
+            returns = sums - np.where(first, before[env], np.roll(sums, 1))
+            lengths = step + 1 - np.where(first, begin[env], np.roll(follows, 1))
+            before[env[last]], begin[env[last]] = sums[last], follows[last]
+            in_time = np.argsort(step, kind="stable")
+            self.count += len(env)
+            self._returns.extend(returns[in_time].tolist())
+            self._lengths.extend(lengths[in_time].tolist())
         begin -= chunk.steps
         before -= total[-1]
 

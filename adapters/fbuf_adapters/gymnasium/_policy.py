@@ -28,6 +28,9 @@ class Actor:
     def __call__(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         """The action, in the dtypes of the space, and the extras, as arrays."""
         returned = self._policy(observation)
+        bare = isinstance(returned, np.ndarray) and self.extras == {}
+        if bare and (returned.shape, returned.dtype) == self._batch:  # mostly, so it comes first
+            return returned, {}
         extras: Any = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
             returned, extras = returned
