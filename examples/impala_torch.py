@@ -57,7 +57,7 @@ REWARD_SCALE = 0.05  # and with it the values, which are sums of up to 100 rewar
 ENTROPY = 0.003
 LEARNING_RATE = 2e-3  # falls to 0 over the run
 
-STEPS, QUICK_STEPS = 400_000, 60_000
+STEPS, QUICK_STEPS = 800_000, 60_000
 EVALUATIONS = 10  # on the way, for the learning curve
 SOLVED = 400.0
 QUICK_BAR = 60.0  # of the last episodes of training; those of a new policy have about 20
