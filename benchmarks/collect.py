@@ -7,7 +7,7 @@ It needs fbuf, JAX and Gymnasium.
 
 CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
 comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in chunks of 2,048 rows, with one `fbuf.add` a chunk; "an add a step" is the same with
+`next_of`, in chunks of 128 steps, with one `fbuf.add` a chunk; "an add a step" is the same with
 chunks of one step. All of them step the same environments, in turns of 256 steps: equal ones that
 lie elsewhere in memory differ by more than what is measured. (A buffer then lacks the steps of the
 others, which makes no difference to the time.)

@@ -22,9 +22,6 @@ from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._target import Target
 
-_ROWS, _STEPS = 2048, 256
-"""Rows and steps of a chunk, if nobody says: fewer make an add dear, more take memory."""
-
 _PATIENCE = 5.0
 """Seconds that a step may take when the collector is closed."""
 
@@ -55,8 +52,7 @@ class Collector:
             the environments return, `[num_envs, ...]`. The action is an array of that shape, or
             what NumPy makes one of; the extras are a dict of such arrays. With a method
             `load(weights)`, it can be given weights by `publish`.
-        chunk: How many steps of each environment go into the buffer at once. None takes as many as
-            make 2,048 rows, but no more than 256.
+        chunk: How many steps of each environment go into the buffer at once.
         seed: For the first reset, as the environments take it. If it is one number, and the policy
             has a method `seed`, that is called with it, too, before the first action.
         background: Step in a thread of its own.
@@ -92,7 +88,7 @@ class Collector:
         envs: Any,
         policy: Any,
         *,
-        chunk: int | None = None,
+        chunk: int = 128,
         seed: Any = None,
         background: bool = False,
         queue: int = 2,
@@ -100,16 +96,13 @@ class Collector:
         blank: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
-        if chunk is not None:
-            check.integer("Collector", "chunk", chunk)
+        check.integer("Collector", "chunk", chunk)
         check.integer("Collector", "queue", queue)
         if not timeout > 0:
             raise ValueError(f"Collector: timeout must be above 0 seconds, got {timeout!r}")
         self._producer = Producer(envs, policy, seed)
         limit(envs, timeout)
         self._envs = envs
-        if chunk is None:
-            chunk = max(1, min(_ROWS // self._producer.stepper.num_envs, _STEPS))
         self._chunk = chunk
         self._progress = progress
         self._blank = blank_specs("Collector", blank)
