@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("gymnasium")
-pytest.importorskip("envpool")
+pytest.importorskip("envpool")  # no extra of fbuf, and in no lock file
 
 import envpool
 from fbuf_adapters.gymnasium import Collector
@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import fbuf
 
+# Gymnasium says it of the spaces of envpool.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Box:UserWarning")
 
 NUM_ENVS, STEPS = 3, 70

@@ -9,6 +9,7 @@ import pytest
 
 import fbuf
 
+# brax says on import that it is not developed any further.
 pytestmark = pytest.mark.filterwarnings("ignore:Brax System:UserWarning")
 
 NUM_ENVS = 3

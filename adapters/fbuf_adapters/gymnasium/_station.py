@@ -69,6 +69,6 @@ class Station:
 def _seed(seed: int) -> None:
     """Seed the global generators: what was copied into all workers would act alike in all."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002  users draw from the global one
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
