@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, start_index, starts
-from fbuf.samplers.prioritized import Prioritized, PriorityIndex
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers import random_bits, shards, start_index, starts
+from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityMass
+from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
-from fbuf.trees import bit_tree
+from fbuf.trees import bit_tree, sum_tree
+from fbuf.xla.across import largest
 
 
 @jax.tree_util.register_dataclass
@@ -28,8 +29,38 @@ class MixedIndex:
     priorities: PriorityIndex
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Mixture(Sampler):
+class MixedMass:
+    """What there is to draw from: starts, recent ones, and priorities."""
+
+    starts: jax.Array
+    recent: jax.Array
+    priorities: PriorityMass
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Draws in one shard: which way, and the rank or the picks in each way."""
+
+    which: jax.Array
+    uniform: jax.Array
+    recent: jax.Array
+    by_priority: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Of rows drawn: their stored priorities, float32, and whether they are recent, bool."""
+
+    value: jax.Array
+    recent: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(PlannedSampler):
     """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
 
     The probability of a row is that of all three ways together, so importance weights are right for
@@ -120,6 +151,11 @@ class Mixture(Sampler):
                 "fbuf.init: Mixture(recent=...) is for environments that step together; make the "
                 "buffer with lockstep=True, or leave recent out"
             )
+        if self.recent and self.recent_rows % ring.shards:
+            raise ValueError(
+                f"fbuf.sharded.init: Mixture(recent_rows={self.recent_rows}) must be a multiple of "
+                f"the {ring.shards} shards, for each has as many recent rows"
+            )
         priorities = self.priorities.init(ring)
         return MixedIndex(start_index.empty(ring, self._window), priorities)
 
@@ -170,42 +206,75 @@ class Mixture(Sampler):
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
         """Whether one of those with a share has something to draw from."""
-        total = start_index.total(index.starts, ring)
-        return self._shares(index, ring, total, self._newest(index, ring, total)[1]).any()
+        return self._shares(jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))).any()
 
-    def draw(
+    def mass(self, index: MixedIndex, ring: Ring) -> MixedMass:
+        """How many starts there are, and how many recent ones, and the priorities."""
+        total = start_index.total(index.starts, ring)
+        recent = self._newest(index, ring, total)[1]
+        return MixedMass(total, recent, self.priorities.mass(index.priorities, ring))
+
+    def plan(
         self,
         index: MixedIndex,
         ring: Ring,
+        masses: MixedMass,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
         step: Step | None,
-    ) -> Draw:
-        """Draw in all three ways, and choose for each draw."""
+    ) -> Plan:
+        """Plan a draw in each of the three ways, and choose one of these for each draw."""
         which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)
-        total = start_index.total(index.starts, ring)
-        oldest, count = self._newest(index, ring, total)
-        shares = self._shares(index, ring, total, count)
+        shares = self._shares(masses)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[:2], axis=1, dtype=jnp.int32)
         # Rounding must not choose what has no share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))
-        uniform = random_bits.ranks(rank_key, batch_size, total)
-        recent = _around(oldest, random_bits.ranks(recent_key, batch_size, count), total)
-        ranks = jnp.where(which == 2, recent, uniform)
-        found = start_index.select(index.starts, ring, ranks)
-        by_priority = self.priorities.draw(
-            index.priorities, ring, priority_key, batch_size, None, None
+
+        def ranks(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return shards.by_count(counts, key, random_bits.bits(key, (2, batch_size)))
+
+        uniform, recent = ranks(rank_key, masses.starts), ranks(recent_key, masses.recent)
+        by_priority = self.priorities.plan(
+            index.priorities, ring, masses.priorities, priority_key, batch_size, None
         )
-        slots = jnp.where(which == 1, by_priority.slots, found)
-        mask = jnp.broadcast_to(bounds[2] > 0, (batch_size,))
-        likely = self._probability(index, ring, slots, shares / bounds[2], total, count)
+        shard = jnp.where(which == 2, recent[0], uniform[0])
+        return Plan(
+            jnp.where(which == 1, by_priority.shards, shard),
+            Picks(which, uniform[1], recent[1], by_priority.picks),
+        )
+
+    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Found]:
+        """Find the row in the way chosen, and how likely the other ways are to find it."""
+        total = start_index.total(index.starts, ring)
+        oldest, _ = self._newest(index, ring, total)
+        recent = _around(oldest, picks.recent, total)
+        ranks = jnp.where(picks.which == 2, recent, picks.uniform)
+        found = start_index.select(index.starts, ring, ranks)
+        by_priority, _ = self.priorities.pick(index.priorities, ring, picks.by_priority)
+        slots = jnp.where(picks.which == 1, by_priority, found)
+        return slots, self._found(index, ring, slots)
+
+    def weigh(
+        self,
+        masses: MixedMass,
+        slots: jax.Array,
+        found: Found,
+        numbers: jax.Array,
+        beta: chex.Array | float | None,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh rows by the probability that all three ways give them together."""
+        shares = self._shares(masses)
+        whole = jnp.cumsum(shares)[2]
+        mask = jnp.broadcast_to(whole > 0, slots.shape)
+        likely = _likely(masses, found, shares / whole)
         power = starts.power(self.priorities.beta if beta is None else beta)
-        relative = jnp.where(mask, likely * total.astype(jnp.float32), 1)
+        relative = jnp.where(mask, likely * shards.sum_of_counts(masses.starts), 1)
         log_weight = -power * jnp.log(relative)
-        weight = jnp.exp(log_weight - log_weight.max())
+        weight = jnp.exp(log_weight - largest(log_weight.max(), axes))
         return Draw(
             slots=slots,
             probability=jnp.where(mask, likely, 0),
@@ -216,25 +285,21 @@ class Mixture(Sampler):
 
     def probability(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """The sum of what each of the three ways gives."""
-        total = start_index.total(index.starts, ring)
-        count = self._newest(index, ring, total)[1]
-        shares = self._shares(index, ring, total, count)
+        masses = jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))
+        shares = self._shares(masses)
         whole = shares.sum()
-        likely = self._probability(
-            index, ring, slots, shares / jnp.where(whole > 0, whole, 1), total, count
-        )
+        found = self._found(index, ring, slots)
+        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
         return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
         """Those of the priorities."""
         return self.priorities.stats(index.priorities, ring)
 
-    def _shares(
-        self, index: MixedIndex, ring: Ring, total: jax.Array, recent: jax.Array
-    ) -> jax.Array:
+    def _shares(self, masses: MixedMass) -> jax.Array:
         """The shares of those that have something to draw from: float32 `[3]`."""
-        by_priority = self.priorities.can_sample(index.priorities, ring)
-        drawable = jnp.stack([total > 0, by_priority, recent > 0])
+        by_priority = masses.priorities.total
+        drawable = jnp.stack([(of > 0).any() for of in (masses.starts, by_priority, masses.recent)])
         given = [self.uniform, self.prioritized, self.recent]
         # Divided here, for in float32 the sum may be too large.
         shares = jnp.array([share / self._sum_of_shares for share in given], jnp.float32)
@@ -247,28 +312,27 @@ class Mixture(Sampler):
         if not self.recent:
             return jnp.int32(0), jnp.int32(0)
         stored, head = ring.stored[0], ring.head[0]
-        rows = jnp.minimum(stored, self.recent_rows)
+        rows = jnp.minimum(stored, self.recent_rows // ring.shards)
         begin = jnp.where(head >= rows, head - rows, head - rows + ring.capacity)
         edges = bit_tree.rank(index.starts.bits, jnp.stack([begin, head]))
         before, up_to = edges[0], edges[1]
         wraps = head < rows
         return before, jnp.where(wraps, total - before + up_to, up_to - before)
 
-    def _probability(
-        self,
-        index: MixedIndex,
-        ring: Ring,
-        slots: jax.Array,
-        shares: jax.Array,
-        total: jax.Array,
-        recent: jax.Array,
-    ) -> jax.Array:
-        """How likely these starts are to be drawn, all ways taken together."""
-        among_all = shares[0] / jnp.maximum(total, 1).astype(jnp.float32)
-        by_priority = shares[1] * self.priorities.probability(index.priorities, ring, slots)
-        newest = shares[2] / jnp.maximum(recent, 1).astype(jnp.float32)
+    def _found(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Found:
+        """What the probability of rows depends on."""
+        value = jnp.maximum(sum_tree.values(index.priorities.tree, slots), 0)
         steps = ring.newer(slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
-        return among_all + by_priority + jnp.where(steps < self.recent_rows, newest, 0)
+        return Found(value, steps < self.recent_rows // ring.shards)
+
+
+def _likely(masses: MixedMass, found: Found, shares: jax.Array) -> jax.Array:
+    """How likely rows are to be drawn, all ways taken together; shares as `[3]` that sum to 1."""
+    among_all = shares[0] / jnp.maximum(shards.sum_of_counts(masses.starts), 1)
+    total = shards.sum_of_totals(masses.priorities.total)
+    by_priority = shares[1] * jnp.where(total > 0, found.value / total, 0)
+    newest = shares[2] / jnp.maximum(shards.sum_of_counts(masses.recent), 1)
+    return among_all + by_priority + jnp.where(found.recent, newest, 0)
 
 
 def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:

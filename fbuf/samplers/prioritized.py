@@ -12,13 +12,14 @@ import jax.core
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, starts
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers import random_bits, shards, starts
+from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
 from fbuf.samplers.starts import Window
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
-from fbuf.trees.sum_tree import Aggregate, SumTree
+from fbuf.trees.sum_tree import Aggregate, Positions, SumTree
+from fbuf.xla.across import largest, smallest
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
@@ -44,8 +45,34 @@ class PriorityIndex:
     num_starts: jax.Array | None
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Prioritized(Sampler):
+class PriorityMass:
+    """What there is to draw from.
+
+    `total` is the sum of all stored priorities, of `count` rows. `inverse` is 1 / the smallest
+    above 0; None where weights are divided by the largest in the batch.
+    """
+
+    total: jax.Array
+    count: jax.Array
+    inverse: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Draws in one shard: a uniform number a level, float32 `[picks, B]`, and where they begin.
+
+    `positions` is None if draws are independent.
+    """
+
+    uniforms: jax.Array
+    positions: Positions | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritized(PlannedSampler):
     """Draw rows in proportion to `(priority + eps) ** alpha`, with replacement.
 
     The power is applied once, when a priority is stored, in float32. With `eps=0`, a row of
@@ -166,19 +193,19 @@ class Prioritized(Sampler):
         alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; those that cannot be right get the default."""
-        default = self._default(index)
+        default = self._default(index, ring.axes)
         if priority is None:
             new = jnp.broadcast_to(default, span.slots.shape)
             faults = jnp.zeros_like(span.slots, jnp.uint32)
         else:
-            stored, valid = self._stored(priority, alpha, index.tree.capacity)
+            stored, valid = self._stored(priority, alpha, ring)
             new = jnp.where(valid, stored, default)
             faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
         new = jnp.where(span.drawable, new, 0)
-        largest = self._largest_ever(index, new, span.drawable)
+        largest_ever = self._largest_ever(index, new, span.drawable)
         if index.num_starts is None:
             tree = self._written(index.tree, ring, span, new, None)
-            return PriorityIndex(tree, largest, None), faults
+            return PriorityIndex(tree, largest_ever, None), faults
         kept = span.slots < ring.capacity
         before = sum_tree.values(index.tree, jnp.minimum(span.slots, ring.capacity - 1))
         evicted = kept & _is_start(before)
@@ -188,7 +215,7 @@ class Prioritized(Sampler):
         span = dataclasses.replace(span, slots=tie(span.slots, before))
         tree = self._written(index.tree, ring, span, -new, woken)
         change = jnp.sum(is_start, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
-        return PriorityIndex(tree, largest, index.num_starts + change), faults
+        return PriorityIndex(tree, largest_ever, index.num_starts + change), faults
 
     def update_priority(
         self,
@@ -200,7 +227,7 @@ class Prioritized(Sampler):
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities that can be right."""
         capacity = index.tree.capacity
-        new, valid = self._stored(priority, alpha, capacity)
+        new, valid = self._stored(priority, alpha, ring)
         named = slots < capacity
         slots = jnp.where(valid, slots, capacity)
         signed = new
@@ -209,8 +236,8 @@ class Prioritized(Sampler):
             signed = jnp.where(jnp.signbit(old), -new, new)
         tree = sum_tree.write(index.tree, slots, signed)
         faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
-        largest = self._largest_ever(index, new, named & valid)
-        return PriorityIndex(tree, largest, index.num_starts), faults
+        largest_ever = self._largest_ever(index, new, named & valid)
+        return PriorityIndex(tree, largest_ever, index.num_starts), faults
 
     def moved(
         self,
@@ -222,7 +249,7 @@ class Prioritized(Sampler):
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store what the other buffer has stored."""
         value = jnp.abs(sum_tree.values(old.tree, old_slots))
-        value = jnp.minimum(value, _most(ring.capacity))
+        value = jnp.minimum(value, _most(ring))
         if not self._window.every_row:
             mine = sum_tree.values(index.tree, jnp.minimum(slots, ring.capacity - 1))
             value = jnp.where(jnp.signbit(mine), -value, value)
@@ -247,37 +274,62 @@ class Prioritized(Sampler):
         """Whether any stored priority is above 0."""
         return sum_tree.total(index.tree) > 0
 
-    def draw(
+    def mass(self, index: PriorityIndex, ring: Ring) -> PriorityMass:
+        """The total of what is stored, and of how many rows."""
+        inverse = None
+        if self.normalize == "buffer":
+            inverse = sum_tree.aggregate(index.tree, Aggregate.LARGEST_INVERSE)
+        return PriorityMass(sum_tree.total(index.tree), self.count(index, ring), inverse)
+
+    def plan(
         self,
         index: PriorityIndex,
         ring: Ring,
+        masses: PriorityMass,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
         step: Step | None,
-    ) -> Draw:
-        """Draw rows by priority, and weigh them by `probability ** -beta`."""
-        tree = index.tree
-        total = sum_tree.total(tree)
+    ) -> Plan:
+        """Choose shards by their totals."""
+        tree, totals = index.tree, masses.total
         if self.draws == "independent":
             shape = (sum_tree.picks(tree), batch_size)
-            slots, value = sum_tree.draw(tree, random_bits.uniforms(key, shape, total))
-        else:
-            order_key, key = jax.random.split(tie(key, total))
-            shape = (1 + sum_tree.picks(tree), batch_size)
-            where, *uniforms = random_bits.uniforms(key, shape)
-            share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
-            positions = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
-            slots, value = sum_tree.draw_stratified(tree, positions, jnp.stack(uniforms))
-        mask = jnp.broadcast_to(total > 0, (batch_size,))
+            uniforms = random_bits.uniforms(key, shape, totals)
+            return Plan(shards.by_total(totals, key, batch_size), Picks(uniforms, None))
+        order_key, next_key = jax.random.split(tie(key, totals))
+        shape = (1 + sum_tree.picks(tree), batch_size)
+        where, *uniforms = random_bits.uniforms(next_key, shape)
+        share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
+        places = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
+        shard, positions = shards.by_position(totals, key, places)
+        return Plan(shard, Picks(jnp.stack(uniforms), positions))
+
+    def pick(self, index: PriorityIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, jax.Array]:
+        """Walk down the tree. What is found is the value."""
+        if picks.positions is None:
+            return sum_tree.draw(index.tree, picks.uniforms)
+        slots, value, _ = sum_tree.draw_stratified(index.tree, picks.positions, picks.uniforms)
+        return slots, value
+
+    def weigh(
+        self,
+        masses: PriorityMass,
+        slots: jax.Array,
+        found: jax.Array,
+        numbers: jax.Array,
+        beta: chex.Array | float | None,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh rows by `probability ** -beta`."""
+        total = shards.sum_of_totals(masses.total)
+        mask = jnp.broadcast_to(total > 0, slots.shape)
         # The number of rows and the total cancel out: the weight is that of the value alone.
-        value, beta = jnp.where(mask, value, 1), self.beta if beta is None else beta
-        if self.normalize == "batch":
-            smallest = value.min()
-        else:
-            smallest = 1 / sum_tree.aggregate(tree, Aggregate.LARGEST_INVERSE)
-        weight = jnp.where(mask, jnp.minimum(_weight(value, smallest, beta), 1), 0)
-        mean = total / jnp.maximum(self.count(index, ring), 1).astype(jnp.float32)
+        value, beta = jnp.where(mask, found, 1), self.beta if beta is None else beta
+        inverse = masses.inverse
+        least = smallest(value.min(), axes) if inverse is None else 1 / inverse.max()
+        weight = jnp.where(mask, jnp.minimum(_weight(value, least, beta), 1), 0)
+        mean = total / jnp.maximum(shards.sum_of_counts(masses.count), 1)
         return Draw(
             slots=slots,
             probability=jnp.where(mask, value / total, 0),
@@ -301,19 +353,20 @@ class Prioritized(Sampler):
         found = {} if index.num_starts is None else {"num_starts": index.num_starts}
         return {
             "priority_total": sum_tree.total(index.tree),
-            "new_priority": self._default(index),
+            "new_priority": self._default(index, ring.axes),
             **found,
         }
 
-    def _default(self, index: PriorityIndex) -> jax.Array:
-        """What a row without a priority gets, as stored."""
-        largest = index.largest_ever
-        if largest is None:
-            largest = sum_tree.aggregate(index.tree, Aggregate.LARGEST)
-        return jnp.where(largest > 0, largest, 1)
+    def _default(self, index: PriorityIndex, axes: tuple[str, ...]) -> jax.Array:
+        """What a row without a priority gets, as stored: the largest of all shards."""
+        mine = index.largest_ever
+        if mine is None:
+            mine = sum_tree.aggregate(index.tree, Aggregate.LARGEST)
+        of_all = largest(mine, axes)
+        return jnp.where(of_all > 0, of_all, 1)
 
     def _stored(
-        self, priority: jax.Array, alpha: chex.Array | float | None, capacity: int
+        self, priority: jax.Array, alpha: chex.Array | float | None, ring: Ring
     ) -> tuple[jax.Array, jax.Array]:
         """What is stored for each priority, and whether it can be right."""
         base = priority + jnp.float32(self.eps)
@@ -323,7 +376,7 @@ class Prioritized(Sampler):
         raised = jnp.maximum(raised, _SMALLEST)
         stored = jnp.where(base > 0, raised, 0)
         possible = (power >= 0) & (power < jnp.inf)
-        return stored, possible & (priority >= 0) & (stored <= _most(capacity))
+        return stored, possible & (priority >= 0) & (stored <= _most(ring))
 
     def _written(
         self, tree: SumTree, ring: Ring, span: Span, new: jax.Array, woken: jax.Array | None
@@ -349,9 +402,9 @@ def _weight(value: jax.Array, smallest: jax.Array, beta: chex.Array | float) -> 
     return jnp.exp(starts.power(beta) * (jnp.log(smallest) - jnp.log(value)))
 
 
-def _most(capacity: int) -> float:
-    """The largest value that can be stored: so that no sum overflows."""
-    return float(jnp.finfo(jnp.float32).max) / (2 * capacity)
+def _most(ring: Ring) -> float:
+    """The largest value that can be stored: so that no sum overflows, nor that of all shards."""
+    return float(jnp.finfo(jnp.float32).max) / (2 * ring.capacity * ring.shards)
 
 
 def _is_start(value: jax.Array) -> jax.Array:

@@ -43,6 +43,20 @@ class Draw:
     mask: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where each draw of a batch goes. `B` is the batch size.
+
+    Attributes:
+        shards: int32 `[B]`: the shard it is made in.
+        picks: What the shard needs to know for it: a pytree, leaves `[..., B]`.
+    """
+
+    shards: jax.Array
+    picks: Any
+
+
 class Sampler(abc.ABC):
     """Which rows may be drawn, and how likely each is.
 
@@ -179,3 +193,103 @@ class Sampler(abc.ABC):
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
         """Figures for logging. Scalars."""
         return {}
+
+
+class PlannedSampler(Sampler):
+    """A sampler that draws from several buffers as from one: the shards of `fbuf.sharded`.
+
+    A draw is planned, picked and weighed. To plan, only the masses of the shards are known, and
+    every device plans alike. A pick is made in one shard, from what is stored there. Weights are
+    computed where the batch lies, of what the picks have found. With one shard this is `draw`.
+    """
+
+    @abc.abstractmethod
+    def mass(self, index: Index, ring: Ring) -> Any:
+        """What has to be known of a shard to plan and to weigh: a pytree of numeric scalars."""
+
+    @abc.abstractmethod
+    def plan(
+        self,
+        index: Index,
+        ring: Ring,
+        masses: Any,
+        key: jax.Array,
+        batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Choose a shard for each draw.
+
+        Args:
+            index: Of any shard; its values are not used.
+            ring: Of any shard; its values are not used.
+            masses: Those of all shards, leaves `[S]`.
+            key: As for `draw`.
+            batch_size: As for `draw`.
+            step: As for `draw`.
+        """
+
+    @abc.abstractmethod
+    def pick(self, index: Index, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
+        """Make draws in one shard.
+
+        Args:
+            index: Of this shard.
+            ring: Of this shard.
+            picks: Those of a plan; any of them, leaves `[..., B]`. Some may be another shard's:
+                what is found for these is not used, but must be in range.
+
+        Returns:
+            int32 `[B]` slots in range, and what `weigh` needs to know: a pytree, leaves `[B]`.
+        """
+
+    @abc.abstractmethod
+    def weigh(
+        self,
+        masses: Any,
+        slots: jax.Array,
+        found: Any,
+        numbers: jax.Array,
+        beta: chex.Array | float | None,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh the draws of a batch, or those that one device has of it.
+
+        Args:
+            masses: Those of all shards, leaves `[S]`.
+            slots: int32 `[m]`.
+            found: What `pick` has found, leaves `[m]`.
+            numbers: int32 `[m]`: which draws of the batch these are.
+            beta: As for `draw`.
+            step: As for `draw`.
+            axes: The axes of the mesh that the rest of the batch lies along.
+        """
+
+    def size_of_epoch(self, masses: Any) -> jax.Array:
+        """How many draws an epoch has: int32 scalar. Only called if `in_order` is True."""
+        raise NotImplementedError
+
+    def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
+        """How many draws an epoch has, of this buffer alone."""
+        return self.size_of_epoch(_of_one(self.mass(index, ring)))
+
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: Step | None,
+    ) -> Draw:
+        """Draw from this buffer alone."""
+        masses = _of_one(self.mass(index, ring))
+        plan = self.plan(index, ring, masses, key, batch_size, step)
+        slots, found = self.pick(index, ring, plan.picks)
+        numbers = jnp.arange(batch_size, dtype=jnp.int32)
+        return self.weigh(masses, slots, found, numbers, beta, step, ())
+
+
+def _of_one(mass: Any) -> Any:
+    """The masses of all shards, where there is one."""
+    return jax.tree.map(lambda leaf: leaf[None], mass)

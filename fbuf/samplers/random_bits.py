@@ -57,12 +57,12 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
     """Float32 multiples of 2**-24 in `[0, 1)`, all equally likely; see `bits`."""
-    return (bits(key, shape, after) >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+    return as_uniforms(bits(key, shape, after))
 
 
-def ranks(key: jax.Array, batch_size: int, total: jax.Array) -> jax.Array:
-    """Integers in `[0, total)`, int32 `[batch_size]`; see `below`. The key is consumed."""
-    return below(bits(key, (2, batch_size)), total)
+def as_uniforms(bits: jax.Array) -> jax.Array:
+    """Float32 multiples of 2**-24 in `[0, 1)`, of uint32 random bits."""
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
 def below(words: jax.Array, total: jax.Array) -> jax.Array:
@@ -80,13 +80,13 @@ def below(words: jax.Array, total: jax.Array) -> jax.Array:
     """
     high, low = words
     n = total.astype(jnp.uint32)
-    middle = _high_word(low, n)
+    middle = high_word(low, n)
     whole = high * n + middle
     carry = (whole < middle).astype(jnp.uint32)
-    return (_high_word(high, n) + carry).astype(jnp.int32)
+    return (high_word(high, n) + carry).astype(jnp.int32)
 
 
-def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
+def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
     """The upper 32 bits of the product of two uint32."""
     a_low, a_high = a & 0xFFFF, a >> 16
     b_low, b_high = b & 0xFFFF, b >> 16

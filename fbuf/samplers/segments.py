@@ -15,7 +15,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import random_bits
+from fbuf.samplers import random_bits, shards
+from fbuf.samplers.protocol import Plan
 from fbuf.samplers.start_index import Change, StartIndex
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
@@ -134,47 +135,31 @@ def remove(
     )
 
 
-def draw(
-    segments: Segments,
-    starts: StartIndex,
-    ring: Ring,
-    key: jax.Array,
-    batch_size: int,
-    window: Window,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw a segment, each alike, and a start in it, each alike.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Draws of starts in segments: the numbers of these, int32 `[B]`, and bits, uint32 `[2, B]`."""
 
-    Returns:
-        int32 `[B]` slots, how many starts their segments have, and whether there is a segment.
-    """
-    bits = random_bits.bits(key, (2, 2, batch_size), segments.count)
-    segment = random_bits.below(bits[0], segments.count)
-    slots, length = start_in(segments, starts, ring, segment, bits[1], window)
-    return slots, length, jnp.broadcast_to(segments.count > 0, (batch_size,))
+    segments: jax.Array
+    bits: jax.Array
 
 
-def start_in(
-    segments: Segments,
-    starts: StartIndex,
-    ring: Ring,
-    segment: jax.Array,
-    bits: jax.Array,
-    window: Window,
+def plan(counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
+    """Draw a segment of all shards, each alike; int32 `[S]` counts say how many each shard has."""
+    first, bits = random_bits.bits(key, (2, 2, batch_size), counts)
+    shard, segment = shards.by_count(counts, key, first)
+    return Plan(shard, Picks(segment, bits))
+
+
+def pick(
+    segments: Segments, starts: StartIndex, ring: Ring, picks: Picks, window: Window
 ) -> tuple[jax.Array, jax.Array]:
     """Draw a start in each of these segments, each alike.
-
-    Args:
-        segments: All segments.
-        starts: All starts.
-        ring: The ring.
-        segment: int32 `[B]`; the numbers of the segments.
-        bits: uint32 `[2, B]`; random bits.
-        window: What makes a row a start.
 
     Returns:
         int32 `[B]` slots, and how many starts their segments have.
     """
-    room = ring.lane_length
+    segment, room = picks.segments, ring.lane_length
     first = bit_tree.select(segments.firsts, segment)
     lane = first // room
     # Of a lane's segments one may go around its seam: its last start is the first last one there,
@@ -183,7 +168,7 @@ def start_in(
     number = segment + _around_seam(segments, starts, ring, lane)
     last = bit_tree.select(segments.lasts, jnp.where(number < end, number, begin))
     length = (last - first) % room // window.stride + 1
-    chosen = random_bits.below(bits, length) * window.stride
+    chosen = random_bits.below(picks.bits, length) * window.stride
     return ring.later(first % room * ring.lanes + lane, chosen), length
 
 

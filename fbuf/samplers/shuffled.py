@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, random_bits, segments, start_index
-from fbuf.samplers.protocol import Draw, Step
-from fbuf.samplers.segments import Segments
+from fbuf.samplers import permutation, random_bits, segments, shards, start_index
+from fbuf.samplers.protocol import Draw, Plan, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.uniform import Uniform, UniformIndex
+from fbuf.samplers.uniform import Uniform, UniformIndex, UniformMass
+from fbuf.samplers.wide import Wide
 from fbuf.storage.ring import Ring
 from fbuf.xla.tie import tie
 
@@ -70,58 +70,77 @@ class Shuffled(Uniform):
 
     in_order: ClassVar[bool] = True
 
-    def draw(
+    def plan(
         self,
         index: UniformIndex,
         ring: Ring,
+        masses: UniformMass,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
         step: Step | None,
-    ) -> Draw:
-        """Draw the starts whose turn it is. Weights are 1 whatever `beta` is."""
+    ) -> Plan:
+        """The starts whose turn it is."""
         assert step is not None
-        total = self.epoch_size(index, ring)
+        counts = self._counts(masses)
+        total = jnp.sum(counts, dtype=jnp.int32)
         count = jnp.maximum(total, 1)
         epoch, first = step
-        left = count - first
         number = jnp.arange(batch_size, dtype=jnp.int32)
-        mask = (number < left) & (total > 0)
         # Where there is no number left the last one is taken, so that it stays in range.
-        ranks = first + jnp.minimum(number, left - 1)
+        ranks = first + jnp.minimum(number, count - first - 1)
         key = jax.random.fold_in(key, epoch)
-        if index.segments is None:
+        if masses.segments is None and counts.shape[0] == 1:
             slots = _permuted(index.starts, ring, key, ranks, total)
-            each = count.astype(jnp.float32)
+            return Plan(jnp.zeros_like(slots), slots)
+        order_key, bits = key, None
+        if masses.segments is not None:
+            order_key, start_key = jax.random.split(tie(key, counts))
+            start_key = jax.random.fold_in(start_key, first)
+            bits = random_bits.bits(start_key, (2, batch_size))
+        ranks = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
+        if counts.shape[0] == 1:
+            shard = jnp.zeros_like(ranks)
         else:
-            slots, each = self._in_segments(index.starts, index.segments, ring, key, first, ranks)
+            low = ranks.astype(jnp.uint32)
+            shard, ranks = shards.of_rank(counts, Wide(jnp.zeros_like(low), low))
+        return Plan(shard, ranks if bits is None else segments.Picks(ranks, bits))
+
+    def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
+        """The start of a rank; in one shard, where the order is one of slots, that of the plan."""
+        if index.segments is not None:
+            return super().pick(index, ring, picks)
+        if ring.shards == 1:
+            return picks, None
+        return start_index.select(index.starts, ring, picks), None
+
+    def weigh(
+        self,
+        masses: UniformMass,
+        slots: jax.Array,
+        found: jax.Array | None,
+        numbers: jax.Array,
+        beta: chex.Array | float | None,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weights are 1 whatever `beta` is; what lies behind the end of the epoch is masked."""
+        assert step is not None
+        total = self.size_of_epoch(masses)
+        count = jnp.maximum(total, 1)
+        mask = (numbers < count - step[1]) & (total > 0)
+        each = count.astype(jnp.float32)
+        if found is not None:
+            each = each * found.astype(jnp.float32)
         likely = jnp.where(mask, 1 / each, 0)
         one = mask.astype(jnp.float32)
         return Draw(slots, likely, one, jnp.zeros_like(one), mask)
 
-    def epoch_size(self, index: UniformIndex, ring: Ring) -> jax.Array:
+    def size_of_epoch(self, masses: UniformMass) -> jax.Array:
         """As many as there are starts, or episodes."""
-        if index.segments is not None:
-            return index.segments.count
-        return start_index.total(index.starts, ring)
+        return jnp.sum(self._counts(masses), dtype=jnp.int32)
 
-    def _in_segments(
-        self,
-        starts: StartIndex,
-        found: Segments,
-        ring: Ring,
-        key: jax.Array,
-        first: jax.Array,
-        ranks: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """A start in each segment that an epoch has at these places, and 1 / its probability."""
-        order_key, start_key = jax.random.split(tie(key, found.count))
-        count = jnp.maximum(found.count, 1)
-        segment = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
-        start_key = jax.random.fold_in(start_key, first)
-        bits = random_bits.bits(start_key, (2, ranks.shape[0]))
-        slots, length = segments.start_in(found, starts, ring, segment, bits, self._window)
-        return slots, count.astype(jnp.float32) * length.astype(jnp.float32)
+    def _counts(self, masses: UniformMass) -> jax.Array:
+        return masses.starts if masses.segments is None else masses.segments
 
 
 def _permuted(

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.samplers import random_bits, starts
+from fbuf.samplers import random_bits, shards, starts
+from fbuf.samplers.protocol import Plan
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -99,28 +100,37 @@ def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
     return bit_tree.read(index.bits, slots)
 
 
-def draw(
-    index: StartIndex, ring: Ring, key: jax.Array, batch_size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Draw starts, each alike.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Draws of starts in one shard: their ranks, and random bits `[2, B]` if a slot is drawn first.
 
     A slot is drawn first, and if that is no start, one by its rank: either way each is as likely as
     any other. Most slots are starts as a rule, and so most draws end with the first look, at a
     single word; down the tree it is one a level. Where all slots are starts, the rank is the slot.
-
-    Returns:
-        int32 `[B]` slots, in range even where there is no start, and whether there is one.
     """
-    count = total(index, ring)
-    # Not of the ranks: what is masked by them would compute them anew, for every number of a batch.
-    mask = jnp.broadcast_to(count > 0, (batch_size,))
+
+    ranks: jax.Array
+    bits: jax.Array | None
+
+
+def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
+    """Draw starts of all shards, each alike; int32 `[S]` counts say how many each shard has."""
+    bits = None
     if _all_at_first(index, ring):
-        ranks = random_bits.ranks(key, batch_size, count)
-        return select(index, ring, ranks), mask
-    bits = random_bits.bits(key, (2, 2, batch_size))
-    ranks = random_bits.below(bits[1], count)
-    slots = random_bits.below(bits[0], ring.filled())
-    return bit_tree.select_unless(index.bits, slots, ranks), mask
+        words = random_bits.bits(key, (2, batch_size))
+    else:
+        bits, words = random_bits.bits(key, (2, 2, batch_size))
+    shard, ranks = shards.by_count(counts, key, words)
+    return Plan(shard, Picks(ranks, bits))
+
+
+def pick(index: StartIndex, ring: Ring, picks: Picks) -> jax.Array:
+    """The slots drawn: int32 `[B]`, in range even where there is no start."""
+    if picks.bits is None:
+        return select(index, ring, picks.ranks)
+    slots = random_bits.below(picks.bits, ring.filled())
+    return bit_tree.select_unless(index.bits, slots, picks.ranks)
 
 
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import segments, start_index, starts
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers import segments, shards, start_index, starts
+from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
+from fbuf.xla.across import largest
 
 
 @jax.tree_util.register_dataclass
@@ -27,8 +28,17 @@ class UniformIndex:
     segments: Segments | None
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Uniform(Sampler):
+class UniformMass:
+    """What there is to draw from: starts; and segments, None unless episodes are drawn. int32."""
+
+    starts: jax.Array
+    segments: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(PlannedSampler):
     """Draw every row, or every window, with the same probability, with replacement.
 
     With `window=n` only rows are drawn from which `n` steps of one episode follow, counting the row
@@ -126,30 +136,55 @@ class Uniform(Sampler):
         """Whether there is a start."""
         return start_index.total(index.starts, ring) > 0
 
-    def draw(
+    def mass(self, index: UniformIndex, ring: Ring) -> UniformMass:
+        """How many starts there are, and how many segments."""
+        segments = None if index.segments is None else index.segments.count
+        return UniformMass(start_index.total(index.starts, ring), segments)
+
+    def plan(
         self,
         index: UniformIndex,
         ring: Ring,
+        masses: UniformMass,
         key: jax.Array,
         batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Choose a start, or an episode."""
+        if masses.segments is None:
+            return start_index.plan(index.starts, ring, masses.starts, key, batch_size)
+        return segments.plan(masses.segments, key, batch_size)
+
+    def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
+        """Find the start; by episode, also how many starts its segment has."""
+        if index.segments is None:
+            return start_index.pick(index.starts, ring, picks), None
+        return segments.pick(index.segments, index.starts, ring, picks, self._window)
+
+    def weigh(
+        self,
+        masses: UniformMass,
+        slots: jax.Array,
+        found: jax.Array | None,
+        numbers: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
+        axes: tuple[str, ...],
     ) -> Draw:
-        """Draw starts. By start weights are 1 whatever `beta` is."""
-        total = start_index.total(index.starts, ring)
-        if index.segments is None:
-            slots, mask = start_index.draw(index.starts, ring, key, batch_size)
-            likely = jnp.where(mask, 1 / jnp.where(mask, total, 1).astype(jnp.float32), 0)
+        """By start weights are 1 whatever `beta` is."""
+        total = shards.sum_of_counts(masses.starts)
+        # Not of the ranks: what is masked by them would compute them anew, for every number of a
+        # batch.
+        mask = jnp.broadcast_to(total > 0, slots.shape)
+        if masses.segments is None or found is None:
+            likely = jnp.where(mask, 1 / jnp.where(mask, total, 1), 0)
             one = mask.astype(jnp.float32)
             return Draw(slots, likely, one, jnp.zeros_like(one), mask)
-        slots, length, mask = segments.draw(
-            index.segments, index.starts, ring, key, batch_size, self._window
-        )
-        each = _number_of_alike(index.segments, length)
+        each = _number_of_alike(masses.segments, found)
         power = 0.0 if beta is None else starts.power(beta)
-        relative = jnp.where(mask, total, 1).astype(jnp.float32) / each
+        relative = jnp.where(mask, total, 1) / each
         log_weight = jnp.where(mask, -power * jnp.log(relative), 0)
-        weight = jnp.where(mask, jnp.exp(log_weight - log_weight.max()), 0)
+        weight = jnp.where(mask, jnp.exp(log_weight - largest(log_weight.max(), axes)), 0)
         return Draw(slots, jnp.where(mask, 1 / each, 0), weight, log_weight, mask)
 
     def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
@@ -158,7 +193,7 @@ class Uniform(Sampler):
         total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
         if index.segments is not None:
             length = segments.lengths(index.segments, ring, slots, self._window)
-            total = _number_of_alike(index.segments, length)
+            total = _number_of_alike(index.segments.count[None], length)
         return jnp.where(drawn, 1 / total, 0)
 
     def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
@@ -167,6 +202,6 @@ class Uniform(Sampler):
         return found if index.segments is None else {**found, "num_episodes": index.segments.count}
 
 
-def _number_of_alike(found: Segments, length: jax.Array) -> jax.Array:
+def _number_of_alike(counts: jax.Array, length: jax.Array) -> jax.Array:
     """The inverse of the probability of a start in a segment of this length: float32 `[B]`."""
-    return jnp.maximum(found.count, 1).astype(jnp.float32) * length.astype(jnp.float32)
+    return jnp.maximum(shards.sum_of_counts(counts), 1) * length.astype(jnp.float32)

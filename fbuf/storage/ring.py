@@ -79,6 +79,8 @@ class Ring:
         num_envs: How many environments there are, None if they are not told apart; static.
         lockstep: Whether they always step together, so that one head does for all; static.
         autoreset: What environments do at an end, see `fbuf.storage.episodes`; static.
+        shards: How many rings like this one make the whole buffer; static.
+        axes: The axes, of a mesh or of `vmap`, that those lie along that are there now; static.
     """
 
     cursor: jax.Array
@@ -88,6 +90,8 @@ class Ring:
     num_envs: int | None = dataclasses.field(metadata={"static": True})
     lockstep: bool = dataclasses.field(metadata={"static": True})
     autoreset: Autoreset = dataclasses.field(metadata={"static": True})
+    shards: int = dataclasses.field(default=1, metadata={"static": True})
+    axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def capacity(self) -> int:
@@ -454,7 +458,12 @@ class Ring:
 
 
 def empty(
-    capacity: int, num_envs: int | None, lockstep: bool, autoreset: Autoreset, follow: bool
+    capacity: int,
+    num_envs: int | None,
+    lockstep: bool,
+    autoreset: Autoreset,
+    follow: bool,
+    shards: int = 1,
 ) -> Ring:
     """A ring without rows; `follow` to know where in its episode each row is."""
     follow |= autoreset == "next_step"
@@ -467,4 +476,5 @@ def empty(
         num_envs=num_envs,
         lockstep=lockstep,
         autoreset=autoreset,
+        shards=shards,
     )

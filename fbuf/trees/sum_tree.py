@@ -36,6 +36,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +94,17 @@ def empty(
         rows = rows_for(rows)
         nodes.append(jnp.zeros((rows, FANOUT, len(keeps)), jnp.float32))
     return SumTree(leaves, tuple(nodes), capacity, keeps, dormant)
+
+
+def of(values: jax.Array) -> SumTree:
+    """A tree of float32 `[N]` values, each at least 0. O(N)."""
+    tree = empty(values.shape[0])
+    spare = tree.leaves.size - values.shape[0]
+    made = [jnp.pad(values, (0, spare)).reshape(tree.leaves.shape)]
+    everything = jnp.arange(tree.leaves.shape[0], dtype=jnp.int32)
+    for parent in tree.nodes:
+        made.append(levels.refresh(parent, made[-1], everything, 0, _reduction(tree)))
+    return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
 
 def total(tree: SumTree) -> jax.Array:
@@ -183,9 +195,21 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     return slots, values(tree, slots)
 
 
+class Positions(NamedTuple):
+    """Places along all values laid end to end; float32 `[B]` each.
+
+    Attributes:
+        fraction: In `[0, 1)`; of the total.
+        grain: What the last bit of the fraction is worth: 2**-24, or more if some are used up.
+    """
+
+    fraction: jax.Array
+    grain: jax.Array
+
+
 def draw_stratified(
-    tree: SumTree, positions: jax.Array, uniforms: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    tree: SumTree, positions: Positions, uniforms: jax.Array
+) -> tuple[jax.Array, jax.Array, Positions]:
     """Draw the slots found at given positions along all values laid end to end.
 
     A position chooses a node and, by what is left of it, a place inside that node. Its 24 bits are
@@ -194,23 +218,27 @@ def draw_stratified(
 
     Args:
         tree: The tree, as for `draw`.
-        positions: float32 `[B]` in `[0, 1)`; fractions of the total.
+        positions: Where.
         uniforms: float32 `[picks(tree), B]` in `[0, 1)`.
 
     Returns:
-        The slots, int32 `[B]`, and their values.
+        The slots, int32 `[B]`; their values; and the positions inside these.
     """
     top = tree.nodes[-1][..., 0]
     sums = running_sums(top)
-    whole, grain = sums[-1], jnp.float32(2.0**-24)
-    target = _filled_in(positions, grain, uniforms[0]) * whole
+    whole = sums[-1]
+    target = _filled_in(positions.fraction, positions.grain, uniforms[0]) * whole
     found = first_above(top, target)
     before = jnp.where(found > 0, sums[found - 1], 0)
     value = tree.nodes[-1][(*row_and_child(found), 0)]
+
+    def inside() -> Positions:
+        # What the last bit of the target is worth in this node.
+        return Positions((target - before) / value, whole * 2.0**-24 / value)
+
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         found = jnp.minimum(found, level.shape[0] - 1)
-        left = (target - before) / value
-        grain = whole * 2.0**-24 / value  # what the last bit of the target is worth in this node
+        left, grain = inside()
         signed = tree.dormant and level is tree.leaves
         row = read_rows(level, found)
         children = _drawable([row[:, child, 0] for child in range(FANOUT)], signed)
@@ -220,7 +248,7 @@ def draw_stratified(
         child = _first_above(running, target)
         before, value = _choose(child - 1, running), _choose(child, children)
         found = found * FANOUT + child
-    return jnp.minimum(found, tree.capacity - 1), value
+    return jnp.minimum(found, tree.capacity - 1), value, inside()
 
 
 def picks(tree: SumTree) -> int:

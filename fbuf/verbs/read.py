@@ -17,7 +17,7 @@ from fbuf.storage.ids import Ids
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.views.item import Item
 from fbuf.views.protocol import View
-from fbuf.views.reader import Reader
+from fbuf.views.reader import Draws, Reader
 from fbuf.xla.tie import tie
 
 
@@ -105,13 +105,14 @@ def gathered(
     key: Any,
     reads: tuple[jax.Array, ...] = (),
     zeros: bool = False,
+    draws: Draws | None = None,
 ) -> Batch[Any]:
     """What a view makes of the rows at `[B]` slots, of which a mask says which are meant.
 
     The ids are known once all has been read, `reads` included. With `zeros` the data of rows that
     are not meant is 0; without, it is that of some row.
     """
-    reader = Reader(type(view).__name__, state, mask)
+    reader = Reader(type(view).__name__, state, mask, draws)
     reading = view.read(reader, slots, key)
     if reading.known is not None:
         mask &= reading.known

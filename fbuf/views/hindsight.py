@@ -134,7 +134,8 @@ class Hindsight(View):
         reached = jax.tree.leaves(achieved)
 
         whether, which = jax.random.split(key)
-        relabelled = random_bits.uniforms(whether, slots.shape) < self.ratio
+        chance = random_bits.as_uniforms(reader.bits(whether, 1, slots.shape[0])[0])
+        relabelled = chance < self.ratio
         own = reader.leaves(slots, [*goals, *reached, reward])
         old, mine, stored = own[: len(goals)], own[len(goals) : -1], own[-1]
         new = reader.leaves(self._choose(reader, slots, which), reached)
@@ -171,7 +172,8 @@ class Hindsight(View):
             before: jax.Array | int = 0
             if self.strategy == "episode":
                 before = reader.steps_since_start(slots)
-            steps = random_bits.ranks(key, slots.shape[0], before + steps + 1) - before
+            bits = reader.bits(key, 2, slots.shape[0])
+            steps = random_bits.below(bits, before + steps + 1) - before
         return reader.ring.later(slots, steps)
 
     def _judge(

@@ -50,5 +50,6 @@ class View(abc.ABC):
     def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
         """Read the rows at `[B]` slots; every slot is in range.
 
-        `key` is a random key for this view only; None unless `is_random` is True.
+        `key` is a random key for this view only; None unless `is_random` is True. Give it to
+        `reader.bits`, so that a draw gets the same bits wherever it is read.
         """

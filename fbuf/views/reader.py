@@ -7,11 +7,12 @@ It keeps what it has read. A later write must wait for these reads, or XLA copie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fbuf.samplers import random_bits
 from fbuf.state import State
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Storage
@@ -20,6 +21,13 @@ from fbuf.xla.rows import read_rows
 
 Fields = tuple[str, ...] | None
 """The names of the fields to read; None is the whole item."""
+
+
+class Draws(NamedTuple):
+    """Some draws of a batch: their numbers, int32 `[B]`, and of how many."""
+
+    numbers: jax.Array
+    of: int
 
 
 class Reader:
@@ -37,8 +45,21 @@ class Reader:
         mask: bool `[B]`; which of the drawn rows are meant. None is all.
     """
 
-    def __init__(self, view: str, state: State[Any], mask: jax.Array | None = None) -> None:
-        """Read for a view of this name. A mask says which of the drawn rows are meant."""
+    def __init__(
+        self,
+        view: str,
+        state: State[Any],
+        mask: jax.Array | None = None,
+        draws: Draws | None = None,
+    ) -> None:
+        """Read for a view of this name.
+
+        Args:
+            view: The name, for errors.
+            state: The buffer.
+            mask: Which of the rows are meant.
+            draws: Which draws of the batch these are; None if they are all, in order.
+        """
         self.view = view
         self.ring: Ring = state.ring
         self.window: int = state.sampler.min_window
@@ -46,6 +67,7 @@ class Reader:
         self.reads: list[jax.Array] = []
         self.mask = mask
         self._state = state
+        self._draws = draws
 
     @property
     def storage(self) -> Storage[Any]:
@@ -56,6 +78,17 @@ class Reader:
         """Keep what a loop of the view's own has read."""
         self.reads.append(read)
         return read
+
+    def bits(self, key: jax.Array, words: int, batch_size: int) -> jax.Array:
+        """Random bits for each of `batch_size` rows: uint32 `[words, B]`; the key is consumed.
+
+        Over a mesh a device reads some draws of a batch only. They get the bits that they would
+        get anywhere.
+        """
+        if self._draws is None:
+            return random_bits.bits(key, (words, batch_size))
+        whole = random_bits.bits(key, (words, self._draws.of))
+        return whole[:, self._draws.numbers]
 
     def flags(self, slots: jax.Array) -> jax.Array:
         """The flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""

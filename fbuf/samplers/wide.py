@@ -1,0 +1,104 @@
+"""Counts of two words: how many rows there are in all shards together may pass 2**31.
+
+JAX has no 64-bit integers unless the user turns them on. So a count is two uint32, the high word
+and the low one, and the few things that draws need are written out here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers.random_bits import high_word
+
+_SHORT = 16
+"""Bits of half a word."""
+
+
+class Wide(NamedTuple):
+    """Unsigned integers of 64 bits, as two uint32 arrays of one shape."""
+
+    high: jax.Array
+    low: jax.Array
+
+
+def running_sums(counts: jax.Array) -> Wide:
+    """The running sums of int32 `[S]` counts, each at least 0; S is at most 2**16."""
+    words = counts.astype(jnp.uint32)
+    # Sums of half words: neither passes a word.
+    low = jnp.cumsum(words & 0xFFFF, dtype=jnp.uint32)
+    high = jnp.cumsum(words >> _SHORT, dtype=jnp.uint32)
+    carry, whole = _add(low, high << _SHORT)
+    return Wide((high >> _SHORT) + carry, whole)
+
+
+def below(words: jax.Array, total: Wide) -> Wide:
+    """Integers in `[0, total)`, from 96 random bits each; 0 if `total` is 0.
+
+    The upper words of a 96 by 64 bit product: for a total below 2**48 the probabilities differ from
+    1 / total by less than 2**-96.
+
+    Args:
+        words: uint32 `[3, B]`; random, the highest word first.
+        total: Scalars.
+
+    Returns:
+        `[B]` each.
+    """
+    third, second, first = words
+    # Columns of 32 bits, from the lowest; what a column carries goes into the next.
+    carry1, column1 = _sum(high_word(first, total.low), second * total.low, first * total.high)
+    carry2, column2 = _sum(
+        high_word(second, total.low),
+        high_word(first, total.high),
+        third * total.low,
+        second * total.high,
+        carry1,
+    )
+    del column1, column2  # they lie below the point
+    carry3, low = _sum(
+        high_word(third, total.low), high_word(second, total.high), third * total.high, carry2
+    )
+    return Wide(high_word(third, total.high) + carry3, low)
+
+
+def first_above(ends: Wide, numbers: Wide) -> jax.Array:
+    """The first of ascending `[S]` ends above each of `[B]` numbers: int32, S if none is."""
+    count = ends.low.shape[0]
+    found = jnp.zeros(numbers.low.shape, jnp.int32)
+    step = 1 << (count.bit_length() - 1)
+    while step:
+        further = found + step
+        at = jnp.minimum(further, count) - 1
+        high, low = ends.high[at], ends.low[at]
+        passed = (high < numbers.high) | ((high == numbers.high) & (low <= numbers.low))
+        found = jnp.where((further <= count) & passed, further, found)
+        step //= 2
+    return found
+
+
+def minus(numbers: Wide, others: Wide) -> jax.Array:
+    """`numbers - others`, which must be from 0 to 2**31 - 1: int32."""
+    return (numbers.low - others.low).astype(jnp.int32)
+
+
+def as_float(number: Wide) -> jax.Array:
+    """As float32, rounded."""
+    return number.high.astype(jnp.float32) * 2.0**32 + number.low.astype(jnp.float32)
+
+
+def _add(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The carry of a sum of two words, and the sum."""
+    whole = a + b
+    return (whole < a).astype(jnp.uint32), whole
+
+
+def _sum(first: jax.Array, *others: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The carries of a sum of words, counted, and the sum."""
+    carries, whole = jnp.zeros_like(first), first
+    for other in others:
+        carry, whole = _add(whole, other)
+        carries += carry
+    return carries, whole
