@@ -75,10 +75,13 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
         return sum_tree.draw(state.index.tree, bits(state, key))
 
     def ranks(state: Any, key: Any) -> Any:
-        return random_bits.ranks(key, BATCH, state.ring.count())
+        return random_bits.below(random_bits.bits(key, (2, BATCH)), state.ring.count())
 
     def looked_up(state: Any, key: Any) -> Any:
-        return start_index.draw(state.index.starts, state.ring, key, BATCH)
+        starts, ring = state.index.starts, state.ring
+        counts = start_index.total(starts, ring)[None]
+        plan = start_index.plan(starts, ring, counts, key, BATCH)
+        return start_index.pick(starts, ring, plan.picks)
 
     def weights(state: Any, key: Any) -> Any:
         draw = state.sampler.draw(state.index, state.ring, key, BATCH, None, None)

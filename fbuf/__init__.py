@@ -4,6 +4,7 @@ The state of a buffer is one immutable pytree; `add`, `sample` and `update_prior
 functions of it that compile into the training step.
 """
 
+from fbuf import sharded as sharded
 from fbuf._versions import VERSION as __version__  # noqa: F401
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.disk.errors import CheckpointError as CheckpointError
@@ -115,6 +116,7 @@ __all__ = [
     "sample_mixed",
     "save",
     "sequence_priority",
+    "sharded",
     "size",
     "space",
     "stats",

@@ -12,6 +12,7 @@ given state, unless `donate=False`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -33,11 +34,27 @@ Check = Callable[[str, str, Any], Any]
 """What is called with the verb, the name of an argument and its value, and returns the value."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What kind of state a verb takes.
+
+    Attributes:
+        require: Called with the name of the verb and a value; refuses what is no such state.
+        prefix: What the name of the verb begins with in messages.
+        check_arrays: Called with the name, the state and all arrays of a call from Python.
+    """
+
+    require: Callable[[str, Any], None]
+    prefix: str = ""
+    check_arrays: Callable[[str, Any, dict[str, Any]], None] | None = None
+
+
 def verb(
     *,
     static: tuple[str, ...] = (),
     checks: Mapping[str, Check] | None = None,
     host_check: Callable[[Any, dict[str, Any]], None] | None = None,
+    kind: Kind | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a verb of a function whose first argument is a state, or a tuple of states.
 
@@ -48,15 +65,17 @@ def verb(
         checks: How some arguments are checked before anything else is done with them.
         host_check: What is called with the state and the arguments if Python numbers are among
             them: inside `jit` they have no value any more.
+        kind: What kind of state it takes; None is a `fbuf.State`.
     """
-    return lambda plain: _wrapped(plain, static, checks or {}, host_check, of_state=True)
+    kind = kind or Kind(require_state)
+    return lambda plain: _wrapped(plain, static, checks or {}, host_check, kind)
 
 
 def function(
     *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As `verb`, for a function that takes no state."""
-    return lambda plain: _wrapped(plain, static, checks or {}, None, of_state=False)
+    return lambda plain: _wrapped(plain, static, checks or {}, None, None)
 
 
 def _wrapped(
@@ -64,9 +83,9 @@ def _wrapped(
     static: tuple[str, ...],
     checks: Mapping[str, Check],
     host_check: Callable[[Any, dict[str, Any]], None] | None,
-    of_state: bool,
+    kind: Kind | None,
 ) -> Callable[P, R]:
-    entry = _Entry(plain, static, checks, host_check, of_state)
+    entry = _Entry(plain, static, checks, host_check, kind)
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,10 +113,11 @@ class _Entry:
         static: tuple[str, ...],
         checks: Mapping[str, Check],
         host_check: Callable[[Any, dict[str, Any]], None] | None,
-        of_state: bool,
+        kind: Kind | None,
     ) -> None:
         self._plain = plain
-        self._name = plain.__name__.lstrip("_")
+        self._kind = kind or Kind(require_state)
+        self._name = self._kind.prefix + plain.__name__.lstrip("_")
         self._signature = inspect.signature(plain)
         parameters = self._signature.parameters
         self._names = tuple(parameters)
@@ -106,7 +126,7 @@ class _Entry:
         self._required = frozenset(n for n, p in parameters.items() if p.default is empty)
         by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self._positional = sum(p.kind is by_place for p in parameters.values())
-        self._state = self._names[0] if of_state else None
+        self._state = None if kind is None else self._names[0]
         self._static = frozenset(static)
         self._checks = checks
         self._host_check = host_check
@@ -119,7 +139,7 @@ class _Entry:
         before: tuple[Any, ...] = () if self._state is None else (given.pop(self._state),)
         states = before[0] if before and isinstance(before[0], tuple) else before
         for state in states:
-            require_state(self._name, state)
+            self._kind.require(self._name, state)
         donate = self._changes
         if "donate" in given:
             donate = check.boolean(self._name, "donate", given.pop("donate"))
@@ -136,6 +156,8 @@ class _Entry:
         for state in states:
             if is_deleted(state.fault):  # one array stands for all: each costs time in every call
                 refuse_consumed(self._name, state)
+        if self._kind.check_arrays is not None:
+            self._kind.check_arrays(self._name, before[0], given)
         if not donate:
             return self._keep(*before, **given, **fixed)
         # JAX refuses an array that is given and consumed, but on several devices it may end Python.
@@ -226,7 +248,7 @@ def is_deleted(array: Any) -> bool:
     return isinstance(array, jax.Array) and array.is_deleted()
 
 
-def refuse_consumed(function: str, state: State[Any]) -> None:
+def refuse_consumed(function: str, state: Any) -> None:
     """Raise if an earlier call has taken the state's memory."""
     if any(map(is_deleted, jax.tree.leaves(state))):
         raise RuntimeError(

@@ -107,6 +107,7 @@ class Mixture(PlannedSampler):
     window: int = dataclasses.field(default=1, init=False, repr=False)
 
     keeps_priorities: ClassVar[bool] = True
+    largest_stats: ClassVar[frozenset[str]] = Prioritized.largest_stats
 
     def __post_init__(self) -> None:
         for name in ("uniform", "prioritized", "recent"):
@@ -207,6 +208,14 @@ class Mixture(PlannedSampler):
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
         """Whether one of those with a share has something to draw from."""
         return self._shares(jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))).any()
+
+    def largest(self, index: MixedIndex) -> jax.Array:
+        """The largest priority."""
+        return self.priorities.largest(index.priorities)
+
+    def told(self, index: MixedIndex, largest: jax.Array) -> MixedIndex:
+        """The index, for the next add."""
+        return MixedIndex(index.starts, self.priorities.told(index.priorities, largest))
 
     def mass(self, index: MixedIndex, ring: Ring) -> MixedMass:
         """How many starts there are, and how many recent ones, and the priorities."""

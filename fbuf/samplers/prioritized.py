@@ -19,7 +19,7 @@ from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
 from fbuf.trees.sum_tree import Aggregate, Positions, SumTree
-from fbuf.xla.across import largest, smallest
+from fbuf.xla.across import smallest
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
@@ -37,12 +37,14 @@ class PriorityIndex:
     """What `Prioritized` keeps: the tree of stored priorities.
 
     `largest_ever` is the largest priority ever stored; None where new rows do not get it.
-    `num_starts` counts the rows a window may start at; None where that is every row.
+    `num_starts` counts the rows a window may start at; None where that is every row. `of_all` is
+    the largest of all shards, while rows are added to one; otherwise None.
     """
 
     tree: SumTree
     largest_ever: jax.Array | None
     num_starts: jax.Array | None
+    of_all: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -131,6 +133,7 @@ class Prioritized(PlannedSampler):
     strict: bool = True
 
     keeps_priorities: ClassVar[bool] = True
+    largest_stats: ClassVar[frozenset[str]] = frozenset({"new_priority"})
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eps"):
@@ -193,7 +196,7 @@ class Prioritized(PlannedSampler):
         alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; those that cannot be right get the default."""
-        default = self._default(index, ring.axes)
+        default = self._default(index)
         if priority is None:
             new = jnp.broadcast_to(default, span.slots.shape)
             faults = jnp.zeros_like(span.slots, jnp.uint32)
@@ -274,6 +277,16 @@ class Prioritized(PlannedSampler):
         """Whether any stored priority is above 0."""
         return sum_tree.total(index.tree) > 0
 
+    def largest(self, index: PriorityIndex) -> jax.Array:
+        """The largest priority, now or ever; 0 if there is none."""
+        if index.largest_ever is not None:
+            return index.largest_ever
+        return sum_tree.aggregate(index.tree, Aggregate.LARGEST)
+
+    def told(self, index: PriorityIndex, largest: jax.Array) -> PriorityIndex:
+        """The index, for the next add."""
+        return dataclasses.replace(index, of_all=largest)
+
     def mass(self, index: PriorityIndex, ring: Ring) -> PriorityMass:
         """The total of what is stored, and of how many rows."""
         inverse = None
@@ -353,17 +366,14 @@ class Prioritized(PlannedSampler):
         found = {} if index.num_starts is None else {"num_starts": index.num_starts}
         return {
             "priority_total": sum_tree.total(index.tree),
-            "new_priority": self._default(index, ring.axes),
+            "new_priority": self._default(index),
             **found,
         }
 
-    def _default(self, index: PriorityIndex, axes: tuple[str, ...]) -> jax.Array:
-        """What a row without a priority gets, as stored: the largest of all shards."""
-        mine = index.largest_ever
-        if mine is None:
-            mine = sum_tree.aggregate(index.tree, Aggregate.LARGEST)
-        of_all = largest(mine, axes)
-        return jnp.where(of_all > 0, of_all, 1)
+    def _default(self, index: PriorityIndex) -> jax.Array:
+        """What a row without a priority gets, as stored."""
+        largest = self.largest(index) if index.of_all is None else index.of_all
+        return jnp.where(largest > 0, largest, 1)
 
     def _stored(
         self, priority: jax.Array, alpha: chex.Array | float | None, ring: Ring

@@ -201,7 +201,21 @@ class PlannedSampler(Sampler):
     A draw is planned, picked and weighed. To plan, only the masses of the shards are known, and
     every device plans alike. A pick is made in one shard, from what is stored there. Weights are
     computed where the batch lies, of what the picks have found. With one shard this is `draw`.
+
+    Attributes:
+        largest_stats: Which of the `stats` of several shards are the largest of them; all others
+            are the sum.
     """
+
+    largest_stats: ClassVar[frozenset[str]] = frozenset()
+
+    def largest(self, index: Index) -> jax.Array | None:
+        """What new rows need the largest of all shards of: a float32 scalar. None is nothing."""
+        return None
+
+    def told(self, index: Index, largest: jax.Array) -> Index:
+        """The index, which has been told the largest of all shards; `add` forgets it again."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def mass(self, index: Index, ring: Ring) -> Any:

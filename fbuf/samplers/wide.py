@@ -29,7 +29,11 @@ def running_sums(counts: jax.Array) -> Wide:
     words = counts.astype(jnp.uint32)
     # Sums of half words: neither passes a word.
     low = jnp.cumsum(words & 0xFFFF, dtype=jnp.uint32)
-    high = jnp.cumsum(words >> _SHORT, dtype=jnp.uint32)
+    return of_halves(jnp.cumsum(words >> _SHORT, dtype=jnp.uint32), low)
+
+
+def of_halves(high: jax.Array, low: jax.Array) -> Wide:
+    """`high * 2**16 + low`, of uint32 arrays."""
     carry, whole = _add(low, high << _SHORT)
     return Wide((high >> _SHORT) + carry, whole)
 

@@ -36,6 +36,8 @@ class Fault(enum.IntFlag):
     """A buffer made with `fbuf.Fifo` was full of unread rows, and left out new ones."""
     LOST_UNREAD = 32
     """A buffer made with `fbuf.Fifo` has lost rows that nobody had read."""
+    CALLS_DIFFER = 64
+    """Processes drew a batch together, but gave different keys or steps; it is masked."""
 
 
 MEANING = {
@@ -63,6 +65,10 @@ MEANING = {
     Fault.LOST_UNREAD: (
         "rows were lost before anybody had read them: they were overwritten, or the buffer was "
         "made smaller. Pop more often, or make the buffer larger"
+    ),
+    Fault.CALLS_DIFFER: (
+        "processes called fbuf.sharded.sample with different keys or steps, and the batch was "
+        "masked. Make the key of the same seed in each, and split it in the same way"
     ),
 }
 

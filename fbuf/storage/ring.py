@@ -80,7 +80,6 @@ class Ring:
         lockstep: Whether they always step together, so that one head does for all; static.
         autoreset: What environments do at an end, see `fbuf.storage.episodes`; static.
         shards: How many rings like this one make the whole buffer; static.
-        axes: The axes, of a mesh or of `vmap`, that those lie along that are there now; static.
     """
 
     cursor: jax.Array
@@ -91,7 +90,6 @@ class Ring:
     lockstep: bool = dataclasses.field(metadata={"static": True})
     autoreset: Autoreset = dataclasses.field(metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
-    axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def capacity(self) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from fbuf.checks import values as check
+from fbuf.storage import words as words_of
 from fbuf.xla.rows import read_rows, write_rows
 
 Item = TypeVar("Item")
@@ -32,8 +33,6 @@ NARROW = 1024
 
 _NARROW_SMALL = 64
 """The same for numbers of less than 32 bits, which have to be put together into words."""
-
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +198,7 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
     leaves, tree = jax.tree.flatten(item)
     fields = tuple(Field(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
     narrow = [field for field in fields if field.narrow]
-    word = _WORDS[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
+    word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
     row = [jax.ShapeDtypeStruct((1, *field.shape), field.dtype) for field in narrow]
     words = jax.eval_shape(lambda *leaves: _packed(leaves, word), *row).shape[1]
     return Storage(
@@ -217,9 +216,9 @@ def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
     batch = leaves[0].shape[0] if leaves else 0
     columns: list[jax.Array] = []
     for width in (8, 4, 2, 1):
-        numbers = [_bits(leaf, word) for leaf in leaves if leaf.dtype.itemsize == width]
+        numbers = [words_of.bits(leaf, word) for leaf in leaves if leaf.dtype.itemsize == width]
         if numbers:
-            columns.append(_widened(jnp.concatenate(numbers, axis=1), word))
+            columns.append(words_of.widened(jnp.concatenate(numbers, axis=1), word))
     return jnp.concatenate(columns, axis=1) if columns else jnp.zeros((batch, 0), word)
 
 
@@ -249,45 +248,9 @@ def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
 def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
     """A narrow leaf `[B, ...]`, from words of the rows, `[B, words]`; these begin at `first`."""
     size = words.dtype.itemsize
-    bits = _narrowed(
+    bits = words_of.narrowed(
         words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)
     )
     start = (place.byte - place.first * size) // bits.dtype.itemsize
     count = field.size * field.dtype.itemsize // bits.dtype.itemsize
-    return _numbers(bits[:, start : start + count], field)
-
-
-def _bits(leaf: jax.Array, word: Any) -> jax.Array:
-    """The numbers `[B, ...]` as unsigned integers of their width, or as two words: `[B, n]`."""
-    if leaf.dtype == jnp.bool_:
-        leaf = leaf.astype(jnp.uint8)
-    unsigned = _WORDS.get(leaf.dtype.itemsize, word)
-    return lax.bitcast_convert_type(leaf, unsigned).reshape(leaf.shape[0], -1)
-
-
-def _numbers(bits: jax.Array, field: Field) -> jax.Array:
-    """What `_bits` was given."""
-    shape = (bits.shape[0], *field.shape)
-    if field.dtype == jnp.bool_:
-        return bits.reshape(shape) != 0
-    if field.dtype.itemsize > bits.dtype.itemsize:
-        bits = bits.reshape(*shape, field.dtype.itemsize // bits.dtype.itemsize)
-        return lax.bitcast_convert_type(bits, field.dtype)
-    return lax.bitcast_convert_type(bits.reshape(shape), field.dtype)
-
-
-def _widened(bits: jax.Array, word: Any) -> jax.Array:
-    """Small integers `[B, n]`, several to a word."""
-    ratio = np.dtype(word).itemsize // bits.dtype.itemsize
-    if ratio == 1:
-        return bits
-    padded = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % ratio)))
-    return lax.bitcast_convert_type(padded.reshape(bits.shape[0], -1, ratio), word)
-
-
-def _narrowed(words: jax.Array, width: int) -> jax.Array:
-    """What `_widened` was given, and the padding behind it."""
-    if words.dtype.itemsize == width:
-        return words
-    count = words.shape[1] * (words.dtype.itemsize // width)
-    return lax.bitcast_convert_type(words, _WORDS[width]).reshape(words.shape[0], count)
+    return words_of.numbers(bits[:, start : start + count], field.shape, field.dtype)

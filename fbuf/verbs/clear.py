@@ -41,11 +41,14 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     """
     one_buffer("clear", state)
     ring = state.ring
+    follow = ring.open is not None
     new = rings.empty(
-        ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, ring.open is not None
+        ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, follow, ring.shards
     )
     # Both together: the new index takes the memory of the old one, which jit else would leave out.
-    _, index = lax.optimization_barrier((state.index, varying(state.sampler.init(new))))
+    _, index = lax.optimization_barrier(
+        (state.index, varying(state.sampler.init(new), state.fault))
+    )
     return dataclasses.replace(
         state,
         ring=ring.cleared(),

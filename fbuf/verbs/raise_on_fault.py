@@ -41,8 +41,11 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
         )
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    raise_for("raise_on_fault", bits)
+
+
+def raise_for(function: str, bits: Fault) -> None:
+    """Raise if any bit is set."""
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits)
-        raise RuntimeError(
-            f"fbuf.raise_on_fault: the buffer skipped bad values ({bits!r}): {reasons}"
-        )
+        raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")

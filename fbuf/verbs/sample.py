@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
-from fbuf.samplers.protocol import Draw
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Sample, State
 from fbuf.verbs.read import gathered, is_view
 from fbuf.views.item import Item
@@ -94,17 +94,28 @@ def sample(
         Schaul et al., arXiv:1511.05952 (prioritised).
     """
     one_buffer("sample", state)
-    if state.sampler.in_order and step is None:
-        raise ValueError(
-            f"fbuf.sample: {type(state.sampler).__name__} needs the number of the batch; give "
-            "step=i, counting from 0"
-        )
-    if not state.sampler.in_order and step is not None:
-        raise ValueError(
-            f"fbuf.sample: {type(state.sampler).__name__} draws with replacement and takes no "
-            "step; leave step out, or make the buffer with sampler=fbuf.Shuffled()"
-        )
+    require_step("sample", state.sampler, step)
     return drawn(state, key, beta, step, batch_size, view, count)[0]
+
+
+def require_step(function: str, sampler: Sampler, step: Any) -> None:
+    """The number of a batch, where batches are numbered, and nowhere else."""
+    name = type(sampler).__name__
+    if sampler.in_order and step is None:
+        raise ValueError(
+            f"fbuf.{function}: {name} needs the number of the batch; give step=i, counting from 0"
+        )
+    if not sampler.in_order and step is not None:
+        raise ValueError(
+            f"fbuf.{function}: {name} draws with replacement and takes no step; leave step out, or "
+            "make the buffer with sampler=fbuf.Shuffled()"
+        )
+
+
+def place_in_epoch(size: jax.Array, step: jax.Array, batch_size: int) -> Step:
+    """The epoch of a batch, and the place of its first row there, for epochs of this size."""
+    batches = (jnp.maximum(size, 1) - 1) // batch_size + 1
+    return step // batches, step % batches * batch_size
 
 
 def drawn(
@@ -119,9 +130,7 @@ def drawn(
     """A batch, and the logarithms of its weights before they were divided by the largest."""
     order.sampled(state)
     if step is not None and not isinstance(step, tuple):
-        size = jnp.maximum(state.sampler.epoch_size(state.index, state.ring), 1)
-        batches = (size - 1) // batch_size + 1
-        step = step // batches, step % batches * batch_size
+        step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     if count is not None:
         draw = _shortened(draw, count, state.sampler.weighs_by_batch)

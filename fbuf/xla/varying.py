@@ -10,13 +10,18 @@ from jax import lax
 T = TypeVar("T")
 
 
-def varying(tree: T) -> T:
+def varying(tree: T, like: jax.Array | None = None) -> T:
     """Constants, as what a shard has of its own; outside of `shard_map` as they are.
 
     An array of zeros is the same on all shards until something is written to it, and JAX's checks
     refuse a loop that carries it: what comes out is of another type than what went in.
+
+    Args:
+        tree: The constants.
+        like: What differs along the same axes as they shall; None is all axes.
     """
-    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    manual = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    axes = manual if like is None else _axes_of(like)
     if not axes:
         return tree
     if not hasattr(lax, "pcast"):  # JAX 0.8.0 has it by another name
@@ -24,3 +29,10 @@ def varying(tree: T) -> T:
         pvary: Any = getattr(lax, "pvary")  # noqa: B009
         return jax.tree.map(lambda leaf: pvary(leaf, axes), tree)
     return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
+
+
+def _axes_of(array: jax.Array) -> tuple[str, ...]:
+    """The axes of a mesh along which an array differs, as far as JAX knows."""
+    kind: Any = jax.typeof(array)
+    kind = getattr(kind, "manual_axis_type", kind)  # JAX 0.8.0 has it in the type itself
+    return tuple(sorted(getattr(kind, "varying", None) or getattr(kind, "vma", ())))

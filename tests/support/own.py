@@ -54,8 +54,8 @@ class Hot(Sampler):
     def draw(self, index, ring, key, batch_size, beta, step):
         which, some, any_ = jax.random.split(key, 3)
         from_hot = random_bits.uniforms(which, (batch_size,)) < self._share(index)
-        ranks = random_bits.ranks(some, batch_size, index.count)
-        anywhere = random_bits.ranks(any_, batch_size, ring.filled())
+        ranks = random_bits.below(random_bits.bits(some, (2, batch_size)), index.count)
+        anywhere = random_bits.below(random_bits.bits(any_, (2, batch_size)), ring.filled())
         slots = jnp.where(from_hot, bit_tree.select(index.hot, ranks), anywhere)
         mask = ring.holds(slots) & (ring.flags[slots] & REMOVED == 0)
         likely = jnp.where(mask, self.probability(index, ring, slots), 0)

@@ -1,0 +1,138 @@
+"""Adding rows to all shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import chex
+from jax.sharding import PartitionSpec
+
+from fbuf.checks import values as check
+from fbuf.door import batches
+from fbuf.mesh import local
+from fbuf.mesh.entry import sharded_verb
+from fbuf.mesh.state import ShardedState
+from fbuf.samplers.protocol import PlannedSampler
+from fbuf.state import State
+from fbuf.storage.store import Item
+from fbuf.verbs.add import add as plain_add
+from fbuf.xla.across import largest
+
+
+def _numbers_fit(state: ShardedState[Any], given: dict[str, Any]) -> None:
+    """Refuse Python numbers that the buffer cannot store."""
+    item = state.blocks.storage.item
+    batches.python_numbers("sharded.add", "items", item, given["items"])
+
+
+@sharded_verb(
+    static=("time_major",),
+    checks={"alpha": check.scalar, "time_major": check.boolean},
+    host_check=_numbers_fit,
+)
+def add(
+    state: ShardedState[Item],
+    items: Item,
+    *,
+    terminated: chex.Array | bool | None = None,
+    truncated: chex.Array | bool | None = None,
+    next_observation: Any = None,
+    priority: chex.Array | float | None = None,
+    mask: chex.Array | bool | None = None,
+    time_major: bool = False,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> ShardedState[Item]:
+    """Write rows: each shard those of its environments.
+
+    With `num_envs`, rows come as for `fbuf.add`: `[num_envs, ...]` or `[num_envs, T, ...]`, for all
+    shards together. Without, they come as `[B, ...]`, and shard `s` gets rows `s * B / num_shards`
+    up to the next shard's. Either way they should lie on the mesh along the environments, so that
+    nothing is sent: `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. If several
+    processes have rows of their own, `jax.make_array_from_process_local_data` makes one array of
+    them.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        items: As for `fbuf.add`. Inside `shard_map`: those of this device's environments.
+        terminated: As for `fbuf.add`.
+        truncated: As for `fbuf.add`.
+        next_observation: As for `fbuf.add`.
+        priority: As for `fbuf.add`. None gives each row the sampler's default: the largest of all
+            shards.
+        mask: As for `fbuf.add`. If environments step together, `[T]` or a scalar, the same on all
+            devices.
+        time_major: As for `fbuf.add`.
+        alpha: As for `fbuf.add`.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer with the rows in it.
+
+    Raises:
+        ValueError: When traced, as `fbuf.add`; also if `B` is no multiple of the shards.
+        TypeError: When traced, as `fbuf.add`.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        As for `fbuf.add`.
+
+    Cost: that of `fbuf.add` on each device for its rows, and no collective; with priorities by
+    default, one of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(6.0))))
+        6
+    """
+    _fits(state, items, time_major)
+    rows = (items, terminated, truncated, next_observation, priority)
+    shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
+    at = int(time_major)
+    row_specs = tuple(local.along(state, part, at) for part in rows)
+    mask_spec = PartitionSpec() if shared else local.along(state, mask, at)
+
+    def run(state: ShardedState[Item], rows: Any, mask: Any, alpha: Any) -> ShardedState[Item]:
+        def one(shard: State[Item], rows: Any, mask: Any) -> State[Item]:
+            if of_all is not None:
+                shard = dataclasses.replace(shard, index=sampler.told(shard.index, of_all))
+            items, terminated, truncated, next_observation, priority = rows
+            return plain_add(
+                shard,
+                items,
+                terminated=terminated,
+                truncated=truncated,
+                next_observation=next_observation,
+                priority=priority,
+                mask=mask,
+                time_major=time_major,
+                alpha=alpha,
+            )
+
+        sampler = cast(PlannedSampler, state.blocks.sampler)
+        mine = local.in_shards(lambda shard: sampler.largest(shard.index), state)
+        of_all = None if mine is None else largest(mine.max(), (state.axis,))
+        each = local.by_shard(state, rows, at)
+        masks = local.for_all(state, mask) if shared else local.by_shard(state, mask, at)
+        return local.changed(one, state, each, masks)
+
+    specs = (row_specs, mask_spec, PartitionSpec())
+    return local.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
+
+
+def _fits(state: ShardedState[Any], items: Any, time_major: bool) -> None:
+    """Refuse rows of the wrong shapes, in the words of who gave them."""
+    parts = state.num_devices if local.is_inside(state) else 1
+    num_envs = None if state.num_envs is None else state.num_envs // parts
+    item = state.blocks.storage.item
+    _, lead = batches.rows("sharded.add", item, items, num_envs, time_major)
+    shards = state.num_shards // parts
+    if num_envs is None and (not lead.shape or lead.size % shards):
+        came = f"{lead.size}" if lead.shape else "one item without a leading axis"
+        raise ValueError(
+            f"fbuf.sharded.add: the rows must be a multiple of {shards}, so that each shard gets "
+            f"as many, got {came}; pad them, and leave the padding out with mask"
+        )

@@ -1,0 +1,73 @@
+"""What all devices know of each other before they plan a batch: one `all_gather`.
+
+They tell each other the masses of their shards, and what they were called with. Processes that are
+called with different keys would each plan a batch of their own, and send rows that nobody expects.
+So all take the key of the first shard's process, and the batch is masked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.mesh import local
+from fbuf.mesh.state import ShardedState
+from fbuf.samplers.protocol import PlannedSampler
+
+
+class Agreement(NamedTuple):
+    """What is the same on all devices.
+
+    Attributes:
+        masses: Those of all shards, leaves `[S]`.
+        key: The key of the batch.
+        numbers: What else they were called with: int32 scalars.
+        alike: bool scalar; all were called with the same.
+    """
+
+    masses: Any
+    key: jax.Array
+    numbers: tuple[jax.Array, ...]
+    alike: jax.Array
+
+
+def agreed(
+    state: ShardedState[Any],
+    sampler: PlannedSampler,
+    key: jax.Array,
+    numbers: tuple[jax.Array, ...],
+) -> Agreement:
+    """Tell each other.
+
+    Args:
+        state: The blocks of this device.
+        sampler: That of the state.
+        key: The key that this device was called with.
+        numbers: int32 scalars that it was called with.
+    """
+    mine = local.in_shards(lambda shard: sampler.mass(shard.index, shard.ring), state)
+    leaves, tree = jax.tree.flatten(mine)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    called = [*jax.random.key_data(key).reshape(-1), *numbers]
+    rows = [_word(leaf) for leaf in leaves]
+    rows += [jnp.broadcast_to(_word(number), rows[0].shape) for number in called]
+    told = lax.all_gather(jnp.stack(rows, axis=1), state.axis, tiled=True)
+    masses = [lax.bitcast_convert_type(told[:, at], leaf.dtype) for at, leaf in enumerate(leaves)]
+    calls = told[:, len(leaves) :]
+    first = calls[0, : len(called) - len(numbers)]
+    shape, impl = jax.random.key_data(key).shape, jax.random.key_impl(key)
+    return Agreement(
+        masses=jax.tree.unflatten(tree, masses),
+        key=jax.random.wrap_key_data(first.reshape(shape), impl=impl),
+        numbers=tuple(calls[0, len(first) :].astype(jnp.int32)),
+        alike=(calls == calls[:1]).all(),
+    )
+
+
+def _word(number: jax.Array) -> jax.Array:
+    """Numbers of 32 bits as uint32."""
+    return lax.bitcast_convert_type(number, jnp.uint32)

@@ -1,0 +1,68 @@
+"""How many rows there are in all shards: more than int32 can say, if there is room for as many."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks import values as check
+from fbuf.mesh.state import ShardedState
+from fbuf.samplers import wide
+from fbuf.xla.across import summed
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """A number of rows above 2**31, as two words; `int(count)` is the number.
+
+    Attributes:
+        high: uint32 scalar; the upper 32 bits.
+        low: uint32 scalar; the lower 32 bits.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> int(fbuf.sharded.Count(jnp.uint32(1), jnp.uint32(5)))
+        4294967301
+    """
+
+    high: jax.Array
+    low: jax.Array
+
+    def __int__(self) -> int:
+        """The number; it waits until that is known."""
+        return int(np.asarray(self.high)) << 32 | int(np.asarray(self.low))
+
+
+def is_wide(state: ShardedState[Any]) -> bool:
+    """Whether int32 cannot count the rows."""
+    return state.capacity > check.LARGEST_INT
+
+
+def whole(state: ShardedState[Any], counts: jax.Array) -> jax.Array | Count:
+    """The sum of int32 `[shards_of_device]` counts of rows, over all devices."""
+    axes = (state.axis,)
+    if not is_wide(state):
+        return summed(jnp.sum(counts, dtype=jnp.int32), axes)
+    halves = counts.astype(jnp.uint32)
+    low = summed(jnp.sum(halves & 0xFFFF, dtype=jnp.uint32), axes)
+    high = summed(jnp.sum(halves >> 16, dtype=jnp.uint32), axes)
+    return Count(*wide.of_halves(high, low))
+
+
+def at_least(count: jax.Array | Count, least: jax.Array) -> jax.Array:
+    """Whether there are as many as an int32 says: bool scalar."""
+    if isinstance(count, Count):
+        return (count.high > 0) | (count.low >= least.astype(jnp.uint32))
+    return count >= least
+
+
+def as_float(count: jax.Array | Count) -> jax.Array:
+    """As float32, rounded."""
+    if isinstance(count, Count):
+        return wide.as_float(wide.Wide(count.high, count.low))
+    return count.astype(jnp.float32)

@@ -1,0 +1,163 @@
+"""Where code runs: on the devices of a mesh, and there in each of their shards.
+
+A function over a mesh is written for one device, in plain code on the blocks of that device. Called
+from outside it runs on all devices; called inside the user's own `shard_map` it runs as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fbuf.mesh.state import ShardedState
+from fbuf.state import State
+
+
+def is_inside(state: ShardedState[Any]) -> bool:
+    """Whether this is traced inside `shard_map` over the axis of the state."""
+    return state.axis in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def on_devices(
+    function: str,
+    run: Callable[..., Any],
+    state: ShardedState[Any],
+    args: tuple[Any, ...],
+    specs: tuple[Any, ...],
+    out: Any,
+) -> Any:
+    """Run a function on each device of the mesh of a state.
+
+    Args:
+        function: What the user calls it, for errors.
+        run: Called with the state and the arguments, blocks of one device each.
+        state: The buffer.
+        args: More arguments.
+        specs: How each of these lies on the mesh.
+        out: How the result lies on the mesh.
+    """
+    if is_inside(state):
+        room = state.fault.shape
+        if room != (state.shards_of_device,):
+            raise ValueError(
+                f"fbuf.sharded.{function}: inside shard_map the state must be the blocks of one "
+                f"device, with {state.shards_of_device} of {state.num_shards} shards, but its "
+                f"fault bits are of shape {room}; give shard_map "
+                "in_specs=fbuf.sharded.specs(state)"
+            )
+        return run(state, *args)
+    args = tuple(map(functools.partial(_placed, state), args, specs))
+    on_each = jax.shard_map(run, mesh=state.mesh, in_specs=(state.spec, *specs), out_specs=out)
+    return on_each(state, *args)
+
+
+def in_shards(run: Callable[..., Any], state: ShardedState[Any], *args: Any) -> Any:
+    """Run a function in each shard of this device.
+
+    Args:
+        run: Called with a shard, a plain `State`, and with its part of each argument. A pytree.
+        state: The blocks of this device.
+        args: Pytrees, leaves `[shards_of_device, ...]`.
+
+    Returns:
+        The results, leaves `[shards_of_device, ...]`.
+    """
+    if state.shards_of_device > 1:  # as a batch of buffers
+        return jax.vmap(run)(shards_of(state), *args)
+    # One buffer is handled as it is: the forms of `vmap` take longer.
+    only = [jax.tree.map(lambda leaf: leaf[0], arg) for arg in args]
+    found = run(shards_of(state), *only)
+    return jax.tree.map(lambda leaf: leaf[None], found)
+
+
+def changed(
+    run: Callable[..., State[Any]], state: ShardedState[Any], *args: Any
+) -> ShardedState[Any]:
+    """Change each shard of this device; as `in_shards`, for a function that returns the shard."""
+    if state.shards_of_device > 1:
+        new = in_shards(run, state, *args)
+    else:
+        only = [jax.tree.map(lambda leaf: leaf[0], arg) for arg in args]
+        new = run(shards_of(state), *only)
+    return dataclasses.replace(state, blocks=_joined(new, state))
+
+
+def device_number(state: ShardedState[Any]) -> jax.Array:
+    """The number of this device along the axis."""
+    return lax.axis_index(state.axis)
+
+
+def shard_numbers(state: ShardedState[Any]) -> jax.Array:
+    """The numbers of the shards of this device: int32 `[shards_of_device]`."""
+    count = state.shards_of_device
+    return device_number(state) * count + jnp.arange(count, dtype=jnp.int32)
+
+
+def along(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
+    """How arrays lie on the mesh that have something for each environment, or each draw.
+
+    Scalars are the same everywhere, and what is None stays so.
+    """
+    split = PartitionSpec(*(None,) * axis, state.axis)
+    return jax.tree.map(lambda leaf: split if jnp.ndim(leaf) > axis else PartitionSpec(), tree)
+
+
+def by_shard(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
+    """The part of each shard of such arrays of one device: leaves `[shards_of_device, ...]`."""
+    count = state.shards_of_device
+
+    def split(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        if leaf.ndim <= axis:
+            return jnp.broadcast_to(leaf, (count, *leaf.shape))
+        each = leaf.shape[axis] // count
+        parts = leaf.reshape(*leaf.shape[:axis], count, each, *leaf.shape[axis + 1 :])
+        return jnp.moveaxis(parts, axis, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def for_all(state: ShardedState[Any], tree: Any) -> Any:
+    """The same for each shard of this device: leaves `[shards_of_device, ...]`."""
+    count = state.shards_of_device
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
+
+
+def _placed(state: ShardedState[Any], tree: Any, spec: Any) -> Any:
+    """Arrays as `shard_map` takes them: with explicit axes it moves nothing by itself."""
+    explicit = jax.sharding.AxisType.Explicit in state.mesh.axis_types
+    if not explicit or not jax.tree.leaves(tree):
+        return tree
+    if isinstance(spec, PartitionSpec):
+        spec = jax.tree.map(lambda _: spec, tree)
+    return jax.tree.map(
+        lambda leaf, spec: jax.reshard(leaf, jax.NamedSharding(state.mesh, spec)), tree, spec
+    )
+
+
+def shards_of(state: ShardedState[Any]) -> State[Any]:
+    """The shards of this device: one as it is, or several as a batch of buffers."""
+    count = state.shards_of_device
+
+    def apart(block: jax.Array, one: jax.ShapeDtypeStruct) -> jax.Array:
+        if count > 1 or not one.shape:
+            return block.reshape((count, *one.shape) if count > 1 else ())
+        return block
+
+    blocks, tree = jax.tree.flatten(state.blocks)
+    return jax.tree.unflatten(tree, list(map(apart, blocks, state.leaves)))
+
+
+def _joined(shards: State[Any], state: ShardedState[Any]) -> State[Any]:
+    """What `shards_of` was given."""
+    before = jax.tree.leaves(state.blocks)
+    leaves, tree = jax.tree.flatten(shards)
+    blocks = [leaf.reshape(block.shape) for leaf, block in zip(leaves, before, strict=True)]
+    return jax.tree.unflatten(tree, blocks)

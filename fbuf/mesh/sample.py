@@ -1,0 +1,169 @@
+"""Drawing a batch from all shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from fbuf.mesh import exchange, local
+from fbuf.mesh.agreement import agreed
+from fbuf.mesh.entry import sharded_verb
+from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.samplers.protocol import PlannedSampler
+from fbuf.state import State
+from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ids import NO_SLOT
+from fbuf.verbs.read import gathered
+from fbuf.verbs.sample import CHECKS, is_step, place_in_epoch, require_step
+from fbuf.views.item import Item
+from fbuf.views.protocol import View
+from fbuf.views.reader import Draws
+from fbuf.xla.across import largest
+
+
+@sharded_verb(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
+def sample(
+    state: ShardedState[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View = Item(),
+    beta: chex.Array | float | None = None,
+    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+) -> ShardedSample[Any]:
+    """Draw a batch from all shards, each draw from all of their rows; the state does not change.
+
+    The same state and key give the same batch on any number of devices, and in any number of
+    processes. Each device's part of it is drawn from all rows, too. With one shard it is the batch
+    that `fbuf.sample` draws.
+
+    Args:
+        state: The buffer; never consumed.
+        key: A key of `jax.random`, the same in all processes. Use a key once only.
+        batch_size: `B`, of all devices together: a static int, a multiple of the devices along the
+            axis.
+        view: What a drawn row turns into; static.
+        beta: As for `fbuf.sample`.
+        step: As for `fbuf.sample`; the same in all processes.
+
+    Returns:
+        The batch, its leaves sharded along the axis. Inside `shard_map`: the part of this device,
+        leaves `[B / devices, ...]`.
+
+    Raises:
+        ValueError: When traced, if `batch_size` is no multiple of the devices, or as `fbuf.sample`.
+        TypeError: As `fbuf.sample`.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        CALLS_DIFFER: In `batch.fault`: processes gave different keys or steps. All rows are masked.
+
+    Cost: two collectives and one for each round: an `all_gather` of some words a shard, one
+    `all_to_all` of rows, with room for about `B / devices + 4 * sqrt(B)` of them on each device,
+    and 4 bytes for the largest weight. A device plans all `B` draws, and walks down a tree for its
+    own ones.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> batch = fbuf.sharded.sample(state, jax.random.key(0), 4)
+        >>> batch.data, batch.ids.shard
+    """
+    require_step("sharded.sample", state.blocks.sampler, step)
+    devices = state.num_devices
+    if batch_size % devices:
+        raise ValueError(
+            f"fbuf.sharded.sample: batch_size must be a multiple of the {devices} devices along "
+            f"{state.axis!r}, got {batch_size}; take {-(-batch_size // devices) * devices}"
+        )
+
+    def run(state: ShardedState[Any], key: Any, beta: Any, step: Any) -> ShardedSample[Any]:
+        return drawn(state, key, beta, step, batch_size, view)
+
+    out, same = _spec(state, view), PartitionSpec()
+    return local.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
+
+
+def _spec(state: ShardedState[Any], view: View) -> Any:
+    """How a batch lies on the mesh."""
+    rows: Any = state.spec
+    steps: Any = PartitionSpec(None, state.axis) if view.time_major else rows
+    return ShardedSample[Any](
+        data=steps,
+        ids=rows,
+        mask=rows,
+        terminated=steps,
+        truncated=steps,
+        probability=rows,
+        weight=rows,
+        fault=cast(Any, PartitionSpec()),
+    )
+
+
+def _turned(batch: Any, view: View) -> Any:
+    """A batch or sample whose steps and draws change places, if the view puts steps first."""
+    if not view.time_major:
+        return batch
+    parts = ("data", "terminated", "truncated")
+    swapped = {name: jax.tree.map(_swapped, getattr(batch, name)) for name in parts}
+    return dataclasses.replace(batch, **swapped)
+
+
+def _swapped(leaf: jax.Array) -> jax.Array:
+    return jnp.swapaxes(leaf, 0, 1)
+
+
+def drawn(
+    state: ShardedState[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
+) -> ShardedSample[Any]:
+    """This device's part of a batch."""
+    sampler = cast(PlannedSampler, state.blocks.sampler)
+    given = step if isinstance(step, tuple) else () if step is None else (step,)
+    given = tuple(jnp.asarray(number, jnp.int32) for number in given)
+    masses, key, given, alike = agreed(state, sampler, key, given)
+    place = given if len(given) == 2 else None
+    if len(given) == 1:
+        place = place_in_epoch(sampler.size_of_epoch(masses), given[0], batch_size)
+    # One shard's own values are used where there is one; of several only their shapes.
+    one = local.shards_of(state) if state.num_shards == 1 else state.shard
+    plan = sampler.plan(one.index, one.ring, masses, key, batch_size, place)
+    view_key = jax.random.fold_in(key, 1) if view.is_random else None
+
+    def read(shard: State[Any], numbers: jax.Array, meant: jax.Array) -> Any:
+        picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
+        slots, found = sampler.pick(shard.index, shard.ring, picks)
+        reads = tuple(jax.tree.leaves(found))
+        draws = Draws(numbers, batch_size)
+        batch = gathered(shard, slots, meant, view, view_key, reads, draws=draws)
+        return _turned(batch, view), found
+
+    (batch, found), come = exchange.fetched(state, exchange.routes(state, plan.shards), read)
+    part = batch_size // state.num_devices
+    numbers = local.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
+    draw = sampler.weigh(masses, batch.ids.slot, found, numbers, beta, place, (state.axis,))
+    there = draw.mask & come & alike
+    mask = batch.mask & there
+    flags = mask.reshape(-1, *(1,) * (batch.terminated.ndim - 1))
+    mine = plan.shards[numbers]
+    made = ShardedSample(
+        data=batch.data,
+        ids=ShardedIds(
+            shard=jnp.where(mask, mine, NO_SLOT),
+            slot=jnp.where(mask, batch.ids.slot, NO_SLOT),
+            generation=jnp.where(mask, batch.ids.generation, 0),
+        ),
+        mask=mask,
+        terminated=batch.terminated & flags,
+        truncated=batch.truncated & flags,
+        probability=jnp.where(there, draw.probability, 0),
+        weight=jnp.where(mask, draw.weight, 0),
+        fault=largest(bits_where(~alike, Fault.CALLS_DIFFER), (state.axis,)),
+    )
+    return _turned(made, view)

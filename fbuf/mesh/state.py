@@ -1,0 +1,138 @@
+"""The state of a buffer over a mesh, the names of its rows, and what is drawn of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Generic
+
+import jax
+import jax.core
+from jax.sharding import Mesh, PartitionSpec
+
+from fbuf.state import State
+from fbuf.storage.store import Item
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class ShardedState(Generic[Item]):
+    """One replay buffer over a mesh, made by `fbuf.sharded.init`: an immutable pytree.
+
+    It is made of shards, each a buffer of its own. Every array of `blocks` is that of all shards,
+    one after the other along its first axis, and lies on the mesh along `axis`. What is a scalar in
+    one buffer is `[num_shards]`. The number of shards is fixed: on more or fewer devices it is the
+    same buffer.
+
+    Attributes:
+        blocks: The arrays of all shards. Its static parts are those of one shard.
+        mesh: The mesh; static.
+        axis: The axis of the mesh along which the shards lie; static.
+        num_shards: How many there are, a multiple of the devices along the axis; static.
+        leaves: The arrays of one shard, as `jax.ShapeDtypeStruct`; static.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> fbuf.sharded.init(jnp.zeros(4), 1000, mesh=mesh, shards=4)
+        ShardedState(Uniform, room for 1000 rows, 4 shards on 1 device)
+    """
+
+    blocks: State[Item]
+    mesh: Mesh = dataclasses.field(metadata={"static": True})
+    axis: str = dataclasses.field(metadata={"static": True})
+    num_shards: int = dataclasses.field(metadata={"static": True})
+    leaves: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shard(self) -> State[Item]:
+        """One shard, of `jax.ShapeDtypeStruct`."""
+        return jax.tree.unflatten(jax.tree.structure(self.blocks), self.leaves)
+
+    @property
+    def capacity(self) -> int:
+        """How many rows all shards together can hold."""
+        return self.shard.capacity * self.num_shards
+
+    @property
+    def num_envs(self) -> int | None:
+        """How many environments there are, in all shards together."""
+        each = self.blocks.ring.num_envs
+        return None if each is None else each * self.num_shards
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are along the axis."""
+        return self.mesh.shape[self.axis]
+
+    @property
+    def shards_of_device(self) -> int:
+        """How many shards one device has."""
+        return self.num_shards // self.num_devices
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How each array lies on the mesh."""
+        return PartitionSpec(self.axis)
+
+    @property
+    def fault(self) -> jax.Array:
+        """The fault bits of each shard: uint32 `[num_shards]`."""
+        return self.blocks.fault
+
+    def __repr__(self) -> str:
+        """One line: the sampler, room for rows, shards, devices."""
+        fault: Any = self.fault
+        is_array = isinstance(fault, jax.Array) and not isinstance(fault, jax.core.Tracer)
+        if is_array and fault.is_deleted():
+            return "ShardedState(consumed)"
+        devices = "1 device" if self.num_devices == 1 else f"{self.num_devices} devices"
+        return (
+            f"ShardedState({type(self.blocks.sampler).__name__}, room for {self.capacity} rows, "
+            f"{self.num_shards} shards on {devices})"
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ShardedIds:
+    """Names of rows over a mesh: the shard, and the id in it.
+
+    Attributes:
+        shard: int32 in `[0, num_shards)`; -1 for no row.
+        slot: int32, as in `fbuf.Ids`.
+        generation: int32, as in `fbuf.Ids`.
+    """
+
+    shard: jax.Array
+    slot: jax.Array
+    generation: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ShardedSample(Generic[Item]):
+    """A batch drawn by `fbuf.sharded.sample`.
+
+    Its leaves lie on the mesh along the axis of the state: of `B` draws each device has an equal
+    part, in order.
+
+    Attributes:
+        data: As in `fbuf.Sample`.
+        ids: Which rows these are, for the verbs of `fbuf.sharded` that change rows.
+        mask: As in `fbuf.Sample`.
+        terminated: As in `fbuf.Sample`.
+        truncated: As in `fbuf.Sample`.
+        probability: As in `fbuf.Sample`: among all rows of all shards.
+        weight: As in `fbuf.Sample`.
+        fault: uint32 scalar, the same on all devices: `fbuf.Fault.CALLS_DIFFER` if processes gave
+            different keys or steps; the whole batch is then masked. Otherwise 0.
+    """
+
+    data: Item
+    ids: ShardedIds
+    mask: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    probability: jax.Array
+    weight: jax.Array
+    fault: jax.Array

@@ -1,0 +1,371 @@
+"""What is done in all shards alike, and what is asked of all of them together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import chex
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fbuf.checks import memory
+from fbuf.checks import values as check
+from fbuf.door import batches
+from fbuf.door.entry import refuse_consumed
+from fbuf.mesh import count, local
+from fbuf.mesh.count import Count
+from fbuf.mesh.entry import require_sharded, sharded_verb
+from fbuf.mesh.state import ShardedSample, ShardedState
+from fbuf.samplers.protocol import PlannedSampler
+from fbuf.state import State
+from fbuf.storage.faults import Fault
+from fbuf.storage.store import Item
+from fbuf.verbs.clear import clear as plain_clear
+from fbuf.verbs.end_episode import end_episode as plain_end
+from fbuf.verbs.raise_on_fault import raise_for
+from fbuf.verbs.size import size as plain_size
+from fbuf.xla.across import largest, smallest
+from fbuf.xla.tie import tie
+
+
+def specs(state: ShardedState[Any]) -> Any:
+    """How a state lies on the mesh: `in_specs` and `out_specs` of your own `shard_map`.
+
+    Args:
+        state: The buffer.
+
+    Returns:
+        The tree of the state, of `jax.sharding.PartitionSpec`.
+
+    Raises:
+        TypeError: If `state` is no `ShardedState`.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> spec = fbuf.sharded.specs(state)
+        >>> add = jax.shard_map(fbuf.sharded.add, mesh=mesh, in_specs=(spec, jax.P("data")),
+        ...                     out_specs=spec)
+        >>> int(fbuf.sharded.size(jax.jit(add)(state, jnp.arange(6.0))))
+        6
+    """
+    require_sharded("sharded.specs", state)
+    return jax.tree.map(lambda _: state.spec, state)
+
+
+@sharded_verb()
+def end_episode(
+    state: ShardedState[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> ShardedState[Item]:
+    """End the open episodes; as `fbuf.end_episode`.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer.
+
+    Raises:
+        ValueError: When traced, as `fbuf.end_episode`.
+        TypeError: When traced, as `fbuf.end_episode`.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        LOST_NEXT: As for `fbuf.add`.
+
+    Cost: that of `fbuf.end_episode` on each device, and no collective.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, num_envs=2, shards=2)
+        >>> state = fbuf.sharded.end_episode(fbuf.sharded.add(state, jnp.arange(2.0)))
+        >>> state.blocks.ring.flags.tolist()
+        [2, 0, 0, 0, 2, 0, 0, 0]
+    """
+    envs = state.num_envs
+    here = envs if envs is None or not local.is_inside(state) else envs // state.num_devices
+    shape = () if here is None else (here,)
+    batches.mask("sharded.end_episode", mask, shape, "the environments")
+
+    def run(state: ShardedState[Item], mask: Any) -> ShardedState[Item]:
+        def one(shard: State[Item], mask: Any) -> State[Item]:
+            return plain_end(shard, mask=mask)
+
+        return local.changed(one, state, local.by_shard(state, mask))
+
+    return local.on_devices(
+        "end_episode", run, state, (mask,), (local.along(state, mask),), state.spec
+    )
+
+
+@sharded_verb()
+def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
+    """Remove all rows and all faults; as `fbuf.clear`.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The empty buffer.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: that of `fbuf.clear` on each device, and no collective.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> int(fbuf.sharded.size(fbuf.sharded.clear(state)))
+        0
+    """
+
+    def run(state: ShardedState[Item]) -> ShardedState[Item]:
+        return local.changed(plain_clear, state)
+
+    return local.on_devices("clear", run, state, (), (), state.spec)
+
+
+@sharded_verb()
+def size(state: ShardedState[Any]) -> jax.Array | Count:
+    """Count the rows in all shards, without removed ones.
+
+    Args:
+        state: The buffer; never consumed.
+
+    Returns:
+        int32 scalar, the same on all devices. A `fbuf.sharded.Count` if the capacity is 2**31 or
+        more. `int(...)` works for both.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: one collective of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(10.0))))
+        8
+    """
+
+    def run(state: ShardedState[Any]) -> jax.Array | Count:
+        return count.whole(state, local.in_shards(plain_size, state))
+
+    return local.on_devices("size", run, state, (), (), PartitionSpec())
+
+
+@sharded_verb(checks={"min_size": check.count})
+def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
+    """Whether there is a row to draw in any shard, and at least `min_size` rows in all.
+
+    Args:
+        state: The buffer; never consumed.
+        min_size: As for `fbuf.can_sample`.
+
+    Returns:
+        bool scalar, the same on all devices.
+
+    Raises:
+        ValueError: As `fbuf.can_sample`.
+        TypeError: As `fbuf.can_sample`.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: two collectives of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> bool(fbuf.sharded.can_sample(state))
+        False
+    """
+
+    def run(state: ShardedState[Any], min_size: Any) -> jax.Array:
+        def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:
+            return plain_size(shard), shard.sampler.can_sample(shard.index, shard.ring)
+
+        sizes, can = local.in_shards(one, state)
+        enough = count.at_least(count.whole(state, sizes), jnp.asarray(min_size, jnp.int32))
+        return enough & (largest(can.any().astype(jnp.int32), (state.axis,)) > 0)
+
+    everywhere = PartitionSpec()
+    return local.on_devices("can_sample", run, state, (min_size,), (everywhere,), everywhere)
+
+
+@sharded_verb()
+def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
+    """Return figures for a log, of all shards together.
+
+    Args:
+        state: The buffer; never consumed.
+
+    Returns:
+        Those of `fbuf.stats` by the same names, the same on all devices: sums over all shards, of
+        `oldest` the largest, and of `fault` all bits. `size`, `capacity` and `removed` are float32.
+        `shards` is the number of shards, and `largest_share` and `smallest_share` are the largest
+        and the smallest part of all rows that a shard has.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: a few collectives of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> found = fbuf.sharded.stats(fbuf.sharded.add(state, jnp.arange(6.0)))
+        >>> float(found["size"]), float(found["largest_share"])
+        (6.0, 0.5)
+    """
+
+    def run(state: ShardedState[Any]) -> dict[str, jax.Array]:
+        return _stats(state)
+
+    return local.on_devices("stats", run, state, (), (), PartitionSpec())
+
+
+def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
+    axes = (state.axis,)
+
+    def one(shard: State[Any]) -> dict[str, Any]:
+        sampler, index, ring = shard.sampler, shard.index, shard.ring
+        return {
+            "size": plain_size(shard),
+            "removed": ring.removed,
+            "oldest": ring.stored.max() // (ring.lanes // ring.heads),
+            "filled": ring.count(),
+            "of_sampler": sampler.stats(index, ring),
+        }
+
+    found = local.in_shards(one, state)
+    most = cast(PlannedSampler, state.blocks.sampler).largest_stats
+
+    def together(name: str, each: jax.Array) -> jax.Array:
+        # In the order of the shards, whatever devices they are on.
+        of_all = lax.all_gather(each, state.axis, tiled=True)
+        return largest(of_all.max() if name in most else of_all.sum(), axes)
+
+    size_, filled = count.whole(state, found["size"]), count.whole(state, found["filled"])
+    whole = jnp.maximum(count.as_float(size_), 1)
+    return {
+        "size": count.as_float(size_),
+        "capacity": jnp.float32(state.capacity),
+        "fill": count.as_float(filled) / state.capacity,
+        "oldest": largest(found["oldest"].max(), axes),
+        "removed": count.as_float(count.whole(state, found["removed"])),
+        "bytes": jnp.float32(memory.nbytes(state.shard) * state.num_shards),
+        "fault": _all_bits(state),
+        "shards": jnp.int32(state.num_shards),
+        "largest_share": largest(found["size"].max(), axes).astype(jnp.float32) / whole,
+        "smallest_share": smallest(found["size"].min(), axes).astype(jnp.float32) / whole,
+        **{name: together(name, each) for name, each in found["of_sampler"].items()},
+    }
+
+
+def _all_bits(state: ShardedState[Any]) -> jax.Array:
+    """The fault bits of all shards: uint32 scalar."""
+    bit = jnp.arange(len(Fault), dtype=jnp.uint32)
+    there = (state.fault[:, None] >> bit & 1).max(axis=0)
+    return jnp.sum(largest(there, (state.axis,)) << bit, dtype=jnp.uint32)
+
+
+@sharded_verb()
+def _faults(state: ShardedState[Any]) -> jax.Array:
+    return local.on_devices("raise_on_fault", _all_bits, state, (), (), PartitionSpec())
+
+
+def raise_on_fault(
+    state: ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
+) -> None:
+    """Raise if compiled code has skipped a bad value; as `fbuf.raise_on_fault`, for all shards.
+
+    In several processes all must call it, and all raise.
+
+    Args:
+        state: The buffer, or a batch that was drawn from it.
+        ignore: As for `fbuf.raise_on_fault`.
+
+    Raises:
+        RuntimeError: As `fbuf.raise_on_fault`; also if processes drew the batch with different
+            keys.
+        TypeError: If called inside `jit`.
+
+    Cost: it waits until the state is computed; one collective of some bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> fbuf.sharded.raise_on_fault(fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh))
+    """
+    name = "sharded.raise_on_fault"
+    if not isinstance(state, ShardedSample):
+        require_sharded(name, state)
+    if isinstance(state.fault, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{name}: state is traced, and a compiled function cannot raise; call "
+            "raise_on_fault on the host, with the state that the compiled function returned"
+        )
+    fault = state.fault if isinstance(state, ShardedSample) else _faults(state)
+    raise_for(name, Fault(int(np.asarray(fault))) & ~ignore)
+
+
+def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
+    """Make the next write to a buffer wait until a batch is read; as `fbuf.after`.
+
+    Args:
+        state: The buffer; never consumed.
+        batch: As for `fbuf.after`.
+
+    Returns:
+        The same state.
+
+    Raises:
+        TypeError: If `batch` holds no array.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> @jax.jit
+        ... def step(state, key):
+        ...     batch = fbuf.sharded.sample(state, key, 2)
+        ...     return fbuf.sharded.add(fbuf.sharded.after(state, batch), jnp.ones(1))
+        >>> int(fbuf.sharded.size(step(state, jax.random.key(0))))
+        1
+    """
+    require_sharded("sharded.after", state)
+    reads = batch.ids.slot if isinstance(batch, ShardedSample) else batch
+    leaves = jax.tree.leaves(reads)
+    if not leaves:
+        raise TypeError(
+            f"fbuf.sharded.after: batch must be what was read of the buffer, got "
+            f"{type(batch).__name__} without arrays; give the batch"
+        )
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
+        refuse_consumed("sharded.after", state)
+        return state  # called from Python, it has nothing to do: those calls are in order
+
+    def run(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
+        blocks = state.blocks
+        ring = dataclasses.replace(blocks.ring, removed=tie(blocks.ring.removed, reads))
+        blocks = dataclasses.replace(blocks, ring=ring, fault=tie(blocks.fault, reads))
+        return dataclasses.replace(state, blocks=blocks)
+
+    specs = (local.along(state, reads),)
+    return local.on_devices("after", run, state, (reads,), specs, state.spec)

@@ -1,0 +1,48 @@
+"""One replay buffer over a mesh of devices and processes: the verbs of `fbuf`, for all of them.
+
+Each device has its shards of the rows, and every draw is made from all rows. `docs/scale.md` says
+what it costs, what is sent, and what happens when a process dies.
+
+    mesh = jax.make_mesh((8,), ("data",))
+    state = fbuf.sharded.init(item, 1_000_000, mesh=mesh, num_envs=64)
+    state = fbuf.sharded.add(state, rows)                        # [64, ...], sharded along "data"
+    batch = fbuf.sharded.sample(state, key, 2048)                # [2048, ...], sharded along "data"
+"""
+
+from fbuf.mesh.add import add
+from fbuf.mesh.count import Count
+from fbuf.mesh.init import init
+from fbuf.mesh.rows import remove, update_priority, write
+from fbuf.mesh.sample import sample
+from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.mesh.whole import (
+    after,
+    can_sample,
+    clear,
+    end_episode,
+    raise_on_fault,
+    size,
+    specs,
+    stats,
+)
+
+__all__ = [
+    "Count",
+    "ShardedIds",
+    "ShardedSample",
+    "ShardedState",
+    "add",
+    "after",
+    "can_sample",
+    "clear",
+    "end_episode",
+    "init",
+    "raise_on_fault",
+    "remove",
+    "sample",
+    "size",
+    "specs",
+    "stats",
+    "update_priority",
+    "write",
+]

@@ -1,0 +1,106 @@
+"""Words: numbers of any width laid side by side, bit for bit.
+
+A row of a store is a row of words, and so is what a device sends to another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+"""The unsigned integers that numbers are laid down as, by their bytes."""
+
+
+def packed(leaves: Sequence[jax.Array]) -> jax.Array:
+    """Leaves `[B, ...]` of any dtype, side by side: uint32 `[B, words]`."""
+    columns = [widened(bits(_whole(leaf), jnp.uint32), jnp.uint32) for leaf in leaves]
+    return jnp.concatenate(columns, axis=1)
+
+
+def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """What `packed` was given; `like` says what the leaves were, with any first axis."""
+    found: list[jax.Array] = []
+    first = 0
+    for spec in like:
+        row = jax.ShapeDtypeStruct((1, *spec.shape[1:]), spec.dtype)
+        plain = jax.eval_shape(_whole, row)
+        size = plain.dtype.itemsize
+        count = math.prod(plain.shape) * max(size // 4, 1)
+        last = first + -(-count * min(size, 4) // 4)
+        small = narrowed(words[:, first:last], min(size, 4))[:, :count]
+        whole = numbers(small, plain.shape[1:], np.dtype(plain.dtype))
+        found.append(_as_it_was(whole, spec.dtype))
+        first = last
+    return found
+
+
+def bits(leaf: jax.Array, word: Any) -> jax.Array:
+    """The numbers `[B, ...]` as unsigned integers of their width, or as two words: `[B, n]`."""
+    if leaf.dtype == jnp.bool_:
+        leaf = leaf.astype(jnp.uint8)
+    unsigned = UNSIGNED.get(leaf.dtype.itemsize, word)
+    return lax.bitcast_convert_type(leaf, unsigned).reshape(leaf.shape[0], -1)
+
+
+def numbers(bits: jax.Array, feature: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
+    """What `bits` was given, of leaves `[B, *feature]`."""
+    shape = (bits.shape[0], *feature)
+    if dtype == jnp.bool_:
+        return bits.reshape(shape) != 0
+    if dtype.itemsize > bits.dtype.itemsize:
+        bits = bits.reshape(*shape, dtype.itemsize // bits.dtype.itemsize)
+        return lax.bitcast_convert_type(bits, dtype)
+    return lax.bitcast_convert_type(bits.reshape(shape), dtype)
+
+
+def widened(bits: jax.Array, word: Any) -> jax.Array:
+    """Small integers `[B, n]`, several to a word."""
+    ratio = np.dtype(word).itemsize // bits.dtype.itemsize
+    if ratio == 1:
+        return bits
+    padded = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % ratio)))
+    return lax.bitcast_convert_type(padded.reshape(bits.shape[0], -1, ratio), word)
+
+
+def narrowed(words: jax.Array, width: int) -> jax.Array:
+    """What `widened` was given, and the padding behind it."""
+    if words.dtype.itemsize == width:
+        return words
+    count = words.shape[1] * (words.dtype.itemsize // width)
+    return lax.bitcast_convert_type(words, UNSIGNED[width]).reshape(words.shape[0], count)
+
+
+def _whole(leaf: jax.Array) -> jax.Array:
+    """Numbers of whole bytes that are not complex; of the others their parts, or wider ones."""
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return jnp.stack([leaf.real, leaf.imag], axis=-1)
+    unsigned = _less_than_a_byte(leaf.dtype)
+    if unsigned is not None:
+        return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint8)
+    return leaf
+
+
+def _as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
+    """What `_whole` was given."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return lax.complex(leaf[..., 0], leaf[..., 1])
+    unsigned = _less_than_a_byte(dtype)
+    if unsigned is not None:
+        return lax.bitcast_convert_type(leaf.astype(unsigned), dtype)
+    return leaf
+
+
+def _less_than_a_byte(dtype: Any) -> Any:
+    """The unsigned integer as wide as numbers of less than a byte; None for others."""
+    if dtype == jnp.bool_:
+        return None
+    limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+    width = limits(dtype).bits
+    return {4: jnp.uint4, 2: jnp.uint2}[width] if width < 8 else None
