@@ -26,6 +26,7 @@ from jax import lax
 from fbuf.trees.levels import FANOUT, rows_for
 from fbuf.xla.loop import blank, fetched, gathered, is_large, zero_after
 from fbuf.xla.rows import read_rows
+from fbuf.xla.varying import varying
 
 _BITS = 32
 _SHIFT = FANOUT.bit_length() - 1
@@ -188,7 +189,7 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Arra
 def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
     """How many set bits come before slots, each from 0 to the capacity: int32 `[B]`."""
     # What lies past the last row of a level is the first child of its row: none comes before it.
-    slots = jnp.minimum(slots, tree.capacity)
+    slots = varying(jnp.minimum(slots, tree.capacity), tree.nodes)
 
     def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
         return node >> _SHIFT
@@ -293,7 +294,8 @@ def _loop_over(
     sizes = jnp.array([level.size for level in levels], jnp.int32)
 
     def over_level(number: jax.Array, carry: Numbers) -> Numbers:
-        return over_batch(starts[number], sizes[number], carry, jnp.int32(0))
+        zero = varying(jnp.int32(0), carry[0])
+        return over_batch(starts[number], sizes[number], carry, zero)
 
     return lax.fori_loop(zero_after(carry[0]), len(levels), over_level, carry)
 

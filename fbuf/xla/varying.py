@@ -20,19 +20,26 @@ def varying(tree: T, like: jax.Array | None = None) -> T:
         tree: The constants.
         like: What differs along the same axes as they shall; None is all axes.
     """
-    manual = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    axes = manual if like is None else _axes_of(like)
+    axes = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
         return tree
-    if not hasattr(lax, "pcast"):  # JAX 0.8.0 has it by another name
-        # Newer releases have no such name, and type checkers would look for it.
+    axes = axes if like is None else _axes_of(like)
+
+    def vary(leaf: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _axes_of(leaf)))
+        if not missing:
+            return leaf
+        if hasattr(lax, "pcast"):
+            return lax.pcast(leaf, missing, to="varying")
+        # JAX 0.8.0 has it by a name that is gone since, and type checkers would look for it.
         pvary: Any = getattr(lax, "pvary")  # noqa: B009
-        return jax.tree.map(lambda leaf: pvary(leaf, axes), tree)
-    return jax.tree.map(lambda leaf: lax.pcast(leaf, axes, to="varying"), tree)
+        return pvary(leaf, missing)
+
+    return jax.tree.map(vary, tree)
 
 
-def _axes_of(array: jax.Array) -> tuple[str, ...]:
+def _axes_of(array: jax.Array) -> frozenset[str]:
     """The axes of a mesh along which an array differs, as far as JAX knows."""
     kind: Any = jax.typeof(array)
     kind = getattr(kind, "manual_axis_type", kind)  # JAX 0.8.0 has it in the type itself
-    return tuple(sorted(getattr(kind, "varying", None) or getattr(kind, "vma", ())))
+    return frozenset(getattr(kind, "varying", None) or getattr(kind, "vma", None) or ())
