@@ -12,8 +12,10 @@ what it costs, what is sent, and what happens when a process dies.
 from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
 from fbuf.mesh.init import init
+from fbuf.mesh.load import ShardedCheckpoint, load
 from fbuf.mesh.rows import remove, update_priority, write
 from fbuf.mesh.sample import sample
+from fbuf.mesh.save import save
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.mesh.whole import (
     after,
@@ -28,6 +30,7 @@ from fbuf.mesh.whole import (
 
 __all__ = [
     "Count",
+    "ShardedCheckpoint",
     "ShardedIds",
     "ShardedSample",
     "ShardedState",
@@ -37,9 +40,11 @@ __all__ = [
     "clear",
     "end_episode",
     "init",
+    "load",
     "raise_on_fault",
     "remove",
     "sample",
+    "save",
     "size",
     "specs",
     "stats",

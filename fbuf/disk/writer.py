@@ -168,8 +168,11 @@ def _is_there(folder: pathlib.Path, known: list[int], before: Saved) -> bool:
         return False
 
 
-def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
-    """Write the files of a checkpoint, and its manifest last; then delete what nobody needs."""
+def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
+    """Write the files of a checkpoint, and its manifest last; then delete what nobody needs.
+
+    `keep` is how many checkpoints to keep; None deletes none.
+    """
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
     before = prepared.before
@@ -186,7 +189,8 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int) -> None:
             files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
         raise
     history.remember(folder, prepared.saved(whole))
-    clean(folder, keep)
+    if keep is not None:
+        clean(folder, keep)
 
 
 def _is_of(name: str, prepared: Prepared) -> bool:
@@ -241,7 +245,20 @@ def clean(folder: pathlib.Path, keep: int) -> None:
                 raise  # the one that was just written
             continue
         kept.append(number)
-    old = set(known) - set(kept)
+    _delete_but(folder, set(kept), needed)
+
+
+def clean_but(folder: pathlib.Path, kept: set[int]) -> None:
+    """Delete all checkpoints but some, and what these do not need."""
+    there = kept & set(manifest.numbers(folder))
+    needed: set[str] = set()
+    for number in there:
+        needed |= manifest.used(manifest.read(folder, number))
+    _delete_but(folder, there, needed)
+
+
+def _delete_but(folder: pathlib.Path, kept: set[int], needed: set[str]) -> None:
+    old = set(manifest.numbers(folder)) - kept
     if old:
         files.delete(folder, set(map(manifest.name_of, old)))
         files.sync(folder)

@@ -228,10 +228,11 @@ def _owned(function: str, argument: str, value: Any) -> Any:
 def require_state(function: str, state: Any) -> None:
     """A state."""
     if not isinstance(state, State):
-        raise TypeError(
-            f"fbuf.{function}: state must be a fbuf.State, got {type(state).__name__}; "
-            "make one with fbuf.init"
-        )
+        name = type(state).__name__
+        instead = "make one with fbuf.init"
+        if name == "ShardedState":
+            instead = f"over a mesh it is fbuf.sharded.{function}"
+        raise TypeError(f"fbuf.{function}: state must be a fbuf.State, got {name}; {instead}")
 
 
 def one_buffer(function: str, state: State[Any]) -> None:

@@ -78,7 +78,7 @@ def init(
         1000
     """
     flax.register(ShardedState)
-    axis = _axis(mesh, axis)
+    axis = axis_of("sharded.init", mesh, axis)
     devices = mesh.shape[axis]
     shards = devices if shards is None else shards
     shards = check.integer("sharded.init", "shards", shards, MOST_SHARDS)
@@ -127,15 +127,15 @@ def init(
     return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(jax.tree.leaves(one)))
 
 
-def _axis(mesh: Mesh, axis: str | None) -> str:
+def axis_of(function: str, mesh: Mesh, axis: str | None) -> str:
     """The axis along which the shards lie."""
-    check.instance("sharded.init", "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("data",))')
+    check.instance(function, "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("data",))')
     names: tuple[str, ...] = mesh.axis_names
     if axis is None and len(names) == 1:
         return names[0]
     if axis is None or axis not in names:
         raise ValueError(
-            f"fbuf.sharded.init: axis must be one of the axes of the mesh, {names}, got {axis!r}"
+            f"fbuf.{function}: axis must be one of the axes of the mesh, {names}, got {axis!r}"
         )
     return axis
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import warnings
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import jax
 
 from fbuf.checks import values as check
-from fbuf.disk import background, config, history, manifest, progress, reader
+from fbuf.disk import background, config, history, manifest, progress, reader, whole
 from fbuf.disk import extra as extras
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.manifest import Manifest
@@ -100,10 +102,16 @@ def load(
     background.wait(folder)
     known = manifest.numbers(folder) if folder.is_dir() else []
     if not known:
-        raise CheckpointError(f"fbuf.load: there is no checkpoint in {folder}")
+        sharded = " of a plain buffer; of one over a mesh there is: use fbuf.sharded.load"
+        raise CheckpointError(
+            f"fbuf.load: there is no checkpoint in {folder}"
+            + (sharded if whole.numbers(folder) else "")
+        )
     for number in reversed(known):
         try:
-            found, state, beside = _read(folder, number, item, sampler, extra)
+            found, state, arrays = read(folder, number, item, sampler)
+            with as_damage(folder, number):
+                beside = extras.joined(found.extra, arrays, extra)
         except Mismatch:
             raise
         except CheckpointError as error:
@@ -121,21 +129,29 @@ def load(
                 raise
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
             continue
-        history.remember(folder, _saved(number, found, state))
+        history.remember(folder, saved(number, found, state))
         return Checkpoint(state if capacity is None else resize(state, capacity), beside)
     raise AssertionError("the last one is read, or raises")
 
 
-def _read(
-    folder: pathlib.Path, number: int, item: Any, sampler: Sampler | None, example: Any
-) -> tuple[Manifest, State[Any], Any]:
+def read(
+    folder: pathlib.Path, number: int, item: Any, sampler: Sampler | None
+) -> tuple[Manifest, State[Any], list[Any]]:
+    """Read one checkpoint: its manifest, the buffer, and the arrays of what was saved beside it."""
     found = manifest.read(folder, number)
-    try:
+    with as_damage(folder, number):
         given = config.arguments(found.config, item, sampler)
         reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
         with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
             state, arrays = reader.fill(folder, found, init(**given))
-        return found, state, extras.joined(found.extra, arrays, example)
+    return found, state, arrays
+
+
+@contextlib.contextmanager
+def as_damage(folder: pathlib.Path, number: int) -> Generator[None]:
+    """Say of what an edited manifest causes that the checkpoint is damaged."""
+    try:
+        yield
     except CheckpointError:
         raise
     except _NOT_OURS as error:
@@ -144,7 +160,7 @@ def _read(
         ) from error
 
 
-def _saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
+def saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
     """What a later save has to know."""
     looked = history.look(state)
     return history.Saved(number, found, frozenset(), looked, history.hashes(state))

@@ -1,0 +1,201 @@
+"""Reading a buffer over a mesh from disk: each process reads the shards of its devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fbuf.checks import values as check
+from fbuf.disk import extra as extras
+from fbuf.disk import history, manifest, reader, whole
+from fbuf.disk.errors import CheckpointError, Mismatch
+from fbuf.disk.whole import Whole
+from fbuf.mesh.init import axis_of
+from fbuf.mesh.processes import all_have
+from fbuf.mesh.state import ShardedState
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import State
+from fbuf.verbs.load import as_damage, read, saved
+
+
+class ShardedCheckpoint(NamedTuple):
+    """What `fbuf.sharded.load` has read.
+
+    Attributes:
+        state: The buffer.
+        extra: What was saved beside it; None if nothing was.
+    """
+
+    state: ShardedState[Any]
+    extra: Any
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    mesh: Mesh,
+    axis: str | None = None,
+    item: Any = None,
+    sampler: Sampler | None = None,
+    extra: Any = None,
+    fallback: bool = False,
+) -> ShardedCheckpoint:
+    """Read the newest checkpoint of `fbuf.sharded.save`; as `fbuf.load`.
+
+    The buffer is bit for bit the one that was saved, on any mesh with a number of devices that
+    divides the number of shards, in any number of processes. In several processes all must call it.
+
+    Args:
+        path: The directory.
+        mesh: The mesh to put the buffer on.
+        axis: The axis of the mesh along which the shards shall lie; None if it has only one.
+        item: As for `fbuf.load`.
+        sampler: As for `fbuf.load`.
+        extra: As for `fbuf.load`.
+        fallback: As for `fbuf.load`.
+
+    Returns:
+        The buffer, and what was saved beside it, in every process.
+
+    Raises:
+        CheckpointError: As `fbuf.load`; also if the shards do not fit the mesh, or the files of a
+            shard are not there.
+        RuntimeError: If another process could not read its shards: that one says why.
+        MemoryError: As `fbuf.load`.
+
+    Cost: as for `fbuf.load`, on each process for its shards.
+
+    Examples:
+        See `fbuf.sharded.save`.
+    """
+    name = "sharded.load"
+    check.boolean(name, "fallback", fallback)
+    axis = axis_of(name, mesh, axis)
+    folder = pathlib.Path(path).resolve()
+    known = whole.numbers(folder)
+    if not known:
+        plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
+        raise CheckpointError(
+            f"fbuf.{name}: there is no checkpoint of a sharded buffer in {folder}"
+            + (f", but one{plain}" if plain else "")
+        )
+    for number in reversed(known):
+        failure: CheckpointError | None = None
+        found: ShardedCheckpoint | None = None
+        try:
+            found = _read(folder, number, mesh, axis, item, sampler, extra)
+        except Mismatch:
+            all_have(False)
+            raise
+        except CheckpointError as error:
+            failure = error
+        except BaseException:
+            all_have(False)
+            raise
+        if all_have(failure is None) and found is not None:
+            return found
+        if failure is None:
+            failure = CheckpointError(
+                f"fbuf.{name}: another process cannot read checkpoint {number} of {folder}, and "
+                "says why"
+            )
+        if not fallback or number == known[0]:
+            raise failure
+        warnings.warn(f"{failure}; reading the checkpoint before it", stacklevel=2)
+    raise AssertionError("the last one is read, or raises")
+
+
+def _has_plain(folder: pathlib.Path) -> bool:
+    return folder.is_dir() and bool(manifest.numbers(folder))
+
+
+def _read(
+    folder: pathlib.Path,
+    number: int,
+    mesh: Mesh,
+    axis: str,
+    item: Any,
+    sampler: Sampler | None,
+    example: Any,
+) -> ShardedCheckpoint:
+    """Read one checkpoint."""
+    found = whole.read(folder, number)
+    shards, devices = len(found.parts), mesh.shape[axis]
+    if not shards or shards % devices:
+        fits = ", ".join(str(d) for d in range(1, shards + 1) if shards % d == 0)
+        raise Mismatch(
+            f"fbuf.sharded.load: {folder} has a buffer of {shards} shards, and the mesh has "
+            f"{devices} devices along {axis!r}; take a mesh of {fits} devices, or load it on one "
+            "of these and call fbuf.sharded.reshard"
+        )
+    count = shards // devices
+    at = mesh.axis_names.index(axis)
+    placed: list[list[jax.Array]] = []
+    one: State[Any] | None = None
+    read_already: dict[int, State[Any]] = {}
+    for place, device in _here(mesh):
+        first = place[at] * count
+        if first not in read_already:
+            with jax.default_device(device):
+                parts = [
+                    _read_shard(folder, found, first + of, item, sampler) for of in range(count)
+                ]
+                one = jax.eval_shape(lambda state: state, parts[0])
+                read_already[first] = jax.tree.map(_joined, *parts)
+        placed.append(jax.tree.leaves(jax.device_put(read_already[first], device)))
+    assert one is not None
+    one = dataclasses.replace(one, ring=dataclasses.replace(one.ring, shards=shards))
+    specs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one))
+    sharding = jax.NamedSharding(mesh, jax.P(axis))
+    blocks = [
+        jax.make_array_from_single_device_arrays(
+            (shards * (spec.shape[0] if spec.shape else 1), *spec.shape[1:]), sharding, list(parts)
+        )
+        for spec, parts in zip(specs, zip(*placed, strict=True), strict=True)
+    ]
+    state = ShardedState(
+        jax.tree.unflatten(jax.tree.structure(one), blocks), mesh, axis, shards, specs
+    )
+    return ShardedCheckpoint(state, _beside(folder, found, example))
+
+
+def _here(mesh: Mesh) -> list[tuple[tuple[int, ...], Any]]:
+    """The devices of this process, with their places in the mesh."""
+    own = jax.process_index()
+    every = np.ndenumerate(mesh.devices)
+    return [(place, device) for place, device in every if device.process_index == own]
+
+
+def _read_shard(
+    folder: pathlib.Path, found: Whole, shard: int, item: Any, sampler: Sampler | None
+) -> State[Any]:
+    """The buffer of one shard."""
+    expected = found.parts[shard]
+    own = whole.check_part(folder, shard, expected)
+    plan, state, _ = read(own, expected.number, item, sampler)
+    history.remember(own, saved(expected.number, plan, state))
+    return state
+
+
+def _joined(*leaves: jax.Array) -> jax.Array:
+    """The arrays of all shards of a device, as one."""
+    if len(leaves) == 1 and leaves[0].ndim:
+        return leaves[0]
+    return jnp.concatenate([jnp.atleast_1d(leaf) for leaf in leaves])
+
+
+def _beside(folder: pathlib.Path, found: Whole, example: Any) -> Any:
+    """What was saved beside the buffer: it is with the first shard."""
+    expected = found.parts[0]
+    own = whole.check_part(folder, 0, expected)
+    plan = manifest.read(own, expected.number)
+    with as_damage(own, expected.number):
+        return extras.joined(plan.extra, reader.read_index(own, plan)[1], example)

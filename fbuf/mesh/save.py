@@ -1,0 +1,190 @@
+"""Saving a buffer over a mesh: each process writes its shards, and one manifest commits all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import pathlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from fbuf._versions import VERSION
+from fbuf.checks import values as check
+from fbuf.disk import files, lock, whole, writer
+from fbuf.disk.whole import Part, Whole
+from fbuf.door.entry import refuse_consumed
+from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.processes import all_have, all_say
+from fbuf.mesh.state import ShardedState
+from fbuf.state import State
+from fbuf.storage.store import Item
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: ShardedState[Item],
+    *,
+    extra: Any = None,
+    keep: int = 2,
+) -> ShardedState[Item]:
+    """Save a buffer over a mesh, and what you give beside it; as `fbuf.save`.
+
+    In several processes all must call it, with a path on a disk that they share. Each writes the
+    shards of its devices; then one manifest is written, with which the checkpoint is there. So it
+    is one step of all shards, or none. If any process fails, or dies, the checkpoint before stays.
+    Go on with the buffer that is returned, as with `fbuf.save`: then later saves write only what is
+    new.
+
+    Args:
+        path: The directory. It is made if it is not there.
+        state: The buffer; never consumed.
+        extra: As for `fbuf.save`; that of the first process is saved. Arrays over several processes
+            must be the same on all devices.
+        keep: As for `fbuf.save`.
+
+    Returns:
+        The same buffer, marked as what the directory holds.
+
+    Raises:
+        BlockingIOError: If somebody else is saving to the directory.
+        OSError: If the directory cannot be written to, or the disk is full.
+        CheckpointError: As `fbuf.save`.
+        TypeError: As `fbuf.save`.
+        RuntimeError: If `state` has been consumed; or if another process failed to write its
+            shards: that one says why.
+
+    Cost: as for `fbuf.save`, on each process for its shards; the rows of one shard are copied at a
+    time where a device has several.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp, tempfile
+        >>> mesh, path = jax.make_mesh((1,), ("data",)), tempfile.mkdtemp()
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> state = fbuf.sharded.save(path, state, extra={"step": 3})
+        >>> state, extra = fbuf.sharded.load(path, mesh=mesh)
+        >>> int(fbuf.sharded.size(state)), extra["step"]
+        (6, 3)
+    """
+    name = "sharded.save"
+    require_sharded(name, state)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
+        raise TypeError(f"fbuf.{name}: state or extra is traced; call it outside of jit")
+    refuse_consumed(name, state)
+    keep = check.integer(name, "keep", keep)
+    folder = pathlib.Path(path).resolve()
+    # Of each shard the number of its checkpoint, the checksum, and the mark; 0 for those of others.
+    parts = np.zeros((state.num_shards, 3), np.int64)
+    with contextlib.ExitStack() as held:
+        with _told_to_all(name):
+            files.make_folder(folder)
+            if jax.process_index() == 0:
+                held.enter_context(lock.held(folder))
+        with _told_to_all(name):
+            for number, shard in _shards_here(state):
+                parts[number] = _write(folder, number, shard, extra if number == 0 else None)
+        written = np.flatnonzero(parts[:, 2]).tolist()
+        parts = all_say(parts.reshape(-1)).sum(axis=0).reshape(parts.shape)
+        with _told_to_all(name):
+            if jax.process_index() == 0:
+                _commit(folder, parts, keep)
+        for number in written:
+            writer.clean_but(whole.folder_of(folder, number), whole.kept_of_shard(folder, number))
+    return _marked(state, parts[:, 2])
+
+
+@contextlib.contextmanager
+def _told_to_all(function: str) -> Generator[None]:
+    """Do something in each process, and go on only where all have done it."""
+    try:
+        yield
+    except BaseException:
+        all_have(False)
+        raise
+    if not all_have(True):
+        raise RuntimeError(
+            f"fbuf.{function}: another process has failed, and says why; nothing was committed, "
+            "and the checkpoint before is still there"
+        )
+
+
+def _write(
+    folder: pathlib.Path, number: int, shard: State[Any], extra: Any
+) -> tuple[int, int, int]:
+    """Write the checkpoint of a shard: its number, its checksum, and the mark of the shard."""
+    own = whole.folder_of(folder, number)
+    files.make_folder(own)
+    with lock.held(own):
+        # What no manifest names was never committed.
+        writer.clean_but(own, whole.kept_of_shard(folder, number))
+        prepared = writer.prepare(own, shard, extra, now=False, version=VERSION)
+        writer.commit(own, prepared, None)
+    return prepared.number, whole.part(own, prepared.number).crc32, prepared.mark
+
+
+def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
+    """Write the manifest of all shards, and forget old ones."""
+    known = whole.numbers(folder)
+    about = {
+        "fbuf": VERSION,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
+    whole.write(folder, known[-1] + 1 if known else 1, found)
+    whole.clean(folder, keep)
+
+
+def _shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
+    """The shards that this process writes, one after the other, with their numbers."""
+    blocks, tree = jax.tree.flatten(state.blocks)
+    arrays = [
+        {
+            part.index[0].start or 0: part.data
+            for part in block.addressable_shards
+            if part.replica_id == 0
+        }
+        for block in blocks
+    ]
+    each = [spec.shape[0] if spec.shape else 1 for spec in state.leaves]
+    count = state.shards_of_device
+    firsts = sorted(start // each[0] for start in arrays[0])
+    for first in firsts:
+        for at in range(count):
+            leaves = [
+                _part(parts[first * size], at, spec, count)
+                for parts, size, spec in zip(arrays, each, state.leaves, strict=True)
+            ]
+            shard = jax.tree.unflatten(tree, leaves)
+            ring = dataclasses.replace(shard.ring, shards=1)
+            yield first + at, dataclasses.replace(shard, ring=ring)
+
+
+def _part(block: Any, at: int, spec: jax.ShapeDtypeStruct, count: int) -> jax.Array:
+    """An array of one shard, of the block of a device."""
+    if not spec.shape:
+        return block[at]
+    return block if count == 1 else block[at * spec.shape[0] : (at + 1) * spec.shape[0]]
+
+
+def _marked(state: ShardedState[Item], marks: np.ndarray) -> ShardedState[Item]:
+    """The buffer with the marks of its shards; all other arrays are the same ones."""
+    sharding = jax.NamedSharding(state.mesh, state.spec)
+    placed = jax.make_array_from_callback(
+        marks.shape, sharding, lambda index: marks[index].astype(np.int32)
+    )
+    cursor = state.blocks.ring.cursor
+
+    def put(cursor: jax.Array, marks: jax.Array) -> jax.Array:
+        rows = cursor.reshape(marks.shape[0], 4, -1)
+        return rows.at[:, 3].set(marks[:, None]).reshape(cursor.shape)
+
+    both = (state.spec, state.spec)
+    on_each = jax.shard_map(put, mesh=state.mesh, in_specs=both, out_specs=state.spec)
+    ring = dataclasses.replace(state.blocks.ring, cursor=jax.jit(on_each)(cursor, placed))
+    return dataclasses.replace(state, blocks=dataclasses.replace(state.blocks, ring=ring))
