@@ -1,11 +1,11 @@
-"""Two CPU devices, strict promotion, compiled programs kept, and the ways behaviour is run in."""
+"""Eight CPU devices, strict promotion, compiled programs kept, and the ways behaviour is run in."""
 
 import os
 
 from support import cache
 
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")

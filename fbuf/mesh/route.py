@@ -20,6 +20,7 @@ from fbuf.mesh.state import ShardedIds, ShardedState
 from fbuf.state import State
 from fbuf.storage import words
 from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.xla.tie import tie
 
 _NOWHERE = -2
 """A slot outside of every buffer, for an id of a shard that does not exist."""
@@ -67,6 +68,8 @@ def to_shards(
     slot = jnp.where(mask, slot, NO_SLOT)
     leaves, tree = jax.tree.flatten((shard, slot, ids.generation, values))
     told = lax.all_gather(words.packed(leaves), state.axis, tiled=True)
+    # The faults are known once all that was asked of the buffer before this has been read.
+    told = tie(told, state.fault)
     shard, slot, generation, all_values = jax.tree.unflatten(tree, words.unpacked(told, leaves))
 
     def one(mine: State[Any], number: jax.Array) -> State[Any]:

@@ -1,0 +1,407 @@
+"""One buffer over a mesh: the same batch on any number of devices, drawn exactly from all rows."""
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import meshes
+from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS
+
+import fbuf
+from fbuf import sharded
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+FEW = {"prioritized": ("item", "hindsight")}
+"""What `make test` looks at: a sampler and its views."""
+
+WHOLE = {
+    "uniform": ("item", "fields", "transition"),
+    "window": ("sequence", "return"),
+    "stride": ("item", "time_major"),
+    "episode": ("time_major", "episode"),
+    "priority_window": ("n_step", "frames", "hindsight"),
+    "stratified": ("item", "transition"),
+    "largest_ever": ("item", "hindsight"),
+    "shuffled": ("transition", "hindsight"),
+    "shuffled_window": ("n_step", "sequence"),
+    "shuffled_episode": ("sequence",),
+    "mixture": ("item", "frames"),
+    "mixture_window": ("return", "time_major"),
+}
+
+CASES = [
+    *(pytest.param(name, views, id=name) for name, views in FEW.items()),
+    *(pytest.param(name, views, id=name, marks=pytest.mark.sweep) for name, views in WHOLE.items()),
+]
+
+
+def same(one, other):
+    """Equal bit for bit."""
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize(("name", "views"), CASES)
+def test_one_shard_is_the_plain_buffer(name, views):
+    sampler = SAMPLERS[name]
+    plain = meshes.run(sampler, views, 1, module=fbuf)
+    one = meshes.run(sampler, views, 1, shards=1)
+    same(meshes.comparable(plain), meshes.comparable(one))
+
+
+@pytest.mark.parametrize(("name", "views"), CASES)
+def test_batches_do_not_depend_on_the_number_of_devices(name, views, request):
+    turns = 26 if request.node.get_closest_marker("sweep") else 6  # 208 operations, or 48
+    found = meshes.run(SAMPLERS[name], views, 8, turns)
+    state, (batches, _) = found
+    assert {shard.device for shard in state.fault.addressable_shards} == set(jax.devices()[:8])
+    assert all(batch.mask[1:].any() for batch in batches.values())
+    assert len(np.unique(batches[views[0]].ids.shard)) > 4
+    counts = (1, 2, 4) if request.node.get_closest_marker("sweep") else (2,)
+    for devices in counts:
+        same(found, meshes.run(SAMPLERS[name], views, devices, turns))
+
+
+def build(sampler, shards=4, devices=4, filled=(8, 8, 8, 8), priority=None, **options):
+    """A buffer of 4 shards, of which each environment has so many rows; a row is its number."""
+    envs = len(filled)
+    state = sharded.init(
+        jnp.int32(0),
+        envs * max(*filled, 1),
+        mesh=meshes.mesh(devices),
+        shards=shards,
+        num_envs=envs,
+        lockstep=False,
+        sampler=sampler,
+        **options,
+    )
+    steps = max(*filled, 1)
+    number = np.arange(envs * steps, dtype=np.int32).reshape(envs, steps)
+    mask = np.arange(steps)[None] < np.array(filled)[:, None]
+    given = {} if priority is None else {"priority": priority(number)}
+    return sharded.add(state, number, mask=mask, **given), number[mask]
+
+
+def counted(state, draws, step=None):
+    """How often each row was drawn, by each device."""
+    batch = sharded.sample(state, jax.random.key(5), draws, step=step)
+    assert bool(batch.mask.all())
+    return np.asarray(batch.data).reshape(state.num_devices, -1), batch
+
+
+def chi_square(counts, expected):
+    from scipy import stats
+
+    return stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("filled", [(8, 8, 8, 8), (8, 1, 3, 0), (0, 0, 5, 0)], ids=str)
+@pytest.mark.parametrize("way", ["uniform", "prioritized", "stratified", "mixture"])
+def test_draws_are_exact_over_all_shards(way, filled):
+    pytest.importorskip("scipy")
+    weight = lambda number: (number * 7 % 11).astype(np.float32)
+    exact = {"alpha": 1.0, "eps": 0.0}
+    sampler = {
+        "uniform": fbuf.Uniform(),
+        "prioritized": fbuf.Prioritized(**exact),
+        "stratified": fbuf.Prioritized(**exact, draws="stratified"),
+        "mixture": fbuf.Mixture(priorities=fbuf.Prioritized(**exact)),
+    }[way]
+    state, there = build(
+        sampler, filled=filled, priority=weight if sampler.keeps_priorities else None
+    )
+    by_device, batch = counted(state, 120_000)
+    likely = np.ones(there.size) / there.size
+    if way != "uniform":
+        by_priority = weight(there) / weight(there).sum()
+        likely = by_priority if way != "mixture" else (likely + by_priority) / 2
+    drawable = likely > 0
+    assert np.isin(by_device, there[drawable]).all()
+    expected = dict(zip(there.tolist(), likely, strict=True))
+    np.testing.assert_allclose(
+        batch.probability, [expected[row] for row in by_device.reshape(-1).tolist()], rtol=2e-6
+    )
+    for part in (by_device, *by_device):  # of all devices, and of each alone
+        counts = np.array([np.sum(part == row) for row in there[drawable]])
+        if way == "stratified":  # less variance than chance
+            np.testing.assert_allclose(counts / part.size, likely[drawable], atol=0.01)
+        elif counts.size > 1:
+            assert chi_square(counts, likely[drawable]) > 1e-4
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("by", ["start", "episode"])
+def test_windows_are_drawn_exactly_over_all_shards(by):
+    pytest.importorskip("scipy")
+    lengths = (12, 4, 2, 7)
+    state = sharded.init(
+        jnp.int32(0),
+        4 * 16,
+        mesh=meshes.mesh(4),
+        num_envs=4,
+        lockstep=False,
+        sampler=fbuf.Uniform(window=3, by=by),
+    )
+    number = np.arange(64, dtype=np.int32).reshape(4, 16)
+    mask = np.arange(16)[None] < np.array(lengths)[:, None]
+    ends = np.zeros((4, 16), bool)
+    ends[0, 6] = ends[3, 3] = True
+    state = sharded.add(state, number, mask=mask, terminated=ends)
+    episodes = [range(0, 7), range(7, 12), range(16, 20), range(48, 52), range(52, 55)]
+    starts = {row: each for each in episodes for row in each if row + 2 in each}
+    by_device, _ = counted(state, 100_000)
+    assert set(np.unique(by_device).tolist()) == set(starts)
+    expected = np.array([1.0 if by == "start" else 1 / (len(e) - 2) for e in starts.values()])
+    for part in (by_device, *by_device):
+        counts = np.array([np.sum(part == row) for row in starts])
+        assert chi_square(counts, expected) > 1e-4
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("filled", [(8, 8, 8, 8), (8, 1, 3, 0)], ids=str)
+def test_an_epoch_has_every_row_once(filled):
+    state, there = build(fbuf.Shuffled(), filled=filled)
+    orders = []
+    for epoch in range(2):
+        rows = []
+        for first in range(0, there.size, 8):
+            batch = sharded.sample(
+                state, jax.random.key(0), 8, step=(jnp.int32(epoch), jnp.int32(first))
+            )
+            rows += np.asarray(batch.data)[np.asarray(batch.mask)].tolist()
+        assert sorted(rows) == there.tolist()
+        orders.append(rows)
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.sweep
+def test_each_shard_is_a_plain_buffer_of_its_environments():
+    """What the shards hold after a history is what plain buffers hold that were given the same."""
+    sampler, turns = SAMPLERS["priority_window"], 26
+    state, (batches, _) = meshes.run(sampler, ("item",), 4, turns)
+    given = meshes.inputs(0, turns)
+    ids = jax.tree.map(np.asarray, batches["item"].ids)
+    for shard in range(SHARDS):
+        plain = fbuf.init(
+            ITEM, meshes.CAPACITY // SHARDS, num_envs=1, sampler=sampler, next_of="obs", max_ends=3
+        )
+        for t in range(turns):
+            now = jax.tree.map(lambda leaf, t=t: leaf[t], given)
+            rows = jax.tree.map(lambda leaf, own=shard: leaf[own : own + 1], now["rows"])
+            plain = fbuf.add(plain, rows.pop("items"), **rows)
+            plain = fbuf.end_episode(plain, mask=now["ends"][shard : shard + 1])
+            mine = ids.shard[t] == shard
+            named = fbuf.Ids(np.where(mine, ids.slot[t], -1), ids.generation[t])
+            plain = fbuf.update_priority(plain, named, now["update"], mask=now["updated"])
+            seen = {"seen": np.arange(BATCH, dtype=np.int32)}
+            plain = fbuf.write(plain, named, seen, mask=now["written"])
+            plain = fbuf.remove(plain, named, mask=now["removed"])
+        own = [
+            np.asarray(block).reshape(SHARDS, *spec.shape)[shard]
+            for block, spec in zip(jax.tree.leaves(state.blocks), state.leaves, strict=True)
+        ]
+        same(own, jax.tree.leaves(plain))
+
+
+def test_new_rows_get_the_largest_priority_of_all_shards():
+    state, _ = build(fbuf.Prioritized(alpha=1.0, eps=0.0), filled=(1, 1, 1, 1), devices=2)
+    state = sharded.update_priority(
+        state, sharded.ShardedIds(*(jnp.int32([v, 0]) for v in (2, 0, 0))), jnp.float32([9.0, 3.0])
+    )
+    state = sharded.add(state, np.arange(4, dtype=np.int32))
+    assert float(sharded.stats(state)["new_priority"]) == 9.0
+    assert float(sharded.stats(state)["priority_total"]) == 4 * 9.0
+    sharded.raise_on_fault(state)
+
+
+def test_a_step_inside_shard_map_is_that_from_outside():
+    mesh = meshes.mesh(4)
+    state, _ = build(fbuf.Prioritized(), shards=4, devices=4)
+    spec, rows = sharded.specs(state), np.arange(4, dtype=np.int32)
+
+    def step(state, rows, key):
+        state = sharded.add(state, rows)
+        batch = sharded.sample(state, key, 16)
+        state = sharded.update_priority(state, batch.ids, batch.weight)
+        return sharded.after(state, batch), (batch, sharded.size(state))
+
+    data = jax.P("data")
+    parts = sharded.ShardedSample(data, data, data, data, data, data, data, jax.P())
+    inside = jax.shard_map(
+        step, mesh=mesh, in_specs=(spec, data, jax.P()), out_specs=(spec, (parts, jax.P()))
+    )
+    key = jax.random.key(1)
+    same(jax.jit(step)(state, rows, key), jax.jit(inside)(state, rows, key))
+
+
+def in_place(sampler, shards, devices, capacity=2**15):
+    """Of a compiled step: bytes of the state on a device, those aliased, and large copies."""
+    mesh = meshes.mesh(devices)
+    item = {"obs": jnp.zeros(8), "image": jnp.zeros((12, 12), jnp.uint8)}
+    state = sharded.init(item, capacity, mesh=mesh, shards=shards, num_envs=16, sampler=sampler)
+
+    def step(state, rows, key):
+        state = sharded.add(state, rows)
+        batch = sharded.sample(state, key, 64)
+        if sampler.keeps_priorities:
+            state = sharded.update_priority(state, batch.ids, batch.weight)
+        return sharded.write(state, batch.ids, {"obs": batch.data["obs"]}), batch
+
+    rows = {name: jnp.zeros((16, *leaf.shape), leaf.dtype) for name, leaf in item.items()}
+    rows = jax.device_put(rows, jax.NamedSharding(mesh, jax.P("data")))
+    program = jax.jit(step, donate_argnums=0).lower(state, rows, jax.random.key(0)).compile()
+    own = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // devices
+    shapes = re.findall(r"= \w+\[([\d,]+)\]\S* copy\(", program.as_text())
+    sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in shapes]
+    stored = {leaf.size // devices for leaf in jax.tree.leaves(state)}
+    copies = [size for size in sizes if size in stored and size > 64]
+    return own, program.memory_analysis().alias_size_in_bytes, copies, program
+
+
+@pytest.mark.parametrize(
+    ("name", "shards"),
+    [
+        ("prioritized", 8),
+        *(
+            pytest.param(n, 8, marks=pytest.mark.sweep)
+            for n in ("uniform", "window", "episode", "priority_window", "mixture")
+        ),
+    ],
+)
+def test_every_byte_is_in_place(name, shards):
+    own, aliased, copies, program = in_place(SAMPLERS[name], shards, 8)
+    assert aliased == own
+    assert not copies
+    text = program.as_text()
+    assert len(re.findall(r" all-to-all(?:-start)?\(", text)) == 1
+    assert not re.findall(r" (?:collective-permute|reduce-scatter)(?:-start)?\(", text)
+
+
+def test_a_stale_id_and_one_of_no_shard_are_skipped():
+    state, _ = build(fbuf.Prioritized(), shards=4, devices=4)
+    ids = sharded.sample(state, jax.random.key(0), 4).ids
+    before = sharded.stats(state)
+    state = sharded.remove(state, ids)
+    state = sharded.update_priority(state, ids, jnp.full(4, 100.0))
+    assert int(sharded.stats(state)["fault"]) == fbuf.Fault.STALE_ID
+    nowhere = sharded.ShardedIds(jnp.int32([4, -1, 99, 0]), ids.slot, ids.generation)
+    state = sharded.update_priority(state, nowhere, jnp.full(4, 100.0))
+    with pytest.raises(RuntimeError, match=r"sharded\.raise_on_fault.*outside the buffer"):
+        sharded.raise_on_fault(state)
+    assert float(sharded.stats(state)["new_priority"]) == float(before["new_priority"])
+    nobody = sharded.ShardedIds(jnp.full(4, -1), jnp.full(4, -1), jnp.zeros(4, jnp.int32))
+    state = sharded.clear(state)
+    sharded.raise_on_fault(
+        sharded.update_priority(state, nobody, jnp.ones(4)), ignore=fbuf.Fault(0)
+    )
+
+
+def test_an_empty_buffer_gives_a_masked_batch():
+    state = sharded.init(jnp.int32(0), 32, mesh=meshes.mesh(4), sampler=fbuf.Prioritized())
+    assert not bool(sharded.can_sample(state))
+    batch = sharded.sample(state, jax.random.key(0), 8)
+    assert not batch.mask.any()
+    assert not batch.weight.any()
+    assert (batch.ids.shard == -1).all()
+    assert (batch.ids.slot == -1).all()
+    assert int(batch.fault) == 0
+
+
+REFUSED = [
+    (lambda m: sharded.init(ITEM, 100, mesh=m, shards=3), ValueError, "multiple of the 4 devices"),
+    (lambda m: sharded.init(ITEM, 99, mesh=m), ValueError, "capacity must be a multiple.*take 96"),
+    (lambda m: sharded.init(ITEM, 96, mesh=m, num_envs=6), ValueError, "num_envs must be a mult"),
+    (lambda m: sharded.init(ITEM, 96, mesh=m, axis="model"), ValueError, "axis must be one of"),
+    (lambda m: sharded.init(ITEM, 96, mesh=4), TypeError, "mesh must be a Mesh"),
+    (lambda m: sharded.init(ITEM, 96, mesh=m, sampler=fbuf.Fifo()), TypeError, "Fifo cannot draw"),
+    (
+        lambda m: sharded.init(ITEM, 96, mesh=m, sampler=fbuf.Mixture(recent=1.0, recent_rows=10)),
+        ValueError,
+        "multiple of the 4 shards",
+    ),
+    (lambda m: sharded.init(ITEM, 2**32, mesh=m, sampler=fbuf.Shuffled()), ValueError, "an epoch"),
+    (lambda m: sharded.sample(small(m), jax.random.key(0), 6), ValueError, "take 8"),
+    (lambda m: sharded.sample(small(m), jax.random.key(0), 8, step=1), ValueError, "takes no step"),
+    (lambda m: sharded.add(small(m), jnp.zeros(6)), ValueError, "must be a multiple of 4"),
+    (lambda m: sharded.add(small(m), jnp.zeros(())), ValueError, "one item without"),
+    (lambda m: sharded.add(small(m), jnp.zeros((4, 2))), ValueError, r"fbuf\.sharded\.add: items"),
+    (lambda m: fbuf.add(small(m), jnp.zeros(4)), TypeError, r"it is fbuf\.sharded\.add"),
+    (
+        lambda m: sharded.add(fbuf.init(jnp.zeros(()), 8), jnp.zeros(4)),
+        TypeError,
+        "make one with fbuf.sharded.init",
+    ),
+    (
+        lambda m: sharded.update_priority(
+            small(m), fbuf.Ids(jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32)), jnp.ones(4)
+        ),
+        TypeError,
+        "ids must be a fbuf.sharded.ShardedIds",
+    ),
+    (
+        lambda m: sharded.remove(small(m), sharded.ShardedIds(*[jnp.zeros(6, jnp.int32)] * 3)),
+        ValueError,
+        "number of ids must be a multiple of the 4 devices",
+    ),
+    (
+        lambda m: sharded.add(
+            small(m),
+            jax.device_put(jnp.zeros(4), jax.NamedSharding(meshes.mesh(2), jax.P("data"))),
+        ),
+        ValueError,
+        "items lies on 2 device.*but the mesh of the state has 4",
+    ),
+]
+
+
+def small(mesh):
+    return sharded.init(jnp.zeros(()), 8, mesh=mesh, sampler=fbuf.Prioritized())
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), REFUSED)
+def test_misuse_is_refused_with_what_to_do(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call(meshes.mesh(4))
+
+
+def test_a_consumed_state_is_refused():
+    state = small(meshes.mesh(2))
+    sharded.add(state, jnp.zeros(4))
+    with pytest.raises(RuntimeError, match="this state was consumed"):
+        sharded.size(state)
+    assert repr(state) == "ShardedState(consumed)"
+
+
+def test_a_state_that_shard_map_was_not_told_of_is_refused():
+    mesh = meshes.mesh(4)
+    state = small(mesh)
+    whole = jax.tree.map(lambda _: jax.P(), state)
+    size = jax.shard_map(sharded.size, mesh=mesh, in_specs=(whole,), out_specs=jax.P())
+    with pytest.raises(ValueError, match=r"in_specs=fbuf\.sharded\.specs\(state\)"):
+        jax.jit(size)(state)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_meshes_of_both_kinds_and_of_several_axes(explicit):
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"), axis_types=(kind,) * 2
+    )
+    state = sharded.init(
+        {"x": jnp.int32(0)}, 32, mesh=mesh, axis="data", shards=4, sampler=fbuf.Prioritized()
+    )
+    state = sharded.add(state, {"x": np.arange(8, dtype=np.int32)})
+    batch = sharded.sample(state, jax.random.key(0), 16)
+    state = sharded.update_priority(state, batch.ids, np.ones(16, np.float32))
+    assert int(sharded.size(state)) == 8
+    assert int(sharded.size(sharded.clear(state))) == 0
+    counts = collections.Counter(np.asarray(batch.data["x"]).tolist())
+    assert set(counts) <= set(range(8))
+    assert len(counts) > 3
