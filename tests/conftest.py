@@ -50,6 +50,9 @@ def pytest_configure(config):
     """Bound the cache, before any process writes to it."""
     if not hasattr(config, "workerinput"):
         cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+    if config.option.markexpr == "not sweep":
+        # Each process would import all of the package to find examples that are in the sweep.
+        config.option.doctestmodules = False
 
 
 def pytest_unconfigure():

@@ -12,8 +12,15 @@ import pytest
 
 import fbuf
 
-serialization = pytest.importorskip("flax.serialization")
-orbax = pytest.importorskip("orbax.checkpoint")
+
+def flax():
+    """Imported where it is used: most processes of the tests need neither."""
+    return pytest.importorskip("flax.serialization")
+
+
+def orbax():
+    return pytest.importorskip("orbax.checkpoint")
+
 
 ITEM = {
     "obs": jnp.zeros(3),
@@ -73,11 +80,11 @@ def running():
 
 
 def with_flax(state, like, path):
-    return serialization.from_bytes(like, serialization.to_bytes(state))
+    return flax().from_bytes(like, flax().to_bytes(state))
 
 
 def with_orbax(state, like, path):
-    with orbax.StandardCheckpointer() as checkpointer:
+    with orbax().StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", state)
         checkpointer.wait_until_finished()
         return checkpointer.restore(path / "state", like)
@@ -118,7 +125,7 @@ def test_flax_saves_a_state_inside_other_things():
     state = fbuf.add(make(), rollout(0, STEPS)[0])
     run = {"params": jnp.ones(2), "buffers": [state], "step": 3}
     like = {"params": jnp.zeros(2), "buffers": [make()], "step": 0}
-    restored = serialization.from_bytes(like, serialization.to_bytes(run))
+    restored = flax().from_bytes(like, flax().to_bytes(run))
     chex.assert_trees_all_equal(restored["buffers"][0], state)
     assert restored["step"] == 3
 
@@ -132,6 +139,6 @@ def test_flax_saves_a_state_inside_other_things():
     ],
 )
 def test_flax_refuses_a_state_that_was_made_otherwise(like, message):
-    saved = serialization.to_bytes(make())
+    saved = flax().to_bytes(make())
     with pytest.raises(ValueError, match=f"(?s)same item, capacity and options.*{message}"):
-        serialization.from_bytes(like(), saved)
+        flax().from_bytes(like(), saved)
