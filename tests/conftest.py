@@ -96,10 +96,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.sweep)
 
 
-SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit")]
+SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit", "jit_donate")]
 
 
-@pytest.fixture(params=["eager", "jit_donate", *SWEPT])
+@pytest.fixture(params=["eager", *SWEPT])
 def run(request):
     """The functions of fbuf, called in one of four ways."""
     return programs.verbs(request.param)

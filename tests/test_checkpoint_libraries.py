@@ -103,7 +103,7 @@ def test_several_seeds_go_on_bit_for_bit(save, tmp_path):
     chex.assert_trees_all_equal(rest(restored, ids), expected, strict=True)
 
 
-@pytest.mark.parametrize("save", [with_flax, with_orbax])
+@pytest.mark.parametrize("save", [pytest.param(with_flax, marks=pytest.mark.sweep), with_orbax])
 def test_what_is_restored_is_apart_from_the_original_and_written_in_place(save, tmp_path):
     state = fbuf.add(make(), rollout(0, STEPS)[0])
     kept = jax.tree.map(np.array, state)

@@ -100,7 +100,10 @@ def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     )
 
 
-@pytest.mark.parametrize("changed", [fbuf.clear, lambda state: fbuf.resize(state, 40)])
+@pytest.mark.parametrize(
+    "changed",
+    [fbuf.clear, pytest.param(lambda state: fbuf.resize(state, 40), marks=pytest.mark.sweep)],
+)
 def test_the_first_episode_is_whole_where_nothing_was_overwritten(tmp_path, changed):
     state = fbuf.init({"reward": jnp.float32(0)}, 20)
     new = {"reward": jnp.array([1.0, 2.0, jnp.nan, 1e30, 5.0])}

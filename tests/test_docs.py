@@ -40,6 +40,7 @@ LONG = (
     "pytorch.md",
     "saving.md",
     "trajectories.md",
+    "varying_lengths.md",
 )
 
 

@@ -85,7 +85,14 @@ def reading(state):
     return state
 
 
-@pytest.mark.parametrize("verb", [add, update_priority, write, remove, reading])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        add,
+        reading,
+        *(pytest.param(v, marks=pytest.mark.sweep) for v in (update_priority, write, remove)),
+    ],
+)
 def test_a_numpy_array_is_its_owners_again_when_the_call_returns(verb):
     for _ in range(5):
         state = fbuf.init(ITEM, ROWS, sampler=EXACT)
@@ -304,7 +311,16 @@ def test_environments_come_first_unless_it_is_said_otherwise():
         np.testing.assert_array_equal(fbuf.rows(state).data[:, 1:], items)
 
 
-@pytest.mark.parametrize("field", ["imag", "real", "denominator", "numerator", "bit_count"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "imag",
+        *(
+            pytest.param(name, marks=pytest.mark.sweep)
+            for name in ("real", "denominator", "numerator", "bit_count")
+        ),
+    ],
+)
 def test_an_attribute_of_numbers_is_no_field(field):
     state = fbuf.add(fbuf.init(jnp.float32(0), 4), jnp.ones(2))
     with pytest.raises(ValueError, match=f"names '{field}', but the items"):
@@ -438,6 +454,7 @@ def test_nbytes_takes_what_init_takes():
     assert fbuf.nbytes(ITEM, 8, **options) == sum(x.nbytes for x in jax.tree.leaves(state))
 
 
+@pytest.mark.sweep
 def test_a_numpy_step_is_its_owners_again():
     state = fbuf.add(
         fbuf.init(jnp.int32(0), 4096, sampler=fbuf.Shuffled()), np.arange(4096, dtype=np.int32)

@@ -250,7 +250,7 @@ def test_what_was_popped_can_be_written_until_it_is_overwritten():
     assert fbuf.read(state, batch.ids).mask.tolist() == [False, False]
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("overwrite", [pytest.param(False, marks=SWEEP), True])
 def test_every_byte_is_in_place(overwrite):
     """One compiled step that adds and pops copies nothing of the buffer."""
     rows = 4096
@@ -292,7 +292,9 @@ def test_it_is_the_same_compiled_and_for_many_at_once():
         jax.tree.map(np.testing.assert_array_equal, alone[at], tuple(leaf[at] for leaf in got))
 
 
-@pytest.mark.parametrize("capacity", [4, 8, 12])
+@pytest.mark.parametrize(
+    "capacity", [4, pytest.param(8, marks=SWEEP), pytest.param(12, marks=SWEEP)]
+)
 def test_resize_keeps_what_is_unread(capacity):
     state = fbuf.add(queue(), numbers(0, 8))
     state, _ = fbuf.pop(state, 3)

@@ -165,9 +165,9 @@ def test_where_nothing_can_be_drawn_nothing_happens(strategy):
 @pytest.mark.parametrize(
     ("stored", "function"),
     [
-        ("float32", lambda a, g: a == g),
+        pytest.param("float32", lambda a, g: a == g, marks=SWEEP),
         ("float16", lambda a, g: (a == g).astype(jnp.int32)),
-        ("int8", lambda a, g: 1),
+        pytest.param("int8", lambda a, g: 1, marks=SWEEP),
     ],
 )
 def test_the_reward_keeps_its_dtype(stored, function):

@@ -16,8 +16,8 @@ SLOTS = jnp.array([-1, 0, 1, 2, 3, 4, 2**31 - 1], jnp.int32)
 @pytest.mark.parametrize(
     ("lanes", "call"),
     [
-        ({}, fbuf.ids_at),
-        ({"num_envs": 2}, jax.jit(fbuf.ids_at)),
+        pytest.param({}, fbuf.ids_at, marks=pytest.mark.sweep),
+        pytest.param({"num_envs": 2}, jax.jit(fbuf.ids_at), marks=pytest.mark.sweep),
         ({"num_envs": 2, "lockstep": False}, fbuf.ids_at),
     ],
 )

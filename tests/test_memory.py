@@ -18,8 +18,13 @@ ITEM = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStr
     "options",
     [
         {},
-        {"sampler": fbuf.Prioritized(normalize="buffer"), "num_envs": 6},
-        {"sampler": fbuf.Uniform(window=8, by="episode", stride=3), "num_envs": 5},
+        *(
+            pytest.param(more, marks=pytest.mark.sweep)
+            for more in (
+                {"sampler": fbuf.Prioritized(normalize="buffer"), "num_envs": 6},
+                {"sampler": fbuf.Uniform(window=8, by="episode", stride=3), "num_envs": 5},
+            )
+        ),
         {
             "sampler": fbuf.Mixture(
                 1.0, prioritized=1.0, priorities=fbuf.Prioritized(window=4, stride=2)

@@ -119,7 +119,7 @@ def test_a_batch_from_several_buffers(jitted):
 @pytest.mark.parametrize(
     ("given", "batch_size", "expected"),
     [
-        ((1, 1), 7, (4, 3)),
+        pytest.param((1, 1), 7, (4, 3), marks=pytest.mark.sweep),
         pytest.param((0.5, 0.5), 256, (128, 128), marks=pytest.mark.sweep),
         ((0.1, 0.2, 0.7), 10, (1, 2, 7)),
         pytest.param((1, 1, 1), 256, (86, 85, 85), marks=pytest.mark.sweep),

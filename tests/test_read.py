@@ -10,7 +10,11 @@ from support.pair import Pair
 
 import fbuf
 
-SHAPES = [(None, 6, True), pytest.param((3, 4, True), marks=pytest.mark.sweep), (3, 4, False)]
+SHAPES = [
+    pytest.param((None, 6, True), marks=pytest.mark.sweep),
+    pytest.param((3, 4, True), marks=pytest.mark.sweep),
+    (3, 4, False),
+]
 
 
 def newest(oracle, lane, count):

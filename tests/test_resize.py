@@ -193,18 +193,20 @@ def test_a_full_one_grows_and_shrinks(envs, sampler, autoreset, lockstep, next_o
         agree(*pair.states, next_of)
 
 
-def test_ids_from_before_are_stale():
+@pytest.mark.parametrize(
+    "capacity", [3, pytest.param(6, marks=SWEEP), pytest.param(12, marks=SWEEP)]
+)
+def test_ids_from_before_are_stale(capacity):
     state = fbuf.init({"n": jnp.int32(0)}, 6)
     for _ in range(3):
         state = fbuf.add(state, {"n": jnp.arange(4, dtype=jnp.int32)})
         ids = fbuf.rows(state).ids
-        for capacity in (3, 6, 12):
-            resized = fbuf.resize(state, capacity)
-            fields = {"n": jnp.full(ids.slot.shape, -1, jnp.int32)}
-            touched = fbuf.write(resized, ids, fields, donate=False)
-            assert int(touched.fault) & (fbuf.Fault.STALE_ID | fbuf.Fault.ID_OUT_OF_RANGE)
-            assert (fbuf.rows(touched).data["n"] >= 0).all()
-            assert not fbuf.read(fbuf.resize(resized, 6), ids).mask.any()
+        resized = fbuf.resize(state, capacity)
+        fields = {"n": jnp.full(ids.slot.shape, -1, jnp.int32)}
+        touched = fbuf.write(resized, ids, fields, donate=False)
+        assert int(touched.fault) & (fbuf.Fault.STALE_ID | fbuf.Fault.ID_OUT_OF_RANGE)
+        assert (fbuf.rows(touched).data["n"] >= 0).all()
+        assert not fbuf.read(fbuf.resize(resized, 6), ids).mask.any()
 
 
 def test_faults_and_an_empty_buffer():

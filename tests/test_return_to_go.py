@@ -107,7 +107,7 @@ def test_what_is_behind_the_end_does_not_leak():
     ("gamma", "dtype"),
     [
         (0.999, "bool"),
-        (1.0, "float16"),
+        pytest.param(1.0, "float16", marks=pytest.mark.sweep),
         pytest.param(0, "int32", marks=pytest.mark.sweep),
         pytest.param(1, "int32", marks=pytest.mark.sweep),
     ],
@@ -122,7 +122,9 @@ def test_long_episodes_are_summed_up_exactly_enough(gamma, dtype):
     assert data.return_to_go.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("then", ["nothing added", "all removed"])
+@pytest.mark.parametrize(
+    "then", [pytest.param("nothing added", marks=pytest.mark.sweep), "all removed"]
+)
 def test_where_nothing_can_be_drawn_nothing_happens(then):
     state = fbuf.init({"reward": 0.0}, 64)
     if then == "all removed":

@@ -38,8 +38,8 @@ def test_a_rollout_knows_what_each_step_led_to():
     assert batch.data.next_observation.tolist() == [[1, 2, 3], [11, 99, 13]]
 
 
-@pytest.mark.parametrize("steps", [8, 7])
-@pytest.mark.parametrize("batch_size", [5, 4])
+@pytest.mark.parametrize("steps", [pytest.param(8, marks=pytest.mark.sweep), 7])
+@pytest.mark.parametrize("batch_size", [5, pytest.param(4, marks=pytest.mark.sweep)])
 def test_each_epoch_over_a_rollout_covers_each_row_once(steps, batch_size):
     """Also where the batch does not divide it, and where an environment's dummies are left out."""
     state = fbuf.init(jnp.int32(0), 16, num_envs=2, autoreset="next_step", sampler=fbuf.Shuffled())
@@ -60,7 +60,7 @@ def test_each_epoch_over_a_rollout_covers_each_row_once(steps, batch_size):
             assert sorted(seen) == expected
 
 
-@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("reset", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_environments_know_of_no_clear(reset):
     """A rollout that ends with an episode: the next one begins with the dummy of its reset."""
     state = fbuf.init(jnp.int32(0), 4, num_envs=2, autoreset="next_step")

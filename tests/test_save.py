@@ -410,8 +410,15 @@ def test_a_bar_shows_how_far_it_is(tmp_path, monkeypatch):
         assert bar.total <= bar.done < bar.total + 4000  # and the headers, and the manifest
 
 
-@pytest.mark.parametrize("alike", [False, True])
-@pytest.mark.parametrize("back", [1, 60])
+@pytest.mark.parametrize(
+    ("back", "alike"),
+    [
+        (1, False),
+        (60, True),
+        pytest.param(1, True, marks=SWEEP),
+        pytest.param(60, False, marks=SWEEP),
+    ],
+)
 def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
     """One of an older checkpoint, another run, another buffer: never mixed with what is there.
 

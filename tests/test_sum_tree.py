@@ -43,6 +43,10 @@ def form(request, monkeypatch):
     return request.param
 
 
+CPU = pytest.mark.parametrize(
+    "form", ["cpu", pytest.param("gpu", marks=pytest.mark.sweep)], indirect=True
+)
+
 CASES = {
     "one": np.eye(1, 300, 123)[0],
     "first": np.eye(1, 300, 0)[0],
@@ -77,6 +81,7 @@ def test_no_random_number_lands_on_zero(form):
             np.testing.assert_array_equal(drawn, values[np.asarray(slots)])
 
 
+@CPU
 @pytest.mark.parametrize(
     "rows", [17, *(pytest.param(rows, marks=pytest.mark.sweep) for rows in (2, 20, 32))]
 )

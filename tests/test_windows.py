@@ -15,7 +15,13 @@ import fbuf
 
 
 @pytest.mark.parametrize(
-    "sampler", [fbuf.Uniform(), fbuf.Uniform(window=3), fbuf.Prioritized(window=3)], ids=str
+    "sampler",
+    [
+        pytest.param(fbuf.Uniform(), marks=pytest.mark.sweep),
+        pytest.param(fbuf.Uniform(window=3), marks=pytest.mark.sweep),
+        fbuf.Prioritized(window=3),
+    ],
+    ids=str,
 )
 def test_a_mask_leaves_no_gap_in_a_window(sampler):
     """With a mask, the rows that are left are as if they alone had been added."""

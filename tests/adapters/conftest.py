@@ -16,9 +16,9 @@ def _collect_quickly():
     gc.unfreeze()
 
 
-@pytest.fixture(params=["tensors", "tensordicts"])
+@pytest.fixture(params=[pytest.param("tensors", marks=pytest.mark.sweep), "tensordicts"])
 def kind(request):
-    """Each of the two buffers."""
+    """Each of the two buffers; that of tensors is inside that of tensordicts."""
     import buffers
 
     if request.param == "tensordicts":

@@ -329,7 +329,7 @@ def test_iteration_has_no_end(kind):
         assert_same_batch(kind, batch, same.sample())
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 3])
 def test_an_epoch_has_every_row_once(kind, prefetch):
     options = {"sampler": fbuf.Shuffled(), "batch_size": 4, "prefetch": prefetch}
     buffer = filled(kind, 2 * COUNT, **options)
@@ -624,8 +624,10 @@ def step(kind: Any, buffer: Any, number: int) -> list[torch.Tensor]:
     return told
 
 
-@pytest.mark.parametrize("laps", [1, 2], ids=["before the end", "around the end"])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    "laps", [pytest.param(1, marks=pytest.mark.sweep), 2], ids=["before the end", "around the end"]
+)
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 @pytest.mark.parametrize("way", ["state_dict", "directory"])
 def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
     def made(seed: int) -> Any:
@@ -658,7 +660,7 @@ def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
     buffer.close()
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 def test_saves_into_one_directory(kind, prefetch, tmp_path):
     """Of an old directory only what is new is written, and each is the buffer of that moment."""
     buffer = kind.make(sampler=EXACT, prefetch=prefetch)

@@ -63,7 +63,10 @@ def check_first(found, count, mode):
         assert not after or after[0].step == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "same_step")) for mode in MODES],
+)
 def test_an_environment_raises(mode):
     with Collector(vector(3, mode, fails=(1, 12)), policy, chunk=8) as collector:
         state = buffer(collector)
@@ -166,7 +169,10 @@ def background(envs, act=policy, **options):
     return Collector(envs, act, chunk=8, background=True, **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "same_step")) for mode in MODES],
+)
 def test_a_thread_makes_the_same_steps(mode):
     with background(vector(3, mode)) as collector:
         state = buffer(collector)

@@ -120,14 +120,20 @@ def wrong(add: Any, width: int = WIDTH) -> tuple[int, int]:
     return int(rows_wrong.sum()), sum(p != 1 for p in buffers.priorities(state))
 
 
-@pytest.mark.parametrize("way", [by_dlpack, by_numpy])
+@pytest.mark.parametrize("way", [by_dlpack, pytest.param(by_numpy, marks=pytest.mark.sweep)])
 def test_bare_rows_of_a_tensor_that_is_reused_at_once_are_wrong(way):
     wrong(way)  # compile
     assert often(lambda: wrong(way)[0] == ROWS)
 
 
 @pytest.mark.parametrize(
-    "way", [by_add_from_torch, by_object, by_object_with_a_number, by_tensordict]
+    "way",
+    [
+        by_add_from_torch,
+        pytest.param(by_object, marks=pytest.mark.sweep),
+        pytest.param(by_object_with_a_number, marks=pytest.mark.sweep),
+        by_tensordict,
+    ],
 )
 @pytest.mark.parametrize("width", [WIDTH, pytest.param(LARGE, marks=pytest.mark.sweep)])
 def test_a_tensor_that_is_added_may_be_reused_at_once(way, width):
@@ -174,7 +180,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["aligned", "misaligned", pytest.param("int64", marks=pytest.mark.sweep)]
+)
 def test_an_import_that_is_overwritten_at_once(kind):
     slow = jax.jit(lambda x, y: jnp.sum(_busy(y) * 0) + jnp.sum(x.astype(jnp.float32)))
 

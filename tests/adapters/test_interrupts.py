@@ -43,7 +43,7 @@ def stored(buffer):
     return [n if there else None for n, there in zip(numbers, mask, strict=True)]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 @pytest.mark.parametrize("times", MANY)
 def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times, tmp_path):
     rng, hit, number = random.Random(0), 0, 8
@@ -104,7 +104,7 @@ def test_the_state_is_the_old_one_or_the_new_one(interrupted, prefetch, times, t
         assert len(buffer.sample().data["n"]) == 4
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 3])
 @pytest.mark.parametrize("times", MANY)
 def test_no_batch_is_lost_or_doubled(interrupted, prefetch, times):
     rng, batches, hit = random.Random(1), [], 0

@@ -136,6 +136,7 @@ def test_a_barrier_collects_what_one_process_would():
     collector.close()
 
 
+@pytest.mark.sweep
 def test_blank_fields_cross_nothing():
     blank = {"advantage": np.float32(0), "more": ({"wide": jax.ShapeDtypeStruct((5,), bool)},)}
     with make(mode="barrier", processes=1, blank=blank) as collector:
@@ -153,6 +154,7 @@ def test_a_blank_field_that_the_policy_fills():
         make(processes=1, blank={"calls": 0})
 
 
+@pytest.mark.sweep
 def test_policies_with_generators_of_their_own_draw_differently():
     def drawn():
         with make(policy=Drawing(), weights=None, mode="barrier") as collector:

@@ -506,7 +506,14 @@ def test_a_buffer_cannot_be_copied_and_says_what_to_do(copied):
 
 # Python, JAX and torch warn of what is tried here.
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-@pytest.mark.parametrize("call", [len, ReplayBuffer.sample, ReplayBuffer.state_dict])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(len, marks=pytest.mark.sweep),
+        ReplayBuffer.sample,
+        pytest.param(ReplayBuffer.state_dict, marks=pytest.mark.sweep),
+    ],
+)
 def test_a_process_that_was_forked_off_gets_an_error(call):
     buffer = ReplayBuffer(4, batch_size=2)
     buffer.extend({"n": torch.arange(3)})

@@ -102,6 +102,7 @@ def test_every_step_is_in_the_buffer(make):
     assert stats["mean_length"] == pytest.approx(np.concatenate(lengths).mean())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", COLLECTORS)
 def test_fields_that_are_written_later(make):
     collector = made(make, blank={"advantage": 0.0, "more": [jnp.ones((2,), bool)]})

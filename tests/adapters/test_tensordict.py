@@ -184,7 +184,7 @@ def strided():
 KINDS = (flat, wide, images, sequences, strided)
 
 
-@pytest.mark.parametrize("size", [[8], [8, 5]], ids=str)
+@pytest.mark.parametrize("size", [pytest.param([8], marks=pytest.mark.sweep), [8, 5]], ids=str)
 def test_batches_are_those_of_torchrl(size):
     torch.manual_seed(0)
     kinds = {kind.__name__: kind() for kind in KINDS} | collected()
@@ -369,6 +369,7 @@ def test_views_that_compute_do_not_read_floats_of_64_bits():
     refused(InteropError, r"\['d'\].*64-bit", rb.extend, wide)
 
 
+@pytest.mark.sweep
 def test_views_that_do_not_compute_return_all_bits():
     wide = torch.rand(8, 2, dtype=torch.float64)
     for slices in ("nested", "flat"):
@@ -941,7 +942,7 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 @pytest.mark.parametrize("name", GONE)
 def test_rows_that_are_gone_are_never_drawn(name, prefetch):
     """Without a window, too: once there are none, a batch of them is an error."""
@@ -988,7 +989,15 @@ def assert_whole(rb):
     assert set(steps[:, 0].tolist()) == STARTS
 
 
-@pytest.mark.parametrize("told", [FLAGS[:1], FLAGS[1:2], FLAGS[:2]], ids=" ".join)
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(FLAGS[:1], marks=pytest.mark.sweep),
+        pytest.param(FLAGS[1:2], marks=pytest.mark.sweep),
+        FLAGS[:2],
+    ],
+    ids=" ".join,
+)
 def test_two_steps_are_of_one_episode(told):
     rb = windowed()
     rb.extend(episodes(told))
