@@ -15,10 +15,11 @@ from fbuf import sharded
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
-FEW = {"prioritized": ("item", "hindsight")}
+FEW = {"prioritized": ("item",)}
 """What `make test` looks at: a sampler and its views."""
 
 WHOLE = {
+    "prioritized": ("item", "hindsight"),
     "uniform": ("item", "fields", "transition"),
     "window": ("sequence", "return"),
     "stride": ("item", "time_major"),
@@ -55,7 +56,10 @@ def test_one_shard_is_the_plain_buffer(name, views):
     same(meshes.comparable(plain), meshes.comparable(one))
 
 
-@pytest.mark.parametrize(("name", "views"), CASES)
+@pytest.mark.parametrize(
+    ("name", "views"),
+    [*(pytest.param(name, views, id=f"few {name}") for name, views in FEW.items()), *CASES],
+)
 def test_batches_do_not_depend_on_the_number_of_devices(name, views, request):
     turns = 26 if request.node.get_closest_marker("sweep") else 6  # 208 operations, or 48
     found = meshes.run(SAMPLERS[name], views, 8, turns)
@@ -221,6 +225,7 @@ def test_new_rows_get_the_largest_priority_of_all_shards():
     sharded.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 def test_a_step_inside_shard_map_is_that_from_outside():
     mesh = meshes.mesh(4)
     state, _ = build(fbuf.Prioritized(), shards=4, devices=4)
@@ -388,7 +393,7 @@ def test_a_state_that_shard_map_was_not_told_of_is_refused():
         jax.jit(size)(state)
 
 
-@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("explicit", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_meshes_of_both_kinds_and_of_several_axes(explicit):
     kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
     mesh = jax.sharding.Mesh(

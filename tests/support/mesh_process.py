@@ -1,0 +1,183 @@
+"""One of several processes that share a mesh: `python mesh_process.py PORT COUNT NUMBER WHAT ...`.
+
+It has as many simulated devices as `FBUF_DEVICES` says, and prints one line of JSON at the end.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import numpy as np
+
+PORT, COUNT, NUMBER = map(int, sys.argv[1:4])
+jax.config.update("jax_num_cpu_devices", int(os.environ["FBUF_DEVICES"]))
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(
+    f"localhost:{PORT}",
+    COUNT,
+    NUMBER,
+    initialization_timeout=60,
+    heartbeat_timeout_seconds=int(os.environ.get("FBUF_HEARTBEAT", "30")),
+)
+
+import fbuf  # noqa: E402
+from fbuf import sharded  # noqa: E402
+from support import meshes  # noqa: E402
+
+
+def mesh():
+    return jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+
+
+def parts(tree):
+    """Of every device of this process, a digest of its part of a tree."""
+    found = {}
+    for leaf in jax.tree.leaves(tree):
+        for part in leaf.addressable_shards:
+            found.setdefault(part.device.id, []).append(np.asarray(part.data))
+    order = {device.id: place for place, device in enumerate(jax.devices())}
+    return {str(order[name]): meshes.digest(arrays) for name, arrays in found.items()}
+
+
+def histories(names, turns):
+    """A history by each sampler, as in one process."""
+    found = {}
+    for name in names:
+        sampler = meshes.SAMPLERS[name]
+        state = meshes.empty(sharded, sampler, mesh=mesh(), shards=meshes.SHARDS)
+        state, (batches, _) = meshes.history(
+            sharded, sampler, ("item", "hindsight"), turns, state, meshes.inputs(0, turns)
+        )
+        found[name] = {"state": parts(state.blocks), "batches": parts(batches)}
+    return found
+
+
+def filled(rows=None):
+    """A buffer to which each process has added rows of its own environments."""
+    item = {"x": np.int32(0)}
+    state = sharded.init(item, 640, mesh=mesh(), num_envs=meshes.ENVS, sampler=fbuf.Prioritized())
+    for turn in range(3):
+        state = sharded.add(state, own_rows(turn))
+    return state
+
+
+def own_rows(turn):
+    """Two steps of this process's environments, as one array of all processes."""
+    mine = meshes.ENVS // COUNT
+    number = np.arange(NUMBER * mine, (NUMBER + 1) * mine, dtype=np.int32)
+    rows = number[:, None] * 1000 + turn * 2 + np.arange(2, dtype=np.int32)
+    sharding = jax.NamedSharding(mesh(), jax.P("data"))
+    return {"x": jax.make_array_from_process_local_data(sharding, rows)}
+
+
+def other_keys():
+    """Each process draws with a key of its own."""
+    state = filled()
+    same = sharded.sample(state, jax.random.key(0), 16)
+    other = sharded.sample(state, jax.random.key(NUMBER), 16)
+    here = [bool(part.data.any()) for part in other.mask.addressable_shards]
+    try:
+        sharded.raise_on_fault(other)
+        message = ""
+    except RuntimeError as error:
+        message = str(error)
+    sharded.raise_on_fault(same)
+    return {"drawn": any(here), "message": message, "size": int(sharded.size(state))}
+
+
+def saved(path, times):
+    """Save, and say what a batch drawn then is; each time with two more rows."""
+    state = filled()
+    for turn in range(int(times)):
+        state = sharded.add(state, own_rows(10 + turn))
+        state = sharded.save(path, state, extra={"turn": turn, "key": jax.random.key(turn)})
+    return {"batch": parts(sharded.sample(state, jax.random.key(1), 16).data)}
+
+
+def loaded(path):
+    """What a batch drawn from the checkpoint is."""
+    state, extra = sharded.load(path, mesh=mesh())
+    batch = sharded.sample(state, jax.random.key(1), 16)
+    return {"batch": parts(batch.data), "turn": extra["turn"]}
+
+
+def killed(path, turns):
+    """The second process is killed in the middle of a run; the first goes on, if it can."""
+    state = filled()
+    state = sharded.save(path, state, extra={"turn": -1, "key": jax.random.key(0)})
+    for turn in range(int(turns)):
+        state = sharded.add(state, own_rows(turn))
+        batch = sharded.sample(state, jax.random.key(turn), 16)
+        state = sharded.update_priority(state, batch.ids, batch.weight)
+        jax.block_until_ready(state)
+        if turn == 3:
+            print("killed", flush=True)
+            if NUMBER == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            print("since", time.time(), flush=True)
+    return {"turns": turns}
+
+
+def killed_in_save(path, at):
+    """The second process is killed when it has written so many files of its second save."""
+    from fbuf.disk import files
+
+    state = sharded.save(path, filled(), extra={"turn": 0, "key": jax.random.key(0)})
+    state = sharded.add(state, own_rows(10))
+    if NUMBER == 1:
+        left, write = int(at), files._written
+
+        def counted(final, content):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(final, content)
+
+        files._written = counted
+    print("since", time.time(), flush=True)
+    sharded.save(path, state, extra={"turn": 1, "key": jax.random.key(1)})
+    return {}
+
+
+def disk_full(path):
+    """One of two processes cannot write its shards."""
+    from fbuf.disk import files
+
+    state = sharded.save(path, filled(), extra={"turn": 0, "key": jax.random.key(0)})
+    state = sharded.add(state, own_rows(10))
+    write = files._written
+
+    def full(final, content):
+        raise OSError(28, "No space left on device")
+
+    if NUMBER == 1:
+        files._written = full
+    try:
+        sharded.save(path, state, extra={"turn": 1, "key": jax.random.key(1)})
+        message = ""
+    except (OSError, RuntimeError) as error:
+        message = f"{type(error).__name__}: {error}"
+    files._written = write
+    again, extra = sharded.load(path, mesh=mesh())
+    state = sharded.save(path, state, extra={"turn": 2, "key": jax.random.key(2)})
+    return {"message": message, "turn": extra["turn"], "size": int(sharded.size(again))}
+
+
+DONE = {
+    "histories": lambda names, turns: histories(names.split(","), int(turns)),
+    "other_keys": other_keys,
+    "saved": saved,
+    "loaded": loaded,
+    "killed": killed,
+    "killed_in_save": killed_in_save,
+    "disk_full": disk_full,
+}
+
+print(json.dumps(DONE[sys.argv[4]](*sys.argv[5:])), flush=True)
