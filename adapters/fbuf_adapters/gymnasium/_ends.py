@@ -11,7 +11,7 @@ from fbuf_adapters.gymnasium._spaces import Spec
 
 
 def final_observation(info: dict[str, Any], env: int, space: Any) -> Any:
-    """That of an environment whose episode ended in this step.
+    """That of an environment whose episode ended in this step; it may be the environment's own.
 
     Gymnasium's vector environments give an object array of observations, and of dicts a dict of
     arrays. Others give one dense array.
@@ -35,7 +35,7 @@ def _picked(found: Any, env: int, space: Any) -> Any:
 
 def _checked(final: Any, space: Any) -> Any:
     if isinstance(space, Spec) and isinstance(final, np.ndarray) and final.shape == space.shape:
-        return final.astype(space.dtype)  # a copy
+        return final  # mostly, so it comes first
     if isinstance(space, dict) and isinstance(final, dict):
         return {name: _checked(final[name], part) for name, part in space.items()}
     if isinstance(space, tuple) and isinstance(final, tuple):

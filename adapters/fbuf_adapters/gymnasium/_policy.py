@@ -12,25 +12,23 @@ from fbuf_adapters.gymnasium._trees import map_leaves, matched, paths
 
 
 class Actor:
-    """Calls a policy, and checks all that it returns: NumPy would broadcast or cut what differs."""
+    """A policy, and the check of all that it returns: NumPy would broadcast or cut what differs."""
 
     def __init__(self, policy: Any, num_envs: int, action: Any) -> None:
         """Check against these specs of one action."""
-        self._policy = policy
+        self.policy = policy
         self._num_envs = num_envs
         self.action = action
         self.extras: dict[str, Spec] | None = None
-        """The specs of what it returns beside the action, known after the first call."""
+        """The specs of what it returns beside the action, known after the first check."""
+        self.plain: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+        """An array of this shape and dtype needs no further check. None if there are extras."""
         self._batch = None
         if isinstance(action, Spec):  # of the usual, which is then compared in one go
             self._batch = (num_envs, *action.shape), action.dtype
 
-    def __call__(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+    def checked(self, returned: Any) -> tuple[Any, dict[str, Any]]:
         """The action, in the dtypes of the space, and the extras, as arrays."""
-        returned = self._policy(observation)
-        bare = isinstance(returned, np.ndarray) and self.extras == {}
-        if bare and (returned.shape, returned.dtype) == self._batch:  # mostly, so it comes first
-            return returned, {}
         extras: Any = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
             returned, extras = returned
@@ -38,13 +36,13 @@ class Actor:
 
     def seed(self, number: int) -> None:
         """Have the policy seed its own generators, if it says how."""
-        seed = getattr(self._policy, "seed", None)
+        seed = getattr(self.policy, "seed", None)
         if callable(seed):
             seed(number)
 
     def load(self, weights: Any) -> None:
         """Hand the policy new weights."""
-        self._policy.load(weights)
+        self.policy.load(weights)
 
     def _action(self, given: Any) -> Any:
         if self._batch is not None:
@@ -81,6 +79,7 @@ class Actor:
     def _extras(self, given: dict[str, Any]) -> dict[str, Any]:
         if not given and not self.extras:
             self.extras = {}
+            self.plain = self._batch
             return given
         extras = {name: np.asarray(value) for name, value in given.items()}
         if self.extras is None:
