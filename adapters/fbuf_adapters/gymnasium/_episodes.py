@@ -28,25 +28,22 @@ class Episodes:
 
     def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
         """Take note of some environments' part of a chunk."""
-        begin, before = self._begin[envs], self._before[envs]  # which are written to
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
-        begin[fresh] = before[fresh] = 0
+        self._begin[envs][fresh] = self._before[envs][fresh] = 0
         total = np.cumsum(chunk.reward[:, envs], axis=0, dtype=np.float64)
         ended = (chunk.terminated | chunk.truncated)[:, envs]
-        env, step = np.nonzero(ended.T)  # those of an environment behind each other
-        if len(env):
-            first = np.diff(env, prepend=-1) > 0
-            last = np.append(first[1:], True)
-            sums, follows = total[step, env], step + 1 + self._dummies
-            returns = sums - np.where(first, before[env], np.roll(sums, 1))
-            lengths = step + 1 - np.where(first, begin[env], np.roll(follows, 1))
-            before[env[last]], begin[env[last]] = sums[last], follows[last]
-            in_time = np.argsort(step, kind="stable")
-            self.count += len(env)
-            self._returns.extend(returns[in_time].tolist())
-            self._lengths.extend(lengths[in_time].tolist())
-        begin -= chunk.steps
-        before -= total[-1]
+        step, env = ended.nonzero()
+        # Lists, because Python takes much longer to read and write single entries of arrays.
+        begin, before = self._begin[envs].tolist(), self._before[envs].tolist()
+        for s, e, sum_ in zip(step.tolist(), env.tolist(), total[ended].tolist(), strict=True):
+            self._returns.append(sum_ - before[e])
+            self._lengths.append(s + 1 - begin[e])
+            before[e], begin[e] = sum_, s + 1 + self._dummies
+        self.count += len(step)
+        self._begin[envs] = begin
+        self._before[envs] = before
+        self._begin[envs] -= chunk.steps
+        self._before[envs] -= total[-1]
 
     def stats(self) -> dict[str, Any]:
         """How many ended, and the means of the last hundred; None before the first."""
