@@ -186,6 +186,25 @@ def test_a_thread_makes_the_same_steps(mode):
     assert steps(state) == [s for env in range(3) for s in steps_of(env, made, dummies)]
 
 
+def test_behind_a_chunk_that_cannot_be_stored_is_a_reset(monkeypatch):
+    """It is lost, so the steps behind it are not those that follow what is in the buffer."""
+
+    class Far(Walk):
+        def observation(self):
+            return super().observation() * (1e300 if self.made == 30 else 1)
+
+    envs = SyncVectorEnv([lambda: Far(0, "float64")], autoreset_mode=AutoresetMode.SAME_STEP)
+    resets, reset = [], envs.reset
+    monkeypatch.setattr(envs, "reset", lambda **options: resets.append(1) or reset(**options))
+    with background(envs) as collector:
+        state = buffer(collector)
+        with pytest.raises(CollectorError, match="which float32 cannot hold"):
+            collector.drain(state, at_least=100)
+        assert len(resets) == 1
+        collector.drain(collector.recover(), at_least=8)
+        assert len(resets) == 2
+
+
 @pytest.mark.sweep
 def test_a_queue_that_a_thread_fills_is_read_once():
     """The loop of the page on on-policy data; segments need not overlap."""

@@ -91,15 +91,17 @@ class Stepper:
         if self._observation is None:
             self._reset()
         rows = Rows(self.num_envs, steps, self._space, self._actor.action)
+        observation, acted, fresh = self._observation, self._acted, self._fresh
+        self.restart()  # unless all goes well: the making of the chunk may raise, too
         try:
-            self._fill(rows, steps, stop)
+            observation = self._fill(rows, steps, stop, observation, acted)
         except BaseException:
             if rows.steps:
-                self._begun = rows.chunk(self._version, self._fresh)
-            self.restart()
+                self._begun = rows.chunk(self._version, fresh)
             raise
-        chunk = rows.chunk(self._version, self._fresh)
-        self._fresh = self._fresh and not rows.steps
+        chunk = rows.chunk(self._version, fresh)
+        self._observation = observation
+        self._fresh = fresh and not rows.steps
         return chunk
 
     def begun(self) -> Chunk | None:
@@ -135,8 +137,10 @@ class Stepper:
         self._check(observation)
         self._observation = observation
 
-    def _fill(self, rows: Rows, steps: int, stop: Callable[[], bool]) -> None:
-        """Make the steps.
+    def _fill(
+        self, rows: Rows, steps: int, stop: Callable[[], bool], observation: Any, acted: Any
+    ) -> Any:
+        """Make the steps, from an observation, and return the one after them.
 
         What each step does is written out here. Behind a step of the environments little is left in
         the processor's caches, and each function that is called costs up to a microsecond.
@@ -144,11 +148,11 @@ class Stepper:
         actor = self._actor
         # With "next_step" the row behind an end holds the final observation.
         has_finals = self.autoreset != "next_step"
-        rows.observation[0] = self._observation
+        rows.observation[0] = observation
         while rows.steps < steps and not stop():
             step = rows.steps
-            acted, self._acted = self._acted, None
-            action = actor.policy(self._observation) if acted is None else acted
+            action = actor.policy(observation) if acted is None else acted
+            acted = None
             bare = isinstance(action, np.ndarray)
             if not (bare and (action.shape, action.dtype) == actor.plain):
                 action, extras = actor.checked(action)
@@ -162,8 +166,8 @@ class Stepper:
                 ended = np.logical_or(terminated, truncated)
                 observation = self._end(rows, step, ended, observation, info)
             rows.observation[step + 1] = observation
-            self._observation = observation
             rows.steps += 1
+        return observation
 
     def _end(self, rows: Rows, step: int, ended: Any, observation: Any, info: Any) -> Any:
         """Keep the final observations, and return what the next step begins with."""
