@@ -6,8 +6,9 @@
 It needs nothing beside what a run of the benchmarks has left; `make bench` ends with it.
 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
-`docs/benchmarks/`. The README gets one table and one picture, between its marks. A report that is
-not there is left out. One of a quick run is never published in the repository.
+`docs/benchmarks/`. The README gets one table and one picture, between its marks, and
+`docs/scale.md` some tables of the exchange. A report that is not there is left out. One of a quick
+run is never published in the repository.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, report, slices
+from benchmarks import compare, exchange_rounds, report, slices
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -35,6 +37,7 @@ REPORTS = (
     "torch_buffers",
     "collect",
     "processes",
+    "exchange_rounds",
     "torchrl_dqn",
     "torchrl_td3",
     "torchrl_td_mpc2",
@@ -49,6 +52,16 @@ REPORTS = (
 PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
 """The README's picture, also where the README is shown by a package index."""
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
+SCALE: dict[str, Callable[[list[Record]], exchange_rounds.Table]] = {
+    "rounds": exchange_rounds.skew_table,
+    "cost": exchange_rounds.cost_table,
+    "sizes": lambda records: exchange_rounds.rule_table(
+        [record for record in records if record.get("rows") == exchange_rounds.USUAL]
+    ),
+    "told": exchange_rounds.told_table,
+    "memory": exchange_rounds.memory_table,
+}
+"""The tables of `docs/scale.md`, each between marks of its name."""
 INTRODUCTION = """\
 # Benchmarks
 
@@ -165,6 +178,22 @@ def between_marks(text: str, part: str) -> str:
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
+def scale(text: str, records: list[Record]) -> str:
+    """`docs/scale.md` with its tables replaced.
+
+    Raises:
+        ValueError: If the marks of a table are not there.
+    """
+    for name, table in SCALE.items():
+        begin, end = (mark.replace("figures", f"figures of {name}") for mark in (BEGIN, END))
+        marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        lines = report.table(*table(records))
+        text, found = marked.subn("\n".join([begin, "", *lines, "", end]), text)
+        if not found:
+            raise ValueError(f"docs/scale.md has no {begin} ... {end}")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     report.add_results(parser)
@@ -183,7 +212,10 @@ def main() -> None:
     (to / "docs" / "benchmarks.md").write_text(page(results, to / "docs" / "benchmarks"))
     readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
     (to / "README.md").write_text(readme)
-    print(f"wrote docs/benchmarks.md and the figures of README.md in {to}")
+    if exchanged := records_of("exchange_rounds", results):
+        page_of_scale = (ROOT / "docs" / "scale.md").read_text()
+        (to / "docs" / "scale.md").write_text(scale(page_of_scale, exchanged))
+    print(f"wrote docs/benchmarks.md and the figures of README.md and docs/scale.md in {to}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ SCRIPTS = ("processes.md",)
 """Pages whose blocks are programs of their own, which start processes."""
 RAY = {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """A cluster of the script's own; nothing is written into the home, and nothing is reported."""
+PROCESSES = ("several", "processes")
+"""What a block needs that several processes run: no name of a package, so other tests skip it."""
 LONG = (
     "collect.md",
     "coming_from_flashbax.md",
@@ -39,6 +42,7 @@ LONG = (
     "on_policy.md",
     "pytorch.md",
     "saving.md",
+    "scale.md",
     "trajectories.md",
     "varying_lengths.md",
 )
@@ -121,6 +125,42 @@ def test_scripts_run(name, tmp_path, request):
     finally:
         for process, _ in running:
             process.kill()
+
+
+@pytest.mark.sweep
+def test_scripts_of_several_processes_run(tmp_path):
+    scripts = [code for page in PAGES for _, needs, code in blocks(page) if needs == PROCESSES]
+    assert scripts
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+    }
+    for code in scripts:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        running = [
+            subprocess.Popen(
+                [sys.executable, str(script), address, "2", str(number)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        try:
+            said = []
+            for process in running:
+                output, errors = process.communicate(timeout=240)
+                assert process.returncode == 0, errors
+                said.append([line for line in output.splitlines() if "Gloo" not in line])
+            assert said[0] == said[1]
+        finally:
+            for process in running:
+                process.kill()
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
