@@ -77,42 +77,19 @@ SAMPLERS: dict[str, fbuf.samplers.Sampler] = {
 LINK, MESSAGE = 50e9, 10e-6
 """Assumed, not measured: bytes a second that a device receives, and seconds a message."""
 ONE, WITHIN, BETWEEN = "one stage", "in a host", "between hosts"
-RARE = 0.01
-"""How often a second round may be needed at equal totals, by the rule of that name."""
-
-
-def exceeds(part: float, room: int) -> float:
-    """How likely more than `room` rows go into a bucket that gets `part` on average (Poisson)."""
-    # From the first term that is left out; later ones fall off geometrically.
-    term = math.exp((room + 1) * math.log(part) - part - math.lgamma(room + 2))
-    total = 0.0
-    for number in range(room + 2, room + 2000):
-        total += term
-        term *= part / number
-        if term < 1e-12 * total and number > part:
-            break
-    return total
-
-
-def rare_size(part: float, batch: int, buckets: int) -> int:
-    """The smallest bucket of which one in all is too small in at most `RARE` of the batches."""
-    room = max(math.ceil(part), 1)
-    while room < batch and buckets * exceeds(part, room) > RARE:
-        room += 1
-    return min(room, batch)
 
 
 def by_deviations(count: int) -> Callable[[float, int, int], int]:
-    """The rule of fbuf, with another number of standard deviations."""
+    """So many standard deviations more than the mean."""
     return lambda part, batch, _: min(math.ceil(part + count * math.sqrt(part)) + 1, batch)
 
 
 RULES: dict[str, Callable[[float, int, int], int]] = {
     "mean + 2 deviations": by_deviations(2),
     "mean + 3 deviations": by_deviations(3),
-    "fbuf: mean + 4 deviations": lambda part, batch, _: bucket_size(part, batch),
+    "mean + 4 deviations": by_deviations(4),
     "mean + 6 deviations": by_deviations(6),
-    "one round in 99 of 100": rare_size,
+    "fbuf: one round in 99 of 100": bucket_size,
 }
 
 
@@ -190,10 +167,12 @@ def exchanges(devices: int, shards: int, rows: int, skew: str, number: int) -> I
         return {"what": "exchange", "stage": stage, **setting, **whole}
 
     yield {"what": "busiest", **setting, "sends per row": float(np.mean(sent))}
-    yield found(ONE, flat, bucket_size(rows / shards, rows), shards, own)
+    yield found(ONE, flat, bucket_size(rows / shards, rows, shards * devices), shards, own)
     if hosts > 1:
-        yield found(WITHIN, within, bucket_size(rows / OF_HOST, rows * hosts), OF_HOST, 1)
-        yield found(BETWEEN, between, bucket_size(rows / hosts, rows), hosts, 1)
+        yield found(
+            WITHIN, within, bucket_size(rows / OF_HOST, rows * hosts, OF_HOST * devices), OF_HOST, 1
+        )
+        yield found(BETWEEN, between, bucket_size(rows / hosts, rows, hosts * devices), hosts, 1)
     for rule, size in RULES.items():
         room = size(rows / shards, rows, shards * devices)
         whole = cost(np.asarray(flat), room, shards, own, rows)

@@ -13,6 +13,7 @@ from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
+from fbuf.mesh.reshard import reshard
 from fbuf.mesh.rows import remove, update_priority, write
 from fbuf.mesh.sample import sample
 from fbuf.mesh.save import save
@@ -43,6 +44,7 @@ __all__ = [
     "load",
     "raise_on_fault",
     "remove",
+    "reshard",
     "sample",
     "save",
     "size",

@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any, cast
 
 import chex
+import jax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import values as check
 from fbuf.door import batches
+from fbuf.door.batches import Lead
 from fbuf.mesh import local
 from fbuf.mesh.entry import sharded_verb
 from fbuf.mesh.state import ShardedState
@@ -128,11 +130,27 @@ def _fits(state: ShardedState[Any], items: Any, time_major: bool) -> None:
     parts = state.num_devices if local.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
     item = state.blocks.storage.item
-    _, lead = batches.rows("sharded.add", item, items, num_envs, time_major)
+    lead = _lead(item, items, num_envs, time_major)
     shards = state.num_shards // parts
-    if num_envs is None and (not lead.shape or lead.size % shards):
+    if num_envs is None and state.num_shards > 1 and (not lead.shape or lead.size % shards):
         came = f"{lead.size}" if lead.shape else "one item without a leading axis"
         raise ValueError(
             f"fbuf.sharded.add: the rows must be a multiple of {shards}, so that each shard gets "
             f"as many, got {came}; pad them, and leave the padding out with mask"
         )
+
+
+def _lead(item: Any, items: Any, num_envs: int | None, time_major: bool) -> Lead:
+    """The axes before those of the item. Only shapes are looked at: nothing is moved."""
+    found: list[Lead] = []
+
+    def look(items: Any) -> None:
+        found.append(batches.rows("sharded.add", item, items, num_envs, time_major)[1])
+
+    def shape_of(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+
+    jax.eval_shape(look, jax.tree.map(shape_of, items))
+    return found[0]

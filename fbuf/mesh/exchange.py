@@ -23,6 +23,9 @@ from fbuf.mesh.state import ShardedState
 from fbuf.storage import words
 from fbuf.xla.varying import varying
 
+_RARE = 0.01
+"""The part of batches that may take a second round, if all shards have as much to draw from."""
+
 
 class Routes(NamedTuple):
     """What the shards of this device send, and where to.
@@ -43,16 +46,30 @@ class Routes(NamedTuple):
     room: int
 
 
-def bucket_size(part: float, batch: int) -> int:
-    """How many rows a bucket has room for.
+def bucket_size(part: float, most: int, buckets: int) -> int:
+    """How many rows a bucket has room for: so many that a batch rarely takes two rounds.
+
+    `docs/scale.md` has the rounds that this takes, and what other sizes would take.
 
     Args:
         part: How many rows it gets on average, if all shards have as much to draw from.
-        batch: The most it can get.
+        most: The most it can get.
+        buckets: How many there are in all.
     """
-    # Four standard deviations more than the mean: then one round is enough, unless the shards
-    # differ.
-    return min(math.ceil(part + 4 * math.sqrt(part)) + 1, batch)
+    fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # fewer never come
+    fits = sum(math.exp(_log_poisson(k, part)) for k in range(fewest, math.ceil(part)))
+    room = max(math.ceil(part), 1)
+    while room < most:
+        fits += math.exp(_log_poisson(room, part))
+        if buckets * (1 - fits) <= _RARE:
+            break
+        room += 1
+    return min(room, most)
+
+
+def _log_poisson(count: int, mean: float) -> float:
+    """The logarithm of how likely this count is, where so many are expected."""
+    return count * math.log(mean) - mean - math.lgamma(count + 1)
 
 
 def routes(state: ShardedState[Any], shards: jax.Array) -> Routes:
@@ -66,9 +83,10 @@ def routes(state: ShardedState[Any], shards: jax.Array) -> Routes:
     own = jnp.zeros_like(number).at[row, jnp.where(mine, running - 1, batch)]
     end = running[:, part - 1 :: part]
     begin = jnp.concatenate([jnp.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
-    room = bucket_size(part / state.num_shards, part)
+    buckets = state.num_shards * devices
+    room = bucket_size(part / state.num_shards, part, buckets)
     bucket = shards * devices + jnp.arange(batch, dtype=jnp.int32) // part
-    full = jnp.zeros(state.num_shards * devices, jnp.int32).at[bucket].add(1, mode="drop").max()
+    full = jnp.zeros(buckets, jnp.int32).at[bucket].add(1, mode="drop").max()
     return Routes(
         own.set(number, mode="drop", unique_indices=True), begin, end, -(-full // room), room
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import os
 import pathlib
 import warnings
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.checks import values as check
@@ -18,8 +15,10 @@ from fbuf.disk import extra as extras
 from fbuf.disk import history, manifest, reader, whole
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.whole import Whole
+from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.processes import all_have
+from fbuf.mesh.reshard import check_shards, regrouping
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
@@ -43,6 +42,7 @@ def load(
     *,
     mesh: Mesh,
     axis: str | None = None,
+    shards: int | None = None,
     item: Any = None,
     sampler: Sampler | None = None,
     extra: Any = None,
@@ -52,11 +52,14 @@ def load(
 
     The buffer is bit for bit the one that was saved, on any mesh with a number of devices that
     divides the number of shards, in any number of processes. In several processes all must call it.
+    For other numbers of devices give another number of `shards`.
 
     Args:
         path: The directory.
         mesh: The mesh to put the buffer on.
         axis: The axis of the mesh along which the shards shall lie; None if it has only one.
+        shards: Another number of shards, as for `fbuf.sharded.reshard`; None is the one that was
+            saved.
         item: As for `fbuf.load`.
         sampler: As for `fbuf.load`.
         extra: As for `fbuf.load`.
@@ -91,7 +94,7 @@ def load(
         failure: CheckpointError | None = None
         found: ShardedCheckpoint | None = None
         try:
-            found = _read(folder, number, mesh, axis, item, sampler, extra)
+            found = _read(folder, number, mesh, axis, item, sampler, extra, shards)
         except Mismatch:
             all_have(False)
             raise
@@ -125,53 +128,32 @@ def _read(
     item: Any,
     sampler: Sampler | None,
     example: Any,
+    shards: int | None,
 ) -> ShardedCheckpoint:
     """Read one checkpoint."""
     found = whole.read(folder, number)
-    shards, devices = len(found.parts), mesh.shape[axis]
-    if not shards or shards % devices:
-        fits = ", ".join(str(d) for d in range(1, shards + 1) if shards % d == 0)
+    there, devices = len(found.parts), mesh.shape[axis]
+
+    @functools.cache
+    def one(number: int) -> State[Any]:
+        return _read_shard(folder, found, number, item, sampler)
+
+    if shards is not None and shards != there:
+        own = whole.check_part(folder, 0, found.parts[0])
+        each = manifest.read(own, found.parts[0].number).config["num_envs"]
+        num_envs = None if each is None else each * there
+        shards = check_shards("sharded.load", shards, devices, num_envs)
+        state = assembled(mesh, axis, shards, regrouping(one, each, there, shards))
+    elif there % devices == 0:
+        state = assembled(mesh, axis, there, one)
+    else:
+        fits = ", ".join(str(d) for d in range(1, there + 1) if there % d == 0)
         raise Mismatch(
-            f"fbuf.sharded.load: {folder} has a buffer of {shards} shards, and the mesh has "
-            f"{devices} devices along {axis!r}; take a mesh of {fits} devices, or load it on one "
-            "of these and call fbuf.sharded.reshard"
+            f"fbuf.sharded.load: {folder} has a buffer of {there} shards, and the mesh has "
+            f"{devices} devices along {axis!r}; take a mesh of {fits} devices, or another number "
+            "of shards: give shards="
         )
-    count = shards // devices
-    at = mesh.axis_names.index(axis)
-    placed: list[list[jax.Array]] = []
-    one: State[Any] | None = None
-    read_already: dict[int, State[Any]] = {}
-    for place, device in _here(mesh):
-        first = place[at] * count
-        if first not in read_already:
-            with jax.default_device(device):
-                parts = [
-                    _read_shard(folder, found, first + of, item, sampler) for of in range(count)
-                ]
-                one = jax.eval_shape(lambda state: state, parts[0])
-                read_already[first] = jax.tree.map(_joined, *parts)
-        placed.append(jax.tree.leaves(jax.device_put(read_already[first], device)))
-    assert one is not None
-    one = dataclasses.replace(one, ring=dataclasses.replace(one.ring, shards=shards))
-    specs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one))
-    sharding = jax.NamedSharding(mesh, jax.P(axis))
-    blocks = [
-        jax.make_array_from_single_device_arrays(
-            (shards * (spec.shape[0] if spec.shape else 1), *spec.shape[1:]), sharding, list(parts)
-        )
-        for spec, parts in zip(specs, zip(*placed, strict=True), strict=True)
-    ]
-    state = ShardedState(
-        jax.tree.unflatten(jax.tree.structure(one), blocks), mesh, axis, shards, specs
-    )
     return ShardedCheckpoint(state, _beside(folder, found, example))
-
-
-def _here(mesh: Mesh) -> list[tuple[tuple[int, ...], Any]]:
-    """The devices of this process, with their places in the mesh."""
-    own = jax.process_index()
-    every = np.ndenumerate(mesh.devices)
-    return [(place, device) for place, device in every if device.process_index == own]
 
 
 def _read_shard(
@@ -183,13 +165,6 @@ def _read_shard(
     plan, state, _ = read(own, expected.number, item, sampler)
     history.remember(own, saved(expected.number, plan, state))
     return state
-
-
-def _joined(*leaves: jax.Array) -> jax.Array:
-    """The arrays of all shards of a device, as one."""
-    if len(leaves) == 1 and leaves[0].ndim:
-        return leaves[0]
-    return jnp.concatenate([jnp.atleast_1d(leaf) for leaf in leaves])
 
 
 def _beside(folder: pathlib.Path, found: Whole, example: Any) -> Any:

@@ -63,10 +63,10 @@ def sample(
     Faults:
         CALLS_DIFFER: In `batch.fault`: processes gave different keys or steps. All rows are masked.
 
-    Cost: two collectives and one for each round: an `all_gather` of some words a shard, one
-    `all_to_all` of rows, with room for about `B / devices + 4 * sqrt(B)` of them on each device,
-    and 4 bytes for the largest weight. A device plans all `B` draws, and walks down a tree for its
-    own ones.
+    Cost: an `all_gather` of some words a shard, one `all_to_all` of rows a round, and one or two
+    collectives of 4 bytes, for the largest weight and for the fault. There is more than one round
+    only if the shards differ much in what they have to draw from. A device plans all `B` draws, and
+    looks up its own ones; `docs/scale.md` has the bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

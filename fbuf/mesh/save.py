@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import os
 import pathlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from fbuf.disk import files, lock, whole, writer
 from fbuf.disk.whole import Part, Whole
 from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.parts import shards_here
 from fbuf.mesh.processes import all_have, all_say
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
@@ -87,7 +88,7 @@ def save(
             if jax.process_index() == 0:
                 held.enter_context(lock.held(folder))
         with _told_to_all(name):
-            for number, shard in _shards_here(state):
+            for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
         written = np.flatnonzero(parts[:, 2]).tolist()
         parts = all_say(parts.reshape(-1)).sum(axis=0).reshape(parts.shape)
@@ -138,38 +139,6 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
     found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
     whole.write(folder, known[-1] + 1 if known else 1, found)
     whole.clean(folder, keep)
-
-
-def _shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
-    """The shards that this process writes, one after the other, with their numbers."""
-    blocks, tree = jax.tree.flatten(state.blocks)
-    arrays = [
-        {
-            part.index[0].start or 0: part.data
-            for part in block.addressable_shards
-            if part.replica_id == 0
-        }
-        for block in blocks
-    ]
-    each = [spec.shape[0] if spec.shape else 1 for spec in state.leaves]
-    count = state.shards_of_device
-    firsts = sorted(start // each[0] for start in arrays[0])
-    for first in firsts:
-        for at in range(count):
-            leaves = [
-                _part(parts[first * size], at, spec, count)
-                for parts, size, spec in zip(arrays, each, state.leaves, strict=True)
-            ]
-            shard = jax.tree.unflatten(tree, leaves)
-            ring = dataclasses.replace(shard.ring, shards=1)
-            yield first + at, dataclasses.replace(shard, ring=ring)
-
-
-def _part(block: Any, at: int, spec: jax.ShapeDtypeStruct, count: int) -> jax.Array:
-    """An array of one shard, of the block of a device."""
-    if not spec.shape:
-        return block[at]
-    return block if count == 1 else block[at * spec.shape[0] : (at + 1) * spec.shape[0]]
 
 
 def _marked(state: ShardedState[Item], marks: np.ndarray) -> ShardedState[Item]:

@@ -1,0 +1,140 @@
+"""Another number of shards: whole environments move from shard to shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fbuf.checks import values as check
+from fbuf.door.entry import refuse_consumed
+from fbuf.mesh.assemble import assembled
+from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.parts import shards_here
+from fbuf.mesh.state import ShardedState
+from fbuf.state import State
+from fbuf.storage import ring as rings
+from fbuf.storage.store import Item
+from fbuf.verbs.init import of_ring
+from fbuf.verbs.lanes import Lanes, filled
+
+
+def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
+    """Make a buffer of another number of shards that holds the same rows.
+
+    You need it only to go on with a number of devices that does not divide the shards. Rows, flags,
+    priorities, next observations and open episodes are kept. Batches of another number of shards
+    are other batches, drawn as exactly. Ids from before are stale, as after `fbuf.resize`.
+
+    In several processes this cannot be done in memory: save the buffer, and give `shards` to
+    `fbuf.sharded.load`.
+
+    Args:
+        state: The buffer; never consumed. Both are in memory until you drop this one.
+        shards: How many, a multiple of the devices along the axis. It must divide `num_envs`, for
+            an environment lives whole in one shard.
+
+    Returns:
+        The buffer, on the same mesh. Faults stay set.
+
+    Raises:
+        ValueError: If `shards` does not divide, or the buffer was made without `num_envs`: then a
+            shard is one sequence of rows, and cannot be divided or joined with others.
+        RuntimeError: If `state` has been consumed, or lies on devices of several processes.
+        MemoryError: If a device has no room for both.
+
+    Cost: O(N log N) time for the N rows of a shard; it moves those that change their device.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 24, mesh=mesh, num_envs=6, shards=6)
+        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> fbuf.sharded.reshard(state, 2)
+        ShardedState(Uniform, room for 24 rows, 2 shards on 1 device)
+    """
+    name = "sharded.reshard"
+    require_sharded(name, state)
+    refuse_consumed(name, state)
+    if not state.fault.is_fully_addressable:
+        raise RuntimeError(
+            f"fbuf.{name}: the buffer lies on devices of several processes; save it with "
+            "fbuf.sharded.save, and give shards= to fbuf.sharded.load"
+        )
+    shards = check_shards(name, shards, state.num_devices, state.num_envs)
+    old = dict(shards_here(state))
+
+    def source(number: int) -> State[Item]:
+        return old[number]
+
+    return assembled(
+        state.mesh,
+        state.axis,
+        shards,
+        regrouping(source, state.shard.ring.lanes, state.num_shards, shards),
+    )
+
+
+def check_shards(function: str, shards: Any, devices: int, num_envs: int | None) -> int:
+    """A number of shards that whole environments can be put into."""
+    shards = check.integer(function, "shards", shards)
+    if num_envs is None:
+        raise ValueError(
+            f"fbuf.{function}: the buffer was made without num_envs, so each shard is one sequence "
+            "of rows that cannot be divided or joined; leave shards as it is"
+        )
+    if shards % devices or num_envs % shards:
+        fits = [n for n in range(devices, num_envs + 1, devices) if num_envs % n == 0]
+        raise ValueError(
+            f"fbuf.{function}: shards must be a multiple of the {devices} devices and divide the "
+            f"{num_envs} environments, got {shards}; take one of {fits}"
+        )
+    return shards
+
+
+def regrouping(
+    source: Callable[[int], State[Any]], each: int, before: int, after: int
+) -> Callable[[int], State[Any]]:
+    """What makes a shard of another number of shards, of those before.
+
+    Args:
+        source: The shard of a number, before, as a plain buffer.
+        each: How many environments each had.
+        before: How many there were.
+        after: How many there will be.
+    """
+
+    def make(number: int) -> State[Any]:
+        envs = each * before // after
+        first, last = number * envs, (number + 1) * envs
+        own = list(range(first // each, -(-last // each)))
+        places = tuple(
+            (max(first - of * each, 0), min(last - of * each, each) - max(first - of * each, 0))
+            for of in own
+        )
+        device = jax.config.jax_default_device
+        states = tuple(jax.device_put(source(of), device) for of in own)
+        return _regrouped(states, places, envs, before / after)
+
+    return make
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _regrouped(
+    states: tuple[State[Any], ...], places: tuple[tuple[int, int], ...], envs: int, ratio: float
+) -> State[Any]:
+    """A buffer of so many environments, of those at places in others."""
+    old, kept = states[0].ring, states[0].next_obs
+    ring = rings.empty(
+        old.lane_length * envs, envs, old.lockstep, old.autoreset, old.open is not None
+    )
+    ends = None
+    if kept is not None:
+        ends = max(round((kept.owner.shape[0] - old.lanes) * ratio), 1)
+    next_of = None if kept is None else kept.field
+    new = of_ring(states[0].storage.item, ring, states[0].sampler, next_of, ends)
+    sources = [Lanes(state, *place) for state, place in zip(states, places, strict=True)]
+    return dataclasses.replace(filled(new, sources), sampler=states[0].sampler)

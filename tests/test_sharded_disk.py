@@ -1,0 +1,191 @@
+"""A buffer over a mesh on disk, and with another number of shards."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import meshes
+from support.meshes import SAMPLERS
+from test_sharded import same
+
+import fbuf
+from fbuf import sharded
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def unmarked(state):
+    """The arrays, without the mark of the last save."""
+    cursor = state.blocks.ring.cursor.reshape(state.num_shards, 4, -1)[:, :3]
+    ring = dataclasses.replace(state.blocks.ring, cursor=cursor)
+    return jax.tree.leaves(dataclasses.replace(state.blocks, ring=ring))
+
+
+def made(sampler, devices=4, shards=4, turns=3, seed=0, **options):
+    """A buffer with some rows, some of them removed."""
+    state = meshes.empty(sharded, sampler, mesh=meshes.mesh(devices), shards=shards, **options)
+    return more(state, turns, seed)
+
+
+def more(state, turns=1, seed=1):
+    rng = np.random.default_rng(seed)
+    for _ in range(turns):
+        new = meshes.rows(rng, 6)
+        if not state.blocks.sampler.keeps_priorities:
+            new.pop("priority")
+        state = sharded.add(state, new.pop("items"), **new)
+    step = 0 if state.blocks.sampler.in_order else None
+    batch = sharded.sample(state, jax.random.key(seed), 8, step=step)
+    return sharded.remove(state, batch.ids, mask=np.arange(8) < 2)
+
+
+def drawn(state):
+    step = 1 if state.blocks.sampler.in_order else None
+    return sharded.sample(state, jax.random.key(3), 16, step=step)
+
+
+def test_a_checkpoint_is_read_on_any_mesh_that_divides_the_shards(tmp_path):
+    state = made(SAMPLERS["prioritized"])
+    state = sharded.save(tmp_path, state, extra={"step": 1, "key": jax.random.key(5)})
+    state = sharded.save(tmp_path, more(state), extra={"step": 2, "key": jax.random.key(6)})
+    for devices in (1, 4):
+        again, extra = sharded.load(tmp_path, mesh=meshes.mesh(devices))
+        assert extra["step"] == 2
+        assert (jax.random.key_data(extra["key"]) == jax.random.key_data(jax.random.key(6))).all()
+        same(unmarked(state), unmarked(again))
+        same(drawn(state), drawn(again))
+    with pytest.raises(fbuf.CheckpointError, match="4 shards, and the mesh has 3 .*give shards="):
+        sharded.load(tmp_path, mesh=meshes.mesh(3))
+
+
+def test_only_what_is_new_is_written(tmp_path):
+    state = made(SAMPLERS["uniform"], turns=3)
+    state = sharded.save(tmp_path, state)
+    rows = sorted(tmp_path.glob("of-shard-*/shard-*/rows-*"))
+    state = sharded.save(tmp_path, more(state))
+    new = set(tmp_path.glob("of-shard-*/shard-*/rows-*")) - set(rows)
+    assert len(new) == 4
+    assert max(path.stat().st_size for path in new) < min(path.stat().st_size for path in rows)
+    same(unmarked(state), unmarked(sharded.load(tmp_path, mesh=meshes.mesh(2)).state))
+
+
+def test_what_no_manifest_names_was_never_saved(tmp_path):
+    """Shards that were written, and then the process died before the manifest."""
+    state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})
+    copy = tmp_path.with_name("copy")
+    shutil.copytree(tmp_path, copy)
+    sharded.save(tmp_path, more(state), extra={"step": 2})
+    (tmp_path / "SHARDS-00000002").unlink()
+    again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
+    assert extra["step"] == 1
+    same(unmarked(state), unmarked(again))
+    for _ in range(3):  # and what was left behind goes, and takes nothing with it
+        again = sharded.save(tmp_path, again, extra={"step": 3})
+        (tmp_path / f"SHARDS-{max(map(int, numbers(tmp_path))):08}").unlink()
+    again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
+    assert extra["step"] == 1
+    same(unmarked(state), unmarked(again))
+
+
+def numbers(folder):
+    return [path.name.split("-")[1] for path in folder.glob("SHARDS-*")]
+
+
+@pytest.mark.parametrize("how", ["manifest", "shard", "missing"])
+def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
+    state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})
+    sharded.save(tmp_path, more(state), extra={"step": 2})
+    path = {
+        "manifest": tmp_path / "SHARDS-00000002",
+        "shard": tmp_path / "of-shard-00001" / "MANIFEST-00000002",
+        "missing": tmp_path / "of-shard-00002" / "MANIFEST-00000002",
+    }[how]
+    if how == "missing":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+    with pytest.raises(fbuf.CheckpointError, match="is missing|damaged"):
+        sharded.load(tmp_path, mesh=meshes.mesh(2))
+    with pytest.warns(UserWarning, match="reading the checkpoint before it"):
+        again, extra = sharded.load(tmp_path, mesh=meshes.mesh(2), fallback=True)
+    assert extra["step"] == 1
+    same(unmarked(state), unmarked(again))
+
+
+def test_a_plain_checkpoint_and_one_over_a_mesh_are_told_apart(tmp_path):
+    fbuf.save(tmp_path / "plain", fbuf.init(jnp.zeros(()), 8))
+    with pytest.raises(fbuf.CheckpointError, match=r"plain buffer: use fbuf\.load"):
+        sharded.load(tmp_path / "plain", mesh=meshes.mesh(2))
+    sharded.save(tmp_path / "mesh", sharded.init(jnp.zeros(()), 8, mesh=meshes.mesh(2)))
+    with pytest.raises(fbuf.CheckpointError, match=r"use fbuf\.sharded\.load"):
+        fbuf.load(tmp_path / "mesh")
+    with pytest.raises(TypeError, match=r"it is fbuf\.sharded\.save"):
+        fbuf.save(tmp_path / "x", sharded.init(jnp.zeros(()), 8, mesh=meshes.mesh(2)))
+    with pytest.raises(fbuf.CheckpointError, match="there is no checkpoint"):
+        sharded.load(tmp_path / "none", mesh=meshes.mesh(2))
+
+
+def contents(state):
+    """Each environment's rows in the order of time, with all that is kept of them."""
+    found = {}
+    for number in range(state.num_shards):
+        shard = jax.tree.unflatten(
+            jax.tree.structure(state.blocks),
+            [
+                np.asarray(block).reshape(state.num_shards, *spec.shape)[number]
+                for block, spec in zip(jax.tree.leaves(state.blocks), state.leaves, strict=True)
+            ],
+        )
+        shard = jax.tree.map(jnp.asarray, shard)
+        slots = jnp.arange(shard.capacity, dtype=jnp.int32)
+        view = fbuf.Transition()
+        ids = fbuf.ids_at(shard, slots)
+        rows, likely = fbuf.read(shard, ids, view=view), fbuf.probability(shard, ids)
+        age = np.asarray(shard.ring.newer(slots))
+        weight = np.asarray(likely) * float(fbuf.stats(shard).get("priority_total", 1.0))
+        for slot in np.flatnonzero(np.asarray(rows.mask)):
+            env = number * shard.ring.lanes + slot % shard.ring.lanes
+            leaves = [np.asarray(leaf)[slot].tolist() for leaf in jax.tree.leaves(rows.data)]
+            flags = bool(rows.terminated[slot]), bool(rows.truncated[slot])
+            kept = round(float(weight[slot]), 4) if "priority_total" in fbuf.stats(shard) else 0
+            found[int(env), int(age[slot])] = leaves, flags, kept
+    return found
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("name", ["uniform", "priority_window", "episode", "prioritized"])
+def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
+    sampler = SAMPLERS[name]
+    state = made(sampler, devices=4, shards=4, turns=6, lockstep=lockstep)
+    before = contents(state)
+    assert len(before) > 100
+    for shards in (8, 4):
+        other = sharded.reshard(state, shards)
+        assert other.num_shards == shards
+        assert contents(other) == before
+        assert int(sharded.size(other)) == int(sharded.size(state))
+        old = drawn(state).ids
+        assert int(sharded.stats(sharded.remove(other, old, donate=False))["fault"]) != 0
+        state = other
+    state = more(state, 2, seed=9)  # and it goes on
+    assert bool(drawn(state).mask.any())
+    sharded.save(tmp_path, state)
+    for devices, shards in ((1, 1), (2, 2), (8, 8)):
+        again = sharded.load(tmp_path, mesh=meshes.mesh(devices), shards=shards).state
+        assert again.num_shards == shards
+        assert contents(again) == contents(state)
+
+
+def test_shards_that_do_not_fit_are_refused():
+    state = sharded.init(jnp.zeros(()), 48, mesh=meshes.mesh(2), num_envs=12, shards=4)
+    with pytest.raises(ValueError, match=r"got 8; take one of \[2, 4, 6, 12\]"):
+        sharded.reshard(state, 8)
+    state = sharded.init(jnp.zeros(()), 48, mesh=meshes.mesh(2))
+    with pytest.raises(ValueError, match="made without num_envs"):
+        sharded.reshard(state, 4)
