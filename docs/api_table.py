@@ -29,6 +29,16 @@ THEMES: dict[str, tuple[str, ...]] = {
 }
 """Names of `fbuf` by what they are for."""
 
+MESH = {
+    "fbuf.sharded": (
+        *("init", "add", "sample", "update_priority", "write", "remove", "end_episode", "clear"),
+        *("after", "size", "can_sample", "stats", "raise_on_fault", "specs"),
+        *("save", "load", "reshard"),
+        *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),
+    ),
+}
+"""The verbs over a mesh."""
+
 PYTORCH = {
     "fbuf_adapters.pytorch": (
         *("ReplayBuffer", "to_torch", "from_torch", "add_from_torch", "callback", "InteropError"),
@@ -42,6 +52,9 @@ COLLECTING = {
     "fbuf_adapters.gymnax": ("Collector",),
 }
 """That of brax is like that of gymnax."""
+
+OTHERS = {"Over a mesh": MESH, "PyTorch": PYTORCH, "Collecting": COLLECTING}
+"""What is not in `fbuf` itself."""
 
 
 def signature(name: str, thing: Any) -> str:
@@ -75,6 +88,7 @@ RESULTS = frozenset(
     (
         *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
         *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter"),
+        *("ShardedState", "ShardedSample", "ShardedIds", "Count"),
     )
 )
 
@@ -120,7 +134,7 @@ def api() -> str:
     ]
     for theme, names in THEMES.items():
         lines += [f"## {theme}", "", *table("fbuf", names), ""]
-    for theme, packages in (("PyTorch", PYTORCH), ("Collecting", COLLECTING)):
+    for theme, packages in OTHERS.items():
         lines += [f"## {theme}", ""]
         for package, names in packages.items():
             lines += [f"From `{package}`:", "", *table(package, names), ""]
@@ -145,13 +159,12 @@ def reference() -> str:
     ]
     for theme, names in THEMES.items():
         lines += [f"## {theme}", "", *(f"::: fbuf.{name}" for name in names), ""]
-    lines += ["## PyTorch", ""]
-    for package, names in PYTORCH.items():
-        lines += [f"::: {package}.{name}" for name in names]
-    lines += ["", "## Collecting", ""]
-    for package, names in COLLECTING.items():
-        lines += [f"::: {package}.{name}" for name in names]
-    return "\n".join(lines) + "\n"
+    for theme, packages in OTHERS.items():
+        lines += [f"## {theme}", ""]
+        for package, names in packages.items():
+            lines += [f"::: {package}.{name}" for name in names]
+        lines += [""]
+    return "\n".join(lines[:-1]) + "\n"
 
 
 if __name__ == "__main__":

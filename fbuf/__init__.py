@@ -116,7 +116,6 @@ __all__ = [
     "sample_mixed",
     "save",
     "sequence_priority",
-    "sharded",
     "size",
     "space",
     "stats",

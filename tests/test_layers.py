@@ -24,6 +24,8 @@ LAYERS = (
     "door",
     "disk",
     "verbs",
+    "mesh",
+    "sharded",
     "command",
     "__init__",
     "__main__",
@@ -74,5 +76,14 @@ def test_every_folder_is_on_the_map():
     for path in MODULES:
         if path.name != "__init__.py" and path.parent != PACKAGE:
             assert path.parent.name + "/" in text
-        if path.parent.name in ("samplers", "views", "storage", "trees", "xla", "door", "checks"):
+        if path.parent.name in (
+            "samplers",
+            "views",
+            "storage",
+            "trees",
+            "xla",
+            "door",
+            "checks",
+            "mesh",
+        ):
             assert path.name == "__init__.py" or f"`{path.name}`" in text, path

@@ -30,9 +30,22 @@ def test_every_name_is_documented_with_an_example(name):
     assert "Examples:" in inspect.getdoc(getattr(fbuf, name))
 
 
+@pytest.mark.parametrize("name", fbuf.sharded.__all__)
+def test_every_name_over_a_mesh_is_documented(name):
+    text = inspect.getdoc(getattr(fbuf.sharded, name))
+    assert "Examples:" in text or name.startswith("Sharded")
+    verb = getattr(fbuf, name, None)
+    if verb is not None and inspect.isfunction(verb) and name not in ("save", "load"):
+        plain = inspect.signature(verb).parameters
+        own = inspect.signature(getattr(fbuf.sharded, name)).parameters
+        assert [p for p in own if p in plain] == [p for p in plain if p in own]
+        assert set(own) - set(plain) <= {"mesh", "axis", "shards"}
+
+
 def test_the_api_page_names_everything_once():
     named = [name for names in api_table().THEMES.values() for name in names]
     assert sorted(named) == sorted(fbuf.__all__)
+    assert sorted(api_table().MESH["fbuf.sharded"]) == sorted(fbuf.sharded.__all__)
 
 
 @pytest.mark.parametrize("theme", list(api_table().THEMES))

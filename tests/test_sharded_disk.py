@@ -1,7 +1,6 @@
 """A buffer over a mesh on disk, and with another number of shards."""
 
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ def unmarked(state):
     """The arrays, without the mark of the last save."""
     cursor = state.blocks.ring.cursor.reshape(state.num_shards, 4, -1)[:, :3]
     ring = dataclasses.replace(state.blocks.ring, cursor=cursor)
-    return jax.tree.leaves(dataclasses.replace(state.blocks, ring=ring))
+    return list(map(np.asarray, jax.tree.leaves(dataclasses.replace(state.blocks, ring=ring))))
 
 
 def made(sampler, devices=4, shards=4, turns=3, seed=0, **options):
@@ -57,7 +56,7 @@ def test_a_checkpoint_is_read_on_any_mesh_that_divides_the_shards(tmp_path):
         assert (jax.random.key_data(extra["key"]) == jax.random.key_data(jax.random.key(6))).all()
         same(unmarked(state), unmarked(again))
         same(drawn(state), drawn(again))
-    with pytest.raises(fbuf.CheckpointError, match="4 shards, and the mesh has 3 .*give shards="):
+    with pytest.raises(fbuf.CheckpointError, match=r"4 shards, and the mesh has 3 .*give shards="):
         sharded.load(tmp_path, mesh=meshes.mesh(3))
 
 
@@ -75,19 +74,18 @@ def test_only_what_is_new_is_written(tmp_path):
 def test_what_no_manifest_names_was_never_saved(tmp_path):
     """Shards that were written, and then the process died before the manifest."""
     state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})
-    copy = tmp_path.with_name("copy")
-    shutil.copytree(tmp_path, copy)
+    first = unmarked(state)
     sharded.save(tmp_path, more(state), extra={"step": 2})
     (tmp_path / "SHARDS-00000002").unlink()
     again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
     assert extra["step"] == 1
-    same(unmarked(state), unmarked(again))
+    same(first, unmarked(again))
     for _ in range(3):  # and what was left behind goes, and takes nothing with it
         again = sharded.save(tmp_path, again, extra={"step": 3})
         (tmp_path / f"SHARDS-{max(map(int, numbers(tmp_path))):08}").unlink()
     again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
     assert extra["step"] == 1
-    same(unmarked(state), unmarked(again))
+    same(first, unmarked(again))
 
 
 def numbers(folder):
@@ -97,6 +95,7 @@ def numbers(folder):
 @pytest.mark.parametrize("how", ["manifest", "shard", "missing"])
 def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
     state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})
+    first = unmarked(state)
     sharded.save(tmp_path, more(state), extra={"step": 2})
     path = {
         "manifest": tmp_path / "SHARDS-00000002",
@@ -109,12 +108,12 @@ def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(bytes(data))
-    with pytest.raises(fbuf.CheckpointError, match="is missing|damaged"):
+    with pytest.raises(fbuf.CheckpointError, match=r"is missing|damaged"):
         sharded.load(tmp_path, mesh=meshes.mesh(2))
     with pytest.warns(UserWarning, match="reading the checkpoint before it"):
         again, extra = sharded.load(tmp_path, mesh=meshes.mesh(2), fallback=True)
     assert extra["step"] == 1
-    same(unmarked(state), unmarked(again))
+    same(first, unmarked(again))
 
 
 def test_a_plain_checkpoint_and_one_over_a_mesh_are_told_apart(tmp_path):
@@ -162,7 +161,7 @@ def contents(state):
 @pytest.mark.parametrize("name", ["uniform", "priority_window", "episode", "prioritized"])
 def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
     sampler = SAMPLERS[name]
-    state = made(sampler, devices=4, shards=4, turns=6, lockstep=lockstep)
+    state = made(sampler, devices=4, shards=4, turns=6, lockstep=lockstep, max_ends=96)
     before = contents(state)
     assert len(before) > 100
     for shards in (8, 4):

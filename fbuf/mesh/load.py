@@ -140,10 +140,10 @@ def _read(
 
     if shards is not None and shards != there:
         own = whole.check_part(folder, 0, found.parts[0])
-        each = manifest.read(own, found.parts[0].number).config["num_envs"]
-        num_envs = None if each is None else each * there
+        config: Any = manifest.read(own, found.parts[0].number).config
+        num_envs: Any = config["num_envs"] and config["num_envs"] * there
         shards = check_shards("sharded.load", shards, devices, num_envs)
-        state = assembled(mesh, axis, shards, regrouping(one, each, there, shards))
+        state = assembled(mesh, axis, shards, regrouping(one, num_envs // there, there, shards))
     elif there % devices == 0:
         state = assembled(mesh, axis, there, one)
     else:

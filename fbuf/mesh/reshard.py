@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.door.entry import refuse_consumed
@@ -45,6 +46,9 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
             shard is one sequence of rows, and cannot be divided or joined with others.
         RuntimeError: If `state` has been consumed, or lies on devices of several processes.
         MemoryError: If a device has no room for both.
+
+    Faults:
+        LOST_NEXT: As for `fbuf.resize`: each shard has an equal share of the room for ends.
 
     Cost: O(N log N) time for the N rows of a shard; it moves those that change their device.
 
@@ -115,7 +119,7 @@ def regrouping(
             (max(first - of * each, 0), min(last - of * each, each) - max(first - of * each, 0))
             for of in own
         )
-        device = jax.config.jax_default_device
+        device = next(iter(jnp.zeros(()).devices()))
         states = tuple(jax.device_put(source(of), device) for of in own)
         return _regrouped(states, places, envs, before / after)
 

@@ -126,9 +126,8 @@ def turn(verbs, sampler, views, state, given, number):
 
 
 def empty(verbs, sampler, **where):
-    return verbs.init(
-        ITEM, CAPACITY, num_envs=ENVS, sampler=sampler, next_of="obs", max_ends=24, **where
-    )
+    where = {"max_ends": 24, **where}
+    return verbs.init(ITEM, CAPACITY, num_envs=ENVS, sampler=sampler, next_of="obs", **where)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
