@@ -15,6 +15,7 @@ from fbuf.storage.ring import ENDS
 from fbuf.views.episode import CHUNK
 from fbuf.views.protocol import Reading, View
 from fbuf.views.reader import Fields, Reader
+from fbuf.xla.varying import varying
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +107,8 @@ class ReturnToGo(View):
             gained = jnp.where(first + number <= count[:, None], gained * factor, 0)
             return first - number.size, gained.sum(axis=1) + beyond * total
 
-        begin = (count.max() // number.size * number.size, jnp.zeros(slots.shape, jnp.float32))
+        nothing = varying(jnp.zeros(slots.shape, jnp.float32), count)
+        begin = (count.max() // number.size * number.size, nothing)
         _, total = lax.while_loop(lambda carry: carry[0] >= 0, add_chunk, begin)
         flags = reader.flags(ring.later(slots, count))
         data = ReturnToGoStep(
