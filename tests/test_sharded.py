@@ -102,7 +102,8 @@ def counted(state, draws, step=None):
 def chi_square(counts, expected):
     from scipy import stats
 
-    return stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue
+    share = expected.astype(np.float64) / expected.sum(dtype=np.float64)
+    return stats.chisquare(counts, share * counts.sum()).pvalue
 
 
 @pytest.mark.sweep

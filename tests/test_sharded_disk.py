@@ -157,8 +157,9 @@ def contents(state):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("lockstep", [True, False])
-@pytest.mark.parametrize("name", ["uniform", "priority_window", "episode", "prioritized"])
+@pytest.mark.parametrize(
+    ("name", "lockstep"), [("prioritized", True), ("priority_window", False), ("episode", True)]
+)
 def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
     sampler = SAMPLERS[name]
     state = made(sampler, devices=4, shards=4, turns=6, lockstep=lockstep, max_ends=96)
@@ -175,7 +176,7 @@ def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
     state = more(state, 2, seed=9)  # and it goes on
     assert bool(drawn(state).mask.any())
     sharded.save(tmp_path, state)
-    for devices, shards in ((1, 1), (2, 2), (8, 8)):
+    for devices, shards in ((1, 1), (2, 2)):
         again = sharded.load(tmp_path, mesh=meshes.mesh(devices), shards=shards).state
         assert again.num_shards == shards
         assert contents(again) == contents(state)
