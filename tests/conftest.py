@@ -28,7 +28,7 @@ DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 MOST_MAPS = 60_000
 """Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
 
-MAPS_A_TEST = 2_000
+MAPS_A_TEST = 4_000
 """Those that the largest test makes."""
 
 # Tracing makes millions of objects that live long; to look through them again and again takes a
