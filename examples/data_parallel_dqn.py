@@ -56,7 +56,7 @@ SPLIT, SAME = PartitionSpec(AXIS), PartitionSpec()  # an equal part for each dev
 
 SHARDS = 4  # of the buffer, on any number of devices
 NUM_ENVS = 64  # these, and all sizes below, are of all devices together
-CAPACITY = 102_400
+CAPACITY = 409_600
 BATCH_SIZE = 256
 HIDDEN = 128
 SCALE = (1 / 2.4, 1 / 2, 1 / 0.21, 1 / 2)  # brings what is observed to the order of 1
@@ -68,7 +68,7 @@ TARGET_RATE = 0.03  # how far the target network moves towards the learned one i
 EPSILON = 0.05  # after falling from 1 over the first fifth of the run
 WARM_UP = 1024  # rows in the buffer before learning begins
 
-ROUNDS, QUICK_ROUNDS = 8_000, 200
+ROUNDS, QUICK_ROUNDS = 8_000, 100
 EVALUATIONS, EPISODES = 20, 128
 SOLVED = 450.0  # a new network gets about 20 on average
 
@@ -405,8 +405,11 @@ COMPARED = (ONE, FOUR, TWO_BY_TWO, Setting("4 devices, pmean", 4, 1, False))
 QUICK = (ONE, TWO_BY_TWO)
 
 
-def run(setting: Setting, seed: int, rounds: int) -> Curve:
-    """Start the processes of a mesh, and wait for them. Exits if one of them fails."""
+def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
+    """Start the processes of a mesh, and wait for them. Exits if one of them fails.
+
+    `flags` are more flags for XLA.
+    """
     with socket.socket() as found:
         found.bind(("localhost", 0))
         address = f"localhost:{found.getsockname()[1]}"
@@ -429,6 +432,7 @@ def run(setting: Setting, seed: int, rounds: int) -> Curve:
                         stdin=subprocess.PIPE,  # it closes with this process, and they end
                         stdout=subprocess.PIPE,
                         stderr=stderr,
+                        env={**os.environ, "XLA_FLAGS": f"{os.getenv('XLA_FLAGS', '')} {flags}"},
                         start_new_session=True,  # Ctrl-C is for this process, which ends them
                     )
                 children.append(child)
@@ -610,8 +614,10 @@ def main() -> None:
     settings = (Setting("DQN", devices, processes, options.exact),)
     if options.quick or options.compare:
         settings = QUICK if options.quick else COMPARED
+    # What runs for a moment only is not worth the time to optimise it.
+    flags = "--xla_backend_optimization_level=0" if options.quick else ""
     try:
-        curves = [run(setting, options.seed, rounds) for setting in settings]
+        curves = [run(setting, options.seed, rounds, flags) for setting in settings]
     except KeyboardInterrupt:
         sys.exit("stopped; all processes were ended")
     report_on(curves)
