@@ -414,6 +414,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
         found.bind(("localhost", 0))
         address = f"localhost:{found.getsockname()[1]}"
     name, devices, processes, exact = setting
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()  # XLA reads a blank as a file name
     command = [sys.executable, __file__, "--seed", seed, "--steps", rounds * NUM_ENVS]
     command += ["--exact"] * exact + ["--devices", devices, "--processes", processes]
     command += ["--of-mesh", address]
@@ -432,7 +433,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
                         stdin=subprocess.PIPE,  # it closes with this process, and they end
                         stdout=subprocess.PIPE,
                         stderr=stderr,
-                        env={**os.environ, "XLA_FLAGS": f"{os.getenv('XLA_FLAGS', '')} {flags}"},
+                        env={**os.environ, "XLA_FLAGS": flags},
                         start_new_session=True,  # Ctrl-C is for this process, which ends them
                     )
                 children.append(child)
