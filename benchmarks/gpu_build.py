@@ -169,7 +169,7 @@ UNDER_VIEWS: tuple[Any, ...] = (fbuf.Uniform(), fbuf.Prioritized())
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "while",
     "conditional", "call", "copy-done", "async-start", "async-done", "partition-id", "replica-id",
-    "opt-barrier",
+    "opt-barrier", "all-gather-done", "all-reduce-done", "all-to-all-done",
 }  # fmt: skip
 # Instructions that say little about what a kernel does.
 DULL = FREE | {"broadcast", "convert", "reshape", "copy"}
@@ -182,13 +182,18 @@ ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One device operation: how often it is launched, what it yields, and what is inside."""
+    """One device operation: how often it is launched, what it yields, and what is inside.
+
+    `in_loop` says that it is in a loop whose turns XLA does not know, or looks whether there is
+    another turn.
+    """
 
     times: int
     name: str
     result: str
     operations: str
     functions: str
+    in_loop: bool
 
 
 @dataclasses.dataclass
@@ -214,6 +219,11 @@ def bytes_of(type_text: str) -> int:
 
 def functions_of_frames(text: str) -> dict[str, str]:
     """For each stack frame of a program's tables, the innermost function of fbuf in it."""
+    return {frame: calls[0] for frame, calls in calls_of_frames(text).items()}
+
+
+def calls_of_frames(text: str) -> dict[str, list[str]]:
+    """For each stack frame of a program's tables, the functions of fbuf in it, from the inside."""
 
     def table(title: str) -> list[re.Match[str]]:
         body = re.search(rf"^{title}\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
@@ -226,7 +236,7 @@ def functions_of_frames(text: str) -> dict[str, str]:
     places = {m[1]: dict(fields.findall(m[3])) for m in table("FileLocations")}
     frames = {m[1]: dict(fields.findall(m[3])) for m in table("StackFrames")}
     package = pathlib.Path(fbuf.__file__).parent
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for start in frames:
         frame, seen = start, set[str]()
         while frame in frames and frame not in seen:
@@ -234,15 +244,24 @@ def functions_of_frames(text: str) -> dict[str, str]:
             place = places[frames[frame]["file_location_id"]]
             file = files[place["file_name_id"]]
             if file.is_relative_to(package):
-                found[start] = f"{file.stem}.{names[place['function_name_id']]}"
-                break
+                name = f"{file.stem}.{names[place['function_name_id']]}"
+                found.setdefault(start, []).append(name)
             # Parents are numbered from 1 with 1 for none, one more than the frames themselves.
             frame = str(int(frames[frame].get("parent_frame_id", "1")) - 1)
     return found
 
 
-def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
-    """Kernels, loops of unknown length, copies of at least `large` bytes, and the list."""
+def read(
+    text: str, large: int, functions: dict[str, str] | None = None, conditions: bool = False
+) -> tuple[int, int, list[str], list[Kernel]]:
+    """Kernels, loops of unknown length, copies of at least `large` bytes, and the list.
+
+    Args:
+        text: The program.
+        large: From how many bytes on a copy is a large one.
+        functions: What to call the stack frames; None is by `functions_of_frames`.
+        conditions: Count what looks whether a loop of unknown length has another turn, too.
+    """
     computations: dict[str, list[str]] = {}
     current = None
     # Long tuples hold comments, /*index=5*/: with the = in them, loops would not be recognised.
@@ -258,12 +277,12 @@ def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
 
     found: list[Kernel] = []
     unknown = 0
-    functions = functions_of_frames(text)
+    functions = functions_of_frames(text) if functions is None else functions
 
     def called(line: str, attribute: str) -> str:
         return re.search(rf"\b{attribute}=%?([\w.\-]+)", line)[1]  # type: ignore[index] (HLO has it)
 
-    def walk(name: str, times: int) -> int:
+    def walk(name: str, times: int, in_loop: bool = False) -> int:
         nonlocal unknown
         total = 0
         for line in computations.get(name, []):
@@ -275,20 +294,23 @@ def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
                 turns = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
                 unknown += turns is None
                 count = int(turns[1]) if turns else 1
-                total += count * walk(called(line, "body"), times * count)
+                inside = in_loop or turns is None
+                total += count * walk(called(line, "body"), times * count, inside)
+                if conditions and turns is None:
+                    total += walk(called(line, "condition"), times, True)
             elif op == "call":
-                total += walk(called(line, "to_apply"), times)
+                total += walk(called(line, "to_apply"), times, in_loop)
             elif op == "conditional":
                 names = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
                 for group in re.findall(r"branch_computations=\{([^}]*)\}", line):
                     names += [n.strip().lstrip("%") for n in group.split(",")]
-                total += max((walk(n, times) for n in names), default=0)
+                total += max((walk(n, times, in_loop) for n in names), default=0)
             elif op not in FREE:
                 total += 1
-                found.append(kernel(match, line, times))
+                found.append(kernel(match, line, times, in_loop))
         return total
 
-    def kernel(match: re.Match[str], line: str, times: int) -> Kernel:
+    def kernel(match: re.Match[str], line: str, times: int, in_loop: bool) -> Kernel:
         lines = computations[called(line, "calls")] if match["op"] == "fusion" else [line]
         inside = [(x["op"], y) for y in lines if (x := INSTRUCTION.match(y))]
         telling = [pair for pair in inside if pair[0] not in DULL] or inside
@@ -301,6 +323,7 @@ def read(text: str, large: int) -> tuple[int, int, list[str], list[Kernel]]:
             re.sub(r"\{[^}]*\}", "", match["type"]),
             ", ".join(op if n == 1 else f"{n} {op}" for op, n in counted.most_common()),
             ", ".join(name for name, _ in sources.most_common() if name),
+            in_loop,
         )
 
     total = walk("ENTRY", 1)
@@ -333,12 +356,12 @@ def compile_for_gpu(
     )
 
 
-_devices: list[Any] = []
+_devices: dict[int, list[Any]] = {}
 
 
-def devices() -> list[Any]:
-    """One described H200, to compile for."""
-    if not _devices:
+def devices(count: int = 1) -> list[Any]:
+    """Described H200s of one host, to compile for."""
+    if count not in _devices:
         jax.devices()
         # jax itself may have initialised it, which is no harm and cannot be asked beforehand.
         try:
@@ -347,10 +370,10 @@ def devices() -> list[Any]:
             if "already" not in str(error).lower():
                 raise
         topology = xla_client._xla.get_default_c_api_topology(
-            "cuda", "", {"target_config": H200, "topology": "1x1x1"}
+            "cuda", "", {"target_config": H200, "topology": f"1x1x{count}"}
         )
-        _devices.extend(topology._make_compile_only_devices())
-    return _devices
+        _devices[count] = topology._make_compile_only_devices()
+    return _devices[count]
 
 
 # --- what is compiled ----------------------------------------------------------------------------
