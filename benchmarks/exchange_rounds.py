@@ -28,8 +28,8 @@ in the batch, and what the weight is made of. Bytes of memory are those of `fbuf
 
 Times are no measurements. They say how long it would take if each message took 10 us, one after the
 other, and bytes came at 50 GB/s. Networks send several messages at once, so this is pessimistic
-where there are many. The plan and an update are each one `all_gather` in a ring, where messages do
-wait for each other; here both are of a prioritised buffer.
+where there are many. The plan is an `all_reduce` and an update an `all_gather`, both in a ring,
+where messages do wait for each other; here both are of a prioritised buffer.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def words(item: Any, sampler: fbuf.samplers.Sampler) -> Record:
     state = fbuf.sharded.init(item, 64, mesh=mesh, shards=2, sampler=sampler)
     key = jax.random.key(0)
     program = jax.make_jaxpr(lambda state: fbuf.sharded.sample(state, key, 8))(state)
-    (sent,), (told,) = (arguments(program.jaxpr, n) for n in ("all_to_all", "all_gather"))
+    (sent,), (told,) = (arguments(program.jaxpr, n) for n in ("all_to_all", "psum_invariant"))
     found = {"message": sent.shape[-1], "plan": told.shape[-1]}
     if sampler.keeps_priorities:
         ids = fbuf.sharded.ShardedIds(*(jnp.zeros(8, jnp.int32) for _ in range(3)))
@@ -389,12 +389,11 @@ def told_table(records: list[Record]) -> Table:
     rows = []
     for devices, shards, each in SETTINGS if prioritized else ():
         cells = [setting_text(devices, shards, each)]
-        for words, entries in (
-            (prioritized["plan"], shards // devices),
-            (prioritized["update"], each),
-        ):
-            received = 4 * words * entries * (devices - 1)
-            cells += [bytes_text(received), ms_text(seconds(devices - 1, received))]
+        plan = 4 * prioritized["plan"] * shards // devices
+        # A sum goes around twice: it is made, and then told.
+        for turns, sent in ((2, plan), (1, 4 * prioritized["update"] * each)):
+            messages = turns * (devices - 1)
+            cells += [bytes_text(sent * messages), ms_text(seconds(messages, sent * messages))]
         rows.append(cells)
     return ["received", "plan", "time (estimate)", "update_priority", "time (estimate)"], rows
 

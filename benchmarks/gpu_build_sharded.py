@@ -34,14 +34,14 @@ if __name__ == "__main__" and (message := gpu_build.missing()):
     print(message)
     sys.exit(0)
 
-import jax  # noqa: E402 (after the early exit)
-import jax.numpy as jnp  # noqa: E402 (after the early exit)
-import numpy as np  # noqa: E402 (after the early exit)
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-import fbuf  # noqa: E402 (after the early exit)
-from benchmarks import harness, report  # noqa: E402 (after the early exit)
-from benchmarks.gpu_build import ITEM, SMALL, Kernel  # noqa: E402 (after the early exit)
-from fbuf import sharded  # noqa: E402 (after the early exit)
+import fbuf
+from benchmarks import harness, report
+from benchmarks.gpu_build import ITEM, SMALL, Kernel
+from fbuf import sharded
 
 DEVICES = 8
 SHARDS = (8, 32)
@@ -219,7 +219,9 @@ def table(rows: list[Row]) -> list[str]:
     head += ["collectives", "temp bytes", "bytes in place", "bytes of state", "large copies"]
     lines = []
     for r in rows:
-        place = [f"{n:,}" if r.function in IN_PLACE else "-" for n in (r.alias_bytes, r.state_bytes)]
+        place = [
+            f"{n:,}" if r.function in IN_PLACE else "-" for n in (r.alias_bytes, r.state_bytes)
+        ]
         kernels = [str(n) for n in (r.outside, r.round, r.kernels)]
         lines.append(
             [r.sampler, r.function, str(r.shards), *kernels, "; ".join(r.collectives) or "none",

@@ -1,4 +1,4 @@
-"""What all devices know of each other before they plan a batch: one `all_gather`.
+"""What all devices know of each other before they plan a batch: one collective.
 
 They tell each other the masses of their shards, and what they were called with. Processes that are
 called with different keys would each plan a batch of their own, and send rows that nobody expects.
@@ -16,6 +16,8 @@ from jax import lax
 from fbuf.mesh import local
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import PlannedSampler
+from fbuf.xla.across import summed
+from fbuf.xla.varying import varying
 
 
 class Agreement(NamedTuple):
@@ -55,7 +57,15 @@ def agreed(
     called = [*jax.random.key_data(key).reshape(-1), *numbers]
     rows = [_word(leaf) for leaf in leaves]
     rows += [jnp.broadcast_to(_word(number), rows[0].shape) for number in called]
-    told = lax.all_gather(jnp.stack(rows, axis=1), state.axis, tiled=True)
+    # A sum to which each gives its own rows, and not a gather: JAX then knows that the result is
+    # the same on all devices, and so is what follows from it, without asking again.
+    own = jnp.stack(rows, axis=1)
+    blank = jnp.zeros((state.num_shards, own.shape[1]), jnp.uint32)
+    at = local.device_number(state) * state.shards_of_device
+    told = summed(lax.dynamic_update_slice_in_dim(blank, own, at, axis=0), (state.axis,))
+    calls = told[:, len(leaves) :]
+    alike = (calls == calls[:1]).all()
+    told = varying(told, own)  # as the rows of the device are, which it is computed with
     masses = [lax.bitcast_convert_type(told[:, at], leaf.dtype) for at, leaf in enumerate(leaves)]
     calls = told[:, len(leaves) :]
     first = calls[0, : len(called) - len(numbers)]
@@ -64,7 +74,7 @@ def agreed(
         masses=jax.tree.unflatten(tree, masses),
         key=jax.random.wrap_key_data(first.reshape(shape), impl=impl),
         numbers=tuple(calls[0, len(first) :].astype(jnp.int32)),
-        alike=(calls == calls[:1]).all(),
+        alike=alike,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf.mesh import local
@@ -31,17 +32,13 @@ class Routes(NamedTuple):
     """What the shards of this device send, and where to.
 
     Attributes:
-        own: int32 `[shards_of_device, B]`; the numbers of the draws of each shard, in order.
-        begin: int32 `[shards_of_device, num_devices]`; where in `own` those begin that go to each
-            device.
-        end: The same; where they end.
+        own: int32 `[shards_of_device, num_devices, places]`; which draws of each shard go to each
+            device, in order, and behind them -1.
         rounds: int32 scalar; how many rounds it takes, the same on all devices.
         room: The size of a bucket; static.
     """
 
     own: jax.Array
-    begin: jax.Array
-    end: jax.Array
     rounds: jax.Array
     room: int
 
@@ -74,26 +71,50 @@ def _log_poisson(count: int, mean: float) -> float:
 
 def routes(state: ShardedState[Any], shards: jax.Array) -> Routes:
     """The routes of a plan; `shards` is int32 `[B]`: the shard of each draw."""
-    batch, devices = shards.shape[0], state.num_devices
+    batch, devices, count = shards.shape[0], state.num_devices, state.shards_of_device
     part = batch // devices  # of the batch, on each device
-    mine = shards[None] == local.shard_numbers(state)[:, None]
-    running = jnp.cumsum(mine, axis=1, dtype=jnp.int32)
-    number = jnp.broadcast_to(jnp.arange(batch, dtype=jnp.int32), mine.shape)
-    row = jnp.arange(mine.shape[0], dtype=jnp.int32)[:, None]
-    own = jnp.zeros_like(number).at[row, jnp.where(mine, running - 1, batch)]
-    end = running[:, part - 1 :: part]
-    begin = jnp.concatenate([jnp.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
-    buckets = state.num_shards * devices
-    room = bucket_size(part / state.num_shards, part, buckets)
-    bucket = shards * devices + jnp.arange(batch, dtype=jnp.int32) // part
-    full = jnp.zeros(buckets, jnp.int32).at[bucket].add(1, mode="drop").max()
-    return Routes(
-        own.set(number, mode="drop", unique_indices=True), begin, end, -(-full // room), room
-    )
+    room = bucket_size(part / state.num_shards, part, state.num_shards * devices)
+    parts = shards.reshape(devices, part)
+    place = _places(parts, state.num_shards)
+    mine = parts - local.device_number(state) * count
+    # Another device's shard is out of range below, too, where a place would count from the end.
+    mine = jnp.where(mine < 0, count, mine)
+    to = jnp.arange(devices, dtype=jnp.int32)[:, None]
+    number = to * part + jnp.arange(part, dtype=jnp.int32)
+    own = jnp.full((count, devices, -(-part // room) * room), -1, jnp.int32)
+    own = own.at[mine, to, place].set(number, mode="drop", unique_indices=True)
+    return Routes(own, lax.div(place.max(), jnp.int32(room)) + 1, room)
+
+
+def _places(parts: jax.Array, num_shards: int) -> jax.Array:
+    """How many of a row's entries before each are the same: int32, of `[rows, n]` shards."""
+
+    def counted(parts: jax.Array) -> jax.Array:
+        rows, size = parts.shape
+
+        def body(at: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            so_far, places = carry
+            bucket = at // size * num_shards + flat[at]
+            place = so_far[bucket]
+            return so_far.at[bucket].set(place + 1), places.at[at].set(place)
+
+        flat = parts.reshape(-1)
+        so_far = varying(jnp.zeros(rows * num_shards, jnp.int32), parts)
+        _, places = lax.fori_loop(0, flat.shape[0], body, (so_far, jnp.zeros_like(flat)))
+        return places.reshape(parts.shape)
+
+    def compared(parts: jax.Array) -> jax.Array:
+        # One kernel; a running count of each shard would be several.
+        at = jnp.arange(parts.shape[1], dtype=jnp.int32)
+        same = (parts[:, :, None] == parts[:, None, :]) & (at[:, None] > at[None, :])
+        return jnp.sum(same, axis=2, dtype=jnp.int32)
+
+    return lax.platform_dependent(parts, cpu=counted, default=compared)
 
 
 def fetched(
     state: ShardedState[Any],
+    part: int,
     plan: Routes,
     read: Callable[[Any, jax.Array, jax.Array], Any],
 ) -> tuple[Any, jax.Array]:
@@ -101,6 +122,7 @@ def fetched(
 
     Args:
         state: The blocks of this device.
+        part: How many rows these are.
         plan: The routes.
         read: What to send, called with a shard, int32 `[n]` numbers of draws, and bool `[n]`: which
             of them are meant. A pytree, leaves `[n, ...]`.
@@ -108,18 +130,16 @@ def fetched(
     Returns:
         The same pytree, leaves `[B / num_devices, ...]`, and which of the rows have come.
     """
-    devices, count = state.num_devices, state.shards_of_device
-    part = plan.own.shape[1] // devices
-    to = jnp.arange(devices, dtype=jnp.int32)[:, None]
+    count, devices, _ = plan.own.shape
+    # Made beforehand: on a GPU these numbers would be a kernel.
+    first = np.arange(devices, dtype=np.int32)[:, None] * np.int32(part)
 
     def send(turn: jax.Array) -> Any:
         """What goes in a turn, leaves `[count, devices * room, ...]`, with places in the batch."""
-        at = plan.begin[:, :, None] + turn * plan.room + jnp.arange(plan.room, dtype=jnp.int32)
-        meant = at < plan.end[:, :, None]
-        at = jnp.minimum(at, plan.own.shape[1] - 1).reshape(count, -1)
-        numbers = jnp.take_along_axis(plan.own, at, axis=1).reshape(meant.shape)
+        numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.room, plan.room, axis=2)
+        meant = numbers >= 0
+        place = jnp.where(meant, numbers - first, part)
         numbers = jnp.where(meant, numbers, 0)
-        place = jnp.where(meant, numbers - to * part, part)
         rows = local.in_shards(read, state, numbers.reshape(count, -1), meant.reshape(count, -1))
         return place, rows
 

@@ -23,7 +23,6 @@ from fbuf.verbs.sample import CHECKS, is_step, place_in_epoch, require_step
 from fbuf.views.item import Item
 from fbuf.views.protocol import View
 from fbuf.views.reader import Draws
-from fbuf.xla.across import largest
 
 
 @sharded_verb(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
@@ -63,8 +62,8 @@ def sample(
     Faults:
         CALLS_DIFFER: In `batch.fault`: processes gave different keys or steps. All rows are masked.
 
-    Cost: an `all_gather` of some words a shard, one `all_to_all` of rows a round, and one or two
-    collectives of 4 bytes, for the largest weight and for the fault. There is more than one round
+    Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and one
+    of 4 bytes for the largest weight. There is more than one round
     only if the shards differ much in what they have to draw from. A device plans all `B` draws, and
     looks up its own ones; `docs/scale.md` has the bytes.
 
@@ -144,8 +143,9 @@ def drawn(
         batch = gathered(shard, slots, meant, view, view_key, reads, draws=draws)
         return _turned(batch, view), found
 
-    (batch, found), come = exchange.fetched(state, exchange.routes(state, plan.shards), read)
     part = batch_size // state.num_devices
+    routes = exchange.routes(state, plan.shards)
+    (batch, found), come = exchange.fetched(state, part, routes, read)
     numbers = local.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
     draw = sampler.weigh(masses, batch.ids.slot, found, numbers, beta, place, (state.axis,))
     there = draw.mask & come & alike
@@ -164,6 +164,6 @@ def drawn(
         truncated=batch.truncated & flags,
         probability=jnp.where(there, draw.probability, 0),
         weight=jnp.where(mask, draw.weight, 0),
-        fault=largest(bits_where(~alike, Fault.CALLS_DIFFER), (state.axis,)),
+        fault=bits_where(~alike, Fault.CALLS_DIFFER),
     )
     return _turned(made, view)

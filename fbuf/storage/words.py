@@ -20,8 +20,13 @@ UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 def packed(leaves: Sequence[jax.Array]) -> jax.Array:
     """Leaves `[B, ...]` of any dtype, side by side: uint32 `[B, words]`."""
-    columns = [widened(bits(_whole(leaf), jnp.uint32), jnp.uint32) for leaf in leaves]
-    return jnp.concatenate(columns, axis=1)
+    columns = [bits(_whole(leaf), jnp.uint32) for leaf in leaves]
+    # A number that has a word to itself is converted: that is no kernel of its own on a GPU.
+    wide = [
+        column.astype(jnp.uint32) if column.shape[1] == 1 else widened(column, jnp.uint32)
+        for column in columns
+    ]
+    return jnp.concatenate(wide, axis=1)
 
 
 def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
@@ -34,7 +39,11 @@ def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax
         size = plain.dtype.itemsize
         count = math.prod(plain.shape) * max(size // 4, 1)
         last = first + -(-count * min(size, 4) // 4)
-        small = narrowed(words[:, first:last], min(size, 4))[:, :count]
+        small = words[:, first:last]
+        if count > 1:
+            small = narrowed(small, min(size, 4))[:, :count]
+        elif size < 4:
+            small = small.astype(UNSIGNED[size])
         whole = numbers(small, plain.shape[1:], np.dtype(plain.dtype))
         found.append(_as_it_was(whole, spec.dtype))
         first = last
