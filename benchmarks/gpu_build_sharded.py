@@ -6,8 +6,9 @@ It needs what `benchmarks.gpu_build` needs. It takes two minutes, and exits with
 missed. Where the plugin is not installed it says so in one line, and exits with 0.
 
 No GPU is needed and nothing runs: the functions are compiled for eight described devices of one
-host, and the program of one of them is read. Rows, kernels and large copies are those of
-`benchmarks.gpu_build`; here copies are large from 1 MB on. A collective counts as one kernel.
+host, and the program of one of them is read. Rows and kernels are those of `benchmarks.gpu_build`.
+Copies are those of arrays that have as many numbers as an array of the state has on a device, if
+these take a kilobyte or more. A collective counts as one kernel.
 
 The exchange is a loop, and how many rounds it takes is known only when it runs. So kernels are
 those outside of it and those of a round, with what looks whether there is another one. "One round"
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -47,8 +49,8 @@ DEVICES = 8
 SHARDS = (8, 32)
 BATCH, ADDED = 256, 16
 """A device."""
-LARGE = 2**20
-"""Bytes from which a copy is that of something stored: a batch is at most some 100 kB."""
+LARGE = 2**10
+"""Bytes from which a copy is looked at."""
 SAMPLERS: tuple[Any, ...] = (
     fbuf.Uniform(),
     fbuf.Prioritized(),
@@ -113,6 +115,12 @@ def part_of(calls: list[str]) -> str:
         if found:
             return found
     return "rest"
+
+
+def size_of(type_text: str) -> int:
+    """How many numbers the first array of an HLO type has."""
+    match = gpu_build.ARRAY.search(type_text)
+    return math.prod(int(n) for n in match[2].split(",") if n) if match else 0
 
 
 def collectives(text: str) -> list[str]:
@@ -190,6 +198,8 @@ def compiled(
     text, memory = program.as_text(), program.memory_analysis()
     parts = {frame: part_of(calls) for frame, calls in gpu_build.calls_of_frames(text).items()}
     _, _, copies, launches = gpu_build.read(text, LARGE, parts, conditions=True)
+    stored = {leaf.size // DEVICES for leaf in jax.tree.leaves(arguments[0])}
+    copies = [copy for copy in copies if size_of(copy) in stored]
     state_bytes = gpu_build.bytes_in(arguments[:1]) // DEVICES
     in_round = sum(kernel.in_loop for kernel in launches)
     sent = collectives(text)
@@ -216,7 +226,7 @@ def compiled(
 def table(rows: list[Row]) -> list[str]:
     """The report as lines of Markdown."""
     head = ["sampler", "function", "shards", "kernels, outside", "a round", "one round"]
-    head += ["collectives", "temp bytes", "bytes in place", "bytes of state", "large copies"]
+    head += ["collectives", "temp bytes", "bytes in place", "bytes of state", "copies of the state"]
     lines = []
     for r in rows:
         place = [

@@ -90,18 +90,18 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
     """How many of a row's entries before each are the same: int32, of `[rows, n]` shards."""
 
     def counted(parts: jax.Array) -> jax.Array:
-        rows, size = parts.shape
-
-        def body(at: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            so_far, places = carry
-            bucket = at // size * num_shards + flat[at]
-            place = so_far[bucket]
-            return so_far.at[bucket].set(place + 1), places.at[at].set(place)
-
+        # Counts and places in one array: of two XLA would copy the counts at every turn.
+        count, size = parts.size, parts.shape[1]
         flat = parts.reshape(-1)
-        so_far = varying(jnp.zeros(rows * num_shards, jnp.int32), parts)
-        _, places = lax.fori_loop(0, flat.shape[0], body, (so_far, jnp.zeros_like(flat)))
-        return places.reshape(parts.shape)
+
+        def body(at: jax.Array, made: jax.Array) -> jax.Array:
+            bucket = count + at // size * num_shards + flat[at]
+            place = made[bucket]
+            made = lax.dynamic_update_slice_in_dim(made, place[None], at, axis=0)
+            return lax.dynamic_update_slice_in_dim(made, place[None] + 1, bucket, axis=0)
+
+        made = varying(jnp.zeros(count + parts.shape[0] * num_shards, jnp.int32), parts)
+        return lax.fori_loop(0, count, body, made)[:count].reshape(parts.shape)
 
     def compared(parts: jax.Array) -> jax.Array:
         # One kernel; a running count of each shard would be several.
