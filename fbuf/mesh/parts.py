@@ -15,9 +15,10 @@ from fbuf.state import State
 def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
     """The shards that this process writes, one after the other, with their numbers."""
     blocks, tree = jax.tree.flatten(state.blocks)
+    # Not of the mesh any more, whose axes may be explicit.
     arrays = [
         {
-            part.index[0].start or 0: part.data
+            part.index[0].start or 0: _of_device(part)
             for part in block.addressable_shards
             if part.replica_id == 0
         }
@@ -35,6 +36,12 @@ def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
             shard = jax.tree.unflatten(tree, leaves)
             ring = dataclasses.replace(shard.ring, shards=1)
             yield first + at, dataclasses.replace(shard, ring=ring)
+
+
+def _of_device(part: Any) -> jax.Array:
+    """The block of one device, as an array of that device alone."""
+    sharding = jax.sharding.SingleDeviceSharding(part.device)
+    return jax.make_array_from_single_device_arrays(part.data.shape, sharding, [part.data])
 
 
 def _part(block: Any, at: int, spec: jax.ShapeDtypeStruct, count: int) -> jax.Array:

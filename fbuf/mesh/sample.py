@@ -62,10 +62,10 @@ def sample(
     Faults:
         CALLS_DIFFER: In `batch.fault`: processes gave different keys or steps. All rows are masked.
 
-    Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and one
-    of 4 bytes for the largest weight. There is more than one round
-    only if the shards differ much in what they have to draw from. A device plans all `B` draws, and
-    looks up its own ones; `docs/scale.md` has the bytes.
+    Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
+    the largest weight. There is more than one round only if the shards differ much in what they
+    have to draw from. A device plans all `B` draws, and looks up its own ones; `docs/scale.md` has
+    the bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -73,7 +73,8 @@ def sample(
         >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
         >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
         >>> batch = fbuf.sharded.sample(state, jax.random.key(0), 4)
-        >>> batch.data, batch.ids.shard
+        >>> batch.data.shape, bool(batch.mask.all()), set(batch.ids.shard.tolist()) <= {0, 1}
+        ((4,), True, True)
     """
     require_step("sharded.sample", state.blocks.sampler, step)
     devices = state.num_devices
