@@ -8,9 +8,11 @@ gradients goes to all, so that their networks stay equal. All of this is one `la
 `jax.shard_map`, compiled once.
 
 The number of shards is fixed, so batches do not depend on the number of devices. The random numbers
-of an environment depend on its number, and not on the device that steps it. So one device, four
-devices, and two processes of two devices each do the same: `--compare` puts their learning curves
-over each other.
+of an environment depend on its number, and not on the device that steps it. What is left is
+rounding: `lax.pmean` adds up gradients in an order that depends on the devices. One draw that falls
+on another row is then enough to make another agent. With `--exact` gradients are added up in the
+order of the shards, and one device, four devices, and two processes of two devices each train the
+same agent, bit for bit. `--compare` puts their learning curves over each other.
 
 The devices are simulated: parts of this machine's CPU. JAX has to know how many before it starts.
 So this script starts itself again, once for each process of the mesh. The first process only
@@ -382,27 +384,33 @@ def be_process(address: str, number: str, options: argparse.Namespace) -> None:
 
 
 class Setting(NamedTuple):
-    """Where to train."""
+    """Where to train, and how gradients are added up."""
 
-    name: str
     devices: int
-    processes: int
-    exact: bool
+    processes: int = 1
+    exact: bool = True
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        each = self.devices // self.processes
+        where = f"{each} device{'s' * (each > 1)}"
+        if self.processes > 1:
+            where = f"{self.processes} processes of {where}"
+        return where if self.exact else f"{where}, pmean"
 
 
 class Curve(NamedTuple):
     """What a run has found."""
 
-    name: str
+    setting: Setting
     returns: np.ndarray  # one for each evaluation
     losses: np.ndarray  # one for each round
     seconds: float
 
 
-ONE, FOUR = Setting("1 device", 1, 1, True), Setting("4 devices", 4, 1, True)
-TWO_BY_TWO = Setting("2 processes of 2 devices", 4, 2, True)
-COMPARED = (ONE, FOUR, TWO_BY_TWO, Setting("4 devices, pmean", 4, 1, False))
-QUICK = (ONE, TWO_BY_TWO)
+COMPARED = (Setting(1), Setting(4), Setting(4, 2), Setting(4, exact=False))
+QUICK = (Setting(1), Setting(4, 2))
 
 
 def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
@@ -413,7 +421,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
     with socket.socket() as found:
         found.bind(("localhost", 0))
         address = f"localhost:{found.getsockname()[1]}"
-    name, devices, processes, exact = setting
+    devices, processes, exact = setting
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()  # XLA reads a blank as a file name
     command = [sys.executable, __file__, "--seed", seed, "--steps", rounds * NUM_ENVS]
     command += ["--exact"] * exact + ["--devices", devices, "--processes", processes]
@@ -421,7 +429,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
     events: queue.Queue[dict[str, Any] | None] = queue.Queue()
     returns, losses, seconds = [], [], 0.0
     each = rounds // EVALUATIONS * NUM_ENVS
-    progress = tqdm(desc=name, total=each * EVALUATIONS, unit=" steps", disable=None)
+    progress = tqdm(desc=setting.name, total=each * EVALUATIONS, unit=" steps", disable=None)
     with tempfile.TemporaryDirectory() as folder:
         errors = [pathlib.Path(folder, f"errors of {number}") for number in range(processes)]
         children = []
@@ -440,7 +448,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
             threading.Thread(target=_listen, args=(children[0], events), daemon=True).start()
             while event := _next(events, children, errors):
                 if "compiled" in event:
-                    progress.write(f"{name}: compiled in {event['compiled']:.0f} s")
+                    progress.write(f"{setting.name}: compiled in {event['compiled']:.0f} s")
                 if "return" in event:
                     returns.append(event["return"])
                     losses += event["losses"]
@@ -453,7 +461,7 @@ def run(setting: Setting, seed: int, rounds: int, flags: str = "") -> Curve:
                 child.kill()
             for child in children:
                 child.wait()
-    return Curve(name, np.array(returns), np.array(losses), seconds)
+    return Curve(setting, np.array(returns), np.array(losses), seconds)
 
 
 def _listen(child: subprocess.Popen[bytes], events: queue.Queue[dict[str, Any] | None]) -> None:
@@ -502,9 +510,10 @@ def _fate(status: int) -> str:
 
 def report_on(curves: list[Curve]) -> None:
     """Print what the runs got, and how far the others are from the first one."""
-    first, width = curves[0], max(len(curve.name) for curve in curves)
+    first, width = curves[0], max(len(curve.setting.name) for curve in curves)
     for curve in curves:
-        line = f"{curve.name:<{width}}   return {curve.returns[-1]:5.1f}   {curve.seconds:4.0f} s"
+        line = f"{curve.setting.name:<{width}}   return {curve.returns[-1]:5.1f}"
+        line += f"   {curve.seconds:4.0f} s"
         if curve is not first:
             apart = np.abs(curve.returns - first.returns).max()
             line += f"   curves differ by up to {apart:.1f}; losses "
@@ -527,11 +536,11 @@ def plot(curves: list[Curve], rounds: int, path: pathlib.Path) -> None:
     steps = np.arange(1, EVALUATIONS + 1) * (rounds // EVALUATIONS) * NUM_ENVS / 1000
     figure, axes = plt.subplots(figsize=(7, 4))
     axes.axhline(SOLVED, color="grey", linewidth=0.8, linestyle="--")
-    looks = (("#a6cbe8", 8.0, "-"), ("#2b6cb0", 3.5, "-"), ("#dd6b20", 1.5, "--"))
-    bits = iter(looks)
-    for curve in curves:
-        color, width, style = ("grey", 1.0, ":") if "pmean" in curve.name else next(bits)
-        axes.plot(steps, curve.returns, style, color=color, linewidth=width, label=curve.name)
+    looks = [("#a6cbe8", 8.0, "-"), ("#2b6cb0", 3.5, "-"), ("#dd6b20", 1.5, "--"), ("grey", 1, ":")]
+    for curve, (color, width, style) in zip(curves, looks[len(curves) == 1 :], strict=False):
+        axes.plot(
+            steps, curve.returns, style, color=color, linewidth=width, label=curve.setting.name
+        )
     axes.set(
         xlabel="environment steps (thousands)",
         ylabel=f"mean return of {EPISODES} episodes",
@@ -612,7 +621,7 @@ def main() -> None:
     if options.of_mesh:
         be_process(*options.of_mesh, options)
         return
-    settings = (Setting("DQN", devices, processes, options.exact),)
+    settings = (Setting(devices, processes, options.exact),)
     if options.quick or options.compare:
         settings = QUICK if options.quick else COMPARED
     # What runs for a moment only is not worth the time to optimise it.
@@ -623,8 +632,8 @@ def main() -> None:
         sys.exit("stopped; all processes were ended")
     report_on(curves)
     plot(curves, rounds, options.plot)
-    exact = [curve.losses for curve in curves if "pmean" not in curve.name]
-    if not all(np.array_equal(losses, exact[0]) for losses in exact):
+    exact = [curve.losses for curve in curves if curve.setting.exact]
+    if not all(np.array_equal(losses, exact[0]) for losses in exact[1:]):
         sys.exit("failed: training was not the same on all numbers of devices")
     final = curves[0].returns[-1]
     if not options.quick and final < SOLVED:
