@@ -34,7 +34,7 @@ docs: $(READY)  ## Build the site into site/.
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
 	for name in compare draw_parts agents slices saving bridge torch_buffers collect processes \
-			exchange_rounds $(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
+			exchange_rounds sharded $(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
@@ -46,6 +46,7 @@ ablations: $(READY)  ## Measure one way to do a thing beside another.
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.gpu_build $(ARGS)
+	$(BIN)/python -m benchmarks.gpu_build_sharded $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs

@@ -23,7 +23,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, exchange_rounds, report, slices
+from benchmarks import compare, exchange_rounds, report, sharded, slices
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -38,10 +38,12 @@ REPORTS = (
     "collect",
     "processes",
     "exchange_rounds",
+    "sharded",
     "torchrl_dqn",
     "torchrl_td3",
     "torchrl_td_mpc2",
     "gpu_build",
+    "gpu_build_sharded",
     "gpu_speed",
     "row_access",
     "tree_shapes",
@@ -52,16 +54,25 @@ REPORTS = (
 PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
 """The README's picture, also where the README is shown by a package index."""
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
-SCALE: dict[str, Callable[[list[Record]], exchange_rounds.Table]] = {
-    "rounds": exchange_rounds.skew_table,
-    "cost": exchange_rounds.cost_table,
-    "sizes": lambda records: exchange_rounds.rule_table(
-        [record for record in records if record.get("rows") == exchange_rounds.USUAL]
-    ),
-    "told": exchange_rounds.told_table,
-    "memory": exchange_rounds.memory_table,
+SCALE: dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]] = {
+    "exchange_rounds": {
+        "rounds": exchange_rounds.skew_table,
+        "cost": exchange_rounds.cost_table,
+        "sizes": lambda records: exchange_rounds.rule_table(
+            [record for record in records if record.get("rows") == exchange_rounds.USUAL]
+        ),
+        "told": exchange_rounds.told_table,
+        "memory": exchange_rounds.memory_table,
+    },
+    "sharded": {
+        "calls": sharded.scaling_table,
+        "collectives": sharded.alone_table,
+        "shards": sharded.shards_table,
+        "bytes": sharded.bytes_table,
+        "copies": sharded.memory_table,
+    },
 }
-"""The tables of `docs/scale.md`, each between marks of its name."""
+"""The tables of `docs/scale.md`, by the report: each between marks of its name."""
 INTRODUCTION = """\
 # Benchmarks
 
@@ -178,13 +189,13 @@ def between_marks(text: str, part: str) -> str:
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
-def scale(text: str, records: list[Record]) -> str:
-    """`docs/scale.md` with its tables replaced.
+def scale(text: str, of: str, records: list[Record]) -> str:
+    """`docs/scale.md` with the tables of a report replaced.
 
     Raises:
         ValueError: If the marks of a table are not there.
     """
-    for name, table in SCALE.items():
+    for name, table in SCALE[of].items():
         begin, end = (mark.replace("figures", f"figures of {name}") for mark in (BEGIN, END))
         marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         lines = report.table(*table(records))
@@ -212,9 +223,11 @@ def main() -> None:
     (to / "docs" / "benchmarks.md").write_text(page(results, to / "docs" / "benchmarks"))
     readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
     (to / "README.md").write_text(readme)
-    if exchanged := records_of("exchange_rounds", results):
-        page_of_scale = (ROOT / "docs" / "scale.md").read_text()
-        (to / "docs" / "scale.md").write_text(scale(page_of_scale, exchanged))
+    page_of_scale = (ROOT / "docs" / "scale.md").read_text()
+    for name in SCALE:
+        if records := records_of(name, results):
+            page_of_scale = scale(page_of_scale, name, records)
+    (to / "docs" / "scale.md").write_text(page_of_scale)
     print(f"wrote docs/benchmarks.md and the figures of README.md and docs/scale.md in {to}")
 
 

@@ -350,7 +350,7 @@ def tasks(quick: bool) -> list[Task]:
     return [
         {"label": "compiled", "compiled": True, **on_cpu},
         {"label": "one process", "rounds": rounds, **on_cpu},
-        {"label": BETWEEN, "processes": True, "rounds": rounds, "seconds": 600, **on_cpu},
+        {"label": BETWEEN, "processes": True, "rounds": rounds, "seconds": 1500, **on_cpu},
     ]
 
 
