@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_build_sharded [--kernels]
 
-It needs what `benchmarks.gpu_build` needs. It takes two minutes, and exits with 1 if a bar is
+It needs what `benchmarks.gpu_build` needs. It takes four minutes, and exits with 1 if a bar is
 missed. Where the plugin is not installed it says so in one line, and exits with 0.
 
 No GPU is needed and nothing runs: the functions are compiled for eight described devices of one
