@@ -50,9 +50,10 @@ def specs(state: ShardedState[Any]) -> Any:
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
         >>> spec = fbuf.sharded.specs(state)
+        >>> rows = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P("data")))
         >>> add = jax.shard_map(fbuf.sharded.add, mesh=mesh, in_specs=(spec, jax.P("data")),
         ...                     out_specs=spec)
-        >>> int(fbuf.sharded.size(jax.jit(add)(state, jnp.arange(6.0))))
+        >>> int(fbuf.sharded.size(jax.jit(add)(state, rows)))
         6
     """
     require_sharded("sharded.specs", state)
