@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from support import contracts, programs
+from support import contracts, meshes, programs
 from support.contracts import BATCH, ITEM, consumed, in_place, rows
-from support.own import Hot, Surprising
+from support.own import Hot, Newest, Surprising
 
 import fbuf
 
@@ -136,3 +136,21 @@ def test_no_verb_asks_what_kind_of_sampler_or_view_it_has():
             names = code.__code__.co_names
             assert "getattr" not in names
             assert not ({"isinstance"} & set(names) and set(kinds) & set(names)), name
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+def test_a_planned_sampler_draws_over_a_mesh():
+    sampler, turns = Newest(steps=3), 4
+    found, drawn = meshes.run(sampler, ("item", "frames"), 8, turns)
+    meshes.same((found, drawn), meshes.run(sampler, ("item", "frames"), 2, turns))
+    batch = drawn[0]["item"]
+    assert batch.mask.all()
+    assert len(np.unique(batch.ids.shard)) == 8
+    # Three rows of each of the eight environments, and those that were removed are not drawn.
+    assert (1 / np.asarray(batch.probability)).min() > 12
+    assert (1 / np.asarray(batch.probability)).max() <= 24
+    plain, alone = meshes.run(sampler, ("item",), 1, turns, module=fbuf)
+    _, one = meshes.run(sampler, ("item",), 1, turns, shards=1)
+    assert alone[0]["item"].mask.all()
+    chex.assert_trees_all_equal(alone[0]["item"].data, one[0]["item"].data)

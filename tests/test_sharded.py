@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import meshes
-from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS
+from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS, same
 
 import fbuf
 from fbuf import sharded
@@ -38,14 +38,6 @@ CASES = [
     *(pytest.param(name, views, id=name) for name, views in FEW.items()),
     *(pytest.param(name, views, id=name, marks=pytest.mark.sweep) for name, views in WHOLE.items()),
 ]
-
-
-def same(one, other):
-    """Equal bit for bit."""
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert a.shape == b.shape
-        assert a.dtype == b.dtype
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @pytest.mark.parametrize(("name", "views"), CASES)

@@ -173,3 +173,11 @@ def comparable(found):
     state = dataclasses.replace(state, ring=ring)
     leaves = jax.tree.leaves((plain, size, can, shared, state))
     return [np.asarray(leaf).reshape(-1) for leaf in leaves]  # what is a scalar may have an axis
+
+
+def same(one, other):
+    """Equal bit for bit."""
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()

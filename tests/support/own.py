@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import Draw, Sampler, random_bits
+from fbuf.samplers import Draw, Plan, PlannedSampler, Sampler, random_bits, shards
 from fbuf.storage.ring import REMOVED
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -81,6 +81,56 @@ class Hot(Sampler):
             bit_tree.change(index.hot, inside, by), index.count + by.sum(dtype=jnp.int32)
         )
         return changed, jnp.zeros(slots.shape, jnp.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Newest(PlannedSampler):
+    """The newest rows of all environments, each alike. It keeps nothing, and draws over a mesh."""
+
+    steps: int = 2
+
+    def init(self, ring):
+        return ()
+
+    def add(self, index, ring, span, priority, alpha):
+        return (), jnp.zeros(span.slots.shape, jnp.uint32)
+
+    def remove(self, index, ring, slots):
+        return ()
+
+    def can_sample(self, index, ring):
+        return self.mass(index, ring) > 0
+
+    def mass(self, index, ring):
+        return self._newest(ring)[1].sum(dtype=jnp.int32)
+
+    def plan(self, index, ring, masses, key, batch_size, step):
+        bits = random_bits.bits(key, (2, batch_size))
+        return Plan(*shards.by_count(masses, key, bits))
+
+    def pick(self, index, ring, picks):
+        slots, there = self._newest(ring)
+        order = jnp.argsort(~there, stable=True)
+        return slots[order[jnp.minimum(picks, slots.size - 1)]], None
+
+    def weigh(self, masses, slots, found, numbers, beta, step, axes):
+        total = shards.sum_of_counts(masses)
+        mask = jnp.broadcast_to(total > 0, slots.shape)
+        one = mask.astype(jnp.float32)
+        return Draw(slots, one / jnp.maximum(total, 1), one, jnp.zeros_like(one), mask)
+
+    def probability(self, index, ring, slots):
+        newest = (slots[:, None] == self._newest(ring)[0]).any(1)
+        return jnp.where(newest, 1 / jnp.maximum(self.mass(index, ring), 1), 0)
+
+    def _newest(self, ring):
+        """The slots of the newest rows of all environments, and which of them are there."""
+        age = jnp.arange(min(self.steps, ring.lane_length), dtype=jnp.int32)[:, None]
+        newest = ring.newest()
+        any_, newest = newest < ring.capacity, jnp.minimum(newest, ring.capacity - 1)
+        slots = ring.later(newest[None], -age).reshape(-1)
+        stored = (any_ & (age <= ring.older(newest))).reshape(-1)
+        return slots, stored & (ring.flags[slots] & REMOVED == 0)
 
 
 @jax.tree_util.register_dataclass
