@@ -463,10 +463,10 @@ def bars(records: list[Record]) -> list[str]:
     alike = all(
         r["received"].get(kind, 0) == count for r in found for kind, count in r["rule"].items()
     )
-    one = all(not r["copies"] for r in found)
+    in_place = all(not r["copies"] for r in found)
     return [
         report.bar("Devices receive the bytes that docs/scale.md states", alike),
-        report.bar("With one shard a device a step copies nothing that is stored", one),
+        report.bar("A step copies nothing that is stored", in_place),
     ]
 
 

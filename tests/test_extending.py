@@ -150,7 +150,7 @@ def test_a_planned_sampler_draws_over_a_mesh():
     # Three rows of each of the eight environments, and those that were removed are not drawn.
     assert (1 / np.asarray(batch.probability)).min() > 12
     assert (1 / np.asarray(batch.probability)).max() <= 24
-    plain, alone = meshes.run(sampler, ("item",), 1, turns, module=fbuf)
+    _, alone = meshes.run(sampler, ("item",), 1, turns, module=fbuf)
     _, one = meshes.run(sampler, ("item",), 1, turns, shards=1)
     assert alone[0]["item"].mask.all()
     chex.assert_trees_all_equal(alone[0]["item"].data, one[0]["item"].data)

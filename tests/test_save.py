@@ -591,12 +591,12 @@ def test_what_is_not_ours_to_write_over(tmp_path):
     fbuf.save(tmp_path, fbuf.init(jnp.zeros(3), 20, sampler=fbuf.Prioritized()), extra=2)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as newer:
-        newer.setattr(manifest, "FORMAT", 2)
+        newer.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
         fbuf.save(tmp_path, state, extra=3)
     there = files(tmp_path)
-    with pytest.raises(fbuf.CheckpointError, match=r"format 2.* or save to another directory"):
+    with pytest.raises(fbuf.CheckpointError, match=r"format 3.* or save to another directory"):
         fbuf.save(tmp_path, state)
-    with pytest.raises(fbuf.CheckpointError, match="format 2"):
+    with pytest.raises(fbuf.CheckpointError, match="format 3"):
         fbuf.load(tmp_path, fallback=True)
     assert files(tmp_path) == there
 

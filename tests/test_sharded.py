@@ -271,6 +271,10 @@ def in_place(sampler, shards, devices, capacity=2**15):
             pytest.param(n, 8, marks=pytest.mark.sweep)
             for n in ("uniform", "window", "episode", "priority_window", "mixture")
         ),
+        *(
+            pytest.param(n, 16, marks=pytest.mark.sweep)
+            for n in ("prioritized", "largest_ever", "window", "mixture")
+        ),
     ],
 )
 def test_every_byte_is_in_place(name, shards):

@@ -218,7 +218,7 @@ TRICKS: dict[str, Trick] = {
         (untied("samplers/random_bits.py", "words", "after"),), (ASU, ASR_EPISODE), timed=True
     ),
     "tie in sum_tree, top": Trick(
-        (untied("trees/sum_tree.py", "slots", "tree.nodes[-1][0, 0, 0]"),),
+        (untied("trees/sum_tree.py", "slots", "first_of(tree.nodes[-1])[0, 0]"),),
         (SUA, ASU, ADD_WINDOWS, "add, update twice; prioritised"),
     ),
     "all ties": Trick(NO_TIE, (*COMMON, APART, NEXT), timed=True),

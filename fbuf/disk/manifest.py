@@ -19,7 +19,7 @@ from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.files import Written
 from fbuf.disk.trees import Data
 
-FORMAT = 1
+FORMAT = 2
 """The newest format. A release reads all formats up to its own."""
 
 _NAME = re.compile(r"MANIFEST-(\d{8})")
@@ -117,6 +117,8 @@ def read(folder: pathlib.Path, number: int) -> Manifest:
         )
     try:
         found = _parsed(json.loads(body))
+        if int(head[1]) == 1:
+            found = _from_format_1(found)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -160,6 +162,18 @@ def _parsed(data: Data) -> Manifest:
     if not found.segments.keys() == found.totals.keys() == found.live.keys():
         raise ValueError("its stores are not all described")
     return found
+
+
+def _from_format_1(found: Manifest) -> Manifest:
+    """The trees of priorities had an axis of length 1 where there is one number for each node."""
+
+    def newer(path: str, data: Data) -> Data:
+        in_tree = path.endswith(".leaves") or ".nodes[" in path
+        return {**data, "shape": data["shape"][:2]} if in_tree and data["shape"][2] == 1 else data
+
+    return dataclasses.replace(
+        found, index={path: newer(path, data) for path, data in found.index.items()}
+    )
 
 
 def used(manifest: Manifest) -> set[str]:

@@ -1,7 +1,8 @@
 """Reading and writing the levels of a K-ary tree: one meaning, two forms.
 
-A level is an array `[rows, FANOUT, aggregates]`: its nodes, `FANOUT` of them side by side in a row.
-Row `r` is summed up by node `r % FANOUT` of row `r // FANOUT` one level up.
+A level is an array `[rows, FANOUT]`: its nodes, `FANOUT` of them side by side in a row; or
+`[rows, FANOUT, aggregates]`, where a node keeps several. Row `r` is summed up by node `r % FANOUT`
+of row `r // FANOUT` one level up.
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
 and as one kernel, while the vectorised form costs several times as much, and a loop that carries
@@ -13,7 +14,6 @@ bits: `lax.platform_dependent` picks one at lowering.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ from fbuf.xla.loop import by_halves, gathered, zero_after
 FANOUT = 16
 """Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
 
-Reduce = Callable[[jax.Array], jax.Array]
-"""What nodes keep of their rows: `[..., FANOUT, aggregates]` to `[..., aggregates]`."""
+Reduce = Callable[[jax.Array, bool], jax.Array]
+"""What nodes keep of their rows, which have one axis more if the second argument is True."""
 
 
 def rows_for(nodes: int) -> int:
@@ -47,27 +47,27 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
     """Write single leaves; the last of several writes to a slot wins.
 
     Args:
-        leaves: `[rows, FANOUT, 1]`.
+        leaves: `[rows, FANOUT]`.
         slots: int32 `[B]`, each in range.
         values: `[B]`, of the leaves' dtype.
     """
 
     def loop(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
         def body(i: jax.Array, leaves: jax.Array) -> jax.Array:
-            return _update(leaves, values[i].reshape(1, 1, 1), (*row_and_child(slots[i]), 0))
+            return _update(leaves, values[i].reshape(1, 1), row_and_child(slots[i]))
 
         return lax.fori_loop(zero_after(slots), slots.shape[0], body, leaves)
 
     def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
         # Of duplicates only one may be written: the order of a scatter is not defined.
         row, child = row_and_child(jnp.where(last_of_each(slots), slots, leaves.size))
-        return leaves.at[row, child, 0].set(values, mode="drop", unique_indices=True)
+        return leaves.at[row, child].set(values, mode="drop", unique_indices=True)
 
     return lax.platform_dependent(leaves, slots, values, cpu=loop, default=scatter)
 
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
-    """Single leaves `[rows, FANOUT, 1]`, at int32 `[B]` slots, each in range: `[B]`."""
+    """Single leaves `[rows, FANOUT]`, at int32 `[B]` slots, each in range: `[B]`."""
     return by_halves(lambda slots: gathered(leaves.reshape(-1), slots), slots)
 
 
@@ -84,14 +84,15 @@ def refresh(
     rows computed beforehand would be one more task for XLA's thread pool to pass around.
 
     Args:
-        parent: `[parents, FANOUT, aggregates]`; the level to bring up to date.
-        children: `[rows, FANOUT, aggregates]`; the level below, with one node above each row.
+        parent: The level to bring up to date.
+        children: The level below, with one node above each row.
         below: int32 `[B]`; of the rows to take: nodes that are `depth` levels under them.
             Duplicates are harmless; what lies past the end stands for the last row.
         depth: 0 if `below` are the rows themselves, 1 if their children, and so on; static.
         reduce: What a node keeps of its row.
     """
     count = children.shape[0]
+    several = children.ndim > 2
     shift = depth * (FANOUT.bit_length() - 1)
 
     def row_of(below: jax.Array) -> jax.Array:
@@ -99,37 +100,44 @@ def refresh(
 
     if below.shape[0] >= count:  # as many as there are: take them all, in order
         spare = parent.shape[0] * FANOUT - count
-        return jnp.pad(reduce(children), ((0, spare), (0, 0))).reshape(parent.shape)
+        nodes = reduce(children, several)
+        return jnp.pad(nodes, [(0, spare), *[(0, 0)] * (nodes.ndim - 1)]).reshape(parent.shape)
 
     def loop(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
         def body(i: jax.Array, parent: jax.Array) -> jax.Array:
             row = row_of(below[i])
-            node = reduce(read_row(children, row))
-            return _update(parent, node[None, None], (*row_and_child(row), 0))
+            node = reduce(read_row(children, row), several)
+            return _update(parent, node[None, None], row_and_child(row))
 
         return lax.fori_loop(zero_after(below), below.shape[0], body, parent)
 
     def scatter(parent: jax.Array, children: jax.Array, below: jax.Array) -> jax.Array:
         rows = row_of(below)
-        nodes = reduce(children.at[rows].get(mode="promise_in_bounds"))
+        nodes = reduce(children.at[rows].get(mode="promise_in_bounds"), several)
         return parent.at[row_and_child(rows)].set(nodes, mode="promise_in_bounds")
 
     return lax.platform_dependent(parent, children, below, cpu=loop, default=scatter)
 
 
 def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
-    """One row of a level, `[FANOUT, aggregates]`; for use inside a loop."""
-    return _slice(level, (row, 0, 0), (1, *level.shape[1:]))[0]
+    """One row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop."""
+    sizes = (1, *level.shape[1:])
+    return lax.dynamic_slice(level, _start(level, row), sizes, allow_negative_indices=False)[0]
 
 
-def _slice(level: jax.Array, at: tuple[Any, ...], sizes: tuple[int, ...]) -> jax.Array:
-    at = tuple(jnp.asarray(index, jnp.int32) for index in at)  # with x64 on, 0 would be int64
-    return lax.dynamic_slice(level, at, sizes, allow_negative_indices=False)
+def first_of(level: jax.Array) -> jax.Array:
+    """The first aggregate of each node: `[rows, FANOUT]`."""
+    return level if level.ndim == 2 else level[..., 0]
 
 
-def _update(level: jax.Array, new: jax.Array, at: tuple[Any, ...]) -> jax.Array:
-    at = tuple(jnp.asarray(index, jnp.int32) for index in at)
-    return lax.dynamic_update_slice(level, new, at, allow_negative_indices=False)
+def _update(level: jax.Array, new: jax.Array, at: tuple[jax.Array, jax.Array]) -> jax.Array:
+    start = _start(level, *at)
+    return lax.dynamic_update_slice(level, new, start, allow_negative_indices=False)
+
+
+def _start(level: jax.Array, *at: jax.Array) -> list[jax.Array]:
+    rest = [jnp.int32(0)] * (level.ndim - len(at))  # with x64 on, 0 would be int64
+    return [*at, *rest]
 
 
 def most_rows(nodes: int) -> int:

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 
 from fbuf.storage.ring import Span
 from fbuf.trees import levels
-from fbuf.trees.levels import FANOUT, row_and_child, rows_for
+from fbuf.trees.levels import FANOUT, first_of, row_and_child, rows_for
 from fbuf.xla.loop import by_halves, fetched, gathered
 from fbuf.xla.rows import read_rows
 from fbuf.xla.tie import tie
@@ -67,9 +67,11 @@ class SumTree:
     """The levels of the tree, from the bottom up.
 
     Attributes:
-        leaves: `[rows, FANOUT, 1]`; the value of slot `s` is at `[s // FANOUT, s % FANOUT, 0]`.
+        leaves: `[rows, FANOUT]`; the value of slot `s` is at `[s // FANOUT, s % FANOUT]`.
             There is one leaf more than slots, always 0: what is to be left out is written there.
-        nodes: `[rows, FANOUT, aggregates]` each; the last is the top, of at most `TOP` nodes.
+        nodes: `[rows, FANOUT]` each, or `[rows, FANOUT, aggregates]` if a node keeps more than the
+            sum; the last is the top, of at most `TOP` nodes. Not with an axis of length 1: with
+            several shards on a device XLA on CPU would copy the array at every step.
         capacity: How many slots there are; static.
         keeps: The aggregates of a node, the sum first; static.
         dormant: Whether values may have a minus sign: they are then kept, and of them only
@@ -88,11 +90,12 @@ def empty(
 ) -> SumTree:
     """A tree with every value 0; -0 if values may be dormant."""
     rows = rows_for(capacity + 1)
-    leaves = jnp.full((rows, FANOUT, 1), -0.0 if dormant else 0.0, jnp.float32)
+    leaves = jnp.full((rows, FANOUT), -0.0 if dormant else 0.0, jnp.float32)
     nodes: list[jax.Array] = []
     while not nodes or rows > TOP // FANOUT:
         rows = rows_for(rows)
-        nodes.append(jnp.zeros((rows, FANOUT, len(keeps)), jnp.float32))
+        kept = (len(keeps),) if len(keeps) > 1 else ()
+        nodes.append(jnp.zeros((rows, FANOUT, *kept), jnp.float32))
     return SumTree(leaves, tuple(nodes), capacity, keeps, dormant)
 
 
@@ -109,12 +112,13 @@ def of(values: jax.Array) -> SumTree:
 
 def total(tree: SumTree) -> jax.Array:
     """The sum of all values. Scalar."""
-    return _row_ends(tree.nodes[-1][..., 0])[-1]
+    return _row_ends(first_of(tree.nodes[-1]))[-1]
 
 
 def aggregate(tree: SumTree, which: Aggregate) -> jax.Array:
     """The largest value, or the largest inverse, of all slots. Scalar."""
-    return tree.nodes[-1][..., tree.keeps.index(which)].max()
+    top = tree.nodes[-1]
+    return (top if top.ndim == 2 else top[..., tree.keeps.index(which)]).max()
 
 
 def values(tree: SumTree, slots: jax.Array) -> jax.Array:
@@ -160,7 +164,7 @@ def write_span(
     """
     slots = _after_last_write(tree, span.slots)
     new = jnp.where(slots < tree.capacity, new, 0)
-    leaves = tree.leaves.at[(*row_and_child(slots), 0)].set(new, mode="promise_in_bounds")
+    leaves = tree.leaves.at[row_and_child(slots)].set(new, mode="promise_in_bounds")
     if woken is not None:
         leaves = _awakened(leaves, woken)
     first, most = span.first, span.most
@@ -187,7 +191,7 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
         The slots, int32 `[B]`, and their values.
     """
-    found = first_above(tree.nodes[-1][..., 0], uniforms[0] * total(tree))
+    found = first_above(first_of(tree.nodes[-1]), uniforms[0] * total(tree))
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         signed = tree.dormant and level is tree.leaves
         found = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
@@ -224,13 +228,13 @@ def draw_stratified(
     Returns:
         The slots, int32 `[B]`; their values; and the positions inside these.
     """
-    top = tree.nodes[-1][..., 0]
+    top = first_of(tree.nodes[-1])
     sums = running_sums(top)
     whole = sums[-1]
     target = _filled_in(positions.fraction, positions.grain, uniforms[0]) * whole
     found = first_above(top, target)
     before = jnp.where(found > 0, sums[found - 1], 0)
-    value = tree.nodes[-1][(*row_and_child(found), 0)]
+    value = top[row_and_child(found)]
 
     def inside() -> Positions:
         # What the last bit of the target is worth in this node.
@@ -240,8 +244,8 @@ def draw_stratified(
         found = jnp.minimum(found, level.shape[0] - 1)
         left, grain = inside()
         signed = tree.dormant and level is tree.leaves
-        row = read_rows(level, found)
-        children = _drawable([row[:, child, 0] for child in range(FANOUT)], signed)
+        row = first_of(read_rows(level, found))
+        children = _drawable([row[:, child] for child in range(FANOUT)], signed)
         running = _running(children)
         whole = running[-1]
         target = _filled_in(left, grain, u) * whole
@@ -312,7 +316,8 @@ def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) 
 
     def choose(rows: jax.Array, uniforms: jax.Array) -> jax.Array:
         # One gather a child: an array of whole rows would be made by other threads.
-        sums = [gathered(level, rows, (child, 0)) for child in range(FANOUT)]
+        first = (0,) * (level.ndim - 2)
+        sums = [gathered(level, rows, (child, *first)) for child in range(FANOUT)]
         running = _running(_drawable(sums, signed))
         return rows * FANOUT + _first_above(running, uniforms * running[-1])
 
@@ -321,13 +326,13 @@ def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) 
 
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
     """The slots, once the top has been computed, and so every level below it been read."""
-    return tie(slots, tree.nodes[-1][0, 0, 0])
+    return tie(slots, first_of(tree.nodes[-1])[0, 0])
 
 
 def _awakened(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """The leaves, of which some lose their minus sign. The spare leaf is 0, and stays so."""
     value = levels.read_leaves(leaves, slots)
-    return leaves.at[(*row_and_child(slots), 0)].set(jnp.abs(value), mode="promise_in_bounds")
+    return leaves.at[row_and_child(slots)].set(jnp.abs(value), mode="promise_in_bounds")
 
 
 def _drawable(sums: list[jax.Array], signed: bool) -> list[jax.Array]:
@@ -373,21 +378,22 @@ def _reduction(tree: SumTree) -> levels.Reduce:
 
 
 # Traced once for the levels.
-@functools.partial(jax.jit, inline=True, static_argnames=("keeps", "dormant"))
-def _reduce(row: jax.Array, keeps: tuple[Aggregate, ...], dormant: bool) -> jax.Array:
-    """What nodes keep of their rows: `[..., FANOUT, 1 or aggregates]` to `[..., aggregates]`."""
-    of_values = row.shape[-1] == 1
+@functools.partial(jax.jit, inline=True, static_argnames=("several", "keeps", "dormant"))
+def _reduce(
+    row: jax.Array, several: bool, keeps: tuple[Aggregate, ...], dormant: bool
+) -> jax.Array:
+    """What nodes keep of their rows: `[..., FANOUT]`, or of `several` with one axis more."""
     kept: list[jax.Array] = []
     for at, which in enumerate(keeps):
-        part = row[..., 0 if of_values else at]
-        if of_values and dormant:
+        part = row[..., at] if several else row
+        if not several and dormant:
             part = (
                 jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))
             )
-        if of_values and which is Aggregate.LARGEST_INVERSE:
+        if not several and which is Aggregate.LARGEST_INVERSE:
             part = jnp.where(part > 0, 1 / part, 0)
         kept.append(_halved(part, operator.add if which is Aggregate.SUM else _larger))
-    return jnp.stack(kept, axis=-1)
+    return jnp.stack(kept, axis=-1) if len(kept) > 1 else kept[0]
 
 
 def _halved(row: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -66,7 +66,7 @@ def leaves(tree):
 
 def values(tree):
     """The value of every slot, as far as it can be reached from the top: `[capacity]`."""
-    levels = [np.asarray(level) for level in (tree.leaves, *tree.nodes)]
+    levels = _levels(tree)
     reached = levels[-1][..., 0].reshape(-1) != 0
     for level in reversed(levels[:-1]):
         sums = level[..., 0].reshape(-1) * np.repeat(reached[: level.shape[0]], level.shape[1])
@@ -76,7 +76,7 @@ def values(tree):
 
 def check(tree):
     """Every node that can be reached is what its row says, and none is negative."""
-    levels = [np.asarray(level, np.float64) for level in (tree.leaves, *tree.nodes)]
+    levels = [level.astype(np.float64) for level in _levels(tree)]
     for level in levels[1:] if tree.dormant else levels:
         assert (level >= 0).all()
     reached = np.ones(levels[-1].shape[0], bool)
@@ -93,3 +93,9 @@ def check(tree):
             if which is Aggregate.LARGEST_INVERSE and row.shape[-1] == 1:
                 inverse = np.where(part > 0, 1 / np.where(part > 0, part, 1), 0).max(axis=1)
                 np.testing.assert_allclose(nodes[reached, at], inverse, rtol=1e-6)
+
+
+def _levels(tree):
+    """The levels of a tree of priorities, from the bottom up: `[rows, FANOUT, aggregates]` each."""
+    levels = [np.asarray(level) for level in (tree.leaves, *tree.nodes)]
+    return [level if level.ndim == 3 else level[..., None] for level in levels]
