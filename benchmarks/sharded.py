@@ -463,7 +463,7 @@ def bars(records: list[Record]) -> list[str]:
     alike = all(
         r["received"].get(kind, 0) == count for r in found for kind, count in r["rule"].items()
     )
-    in_place = all(not r["copies"] for r in found)
+    in_place = not any(r.get("copies") for r in records)
     return [
         report.bar("Devices receive the bytes that docs/scale.md states", alike),
         report.bar("A step copies nothing that is stored", in_place),
