@@ -101,7 +101,7 @@ def test_the_rows_of_all_shards_are_counted_beyond_int32(rows: int) -> None:
     each = jax.NamedSharding(mesh, jax.P("data"))
     total = jax.jit(
         jax.shard_map(
-            lambda counts: count.whole(state, counts),
+            lambda counts: count.total(state, counts),
             mesh=mesh,
             in_specs=jax.P("data"),
             out_specs=jax.P(),

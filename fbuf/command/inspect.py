@@ -13,7 +13,7 @@ import numpy as np
 from fbuf.checks import memory
 from fbuf.command import text
 from fbuf.command.verify import newest
-from fbuf.disk import config, container, manifest, reader, stores, trees, writer
+from fbuf.disk import config, container, manifest, reader, stores, trees, whole, writer
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.manifest import Manifest
 from fbuf.state import State
@@ -54,12 +54,49 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
         CheckpointError: If the checkpoint is damaged.
         ValueError: If there is no such field.
     """
-    folder, number = newest(path)
-    found = manifest.read(folder, number)
+    folder = path.resolve()
+    known = whole.numbers(folder)
     try:
-        return _looked(folder, number, found, reward)
+        if known:
+            return _shards(folder, known[-1], reward)
+        folder, number = newest(path)
+        return _looked(folder, number, manifest.read(folder, number), reward)
     except (TypeError, LookupError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{folder} is not what fbuf writes: {error!r}") from error
+
+
+def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
+    """What a checkpoint over a mesh holds, all shards together."""
+    found = whole.read(folder, number)
+    each: list[Found] = []
+    for shard, part in enumerate(found.parts):
+        own = whole.check_part(folder, shard, part)
+        each.append(_looked(own, part.number, manifest.read(own, part.number), reward))
+    of = [one.figures for one in each]
+    lengths = np.concatenate([one.lengths for one in each])
+    returns = [one.returns for one in each if one.returns is not None]
+    joined = np.concatenate(returns) if returns else None
+    sums = ("capacity", "rows", "removed", "dummies", "memory", "bytes on disk", "files")
+    rows = [figures["rows"] for figures in of]
+    figures = {
+        **of[0],
+        **{name: sum(figures[name] for figures in of) for name in sums},
+        "path": str(folder),
+        "checkpoint": number,
+        "time": found.about.get("time"),
+        "shards": len(of),
+        "rows of a shard": [min(rows), max(rows)],
+        "num_envs": of[0]["num_envs"] and of[0]["num_envs"] * len(of),
+        "fill": sum(figures["fill"] for figures in of) / len(of),
+        "oldest": max(figures["oldest"] for figures in of),
+        "episodes": len(lengths),
+        "length": _spread(lengths),
+        "return": None if joined is None else _spread(joined),
+        "likely": None,
+        "effective sample size": None,
+        "faults": [flag.name for flag in Fault if any(flag.name in f["faults"] for f in of)],
+    }
+    return Found(figures, lengths, joined, None)
 
 
 def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | None) -> Found:
@@ -124,6 +161,11 @@ def table(found: Found) -> str:
     if of["reward"]:
         returns = text.spread(*of["return"]) if of["return"] else "no whole episode"
     likely = "only fbuf.load knows: the sampler is one of your own"
+    shards = {}
+    if "shards" in of:
+        least, most = of["rows of a shard"]
+        shards = {"shards": f"{of['shards']}, of {least:,} to {most:,} rows"}
+        likely = "only fbuf.sharded.load knows: they depend on all shards"
     if of["unread"] is not None:
         likely = f"none: rows are read once; {of['unread']:,} of {of['capacity']:,} are unread"
     if found.likely is not None:
@@ -140,6 +182,7 @@ def table(found: Found) -> str:
             "sampler": of["sampler"],
             "item": of["item"],
             "capacity": f"{of['capacity']:,} rows{lane}, {memory.in_words(of['memory'])} of memory",
+            **shards,
             "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "
             f"{of['dummies']:,} resets",
             "age": f"the oldest row is of {of['oldest']:,} steps ago",

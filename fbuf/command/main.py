@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _short(error: Exception) -> str:
     """What an error says, without the name of the function that nobody has called here."""
-    return str(error).removeprefix("fbuf.load: ").removeprefix("fbuf.nbytes: ")
+    said = str(error)
+    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: "):
+        said = said.removeprefix(name)
+    return said
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,19 @@
-"""Whether checkpoints are whole: every byte is read and held against its checksum."""
+"""Whether checkpoints are whole: every byte is read and held against its checksum.
+
+A directory has checkpoints of one buffer, or of one over a mesh, whose shards have directories of
+their own.
+"""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from fbuf.disk import container, manifest, progress
+from fbuf.disk import container, manifest, progress, whole
 from fbuf.disk.errors import CheckpointError
+
+Checked = dict[pathlib.Path, tuple[int, int]]
+"""The length and the checksum of files that are as they should be."""
 
 
 def newest(path: pathlib.Path) -> tuple[pathlib.Path, int]:
@@ -28,22 +35,42 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     Yields:
         The name of each, and what is wrong with it.
     """
-    folder, _ = newest(path)
-    checked: dict[str, tuple[int, int]] = {}
-    for number in reversed(manifest.numbers(folder)):
-        fault = None
-        try:
-            found = manifest.read(folder, number)
-            # Checkpoints share files.
-            to_do = {
-                name: file
-                for name, file in found.files.items()
-                if checked.get(name) != (file.length, file.crc32)
-            }
-            with progress.shown("fbuf verify", sum(file.length for file in to_do.values())):
-                for name, file in to_do.items():
-                    container.check(folder, name, file)
-                    checked[name] = (file.length, file.crc32)
-        except CheckpointError as error:
-            fault = error
-        yield manifest.name_of(number), fault
+    checked: Checked = {}
+    folder = path.resolve()
+    shards = whole.numbers(folder)
+    for number in reversed(shards):
+        yield whole.name_of(number), _fault(lambda: _check_shards(folder, number, checked))
+    if not shards:
+        newest(path)
+    for number in reversed(manifest.numbers(folder) if folder.is_dir() else []):
+        yield manifest.name_of(number), _fault(lambda: _check(folder, number, checked))
+
+
+def _fault(check: Callable[[], None]) -> CheckpointError | None:
+    """What is wrong, if anything is."""
+    try:
+        check()
+    except CheckpointError as error:
+        return error
+    return None
+
+
+def _check_shards(folder: pathlib.Path, number: int, checked: Checked) -> None:
+    """Check the shards of a checkpoint over a mesh."""
+    for shard, part in enumerate(whole.read(folder, number).parts):
+        _check(whole.check_part(folder, shard, part), part.number, checked)
+
+
+def _check(folder: pathlib.Path, number: int, checked: Checked) -> None:
+    """Check a checkpoint."""
+    found = manifest.read(folder, number)
+    # Checkpoints share files.
+    to_do = {
+        name: file
+        for name, file in found.files.items()
+        if checked.get(folder / name) != (file.length, file.crc32)
+    }
+    with progress.shown("fbuf verify", sum(file.length for file in to_do.values())):
+        for name, file in to_do.items():
+            container.check(folder, name, file)
+            checked[folder / name] = (file.length, file.crc32)

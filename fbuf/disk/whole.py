@@ -52,6 +52,11 @@ def folder_of(folder: pathlib.Path, shard: int) -> pathlib.Path:
     return folder / f"of-shard-{shard:05}"
 
 
+def name_of(number: int) -> str:
+    """The file of a manifest."""
+    return f"SHARDS-{number:08}"
+
+
 def numbers(folder: pathlib.Path) -> list[int]:
     """The manifests that a directory has, the oldest first."""
     if not folder.is_dir():
@@ -73,7 +78,7 @@ def write(folder: pathlib.Path, number: int, whole: Whole) -> None:
     def content(file: Any) -> None:
         file.write(head.encode() + body)
 
-    files.write(folder, {f"SHARDS-{number:08}": content})
+    files.write(folder, {name_of(number): content})
 
 
 def read(folder: pathlib.Path, number: int) -> Whole:
@@ -82,7 +87,7 @@ def read(folder: pathlib.Path, number: int) -> Whole:
     Raises:
         CheckpointError: If it is damaged, or its format is newer.
     """
-    path = folder / f"SHARDS-{number:08}"
+    path = folder / name_of(number)
     with container.opened(path) as file:
         text = file.read(_MOST + 1)
     head = _HEAD.match(text)
@@ -125,7 +130,7 @@ def check_part(folder: pathlib.Path, shard: int, expected: Part) -> pathlib.Path
 def clean(folder: pathlib.Path, keep: int) -> None:
     """Delete all but the newest manifests."""
     known = numbers(folder)
-    files.delete(folder, {f"SHARDS-{number:08}" for number in known[: len(known) - keep]})
+    files.delete(folder, {name_of(number) for number in known[: len(known) - keep]})
     files.sync(folder)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -231,7 +232,12 @@ def require_state(function: str, state: Any) -> None:
         name = type(state).__name__
         instead = "make one with fbuf.init"
         if name == "ShardedState":
-            instead = f"over a mesh it is fbuf.sharded.{function}"
+            there = function in sys.modules["fbuf.sharded"].__all__
+            instead = (
+                f"over a mesh it is fbuf.sharded.{function}"
+                if there
+                else "it does not work over a mesh"
+            )
         raise TypeError(f"fbuf.{function}: state must be a fbuf.State, got {name}; {instead}")
 
 

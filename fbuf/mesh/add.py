@@ -18,6 +18,7 @@ from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
+from fbuf.verbs.add import Given, parsed
 from fbuf.verbs.add import add as plain_add
 from fbuf.xla.across import largest
 
@@ -90,7 +91,8 @@ def add(
         >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(6.0))))
         6
     """
-    _fits(state, items, time_major)
+    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
+    _fits(state, given, time_major)
     rows = (items, terminated, truncated, next_observation, priority)
     shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
     at = int(time_major)
@@ -125,12 +127,11 @@ def add(
     return local.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
 
 
-def _fits(state: ShardedState[Any], items: Any, time_major: bool) -> None:
+def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> None:
     """Refuse rows of the wrong shapes, in the words of who gave them."""
     parts = state.num_devices if local.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
-    item = state.blocks.storage.item
-    lead = _lead(item, items, num_envs, time_major)
+    lead = _lead(state, given, num_envs, time_major)
     shards = state.num_shards // parts
     if num_envs is None and state.num_shards > 1 and (not lead.shape or lead.size % shards):
         came = f"{lead.size}" if lead.shape else "one item without a leading axis"
@@ -140,17 +141,17 @@ def _fits(state: ShardedState[Any], items: Any, time_major: bool) -> None:
         )
 
 
-def _lead(item: Any, items: Any, num_envs: int | None, time_major: bool) -> Lead:
+def _lead(state: ShardedState[Any], given: Given, num_envs: int | None, time_major: bool) -> Lead:
     """The axes before those of the item. Only shapes are looked at: nothing is moved."""
     found: list[Lead] = []
 
-    def look(items: Any) -> None:
-        found.append(batches.rows("sharded.add", item, items, num_envs, time_major)[1])
+    def look(given: Given) -> None:
+        found.append(parsed("sharded.add", state.blocks, num_envs, given, time_major).lead)
 
     def shape_of(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
-    jax.eval_shape(look, jax.tree.map(shape_of, items))
+    jax.eval_shape(look, jax.tree.map(shape_of, given))
     return found[0]

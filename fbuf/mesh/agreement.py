@@ -7,6 +7,7 @@ So all take the key of the first shard's process, and the batch is masked.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,7 @@ def agreed(
     sampler: PlannedSampler,
     key: jax.Array,
     numbers: tuple[jax.Array, ...],
+    powers: tuple[jax.Array, ...],
 ) -> Agreement:
     """Tell each other.
 
@@ -49,12 +51,13 @@ def agreed(
         sampler: That of the state.
         key: The key that this device was called with.
         numbers: int32 scalars that it was called with.
+        powers: float32 scalars that it was called with.
     """
     mine = local.in_shards(lambda shard: sampler.mass(shard.index, shard.ring), state)
     leaves, tree = jax.tree.flatten(mine)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
-    called = [*jax.random.key_data(key).reshape(-1), *numbers]
+    called = [*jax.random.key_data(key).reshape(-1), *numbers, *powers]
     rows = [_word(leaf) for leaf in leaves]
     rows += [jnp.broadcast_to(_word(number), rows[0].shape) for number in called]
     # A sum to which each gives its own rows, and not a gather: JAX then knows that the result is
@@ -68,12 +71,12 @@ def agreed(
     told = varying(told, own)  # as the rows of the device are, which it is computed with
     masses = [lax.bitcast_convert_type(told[:, at], leaf.dtype) for at, leaf in enumerate(leaves)]
     calls = told[:, len(leaves) :]
-    first = calls[0, : len(called) - len(numbers)]
     shape, impl = jax.random.key_data(key).shape, jax.random.key_impl(key)
+    words = math.prod(shape)
     return Agreement(
         masses=jax.tree.unflatten(tree, masses),
-        key=jax.random.wrap_key_data(first.reshape(shape), impl=impl),
-        numbers=tuple(calls[0, len(first) :].astype(jnp.int32)),
+        key=jax.random.wrap_key_data(calls[0, :words].reshape(shape), impl=impl),
+        numbers=tuple(calls[0, words : words + len(numbers)].astype(jnp.int32)),
         alike=alike,
     )
 

@@ -43,7 +43,7 @@ def is_wide(state: ShardedState[Any]) -> bool:
     return state.capacity > check.LARGEST_INT
 
 
-def whole(state: ShardedState[Any], counts: jax.Array) -> jax.Array | Count:
+def total(state: ShardedState[Any], counts: jax.Array) -> jax.Array | Count:
     """The sum of int32 `[shards_of_device]` counts of rows, over all devices."""
     axes = (state.axis,)
     if not is_wide(state):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+from jax.sharding import Mesh
 
 from fbuf.door.entry import Check, Kind, verb
 from fbuf.mesh.state import ShardedState
@@ -34,25 +36,61 @@ def require_sharded(function: str, state: Any) -> None:
 
 
 def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any]) -> None:
-    """Refuse arrays that were put on other devices than those of the mesh."""
-    devices = set(state.mesh.devices.flat)
+    """Refuse arrays that lie on other devices than those of the mesh, or in one process alone."""
+    devices = _devices(state.mesh)
+    fault: Any = state.fault
+    if not isinstance(fault, jax.Array) or fault.sharding.device_set != set(devices):
+        raise ValueError(
+            f"fbuf.{function}: the arrays of the state do not lie on its mesh; put them there: "
+            "jax.device_put(state, jax.tree.map(lambda spec: jax.NamedSharding(state.mesh, spec), "
+            "fbuf.sharded.specs(state)))"
+        )
     for argument, value in given.items():
+        same = _is_same_for_all(function, argument, state)
         for path, leaf in jax.tree.leaves_with_path(value):
-            if isinstance(leaf, jax.Array) and leaf.committed:
-                there = leaf.sharding.device_set
-                if there != devices:
-                    raise ValueError(
-                        f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} lies on "
-                        f"{len(there)} device(s), {_some(there)}, but the mesh of the state has "
-                        f"{len(devices)}, {_some(devices)}; put it there: jax.device_put(array, "
-                        f"jax.NamedSharding(state.mesh, jax.P({state.axis!r})))"
-                    )
+            if not isinstance(leaf, jax.Array):
+                continue
+            name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
+            spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
+            sharding = f"jax.NamedSharding(state.mesh, {spec})"
+            if leaf.committed and _placed(leaf) != devices:
+                raise ValueError(
+                    f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
+                    f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
+                )
+            alone = leaf.is_fully_addressable and not fault.is_fully_addressable
+            if alone and leaf.ndim and not same:
+                raise ValueError(
+                    f"{name} is an array of this process alone, and the mesh has devices of "
+                    "several; make one of all of them: "
+                    f"jax.make_array_from_process_local_data({sharding}, array)"
+                )
 
 
-def _some(devices: set[Any]) -> str:
-    """The first devices, in words."""
-    names = sorted(str(device) for device in devices)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
+    """Whether an argument has nothing that belongs to one device, so all processes give it whole."""
+    of_steps = state.num_envs is not None and state.blocks.ring.lockstep
+    return argument == "key" or (argument == "mask" and function == "sharded.add" and of_steps)
+
+
+@functools.lru_cache(maxsize=64)
+def _devices(mesh: Mesh) -> tuple[jax.Device, ...]:
+    """The devices of a mesh, in order."""
+    return tuple(mesh.devices.flat)
+
+
+def _placed(array: jax.Array) -> tuple[jax.Device, ...]:
+    """The devices of an array, in order if it lies on a mesh."""
+    sharding = array.sharding
+    if isinstance(sharding, jax.NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return _devices(sharding.mesh)
+    return tuple(sorted(sharding.device_set, key=lambda device: device.id))
+
+
+def _some(devices: tuple[jax.Device, ...]) -> str:
+    """How many devices, and the first of them."""
+    first = ", ".join(map(str, devices[:3])) + (", ..." if len(devices) > 3 else "")
+    return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
 
 
 _KIND = Kind(require_sharded, "sharded.", _on_the_mesh)

@@ -28,6 +28,10 @@ _RARE = 0.01
 """The part of batches that may take a second round, if all shards have as much to draw from."""
 
 
+_COMPARED = 2**13
+"""The most draws of one device that are compared with each other, all at once."""
+
+
 class Routes(NamedTuple):
     """What the shards of this device send, and where to.
 
@@ -103,13 +107,24 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
         made = varying(jnp.zeros(count + parts.shape[0] * num_shards, jnp.int32), parts)
         return lax.fori_loop(0, count, body, made)[:count].reshape(parts.shape)
 
+    at = jnp.arange(parts.shape[1], dtype=jnp.int32)
+
     def compared(parts: jax.Array) -> jax.Array:
         # One kernel; a running count of each shard would be several.
-        at = jnp.arange(parts.shape[1], dtype=jnp.int32)
         same = (parts[:, :, None] == parts[:, None, :]) & (at[:, None] > at[None, :])
         return jnp.sum(same, axis=2, dtype=jnp.int32)
 
-    return lax.platform_dependent(parts, cpu=counted, default=compared)
+    def ordered(parts: jax.Array) -> jax.Array:
+        # Those of a shard side by side; the first of them tells the others where it is.
+        order = jnp.argsort(parts, axis=1, stable=True).astype(jnp.int32)
+        sorted_ = jnp.take_along_axis(parts, order, axis=1)
+        is_first = jnp.pad(sorted_[:, 1:] != sorted_[:, :-1], ((0, 0), (1, 0)))
+        place = at - lax.cummax(jnp.where(is_first, at, 0), axis=1)
+        row = jnp.arange(parts.shape[0], dtype=jnp.int32)[:, None]
+        return jnp.zeros_like(parts).at[row, order].set(place, unique_indices=True)
+
+    default = compared if parts.shape[1] <= _COMPARED else ordered
+    return lax.platform_dependent(parts, cpu=counted, default=default)
 
 
 def fetched(

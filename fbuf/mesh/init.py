@@ -92,6 +92,11 @@ def init(
     _divides("capacity", capacity, shards)
     if num_envs is not None:
         _divides("num_envs", check.integer("sharded.init", "num_envs", num_envs), shards)
+        if capacity % num_envs:
+            raise ValueError(
+                f"fbuf.sharded.init: capacity must be a multiple of num_envs ({num_envs}), got "
+                f"{capacity}; take {max(capacity // num_envs, 1) * num_envs}"
+            )
     if max_ends is not None:
         max_ends = -(-check.integer("sharded.init", "max_ends", max_ends) // shards)
     _plans(sampler, capacity)
@@ -116,7 +121,7 @@ def init(
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
     one = jax.eval_shape(make)
-    _check_room(mesh, memory.nbytes(one) * (shards // devices))
+    check_room("sharded.init", mesh, memory.nbytes(one) * (shards // devices))
     here = shards // devices
 
     def block() -> Any:
@@ -165,13 +170,16 @@ def _plans(sampler: Any, capacity: int) -> None:
         )
 
 
-def _check_room(mesh: Mesh, asked: int) -> None:
-    """Refuse what the devices of this process have no room for."""
+def check_room(function: str, mesh: Mesh, asked: int) -> None:
+    """Refuse what the devices of this process have no room for: so many bytes on each."""
+    of_host = sum(device.platform == "cpu" for device in mesh.local_devices)
     for device in mesh.local_devices:
         free = memory.free(device)
+        if free is not None and device.platform == "cpu":
+            free //= of_host  # they share the memory of the host
         if free is not None and asked > free:
             raise MemoryError(
-                f"fbuf.sharded.init: the shards of one device take {memory.in_words(asked)}, and "
+                f"fbuf.{function}: the shards of one device take {memory.in_words(asked)}, and "
                 f"{device} has {memory.in_words(free)} free; make the capacity smaller, or take "
                 "more devices"
             )

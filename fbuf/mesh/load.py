@@ -6,8 +6,10 @@ import functools
 import os
 import pathlib
 import warnings
+import zlib
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.checks import values as check
@@ -17,7 +19,7 @@ from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.whole import Whole
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
-from fbuf.mesh.processes import all_have
+from fbuf.mesh.processes import all_have, all_say
 from fbuf.mesh.reshard import check_shards, regrouping
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import Sampler
@@ -70,8 +72,9 @@ def load(
 
     Raises:
         CheckpointError: As `fbuf.load`; also if the shards do not fit the mesh, or the files of a
-            shard are not there.
-        RuntimeError: If another process could not read its shards: that one says why.
+            shard are not there. If one process cannot read its shards, all raise, and that one says
+            why.
+        ValueError: As `fbuf.sharded.reshard`, if `shards` is given.
         MemoryError: As `fbuf.load`.
 
     Cost: as for `fbuf.load`, on each process for its shards.
@@ -83,7 +86,7 @@ def load(
     check.boolean(name, "fallback", fallback)
     axis = axis_of(name, mesh, axis)
     folder = pathlib.Path(path).resolve()
-    known = whole.numbers(folder)
+    known = _known_to_all(folder)
     if not known:
         plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
         raise CheckpointError(
@@ -114,6 +117,23 @@ def load(
             raise failure
         warnings.warn(f"{failure}; reading the checkpoint before it", stacklevel=2)
     raise AssertionError("the last one is read, or raises")
+
+
+def _known_to_all(folder: pathlib.Path) -> list[int]:
+    """The checkpoints that are there, which must be the same ones for all processes."""
+    try:
+        own = whole.numbers(folder)
+    except BaseException:
+        all_say(np.array([-1, 0], np.int64))
+        raise
+    said = all_say(np.array([len(own), zlib.crc32(repr(own).encode())], np.int64))
+    if (said != said[0]).any():
+        raise CheckpointError(
+            f"fbuf.sharded.load: processes see different checkpoints in {folder}: "
+            f"{', '.join('none' if n < 1 else str(n) for n in said[:, 0])}, by process; give all "
+            "the same path, on a disk that they share"
+        )
+    return own
 
 
 def _has_plain(folder: pathlib.Path) -> bool:

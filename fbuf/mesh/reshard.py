@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fbuf.checks import memory
 from fbuf.checks import values as check
 from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.init import check_room
 from fbuf.mesh.parts import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
@@ -42,8 +44,9 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
         The buffer, on the same mesh. Faults stay set.
 
     Raises:
-        ValueError: If `shards` does not divide, or the buffer was made without `num_envs`: then a
-            shard is one sequence of rows, and cannot be divided or joined with others.
+        ValueError: If `shards` does not divide, or the sampler cannot serve so many; or if the
+            buffer was made without `num_envs`: then a shard is one sequence of rows, and cannot be
+            divided or joined with others.
         RuntimeError: If `state` has been consumed, or lies on devices of several processes.
         MemoryError: If a device has no room for both.
 
@@ -69,6 +72,8 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
             "fbuf.sharded.save, and give shards= to fbuf.sharded.load"
         )
     shards = check_shards(name, shards, state.num_devices, state.num_envs)
+    each = memory.nbytes(state.shard) * state.num_shards // state.num_devices
+    check_room(name, state.mesh, each)
     old = dict(shards_here(state))
 
     def source(number: int) -> State[Item]:
@@ -121,20 +126,24 @@ def regrouping(
         )
         device = next(iter(jnp.zeros(()).devices()))
         states = tuple(jax.device_put(source(of), device) for of in own)
-        return _regrouped(states, places, envs, before / after)
+        return _regrouped(states, places, envs, after, before / after)
 
     return make
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _regrouped(
-    states: tuple[State[Any], ...], places: tuple[tuple[int, int], ...], envs: int, ratio: float
+    states: tuple[State[Any], ...],
+    places: tuple[tuple[int, int], ...],
+    envs: int,
+    shards: int,
+    ratio: float,
 ) -> State[Any]:
-    """A buffer of so many environments, of those at places in others."""
+    """A buffer of so many environments, one of so many shards, of those at places in others."""
     old, kept = states[0].ring, states[0].next_obs
-    ring = rings.empty(
-        old.lane_length * envs, envs, old.lockstep, old.autoreset, old.open is not None
-    )
+    follow = old.open is not None
+    size = old.lane_length * envs
+    ring = rings.empty(size, envs, old.lockstep, old.autoreset, follow, shards)
     ends = None
     if kept is not None:
         ends = max(round((kept.owner.shape[0] - old.lanes) * ratio), 1)

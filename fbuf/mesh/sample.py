@@ -47,7 +47,7 @@ def sample(
         batch_size: `B`, of all devices together: a static int, a multiple of the devices along the
             axis.
         view: What a drawn row turns into; static.
-        beta: As for `fbuf.sample`.
+        beta: As for `fbuf.sample`; the same in all processes.
         step: As for `fbuf.sample`; the same in all processes.
 
     Returns:
@@ -60,7 +60,8 @@ def sample(
         RuntimeError: If `state` has been consumed.
 
     Faults:
-        CALLS_DIFFER: In `batch.fault`: processes gave different keys or steps. All rows are masked.
+        CALLS_DIFFER: In `batch.fault`: processes gave different keys, steps or betas. All rows are
+            masked.
 
     Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
     the largest weight. There is more than one round only if the shards differ much in what they
@@ -127,7 +128,8 @@ def drawn(
     sampler = cast(PlannedSampler, state.blocks.sampler)
     given = step if isinstance(step, tuple) else () if step is None else (step,)
     given = tuple(jnp.asarray(number, jnp.int32) for number in given)
-    masses, key, given, alike = agreed(state, sampler, key, given)
+    powers = () if beta is None else (jnp.asarray(beta, jnp.float32),)
+    masses, key, given, alike = agreed(state, sampler, key, given, powers)
     place = given if len(given) == 2 else None
     if len(given) == 1:
         place = place_in_epoch(sampler.size_of_epoch(masses), given[0], batch_size)
@@ -139,9 +141,11 @@ def drawn(
     def read(shard: State[Any], numbers: jax.Array, meant: jax.Array) -> Any:
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
         slots, found = sampler.pick(shard.index, shard.ring, picks)
+        # What a plain buffer reads as nothing is nothing here, too.
+        there = meant & sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask
         reads = tuple(jax.tree.leaves(found))
         draws = Draws(numbers, batch_size)
-        batch = gathered(shard, slots, meant, view, view_key, reads, draws=draws)
+        batch = gathered(shard, slots, there, view, view_key, reads, draws=draws)
         return _turned(batch, view), found
 
     part = batch_size // state.num_devices

@@ -45,7 +45,7 @@ def save(
     Args:
         path: The directory. It is made if it is not there.
         state: The buffer; never consumed.
-        extra: As for `fbuf.save`; that of the first process is saved. Arrays over several processes
+        extra: As for `fbuf.save`; that of the process with the first shard is saved. Arrays over several processes
             must be the same on all devices.
         keep: As for `fbuf.save`.
 
@@ -96,7 +96,9 @@ def save(
             if jax.process_index() == 0:
                 _commit(folder, parts, keep)
         for number in written:
-            writer.clean_but(whole.folder_of(folder, number), whole.kept_of_shard(folder, number))
+            # What is left behind is deleted at the next save.
+            with contextlib.suppress(OSError):
+                writer.clean_but(whole.folder_of(folder, number), whole.kept_of_shard(folder, number))
     return _marked(state, parts[:, 2])
 
 

@@ -125,7 +125,7 @@ class ShardedSample(Generic[Item]):
         probability: As in `fbuf.Sample`: among all rows of all shards.
         weight: As in `fbuf.Sample`.
         fault: uint32 scalar, the same on all devices: `fbuf.Fault.CALLS_DIFFER` if processes gave
-            different keys or steps; the whole batch is then masked. Otherwise 0.
+            different keys, steps or betas; the whole batch is then masked. Otherwise 0.
     """
 
     data: Item

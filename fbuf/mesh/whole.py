@@ -164,7 +164,7 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
     """
 
     def run(state: ShardedState[Any]) -> jax.Array | Count:
-        return count.whole(state, local.in_shards(plain_size, state))
+        return count.total(state, local.in_shards(plain_size, state))
 
     return local.on_devices("size", run, state, (), (), PartitionSpec())
 
@@ -200,7 +200,7 @@ def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.
             return plain_size(shard), shard.sampler.can_sample(shard.index, shard.ring)
 
         sizes, can = local.in_shards(one, state)
-        enough = count.at_least(count.whole(state, sizes), jnp.asarray(min_size, jnp.int32))
+        enough = count.at_least(count.total(state, sizes), jnp.asarray(min_size, jnp.int32))
         return enough & (largest(can.any().astype(jnp.int32), (state.axis,)) > 0)
 
     everywhere = PartitionSpec()
@@ -216,7 +216,8 @@ def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
 
     Returns:
         Those of `fbuf.stats` by the same names, the same on all devices: sums over all shards, of
-        `oldest` the largest, and of `fault` all bits. `size`, `capacity` and `removed` are float32.
+        `oldest` the largest, and of `fault` all bits. `size`, `capacity` and `removed` are float32,
+        and if the capacity is 2**31 or more all other counts are, too.
         `shards` is the number of shards, and `largest_share` and `smallest_share` are the largest
         and the smallest part of all rows that a shard has.
 
@@ -259,16 +260,18 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     def together(name: str, each: jax.Array) -> jax.Array:
         # In the order of the shards, whatever devices they are on.
         of_all = lax.all_gather(each, state.axis, tiled=True)
+        if count.is_wide(state):  # sums of counts may pass int32
+            of_all = of_all.astype(jnp.float32)
         return largest(of_all.max() if name in most else of_all.sum(), axes)
 
-    size_, filled = count.whole(state, found["size"]), count.whole(state, found["filled"])
+    size_, filled = count.total(state, found["size"]), count.total(state, found["filled"])
     whole = jnp.maximum(count.as_float(size_), 1)
     return {
         "size": count.as_float(size_),
         "capacity": jnp.float32(state.capacity),
         "fill": count.as_float(filled) / state.capacity,
         "oldest": largest(found["oldest"].max(), axes),
-        "removed": count.as_float(count.whole(state, found["removed"])),
+        "removed": count.as_float(count.total(state, found["removed"])),
         "bytes": jnp.float32(memory.nbytes(state.shard) * state.num_shards),
         "fault": _all_bits(state),
         "shards": jnp.int32(state.num_shards),

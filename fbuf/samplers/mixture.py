@@ -72,7 +72,8 @@ class Mixture(PlannedSampler):
         prioritized: The share of draws by priority.
         recent: The share of uniform draws from the newest `recent_rows` rows. The buffer must have
             `lockstep=True`.
-        recent_rows: How many rows are recent, counting all environments together.
+        recent_rows: How many rows are recent, counting all environments together. Over a mesh
+            each shard has an equal part of them, its newest rows.
         priorities: The sampler of the draws by priority. Its `window`, `stride` and `first_only`
             hold for all three ways. Its `normalize` and `draws` do not matter here.
 
@@ -154,8 +155,9 @@ class Mixture(PlannedSampler):
             )
         if self.recent and self.recent_rows % ring.shards:
             raise ValueError(
-                f"fbuf.sharded.init: Mixture(recent_rows={self.recent_rows}) must be a multiple of "
-                f"the {ring.shards} shards, for each has as many recent rows"
+                f"fbuf.Mixture: recent_rows must be a multiple of the {ring.shards} shards, for "
+                f"each has as many recent rows, got {self.recent_rows}; take "
+                f"{-(-self.recent_rows // ring.shards) * ring.shards}, or another number of shards"
             )
         priorities = self.priorities.init(ring)
         return MixedIndex(start_index.empty(ring, self._window), priorities)

@@ -269,6 +269,8 @@ class PlannedSampler(Sampler):
     ) -> Draw:
         """Weigh the draws of a batch, or those that one device has of it.
 
+        Their mask depends on the masses, the numbers and the step alone.
+
         Args:
             masses: Those of all shards, leaves `[S]`.
             slots: int32 `[m]`.

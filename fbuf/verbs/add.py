@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -16,6 +16,7 @@ from fbuf.door.entry import one_buffer, verb
 from fbuf.door.order import warn_if_sampled
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
+from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
 
@@ -108,40 +109,83 @@ def add(
     one_buffer("add", state)
     warn_if_sampled("add", state)
     ring, sampler = state.ring, state.sampler
-    rows, lead = batches.rows("add", state.storage.item, items, ring.num_envs, time_major)
-    flags = _flags(terminated, truncated, lead)
-    if mask is not None and ring.num_envs is not None and ring.lockstep:
-        mask = batches.steps("add", mask, lead, ring.lanes)
-    elif mask is not None:
-        mask = batches.flags("add", "mask", mask, lead)
-    if not sampler.keeps_priorities and (priority is not None or alpha is not None):
-        raise ValueError(no_priorities("add", state))
-    if priority is not None:
-        priority = batches.priorities("add", priority, lead.shape, "the rows of items")
-        priority = lead.flat(priority)
-    following = _next_observations(state, next_observation, lead, time_major)
-
+    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
+    new = parsed("add", state, ring.num_envs, given, time_major)
+    flags, mask = new.flags, new.mask
     room, left_out, resets = sampler.room(state.index, ring), None, None
     if room is not None:
         resets = ring.resets_after(flags, mask)
-        mask, left_out = ring.fitting(mask, room, lead.size)
+        mask, left_out = ring.fitting(mask, room, new.lead.size)
 
     # The fault is known once all that was asked of the buffer before this has been read.
     ring, span = ring.append(flags, mask, before=state.fault)
-    index, faults = sampler.add(state.index, ring, span, priority, alpha)
+    index, faults = sampler.add(state.index, ring, span, new.priority, alpha)
     next_obs = state.next_obs
     if next_obs is not None:
-        next_obs, lost = next_obs.add(ring, span, flags, following)
+        next_obs, lost = next_obs.add(ring, span, flags, new.following)
         faults |= lost
     added = dataclasses.replace(
         state,
-        storage=state.storage.write(span.slots, rows),
+        storage=state.storage.write(span.slots, new.rows),
         ring=ring,
         next_obs=next_obs,
         index=index,
         fault=collected(state.fault, faults),
     )
     return added if left_out is None else _with_gap(added, left_out, resets)
+
+
+class Given(NamedTuple):
+    """What `add` is given, see there."""
+
+    items: Any
+    terminated: Any
+    truncated: Any
+    next_observation: Any
+    priority: Any
+    mask: Any
+    alpha: Any
+
+
+class NewRows(NamedTuple):
+    """What `add` writes: leaves `[B, ...]`, None where there is nothing."""
+
+    rows: Any
+    lead: Lead
+    flags: jax.Array
+    mask: jax.Array | None
+    priority: jax.Array | None
+    following: Any
+
+
+def parsed(
+    function: str, state: State[Any], num_envs: int | None, given: Given, time_major: bool
+) -> NewRows:
+    """Check what `add` is given, and bring it to a batch.
+
+    Args:
+        function: What the user has called, for errors.
+        state: The buffer; of it only what is static is looked at.
+        num_envs: How many environments the rows are of.
+        given: What came.
+        time_major: As for `add`.
+    """
+    items, terminated, truncated, next_observation, priority, mask, alpha = given
+    rows, lead = batches.rows(function, state.storage.item, items, num_envs, time_major)
+    flags = _flags(function, terminated, truncated, lead)
+    if mask is not None and num_envs is not None and state.ring.lockstep:
+        mask = batches.steps(function, mask, lead, num_envs)
+    elif mask is not None:
+        mask = batches.flags(function, "mask", mask, lead)
+    if not state.sampler.keeps_priorities and (priority is not None or alpha is not None):
+        raise ValueError(no_priorities(function, state))
+    if priority is not None:
+        priority = batches.priorities(function, priority, lead.shape, "the rows of items")
+        priority = lead.flat(priority)
+    following = _following(
+        function, state.next_obs, next_observation, lead, num_envs, time_major
+    )
+    return NewRows(rows, lead, flags, mask, priority, following)
 
 
 def _with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
@@ -164,7 +208,7 @@ def no_priorities(function: str, state: State[Any]) -> str:
     )
 
 
-def _flags(terminated: Any, truncated: Any, lead: Lead) -> jax.Array:
+def _flags(function: str, terminated: Any, truncated: Any, lead: Lead) -> jax.Array:
     """The flags of new rows: uint8 `[B]`."""
     flags = jnp.zeros(lead.size, jnp.uint8)
     for name, value, bit in (
@@ -172,31 +216,38 @@ def _flags(terminated: Any, truncated: Any, lead: Lead) -> jax.Array:
         ("truncated", truncated, TRUNCATED),
     ):
         if value is not None:
-            given = batches.flags("add", name, value, lead)
+            given = batches.flags(function, name, value, lead)
             flags |= jnp.where(given, jnp.uint8(bit), jnp.uint8(0))
     return flags
 
 
-def _next_observations(state: State[Any], given: Any, lead: Lead, time_major: bool) -> Any:
+def _following(
+    function: str,
+    next_obs: NextObs | None,
+    given: Any,
+    lead: Lead,
+    num_envs: int | None,
+    time_major: bool,
+) -> Any:
     """What the rows led to, leaves `[B, ...]`, if the buffer keeps it."""
-    if state.next_obs is None:
+    if next_obs is None:
         if given is not None:
             raise ValueError(
-                "fbuf.add: next_observation is for buffers made with next_of; make the buffer with "
-                "next_of='observation' (the name of that field), or store the next observation as "
-                "a field of the item"
+                f"fbuf.{function}: next_observation is for buffers made with next_of; make the "
+                "buffer with next_of='observation' (the name of that field), or store the next "
+                "observation as a field of the item"
             )
         return None
     if given is None:
         raise ValueError(
-            f"fbuf.add: next_observation is missing; the buffer was made with "
-            f"next_of={state.next_obs.field!r}, so give the observation after each of these steps"
+            f"fbuf.{function}: next_observation is missing; the buffer was made with "
+            f"next_of={next_obs.field!r}, so give the observation after each of these steps"
         )
-    item, num_envs = state.next_obs.rows.item, state.ring.num_envs
-    rows, its_lead = batches.rows("add", item, given, num_envs, time_major, "next_observation")
+    item = next_obs.rows.item
+    rows, its_lead = batches.rows(function, item, given, num_envs, time_major, "next_observation")
     if its_lead != lead:
         raise ValueError(
-            f"fbuf.add: next_observation must have the leading shape of items, {lead.shape}, got "
+            f"fbuf.{function}: next_observation must have the leading shape of items, {lead.shape}, got "
             f"{its_lead.shape}"
         )
     return rows
