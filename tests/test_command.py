@@ -203,6 +203,36 @@ def test_verify(tmp_path, capsys):
     assert found[1] == "MANIFEST-00000001: whole"
 
 
+def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
+    item = {"reward": jnp.zeros(())}
+    state = fbuf.sharded.init(item, 40, mesh=mesh, shards=2, num_envs=4)
+    rewards = np.arange(4, dtype=np.float32)
+    for turn in range(3):
+        ends = np.full(4, turn == 2)
+        state = fbuf.sharded.add(state, {"reward": rewards}, terminated=ends)
+    state = fbuf.sharded.remove(state, fbuf.sharded.ShardedIds(*np.int32([[1], [0], [0]])))
+    state = fbuf.sharded.save(tmp_path, state, extra={"step": 3})
+    found = inspect.look(tmp_path)
+    figures = found.figures
+    assert (figures["shards"], figures["rows of a shard"]) == (2, [5, 6])
+    assert (figures["capacity"], figures["num_envs"]) == (40, 4)
+    assert (figures["rows"], figures["removed"], figures["fill"]) == (11, 1, 12 / 40)
+    assert found.lengths.tolist() == [3, 3, 3, 3]
+    assert found.returns.tolist() == [0, 3, 6, 9]
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "2, of 5 to 6 rows" in capsys.readouterr().out
+    fbuf.sharded.save(tmp_path, state)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "SHARDS-00000002: whole\nSHARDS-00000001: whole\n"
+    file = next((tmp_path / "of-shard-00001" / "shard-00000").glob("rows-*"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "of-shard-00001" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_no_checkpoint(tmp_path, capsys, command):
     assert main([command, str(tmp_path)]) == 2

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from support import meshes
 from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS, same
 
 import fbuf
 from fbuf import sharded
+from fbuf.mesh import exchange
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -34,6 +36,9 @@ WHOLE = {
     "mixture_window": ("return", "time_major"),
 }
 
+OPTIMISED = ("prioritized", "window", "mixture")
+"""Compiled with all optimisations, which takes four times as long."""
+
 CASES = [
     *(pytest.param(name, views, id=name) for name, views in FEW.items()),
     *(pytest.param(name, views, id=name, marks=pytest.mark.sweep) for name, views in WHOLE.items()),
@@ -42,26 +47,23 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "views"), CASES)
 def test_one_shard_is_the_plain_buffer(name, views):
-    sampler = SAMPLERS[name]
-    plain = meshes.run(sampler, views, 1, module=fbuf)
-    one = meshes.run(sampler, views, 1, shards=1)
+    sampler, quick = SAMPLERS[name], name not in OPTIMISED
+    plain = meshes.run(sampler, views, 1, module=fbuf, quick=quick)
+    one = meshes.run(sampler, views, 1, shards=1, quick=quick)
     same(meshes.comparable(plain), meshes.comparable(one))
 
 
-@pytest.mark.parametrize(
-    ("name", "views"),
-    [*(pytest.param(name, views, id=f"few {name}") for name, views in FEW.items()), *CASES],
-)
+@pytest.mark.parametrize(("name", "views"), CASES)
 def test_batches_do_not_depend_on_the_number_of_devices(name, views, request):
-    turns = 26 if request.node.get_closest_marker("sweep") else 6  # 208 operations, or 48
-    found = meshes.run(SAMPLERS[name], views, 8, turns)
+    swept = request.node.get_closest_marker("sweep") is not None
+    turns, quick = 26 if swept else 6, name not in OPTIMISED  # 208 operations, or 48
+    found = meshes.run(SAMPLERS[name], views, 8, turns, quick=quick)
     state, (batches, _) = found
     assert {shard.device for shard in state.fault.addressable_shards} == set(jax.devices()[:8])
     assert all(batch.mask[1:].any() for batch in batches.values())
     assert len(np.unique(batches[views[0]].ids.shard)) > 4
-    counts = (1, 4) if request.node.get_closest_marker("sweep") else (2,)
-    for devices in counts:
-        same(found, meshes.run(SAMPLERS[name], views, devices, turns))
+    for devices in (1, 4) if swept else (2,):
+        same(found, meshes.run(SAMPLERS[name], views, devices, turns, quick=quick))
 
 
 def build(sampler, shards=4, devices=4, filled=(8, 8, 8, 8), priority=None, **options):
@@ -316,6 +318,8 @@ def test_an_empty_buffer_gives_a_masked_batch():
     assert int(batch.fault) == 0
 
 
+_ALONG = jax.P("data")
+
 REFUSED = [
     (lambda m: sharded.init(ITEM, 100, mesh=m, shards=3), ValueError, "multiple of the 4 devices"),
     (lambda m: sharded.init(ITEM, 99, mesh=m), ValueError, "capacity must be a multiple.*take 96"),
@@ -359,6 +363,62 @@ REFUSED = [
         ),
         ValueError,
         "items lies on 2 device.*but the mesh of the state has 4",
+    ),
+    (
+        lambda m: sharded.add(
+            small(m),
+            jax.device_put(
+                jnp.zeros(4), jax.NamedSharding(jax.sharding.Mesh(m.devices[::-1], "data"), _ALONG)
+            ),
+        ),
+        ValueError,
+        "items lies on 4 devices.*but the mesh of the state has 4 devices",
+    ),
+    (
+        lambda m: sharded.sample(small(m), jax.device_put(jax.random.key(0), jax.devices()[1]), 8),
+        ValueError,
+        r"key lies on 1 device.*NamedSharding\(state\.mesh, jax\.P\(\)\)",
+    ),
+    (lambda m: sharded.size(jax.device_get(small(m))), ValueError, "do not lie on its mesh"),
+    (
+        lambda m: sharded.size(jax.device_put(small(m), jax.devices()[0])),
+        ValueError,
+        "do not lie on its mesh",
+    ),
+    (
+        lambda m: sharded.add(small(m), jnp.zeros(8), terminated=jnp.zeros(3, bool)),
+        ValueError,
+        r"fbuf\.sharded\.add: terminated must be of shape \(8,\)",
+    ),
+    (
+        lambda m: sharded.add(small(m), jnp.zeros(8), priority=jnp.zeros(4)),
+        ValueError,
+        r"fbuf\.sharded\.add: priority must be of shape \(8,\)",
+    ),
+    (
+        lambda m: sharded.add(small(m), jnp.zeros(8), next_observation=jnp.zeros(8)),
+        ValueError,
+        r"fbuf\.sharded\.add: next_observation is for buffers made with next_of",
+    ),
+    (
+        lambda m: sharded.init(ITEM, 64, mesh=m, num_envs=24),
+        ValueError,
+        r"capacity must be a multiple of num_envs \(24\), got 64; take 48",
+    ),
+    (lambda m: fbuf.resize(small(m), 4), TypeError, "does not work over a mesh"),
+    (
+        lambda m: sharded.reshard(
+            sharded.init(
+                ITEM,
+                64,
+                mesh=m,
+                num_envs=8,
+                sampler=fbuf.Mixture(prioritized=0.0, recent=0.5, recent_rows=4),
+            ),
+            8,
+        ),
+        ValueError,
+        "recent_rows must be a multiple of the 8 shards.*take 8",
     ),
 ]
 
@@ -407,3 +467,14 @@ def test_meshes_of_both_kinds_and_of_several_axes(explicit):
     counts = collections.Counter(np.asarray(batch.data["x"]).tolist())
     assert set(counts) <= set(range(8))
     assert len(counts) > 3
+
+
+def test_a_place_is_how_many_of_its_shard_come_before(monkeypatch):
+    """By each of the three ways to count: the one of a CPU, and two of accelerators."""
+    parts = np.random.default_rng(0).integers(0, 5, (3, 200), np.int32)
+    expected = [[row[:at].tolist().count(of) for at, of in enumerate(row)] for row in parts]
+    for most in (None, 200, 199):
+        if most is not None:
+            monkeypatch.setattr(exchange, "_COMPARED", most)
+            monkeypatch.setattr(lax, "platform_dependent", lambda x, cpu, default: default(x))
+        np.testing.assert_array_equal(exchange._places(jnp.asarray(parts), 5), expected)

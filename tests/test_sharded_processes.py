@@ -109,6 +109,15 @@ def test_keys_that_differ_are_noticed():
         assert found["size"] == 3 * 2 * meshes.ENVS
 
 
+def test_what_a_process_has_for_itself_is_refused(tmp_path):
+    for found in results(start("alone", tmp_path / "there", devices=2)):
+        for name in ("rows", "flags", "ids"):
+            assert "of this process alone" in found[name], name
+            assert "make_array_from_process_local_data" in found[name]
+        assert "CheckpointError: fbuf.sharded.load: processes see different" in found["load"]
+        assert found["size"] == (3 * 2 + 1) * meshes.ENVS
+
+
 def test_what_two_processes_save_one_loads(tmp_path):
     written = results(start("saved", tmp_path, 2, devices=2))
     there = {**written[0]["batch"], **written[1]["batch"]}

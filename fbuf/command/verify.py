@@ -39,17 +39,22 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     folder = path.resolve()
     shards = whole.numbers(folder)
     for number in reversed(shards):
-        yield whole.name_of(number), _fault(lambda: _check_shards(folder, number, checked))
+        yield whole.name_of(number), _fault(_check_shards, folder, number, checked)
     if not shards:
         newest(path)
     for number in reversed(manifest.numbers(folder) if folder.is_dir() else []):
-        yield manifest.name_of(number), _fault(lambda: _check(folder, number, checked))
+        yield manifest.name_of(number), _fault(_check, folder, number, checked)
 
 
-def _fault(check: Callable[[], None]) -> CheckpointError | None:
+def _fault(
+    check: Callable[[pathlib.Path, int, Checked], None],
+    folder: pathlib.Path,
+    number: int,
+    checked: Checked,
+) -> CheckpointError | None:
     """What is wrong, if anything is."""
     try:
-        check()
+        check(folder, number, checked)
     except CheckpointError as error:
         return error
     return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.door.entry import Check, Kind, verb
@@ -48,18 +49,19 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
     for argument, value in given.items():
         same = _is_same_for_all(function, argument, state)
         for path, leaf in jax.tree.leaves_with_path(value):
-            if not isinstance(leaf, jax.Array):
+            if not isinstance(leaf, jax.Array | np.ndarray):
                 continue
             name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
             spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
             sharding = f"jax.NamedSharding(state.mesh, {spec})"
-            if leaf.committed and _placed(leaf) != devices:
+            of_jax = isinstance(leaf, jax.Array)
+            if of_jax and leaf.committed and _placed(leaf) != devices:
                 raise ValueError(
                     f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
                     f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
                 )
-            alone = leaf.is_fully_addressable and not fault.is_fully_addressable
-            if alone and leaf.ndim and not same:
+            alone = not of_jax or leaf.is_fully_addressable
+            if alone and leaf.ndim and not same and not fault.is_fully_addressable:
                 raise ValueError(
                     f"{name} is an array of this process alone, and the mesh has devices of "
                     "several; make one of all of them: "
@@ -68,7 +70,7 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
 
 
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
-    """Whether an argument has nothing that belongs to one device, so all processes give it whole."""
+    """Whether nothing in an argument belongs to one device: then all processes give it whole."""
     of_steps = state.num_envs is not None and state.blocks.ring.lockstep
     return argument == "key" or (argument == "mask" and function == "sharded.add" and of_steps)
 

@@ -45,8 +45,8 @@ def save(
     Args:
         path: The directory. It is made if it is not there.
         state: The buffer; never consumed.
-        extra: As for `fbuf.save`; that of the process with the first shard is saved. Arrays over several processes
-            must be the same on all devices.
+        extra: As for `fbuf.save`; that of the process with the first shard is saved. Arrays over
+            several processes must be the same on all devices.
         keep: As for `fbuf.save`.
 
     Returns:
@@ -98,7 +98,9 @@ def save(
         for number in written:
             # What is left behind is deleted at the next save.
             with contextlib.suppress(OSError):
-                writer.clean_but(whole.folder_of(folder, number), whole.kept_of_shard(folder, number))
+                writer.clean_but(
+                    whole.folder_of(folder, number), whole.kept_of_shard(folder, number)
+                )
     return _marked(state, parts[:, 2])
 
 

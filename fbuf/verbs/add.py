@@ -182,9 +182,7 @@ def parsed(
     if priority is not None:
         priority = batches.priorities(function, priority, lead.shape, "the rows of items")
         priority = lead.flat(priority)
-    following = _following(
-        function, state.next_obs, next_observation, lead, num_envs, time_major
-    )
+    following = _following(function, state.next_obs, next_observation, lead, num_envs, time_major)
     return NewRows(rows, lead, flags, mask, priority, following)
 
 
@@ -247,7 +245,7 @@ def _following(
     rows, its_lead = batches.rows(function, item, given, num_envs, time_major, "next_observation")
     if its_lead != lead:
         raise ValueError(
-            f"fbuf.{function}: next_observation must have the leading shape of items, {lead.shape}, got "
-            f"{its_lead.shape}"
+            f"fbuf.{function}: next_observation must have the leading shape of items, "
+            f"{lead.shape}, got {its_lead.shape}"
         )
     return rows

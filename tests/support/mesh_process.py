@@ -51,7 +51,7 @@ def histories(names, turns):
     for name in names:
         sampler = meshes.SAMPLERS[name]
         state = meshes.empty(sharded, sampler, mesh=mesh(), shards=meshes.SHARDS)
-        state, (batches, _) = meshes.history(
+        state, (batches, _) = meshes.quick_history(
             sharded, sampler, ("item", "hindsight"), turns, state, meshes.inputs(0, turns)
         )
         found[name] = {"state": parts(state.blocks), "batches": parts(batches)}
@@ -88,7 +88,37 @@ def other_keys():
     except RuntimeError as error:
         message = str(error)
     sharded.raise_on_fault(same)
+    beta = sharded.sample(state, jax.random.key(0), 16, beta=0.1 + 0.5 * NUMBER)
+    here += [bool(part.data.any()) for part in beta.mask.addressable_shards]
     return {"drawn": any(here), "message": message, "size": int(sharded.size(state))}
+
+
+def alone(path):
+    """What a process has for itself is refused; and a path that the other does not have."""
+    state = filled()
+    batch = sharded.sample(state, jax.random.key(0), 16)
+    own = [part.data for part in batch.ids.slot.addressable_shards]
+    ids = sharded.ShardedIds(*[np.concatenate(own)] * 3)
+    calls = {
+        "rows": lambda: sharded.add(state, {"x": np.zeros(meshes.ENVS, np.int32)}),
+        "flags": lambda: sharded.add(
+            state, {"x": own_rows(5)["x"][:, 0]}, terminated=np.zeros(meshes.ENVS, bool)
+        ),
+        "ids": lambda: sharded.update_priority(state, ids, np.ones(8, np.float32)),
+        "load": lambda: sharded.load(path if NUMBER else path + "-elsewhere", mesh=mesh()),
+    }
+    sharded.save(path, state)
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = ""
+        except ValueError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    # What is the same in all processes may come as it is.
+    state = sharded.add(state, own_rows(6), mask=np.array([True, False]))
+    sharded.sample(state, np.array([0, 7], np.uint32), 16, beta=np.float32(0.5))
+    return {**found, "size": int(sharded.size(state))}
 
 
 def saved(path, times):
@@ -173,6 +203,7 @@ def disk_full(path):
 DONE = {
     "histories": lambda names, turns: histories(names.split(","), int(turns)),
     "other_keys": other_keys,
+    "alone": alone,
     "saved": saved,
     "loaded": loaded,
     "killed": killed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 
 import jax
@@ -131,8 +130,7 @@ def empty(verbs, sampler, **where):
     return verbs.init(ITEM, CAPACITY, num_envs=ENVS, sampler=sampler, next_of="obs", **where)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def history(module, sampler, views, turns, state, given):
+def _history(module, sampler, views, turns, state, given):
     """All turns, in one scan: the last state, and everything that was drawn and asked."""
 
     def one(state, this):
@@ -141,11 +139,20 @@ def history(module, sampler, views, turns, state, given):
     return jax.lax.scan(one, state, (given, jnp.arange(turns, dtype=jnp.int32)))
 
 
-def run(sampler, views, devices, turns=6, seed=0, shards=SHARDS, module=sharded):
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiles in a third of the time."""
+
+FIXED = (0, 1, 2, 3)
+history = jax.jit(_history, static_argnums=FIXED)
+quick_history = jax.jit(_history, static_argnums=FIXED, compiler_options=QUICK)
+
+
+def run(sampler, views, devices, turns=6, seed=0, shards=SHARDS, module=sharded, quick=True):
     """A history on so many devices; on one as a plain buffer if the module is `fbuf`."""
     where = {} if module is fbuf else {"mesh": mesh(devices), "shards": shards}
     state = empty(module, sampler, **where)
-    return history(module, sampler, tuple(views), turns, state, inputs(seed, turns))
+    made = quick_history if quick else history
+    return made(module, sampler, tuple(views), turns, state, inputs(seed, turns))
 
 
 def digest(tree):
