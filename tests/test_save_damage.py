@@ -120,8 +120,8 @@ def test_a_newer_one_that_is_damaged_is_not_passed_over(saved, tmp_path):
 def test_a_format_of_the_future(saved, tmp_path):
     folder = copied(saved, tmp_path)
     path = folder / manifest.name_of(manifest.numbers(folder)[-1])
-    path.write_bytes(path.read_bytes().replace(b"checkpoint 1,", b"checkpoint 2,", 1))
-    with pytest.raises(fbuf.CheckpointError, match="has format 2, and this fbuf reads formats up"):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 2,", b"checkpoint 3,", 1))
+    with pytest.raises(fbuf.CheckpointError, match="has format 3, and this fbuf reads formats up"):
         fbuf.load(folder)
 
 
@@ -173,7 +173,7 @@ def changed(data, path, value):
 def rewritten(path, data):
     """A manifest with right length and checksum, whatever it says."""
     body = json.dumps(data).encode()
-    head = f"fbuf checkpoint 1, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
+    head = f"fbuf checkpoint {manifest.FORMAT}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
     path.write_bytes(head.encode() + body)
 
 

@@ -76,12 +76,12 @@ def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _devices(mesh: Mesh) -> tuple[jax.Device, ...]:
+def _devices(mesh: Mesh) -> tuple[Any, ...]:
     """The devices of a mesh, in order."""
     return tuple(mesh.devices.flat)
 
 
-def _placed(array: jax.Array) -> tuple[jax.Device, ...]:
+def _placed(array: jax.Array) -> tuple[Any, ...]:
     """The devices of an array, in order if it lies on a mesh."""
     sharding = array.sharding
     if isinstance(sharding, jax.NamedSharding) and isinstance(sharding.mesh, Mesh):
@@ -89,7 +89,7 @@ def _placed(array: jax.Array) -> tuple[jax.Device, ...]:
     return tuple(sorted(sharding.device_set, key=lambda device: device.id))
 
 
-def _some(devices: tuple[jax.Device, ...]) -> str:
+def _some(devices: tuple[Any, ...]) -> str:
     """How many devices, and the first of them."""
     first = ", ".join(map(str, devices[:3])) + (", ..." if len(devices) > 3 else "")
     return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
