@@ -43,11 +43,13 @@ class Kind:
         require: Called with the name of the verb and a value; refuses what is no such state.
         prefix: What the name of the verb begins with in messages.
         check_arrays: Called with the name, the state and all arrays of a call from Python.
+        finish: Called with the state and the result of a call from Python.
     """
 
     require: Callable[[str, Any], None]
     prefix: str = ""
     check_arrays: Callable[[str, Any, dict[str, Any]], None] | None = None
+    finish: Callable[[Any, Any], None] | None = None
 
 
 def verb(
@@ -159,12 +161,14 @@ class _Entry:
                 refuse_consumed(self._name, state)
         if self._kind.check_arrays is not None:
             self._kind.check_arrays(self._name, before[0], given)
-        if not donate:
-            return self._keep(*before, **given, **fixed)
         # JAX refuses an array that is given and consumed, but on several devices it may end Python.
-        if not set(map(id, own)).isdisjoint(map(id, leaves)):
+        if donate and not set(map(id, own)).isdisjoint(map(id, leaves)):
             _refuse_own_arrays(self._name, own, given)
-        return self._consume(*before, **given, **fixed)
+        run = self._consume if donate else self._keep
+        result = run(*before, **given, **fixed)
+        if self._kind.finish is not None:
+            self._kind.finish(before[0], result)
+        return result
 
     def checked(self, state: Any, given: dict[str, Any]) -> dict[str, Any]:
         """See the function of this name."""

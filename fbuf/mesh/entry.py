@@ -95,4 +95,16 @@ def _some(devices: tuple[Any, ...]) -> str:
     return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
 
 
-_KIND = Kind(require_sharded, "sharded.", _on_the_mesh)
+def _waited_for(state: ShardedState[Any], result: Any) -> None:
+    """Wait for a call over CPUs of several processes: JAX hangs if many are under way there."""
+    if _is_of_cpu_processes(state.mesh):
+        jax.block_until_ready(result)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_of_cpu_processes(mesh: Mesh) -> bool:
+    devices = _devices(mesh)
+    return devices[0].platform == "cpu" and len({of.process_index for of in devices}) > 1
+
+
+_KIND = Kind(require_sharded, "sharded.", _on_the_mesh, _waited_for)

@@ -118,7 +118,11 @@ def alone(path):
     # What is the same in all processes may come as it is.
     state = sharded.add(state, own_rows(6), mask=np.array([True, False]))
     sharded.sample(state, np.array([0, 7], np.uint32), 16, beta=np.float32(0.5))
-    return {**found, "size": int(sharded.size(state))}
+    size = int(sharded.size(state))
+    rows = own_rows(7)
+    for _ in range(100):  # JAX would hang if nobody waited
+        state = sharded.add(state, rows)
+    return {**found, "size": size}
 
 
 def saved(path, times):

@@ -56,6 +56,7 @@ READ = "test_read.py", ""
 TOLD = "test_door.py", "told"
 DOOR = "test_door.py", "owners or state_itself or environments"
 OUTSIDE = "test_extending.py", "place"
+WIDE, OVER_SHARDS = ("test_wide.py", ""), ("test_sharded.py", "exact")
 
 
 def place(case: int) -> tuple[str, str]:
@@ -457,6 +458,53 @@ MUTANTS = [
         ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
         ("        container.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
         ("last == first or first <= begin", "True", "seam", ("test_save.py", "joined")),
+    ),
+    *of(
+        "samplers/wide.py",
+        ("carries += carry", "carries = carry", "count", WIDE),
+        ("(low <= numbers.low)", "(low < numbers.low)", "seam", WIDE),
+    ),
+    *of(
+        "samplers/shards.py",
+        ("jnp.zeros(1, jnp.uint32), word[:-1]", "word[:1], word[:-1]", "count", WIDE),
+    ),
+    *of(
+        "mesh/count.py",
+        ("halves >> 16", "halves >> 15", "count", WIDE),
+    ),
+    *of(
+        "mesh/exchange.py",
+        ("lax.div(place.max(), jnp.int32(room)) + 1", "lax.div(place.max(), jnp.int32(room + 9)) + 1", "seam", OVER_SHARDS),
+        ("mine = jnp.where(mine < 0, count, mine)", "mine = mine + 0", "mask", OVER_SHARDS),
+        ("jnp.where(meant, numbers - first, part)", "jnp.where(meant, numbers - first, 0)", "mask", OVER_SHARDS),
+    ),
+    *of(
+        "mesh/route.py",
+        ("jnp.where(shard == number, slot, NO_SLOT)", "slot", "generation check", ("test_sharded.py", "stale")),
+        ("jnp.where(exists | (ids.slot == NO_SLOT), ids.slot, _NOWHERE)", "ids.slot", "fault bit", ("test_sharded.py", "stale")),
+        ("slot = jnp.where(mask, slot, NO_SLOT)", "slot = slot + 0", "mask", ("test_sharded.py", "devices or plain")),
+    ),
+    *of(
+        "mesh/sample.py",
+        ("meant & sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask", "meant", "mask", ("test_sharded.py", "plain")),
+        ("draw.mask & come & alike", "draw.mask & come", "fault bit", ("test_sharded_processes.py", "differ")),
+    ),
+    *of(
+        "mesh/add.py",
+        ("shard = dataclasses.replace(shard, index=sampler.told(shard.index, of_all))", "pass", "weights", ("test_sharded.py", "largest_priority")),
+    ),
+    *of(
+        "mesh/entry.py",
+        ("alone = not of_jax or leaf.is_fully_addressable", "alone = False", "dtype", ("test_sharded_processes.py", "itself")),
+    ),
+    *of(
+        "mesh/load.py",
+        ("if (said != said[0]).any():", "if False:", "read", ("test_sharded_processes.py", "itself")),
+        ("if all_have(failure is None) and found is not None:", "if found is not None:", "read", ("test_sharded_disk.py", "damage")),
+    ),
+    *of(
+        "disk/whole.py",
+        ("if part(own, expected.number) != expected:", "if False:", "seam", ("test_sharded_disk.py", "")),
     ),
     *of(
         "command/inspect.py",
