@@ -132,7 +132,7 @@ def collectives(mesh: Any, shards: int) -> dict[str, Callable[[], Any]]:
     devices = mesh.size
     words = exchange_rounds.words(ITEM, fbuf.Prioritized())
     data, same = jax.P("data"), jax.P()
-    room = bucket_size(BATCH / shards, BATCH) * shards // devices
+    room = bucket_size(BATCH / shards, BATCH, shards * devices) * shards // devices
 
     def made(shape: tuple[int, ...], send: Callable[[Any], Any], out: Any) -> Callable[[], Any]:
         ones = np.ones((devices * shape[0], *shape[1:]), np.uint32)
@@ -285,7 +285,10 @@ def by_the_rule(devices: int) -> dict[str, int]:
     # The plan, the least weight, and the largest priority for new rows.
     sums = 4 * words["plan"] * devices, 4, 4
     return {
-        "all-to-all": 4 * words["message"] * bucket_size(BATCH / devices, BATCH) * others,
+        "all-to-all": 4
+        * words["message"]
+        * bucket_size(BATCH / devices, BATCH, devices**2)
+        * others,
         "all-reduce": sum(size * 2 * others // devices for size in sums),
         "all-gather": 4 * words["update"] * BATCH * others,
     }
