@@ -37,7 +37,8 @@ class Routes(NamedTuple):
 
     Attributes:
         own: int32 `[shards_of_device, num_devices, places]`; which draws of each shard go to each
-            device, in order, and behind them -1.
+            device, in order, and behind them -1. Numbers of draws that read nothing are larger by
+            the size of the batch.
         rounds: int32 scalar; how many rounds it takes, the same on all devices.
         room: The size of a bucket; static.
     """
@@ -73,8 +74,14 @@ def _log_poisson(count: int, mean: float) -> float:
     return count * math.log(mean) - mean - math.lgamma(count + 1)
 
 
-def routes(state: ShardedState[Any], shards: jax.Array) -> Routes:
-    """The routes of a plan; `shards` is int32 `[B]`: the shard of each draw."""
+def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Routes:
+    """The routes of a plan.
+
+    Args:
+        state: The blocks of this device.
+        shards: int32 `[B]`; the shard of each draw.
+        there: bool `[B]`; whether it reads something.
+    """
     batch, devices, count = shards.shape[0], state.num_devices, state.shards_of_device
     part = batch // devices  # of the batch, on each device
     room = bucket_size(part / state.num_shards, part, state.num_shards * devices)
@@ -85,6 +92,7 @@ def routes(state: ShardedState[Any], shards: jax.Array) -> Routes:
     mine = jnp.where(mine < 0, count, mine)
     to = jnp.arange(devices, dtype=jnp.int32)[:, None]
     number = to * part + jnp.arange(part, dtype=jnp.int32)
+    number = jnp.where(there.reshape(devices, part), number, number + batch)
     own = jnp.full((count, devices, -(-part // room) * room), -1, jnp.int32)
     own = own.at[mine, to, place].set(number, mode="drop", unique_indices=True)
     return Routes(own, lax.div(place.max(), jnp.int32(room)) + 1, room)
@@ -140,22 +148,24 @@ def fetched(
         part: How many rows these are.
         plan: The routes.
         read: What to send, called with a shard, int32 `[n]` numbers of draws, and bool `[n]`: which
-            of them are meant. A pytree, leaves `[n, ...]`.
+            of them read something. A pytree, leaves `[n, ...]`.
 
     Returns:
         The same pytree, leaves `[B / num_devices, ...]`, and which of the rows have come.
     """
     count, devices, _ = plan.own.shape
+    batch = part * devices
     # Made beforehand: on a GPU these numbers would be a kernel.
     first = np.arange(devices, dtype=np.int32)[:, None] * np.int32(part)
 
     def send(turn: jax.Array) -> Any:
         """What goes in a turn, leaves `[count, devices * room, ...]`, with places in the batch."""
         numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.room, plan.room, axis=2)
-        meant = numbers >= 0
+        meant, there = numbers >= 0, (numbers >= 0) & (numbers < batch)
+        numbers = jnp.where(numbers < batch, numbers, numbers - batch)
         place = jnp.where(meant, numbers - first, part)
         numbers = jnp.where(meant, numbers, 0)
-        rows = local.in_shards(read, state, numbers.reshape(count, -1), meant.reshape(count, -1))
+        rows = local.in_shards(read, state, numbers.reshape(count, -1), there.reshape(count, -1))
         return place, rows
 
     def packed(turn: jax.Array) -> jax.Array:

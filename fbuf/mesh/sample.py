@@ -138,18 +138,23 @@ def drawn(
     plan = sampler.plan(one.index, one.ring, masses, key, batch_size, place)
     view_key = jax.random.fold_in(key, 1) if view.is_random else None
 
-    def read(shard: State[Any], numbers: jax.Array, meant: jax.Array) -> Any:
+    def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
         slots, found = sampler.pick(shard.index, shard.ring, picks)
-        # What a plain buffer reads as nothing is nothing here, too.
-        there = meant & sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask
         reads = tuple(jax.tree.leaves(found))
         draws = Draws(numbers, batch_size)
         batch = gathered(shard, slots, there, view, view_key, reads, draws=draws)
         return _turned(batch, view), found
 
+    def is_there(numbers: jax.Array) -> jax.Array:
+        """Which draws there are: what a sampler has found says nothing of that."""
+        slots, found = jax.eval_shape(sampler.pick, one.index, one.ring, plan.picks)
+        slots, found = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), (slots, found))
+        return sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask
+
     part = batch_size // state.num_devices
-    routes = exchange.routes(state, plan.shards)
+    there = is_there(jnp.arange(batch_size, dtype=jnp.int32))
+    routes = exchange.routes(state, plan.shards, there)
     (batch, found), come = exchange.fetched(state, part, routes, read)
     numbers = local.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
     draw = sampler.weigh(masses, batch.ids.slot, found, numbers, beta, place, (state.axis,))

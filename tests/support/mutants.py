@@ -476,6 +476,7 @@ MUTANTS = [
         "mesh/exchange.py",
         ("lax.div(place.max(), jnp.int32(room)) + 1", "lax.div(place.max(), jnp.int32(room + 9)) + 1", "seam", OVER_SHARDS),
         ("mine = jnp.where(mine < 0, count, mine)", "mine = mine + 0", "mask", OVER_SHARDS),
+        ("(numbers >= 0) & (numbers < batch)", "numbers >= 0", "mask", ("test_sharded.py", "plain")),
         ("jnp.where(meant, numbers - first, part)", "jnp.where(meant, numbers - first, 0)", "mask", OVER_SHARDS),
     ),
     *of(
@@ -486,7 +487,6 @@ MUTANTS = [
     ),
     *of(
         "mesh/sample.py",
-        ("meant & sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask", "meant", "mask", ("test_sharded.py", "plain")),
         ("draw.mask & come & alike", "draw.mask & come", "fault bit", ("test_sharded_processes.py", "differ")),
     ),
     *of(
