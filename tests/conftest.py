@@ -14,6 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import gc
 import pathlib
+import signal
 
 import hypothesis
 import jax
@@ -48,6 +49,9 @@ hypothesis.settings.load_profile("fbuf")
 
 def pytest_configure(config):
     """Bound the cache, before any process writes to it."""
+    # So a shell starts what it puts into the background.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         cache.bound(pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
     if config.option.markexpr == "not sweep":
