@@ -46,27 +46,38 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
             "jax.device_put(state, jax.tree.map(lambda spec: jax.NamedSharding(state.mesh, spec), "
             "fbuf.sharded.specs(state)))"
         )
+    several = not fault.is_fully_addressable
     for argument, value in given.items():
         same = _is_same_for_all(function, argument, state)
-        for path, leaf in jax.tree.leaves_with_path(value):
-            if not isinstance(leaf, jax.Array | np.ndarray):
-                continue
-            name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
-            spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
-            sharding = f"jax.NamedSharding(state.mesh, {spec})"
-            of_jax = isinstance(leaf, jax.Array)
-            if of_jax and leaf.committed and _placed(leaf) != devices:
-                raise ValueError(
-                    f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
-                    f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
-                )
-            alone = not of_jax or leaf.is_fully_addressable
-            if alone and leaf.ndim and not same and not fault.is_fully_addressable:
+        for number, leaf in enumerate(jax.tree.leaves(value)):
+            elsewhere = _is_elsewhere(leaf, devices)
+            if elsewhere or (several and not same and _is_of_one_process(leaf)):
+                path, leaf = jax.tree.leaves_with_path(value)[number]
+                name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
+                spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
+                sharding = f"jax.NamedSharding(state.mesh, {spec})"
+                if elsewhere:
+                    raise ValueError(
+                        f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
+                        f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
+                    )
                 raise ValueError(
                     f"{name} is an array of this process alone, and the mesh has devices of "
                     "several; make one of all of them: "
                     f"jax.make_array_from_process_local_data({sharding}, array)"
                 )
+
+
+def _is_elsewhere(leaf: Any, devices: tuple[Any, ...]) -> bool:
+    """Whether it was put on other devices, or on these in another order."""
+    return isinstance(leaf, jax.Array) and leaf.committed and _placed(leaf) != devices
+
+
+def _is_of_one_process(leaf: Any) -> bool:
+    """Whether other processes have another part of it, or an array of their own."""
+    if isinstance(leaf, jax.Array):
+        return leaf.ndim > 0 and leaf.is_fully_addressable
+    return isinstance(leaf, np.ndarray) and leaf.ndim > 0
 
 
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
