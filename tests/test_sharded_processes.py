@@ -90,14 +90,16 @@ def parts(tree):
     [
         "prioritized,window,shuffled",
         "episode,priority_window,mixture",
-        "uniform,stratified,shuffled_episode,mixture_window",
+        "stratified,shuffled_episode,mixture_window",
+        "uniform,stride,largest_ever,shuffled_window",
     ],
 )
 def test_two_processes_give_what_one_gives(names):
     turns = 26
     mine, other = results(start("histories", names, turns))
     for name in names.split(","):
-        state, (batches, _) = meshes.run(meshes.SAMPLERS[name], ("item", "hindsight"), 8, turns)
+        sampler, views = meshes.SAMPLERS[name], meshes.views_of(name)
+        state, (batches, _) = meshes.run(sampler, views, 8, turns)
         assert {**mine[name]["state"], **other[name]["state"]} == parts(state.blocks)
         assert {**mine[name]["batches"], **other[name]["batches"]} == parts(batches)
 

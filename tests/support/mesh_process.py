@@ -52,7 +52,7 @@ def histories(names, turns):
         sampler = meshes.SAMPLERS[name]
         state = meshes.empty(sharded, sampler, mesh=mesh(), shards=meshes.SHARDS)
         state, (batches, _) = meshes.quick_history(
-            sharded, sampler, ("item", "hindsight"), turns, state, meshes.inputs(0, turns)
+            sharded, sampler, meshes.views_of(name), turns, state, meshes.inputs(0, turns)
         )
         found[name] = {"state": parts(state.blocks), "batches": parts(batches)}
     return found

@@ -46,6 +46,18 @@ VIEWS = {
     "episode": fbuf.Hindsight(reached, strategy="episode"),
 }
 
+OF_PROCESSES = {
+    "uniform": ("fields", "transition", "n_step", "padded", "frames", "return", "episode"),
+    "window": ("sequence", "time_major"),
+}
+"""By which views several processes draw; all others by two more."""
+
+
+def views_of(name):
+    """The views of a sampler in several processes."""
+    return OF_PROCESSES.get(name, ("item", "hindsight"))
+
+
 SAMPLERS = {
     "uniform": fbuf.Uniform(),
     "window": fbuf.Uniform(window=3),
