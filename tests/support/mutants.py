@@ -481,7 +481,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/route.py",
-        ("jnp.where(shard == number, slot, NO_SLOT)", "slot", "generation check", ("test_sharded.py", "stale")),
+        ("jnp.where(shard == number, slot, NO_SLOT)", "slot", "generation check", ("test_sharded.py", "largest_priority")),
         ("jnp.where(exists | (ids.slot == NO_SLOT), ids.slot, _NOWHERE)", "ids.slot", "fault bit", ("test_sharded.py", "stale")),
         ("slot = jnp.where(mask, slot, NO_SLOT)", "slot = slot + 0", "mask", ("test_sharded.py", "devices or plain")),
     ),
