@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from support import inside, programs
-from support.pair import Pair
+from support import inside
+from support.pair import Pair, ShardedPair
 
 import fbuf
 
@@ -114,6 +114,39 @@ def test_any_history(shape, sampler, autoreset, sizes, seeds):
             agree(pair, rng)
 
 
+SHARDED_TOGETHER, SHARDED_APART = (8, 4, True), (4, 6, False)
+"""Environments of all four shards."""
+OVER_SHARDS = [
+    (SHARDED_TOGETHER, uniform(), "next_step"),
+    (SHARDED_APART, uniform(**WINDOW), "same_step"),
+    (SHARDED_TOGETHER, uniform(**WINDOW, **BY_EPISODE), "next_step"),
+    (SHARDED_TOGETHER, prioritized(new_priority="largest_ever"), "same_step"),
+    (SHARDED_APART, prioritized(alpha=0.5, normalize="buffer"), "disabled"),
+    (SHARDED_APART, prioritized(**SHORT), "next_step"),
+    (
+        SHARDED_TOGETHER,
+        fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, recent_rows=8, priorities=prioritized()),
+        "same_step",
+    ),
+    (SHARDED_TOGETHER, fbuf.Shuffled(), "same_step"),
+    (SHARDED_APART, fbuf.Shuffled(**WINDOW, **BY_EPISODE), "same_step"),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize(("shape", "sampler", "autoreset"), OVER_SHARDS)
+def test_any_history_over_shards(shape, sampler, autoreset):
+    """Four shards on two devices are one buffer: its draws, its largest priority, its rows."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        pair, often = ShardedPair(shape, sampler, autoreset), (0.1, 0.5, 0.9)[seed % 3]
+        agree(pair, rng)
+        for _ in range(14):
+            pair.step(rng, (3, 9), often, odd=True)
+            agree(pair, rng)
+
+
 SAVED = [n for n, case in enumerate(CASES) if case[1].window > 1]
 
 
@@ -137,24 +170,25 @@ def test_any_history_with_saves(tmp_path, case):
 
 def agree(pair, rng):
     """The state is what the oracle says, and what is drawn from it is as likely."""
-    state, oracle = pair.state, pair.oracle
+    oracle, sampler = pair.oracle, pair.sampler
     stored = oracle.stored()
     starts, share = likelihoods(pair)
     key, beta = jax.random.key(int(rng.integers(100))), 0.7
-    step = 0 if isinstance(state.sampler, fbuf.Shuffled) else None
-    asked = programs.look(state, key, step, beta, batch_size=BATCH)
-    sample, size, can_sample, stats, likely, everything = asked
+    step = 0 if isinstance(sampler, fbuf.Shuffled) else None
+    sample, size, can_sample, stats, *rest = pair.look(key, step, beta, batch_size=BATCH)
     assert int(size) == int(stats["size"]) == len(stored)
     assert bool(can_sample) == bool(share)
-    assert int(stats["fault"]) == int(state.fault) == oracle.fault
+    assert int(stats["fault"]) == oracle.fault
     dummies = [at for at in range(oracle.capacity) if (row := oracle.at(at)) and row.dummy]
     taken = sum(len(oracle.there(lane)) for lane in range(oracle.envs))
     assert int(stats["removed"]) == taken - len(stored)
     assert "num_starts" not in stats or int(stats["num_starts"]) == len(starts)
     names(pair, stored)
-    in_order(pair, everything)
-    expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
-    np.testing.assert_allclose(likely, expected, rtol=1e-5)
+    if rest:
+        likely, everything = rest
+        in_order(pair, everything)
+        expected = [share.get(slot, 0) for slot in range(oracle.capacity)]
+        np.testing.assert_allclose(likely, expected, rtol=1e-5)
     if pair.per is not None:
         assert not set(dummies) & set(starts)
         np.testing.assert_allclose(stats["new_priority"], oracle.default(), rtol=1e-5)
@@ -167,18 +201,19 @@ def agree(pair, rng):
 
 def names(pair, stored):
     """Every row has its name, and its item and flags where it lies."""
-    state, oracle = pair.state, pair.oracle
-    ids = jax.tree.map(np.asarray, inside.names(state, range(oracle.capacity)))
-    items, flags = np.asarray(pair.rows()), np.asarray(state.ring.flags)
-    for slot in range(oracle.capacity):
-        row = oracle.at(slot)
-        if row is not None:
-            assert flags[slot] & 3 == row.terminated + 2 * row.truncated
-        if slot not in stored:
-            assert ids.slot[slot] == -1
-            continue
-        assert (ids.slot[slot], ids.generation[slot]) == (slot, row.generation)
-        assert items[slot] == row.item
+    for number, part in enumerate(pair.parts()):
+        ids = jax.tree.map(np.asarray, inside.names(part, range(part.capacity)))
+        items, flags = np.asarray(inside.rows(part)), np.asarray(part.ring.flags)
+        for own in range(part.capacity):
+            slot = number * part.capacity + own
+            row = pair.oracle.at(slot)
+            if row is not None:
+                assert flags[own] & 3 == row.terminated + 2 * row.truncated
+            if slot not in stored:
+                assert ids.slot[own] == -1
+                continue
+            assert (ids.slot[own], ids.generation[own]) == (own, row.generation)
+            assert items[own] == row.item
 
 
 def in_order(pair, everything):
@@ -198,7 +233,7 @@ def in_order(pair, everything):
 
 def likelihoods(pair):
     """The starts, and how likely each slot is that may be drawn."""
-    oracle, sampler = pair.oracle, pair.state.sampler
+    oracle, sampler = pair.oracle, pair.sampler
     given = getattr(sampler, "priorities", sampler)
     options = (given.window, given.stride, given.first_only, given.strict)
     starts = oracle.starts(*options)
@@ -220,29 +255,30 @@ def likelihoods(pair):
 
 def look_inside(pair, starts):
     """The trees hold what they should, also where nothing is drawn from now."""
-    state, oracle, index = pair.state, pair.oracle, pair.state.index
-    if not isinstance(state.sampler, fbuf.Prioritized):
-        marked = np.flatnonzero(inside.marks(inside.start_tree(index)))
-        assert set(marked.tolist()) == starts
+    oracle, sampler, parts = pair.oracle, pair.sampler, pair.parts()
+    if not isinstance(sampler, fbuf.Prioritized):
+        marks = [inside.marks(inside.start_tree(part.index)) for part in parts]
+        assert set(np.flatnonzero(np.concatenate(marks)).tolist()) == starts
     if pair.per is not None:
-        tree = inside.priority_tree(index)
-        inside.check(tree)
-        leaves = inside.leaves(tree)
+        trees = [inside.priority_tree(part.index) for part in parts]
+        for tree in trees:
+            inside.check(tree)
+        leaves = np.concatenate([inside.leaves(tree) for tree in trees])
         stored = oracle.stored()
         expected = [oracle.at(slot).priority for slot in stored]
         np.testing.assert_allclose(np.abs(leaves[stored]), expected, rtol=1e-5)
-        for slot in stored if tree.dormant else ():
+        for slot in stored if trees[0].dormant else ():
             assert np.signbit(leaves[slot]) == (slot not in starts)
-        reached = np.maximum(inside.values(tree), 0)
+        reached = np.maximum(np.concatenate([inside.values(tree) for tree in trees]), 0)
         assert set(np.flatnonzero(reached).tolist()) == set(oracle.by_priority(starts))
-    if getattr(state.sampler, "by", "start") == "episode":
-        given = state.sampler
-        runs = oracle.runs(given.window, given.stride, given.first_only, given.strict)
-        firsts, lasts, count = inside.episode_trees(index)
-        for tree, at in ((firsts, 0), (lasts, -1)):
+    if getattr(sampler, "by", "start") == "episode":
+        runs = oracle.runs(sampler.window, sampler.stride, sampler.first_only, sampler.strict)
+        *trees, counts = zip(*[inside.episode_trees(part.index) for part in parts], strict=True)
+        for of_shards, at in zip(trees, (0, -1), strict=True):
             expected = sorted(inside.lane_by_lane(oracle, run[at]) for run in runs)
-            assert np.flatnonzero(inside.marks(tree)).tolist() == expected
-        assert int(count) == len(runs)
+            marks = np.concatenate([inside.marks(tree) for tree in of_shards])
+            assert np.flatnonzero(marks).tolist() == expected
+        assert sum(counts) == len(runs)
 
 
 def drawn(pair, sample, share, beta):
@@ -269,12 +305,12 @@ def drawn(pair, sample, share, beta):
 
 def an_epoch(pair, share, key):
     """The batches of an epoch hold every start once, or one start of every episode."""
-    sampler, found = pair.state.sampler, []
+    sampler, found = pair.sampler, []
     options = (sampler.window, sampler.stride, sampler.first_only, sampler.strict)
     runs = pair.oracle.runs(*options)
     groups = runs if sampler.by == "episode" else [[slot] for run in runs for slot in run]
     for step in range(max(-(-len(groups) // BATCH), 1)):
-        batch = programs.look(pair.state, key, step, batch_size=BATCH)[0]
+        batch = pair.look(key, step, batch_size=BATCH)[0]
         mask = np.asarray(batch.mask)
         slots = np.asarray(batch.ids.slot)
         found += slots[mask].tolist()

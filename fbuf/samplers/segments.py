@@ -23,7 +23,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
 from fbuf.xla.loop import zero_after
-from fbuf.xla.tie import tie
+from fbuf.xla.tie import once, tie
 
 
 @jax.tree_util.register_dataclass
@@ -65,6 +65,7 @@ def add(
         stays = in_episode.newer + length - 1 + stride < room
         joined = jnp.where(same & stays & bit_tree.read(starts.bits, previous), new, 0)
     beheaded, behead = _beheaded(segments, starts, ring, span, window)
+    first_gone, last_gone, joined, behead = once((first_gone, last_gone, joined, behead))
     new_firsts = (
         jnp.concatenate([written, _lane_by_lane(ring, change.slots), beheaded]),
         jnp.concatenate([-first_gone, new - joined, behead]),

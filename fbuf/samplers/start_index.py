@@ -15,7 +15,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
 from fbuf.xla.duplicates import last_of_each
-from fbuf.xla.tie import tie
+from fbuf.xla.tie import once, tie
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +54,7 @@ def empty(ring: Ring, window: Window) -> StartIndex:
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
     """Take note of the starts there are now, and of those that made way."""
     written = jnp.minimum(span.slots, ring.capacity - 1)
-    evicted = bit_tree.read(index.bits, written) & (span.slots < ring.capacity)
+    evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
     if index.total is None:
         bits = bit_tree.change(index.bits, written, span.drawable.astype(jnp.int32) - gone)

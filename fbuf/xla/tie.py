@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def tie(value: jax.Array, *reads: Any) -> jax.Array:
@@ -41,6 +42,28 @@ def tie(value: jax.Array, *reads: Any) -> jax.Array:
     never = functools.reduce(operator.or_, [_never(array, value.shape[:1]) for array in arrays])
     never = never.reshape(*never.shape, *(1,) * (value.ndim - never.ndim))
     return jnp.where(never, jnp.zeros_like(value), value)
+
+
+@jax.custom_batching.custom_vmap
+def once(read: Any) -> Any:
+    """What was read of an array, before that array is written.
+
+    Under `vmap` XLA would else make, on a GPU, one kernel of the read and of the write, and copy
+    the whole array to read the old content of one and write the other. Without `vmap` it makes
+    two kernels already.
+
+    Args:
+        read: Arrays, or trees of them.
+
+    Returns:
+        The same.
+    """
+    return read
+
+
+@once.def_vmap
+def _(size: int, batched: list[Any], read: Any) -> tuple[Any, Any]:
+    return lax.optimization_barrier(read), batched[0]
 
 
 def _never(read: jax.Array, rows: tuple[int, ...]) -> jax.Array:

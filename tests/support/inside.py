@@ -39,8 +39,10 @@ def episode_trees(index):
 
 
 def lane_by_lane(oracle, slot):
-    """Where a slot lies in the trees of episodes."""
-    return (slot % oracle.envs) * oracle.length + slot // oracle.envs
+    """Where a slot lies in the trees of episodes, one shard's behind the other's."""
+    row, own = divmod(slot, oracle.lanes_of_shard)
+    shard, step = divmod(row, oracle.length)
+    return (shard * oracle.lanes_of_shard + own) * oracle.length + step
 
 
 def marks(tree):

@@ -194,6 +194,20 @@ def comparable(found):
     return [np.asarray(leaf).reshape(-1) for leaf in leaves]  # what is a scalar may have an axis
 
 
+def parts(state):
+    """The shards, each a plain buffer in NumPy."""
+
+    def block(leaf, spec):
+        return np.asarray(leaf).reshape(state.num_shards, *spec.shape)
+
+    leaves, tree = jax.tree.flatten(state.blocks)
+    blocks = list(map(block, leaves, state.leaves))
+    return [
+        jax.tree.unflatten(tree, [block[shard] for block in blocks])
+        for shard in range(state.num_shards)
+    ]
+
+
 def same(one, other):
     """Equal bit for bit."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):

@@ -29,13 +29,21 @@ class Oracle:
     """Every row of every lane since the last clear. Without environments there is one lane.
 
     `alpha`, `eps` and `new_priority` are those of the sampler; without priorities they do not
-    matter.
+    matter. Each of `shards` has the next lanes, and its slots follow those of the one before.
     """
 
     def __init__(
-        self, length, envs=1, autoreset="same_step", alpha=1.0, eps=0.0, new_priority="largest"
+        self,
+        length,
+        envs=1,
+        autoreset="same_step",
+        alpha=1.0,
+        eps=0.0,
+        new_priority="largest",
+        shards=1,
     ):
         self.length, self.envs, self.autoreset = length, envs, autoreset
+        self.shards, self.lanes_of_shard = shards, envs // shards
         self.alpha, self.eps, self.new_priority = alpha, eps, new_priority
         self.capacity = length * envs
         self.lanes: list[list[Row]] = [[] for _ in range(envs)]
@@ -112,11 +120,14 @@ class Oracle:
         return range(max(0, len(rows) - self.length), len(rows))
 
     def slot(self, lane, at):
-        return at % self.length * self.envs + lane
+        shard, own = divmod(lane, self.lanes_of_shard)
+        return (shard * self.length + at % self.length) * self.lanes_of_shard + own
 
     def place(self, slot):
         """The rows of the lane a slot is in, and the number of its row there, None without one."""
-        lane, step = slot % self.envs, slot // self.envs
+        row, own = divmod(slot, self.lanes_of_shard)
+        shard, step = divmod(row, self.length)
+        lane = shard * self.lanes_of_shard + own
         found = [at for at in self.there(lane) if at % self.length == step]
         return self.lanes[lane], found[0] if found else None
 
@@ -152,11 +163,16 @@ class Oracle:
         return found
 
     def newest(self, count):
-        """Slots of the newest rows of environments that step together, whatever became of them."""
-        rows = [
-            (at, lane, self.slot(lane, at)) for lane in range(self.envs) for at in self.there(lane)
-        ]
-        return {slot for _, _, slot in sorted(rows)[-count:]}
+        """Slots of the newest rows of environments that step together, whatever became of them.
+
+        Each shard has as many of them as each other.
+        """
+        found = set()
+        for first in range(0, self.envs, self.lanes_of_shard):
+            lanes = range(first, first + self.lanes_of_shard)
+            rows = sorted((at, lane) for lane in lanes for at in self.there(lane))
+            found |= {self.slot(lane, at) for at, lane in rows[-(count // self.shards) :]}
+        return found
 
     # What a view may read from a row.
 

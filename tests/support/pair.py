@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from support import inside, programs
+from fbuf import sharded
+from support import meshes, programs
 from support.oracle import Oracle
 
 # Environments, the length of a lane, whether they step together.
@@ -29,12 +32,14 @@ def priorities_of(sampler):
 class Pair:
     """A buffer and the oracle. `make` turns the numbers of rows into items."""
 
+    shards, empty, verbs = 1, staticmethod(fbuf.init), programs
+
     def __init__(
         self, shape, sampler=None, autoreset="same_step", item=None, make=itself, **options
     ):
         envs, length, lockstep = shape
-        sampler = sampler or fbuf.Uniform()
-        self.state = fbuf.init(
+        self.sampler = sampler = sampler or fbuf.Uniform()
+        self.state = self.empty(
             jnp.int32(0) if item is None else item,
             length * (envs or 1),
             num_envs=envs,
@@ -45,15 +50,19 @@ class Pair:
         )
         self.per = priorities_of(sampler)
         given = {n: getattr(self.per, n) for n in ("alpha", "eps", "new_priority") if self.per}
-        self.oracle = Oracle(length, envs or 1, autoreset, **given)
+        self.oracle = Oracle(length, envs or 1, autoreset, shards=self.shards, **given)
         self.make, self.next_of = make, options.get("next_of")
         self.last = [lane + 1 for lane in range(envs or 1)]  # the number of each lane's next row
-        self.whole_steps = lockstep and envs is not None
+        self.one_lane, self.whole_steps = envs is None, lockstep and envs is not None
         self.seen: list[tuple[int, int]] = []
 
-    @property
-    def one_lane(self):
-        return self.state.ring.num_envs is None
+    def look(self, key, step=None, beta=0.7, *, batch_size):
+        """A batch, how many rows there are, whether one can be drawn, stats, and more."""
+        return self.verbs.look(self.state, key, step, beta, batch_size=batch_size)
+
+    def parts(self):
+        """The buffers that this one is made of."""
+        return [self.state]
 
     def add(self, steps, rng, often=0.0, bad=False, plain=False):
         """Random rows; `plain` leaves out all that can be left out."""
@@ -84,7 +93,7 @@ class Pair:
         items, options = given
         if self.whole_steps and mask is not None:
             options["mask"] = mask[:, 0]
-        self.state = programs.add(self.state, items, **options, time_major=not self.one_lane)
+        self.state = self.verbs.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers, ends):
         """What rows lead to: the number of the lane's next row; behind an end -n of their own."""
@@ -109,28 +118,28 @@ class Pair:
     def remove(self, rng, count=3, odd=False):
         ids = self.ids(rng, count, odd)
         if ids:
-            mask = rng.random(count) < 0.7
+            mask = rng.random(len(ids)) < 0.7
             self.oracle.remove(ids, mask)
-            self.state = programs.remove(self.state, self.named(ids), mask=mask)
+            self.state = self.verbs.remove(self.state, self.named(ids), mask=mask)
 
     def update(self, rng, count=3, odd=False):
         ids = self.ids(rng, count, odd)
         if ids and self.per is not None:
-            mask = rng.random(count) < 0.7
+            mask = rng.random(len(ids)) < 0.7
             values = [0.0, 1.0, 3.0, 50.0] + [NAN, INF, -1.0] * odd
-            new = rng.choice(values, count).astype(np.float32)
+            new = rng.choice(values, len(ids)).astype(np.float32)
             self.oracle.update_priority(ids, new.tolist(), mask)
-            self.state = programs.update_priority(self.state, self.named(ids), new, mask=mask)
+            self.state = self.verbs.update_priority(self.state, self.named(ids), new, mask=mask)
 
     def end(self, rng):
         lanes = rng.random(self.oracle.envs) < 0.5
         self.oracle.end_episode(lanes)
         mask = lanes[0] if self.one_lane else lanes
-        self.state = programs.end_episode(self.state, mask=jnp.asarray(mask))
+        self.state = self.verbs.end_episode(self.state, mask=jnp.asarray(mask))
 
     def clear(self):
         self.oracle.clear()
-        self.state = programs.clear(self.state)
+        self.state = self.verbs.clear(self.state)
 
     def step(self, rng, sizes, often, odd=False):
         """One random operation; `sizes` are the steps of an add, the first of a plain one."""
@@ -152,5 +161,33 @@ class Pair:
         else:
             getattr(self, kind)(rng, 3, odd)
 
-    def rows(self):
-        return inside.rows(self.state)
+
+class ShardedPair(Pair):
+    """A buffer over a mesh and the oracle, whose slots go on from one shard to the next."""
+
+    shards, verbs = 4, programs.over_shards
+
+    @staticmethod
+    def empty(item, capacity, **options):
+        return sharded.init(item, capacity, mesh=meshes.mesh(2), shards=4, **options)
+
+    @property
+    def slots_of_shard(self):
+        return self.oracle.capacity // self.shards
+
+    def look(self, *args, batch_size, **options):
+        sample, *asked = super().look(*args, batch_size=batch_size, **options)
+        ids = sample.ids
+        slot = np.where(ids.slot < 0, ids.slot, ids.shard * self.slots_of_shard + ids.slot)
+        return dataclasses.replace(sample, ids=fbuf.Ids(slot, np.asarray(ids.generation))), *asked
+
+    def parts(self):
+        return meshes.parts(self.state)
+
+    def ids(self, rng, count=4, odd=False):
+        return super().ids(rng, 4, odd)  # as many for each device
+
+    def named(self, ids):
+        slot, generation = np.array(ids, np.int32).T
+        shard, own = np.divmod(slot, np.int32(self.slots_of_shard))
+        return sharded.ShardedIds(shard, np.where(slot == -1, -1, own), generation)

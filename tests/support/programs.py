@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
+from fbuf import sharded
 
+WRITES = ("add", "update_priority", "remove", "clear")
 STATIC = {"add": ("time_major",), "sample": ("batch_size", "view")}
 
 
 @functools.cache
-def compiled(name, donate=False):
+def compiled(name, donate=False, module=fbuf):
     """A verb of fbuf in a jit of its own, one for all tests."""
     return jax.jit(
-        getattr(fbuf, name),
+        getattr(module, name),
         static_argnames=STATIC.get(name, ()),
         donate_argnums=(0,) if donate else (),
     )
@@ -37,6 +39,18 @@ def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
     likely = fbuf.probability(state, fbuf.ids_at(state, slots))
     asked = fbuf.size(state), fbuf.can_sample(state), fbuf.stats(state)
     return batch, *asked, likely, fbuf.rows(state)
+
+
+def _look_over_shards(state, key, step=None, beta=0.7, *, batch_size):
+    """The same over a mesh, as far as it can be asked of all shards at once."""
+    batch = sharded.sample(state, key, batch_size, beta=beta, step=step)
+    return batch, sharded.size(state), sharded.can_sample(state), sharded.stats(state)
+
+
+over_shards = SimpleNamespace(
+    look=jax.jit(_look_over_shards, static_argnames="batch_size"),
+    **{name: compiled(name, module=sharded) for name in (*WRITES, "end_episode")},
+)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -64,7 +78,6 @@ def every_way(draw, state, keys):
     return eager
 
 
-WRITES = ("add", "update_priority", "remove", "clear")
 READS = ("sample", "size", "can_sample", "stats")
 WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
 
