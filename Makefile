@@ -11,14 +11,17 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
-# Two thirds of the tests' time is LLVM optimising programs that then run for a millisecond. What
-# its optimiser might break is for make sweep to find, which runs with all of it.
+# Most of the tests' time would be XLA making fast kernels of programs that then run for a
+# millisecond. What may break there is for the tests to find that are marked "optimised".
+QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(READY)  ## Run the test suite, in two processes.
-	XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0" \
-		$(BIN)/python -m pytest -n 2 --dist worksteal -m "not sweep" $(ARGS)
+	$(QUICK) $(PYTEST) -m "not sweep" $(ARGS)
 
 sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m sweep $(ARGS)
+	$(QUICK) $(PYTEST) -m "sweep and not optimised" $(ARGS)
+	$(PYTEST) -m optimised $(ARGS)
 
 matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/versions.md.
 	$(BIN)/python tests/matrix.py $(ARGS)

@@ -23,6 +23,9 @@ from support import programs
 
 pytest.register_assert_rewrite("support.contracts", "support.inside")
 
+collect_ignore = ["support/mesh_process.py"]
+"""A script of its own, which pytest would import to look for examples."""
+
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
 
@@ -64,6 +67,12 @@ def pytest_unconfigure():
     gc.freeze()
 
 
+def pytest_runtest_logreport(report):
+    """Say at once what failed: a run that is cut off has said it, too."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed: {report.longreprtext[-2000:]}", flush=True)
+
+
 @pytest.fixture(autouse=True)
 def _forget_compiled_programs():
     """Only where there are very many: what is kept need not be compiled by the next test."""
@@ -96,7 +105,7 @@ def _place(request):
 def pytest_collection_modifyitems(items):
     """Examples in docstrings each compile their own programs: they run in the sweep."""
     for item in items:
-        if isinstance(item, pytest.DoctestItem):
+        if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
             item.add_marker(pytest.mark.sweep)
 
 

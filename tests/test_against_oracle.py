@@ -97,8 +97,12 @@ SWEPT = [
 MARKED = [
     *(pytest.param(*CASES[n], range(3), id=f"case{n:02}") for n in SOON),
     *(
-        pytest.param(*case, range(8), id=f"every{n:02}", marks=pytest.mark.sweep)
-        for n, case in enumerate([*CASES, *((*case, (1, 3, 9)) for case in SWEPT)])
+        pytest.param(*case, range(8), id=f"every{n:02}", marks=pytest.mark.optimised)
+        for n, case in enumerate(CASES)
+    ),
+    *(
+        pytest.param(*case, (1, 3, 9), range(8), id=f"swept{n:02}", marks=pytest.mark.sweep)
+        for n, case in enumerate(SWEPT)
     ),
 ]
 

@@ -36,7 +36,7 @@ from support.contracts import (
     windows,
     with_masks,
 )
-from support.programs import WAYS, verbs
+from support.programs import WAYS, built, verbs
 
 import fbuf
 
@@ -330,7 +330,7 @@ def test_a_single_long_row_is_read_before_it_is_written_over():
         state = fbuf.after(state, batch)
         return fbuf.add(state, jax.tree.map(jnp.ones_like, item)), batch.data
 
-    program = jax.jit(step, donate_argnums=0).lower(state, jax.random.key(0)).compile()
+    program = built(jax.jit(step, donate_argnums=0), state, jax.random.key(0))
     assert program.memory_analysis().temp_size_in_bytes < 100_000
 
 

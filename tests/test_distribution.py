@@ -12,7 +12,7 @@ from support import inside, programs
 
 import fbuf
 
-SWEEP = pytest.mark.sweep
+SWEEP = pytest.mark.optimised
 DRAWS = 200_000
 SAMPLERS = {
     "uniform": fbuf.Uniform(),

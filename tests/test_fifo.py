@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.programs import built
 
 import fbuf
 
@@ -261,7 +262,7 @@ def test_every_byte_is_in_place(overwrite):
         state, batch = fbuf.pop(state, 8, keep=1)
         return fbuf.add(state, items), batch.data.sum()
 
-    compiled = jax.jit(step, donate_argnums=0).lower(state, jnp.ones((4, 8, 8))).compile()
+    compiled = built(jax.jit(step, donate_argnums=0), state, jnp.ones((4, 8, 8)))
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == held
@@ -270,7 +271,7 @@ def test_every_byte_is_in_place(overwrite):
     def looped(state):
         return lax.scan(lambda s, _: step(s, jnp.ones((4, 8, 8))), state, length=3)
 
-    looped_memory = jax.jit(looped, donate_argnums=0).lower(state).compile().memory_analysis()
+    looped_memory = built(jax.jit(looped, donate_argnums=0), state).memory_analysis()
     assert looped_memory.alias_size_in_bytes >= held
     assert looped_memory.temp_size_in_bytes < held / 4
 

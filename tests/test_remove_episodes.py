@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.programs import built
 
 import fbuf
 
@@ -139,5 +140,5 @@ def test_no_row_is_copied():
     state = fbuf.init(jnp.zeros(250), 4096, sampler=fbuf.Prioritized(window=2))
     ids = fbuf.newest_ids(state, 3)
     remove = functools.partial(fbuf.remove, episodes=True)
-    program = jax.jit(remove, donate_argnums=0).lower(state, ids).compile()
+    program = built(jax.jit(remove, donate_argnums=0), state, ids)
     assert program.memory_analysis().temp_size_in_bytes < 200 * 4096

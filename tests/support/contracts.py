@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import fbuf
+from support.programs import built
 
 ITEM = {"obs": jnp.zeros(17), "reward": jnp.zeros(()), "done": jnp.zeros((), bool)}
 PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
@@ -159,7 +160,7 @@ def in_place(step, sampler, options=None, seeds=0):
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (3, *shape)))
     body = jax.vmap(step) if seeds else step
     run = jax.jit(lambda s, k: lax.scan(body, s, k), donate_argnums=0)
-    analysis = run.lower(state, keys).compile().memory_analysis()
+    analysis = built(run, state, keys).memory_analysis()
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert analysis.alias_size_in_bytes == size
     assert analysis.temp_size_in_bytes < 200_000 * max(seeds, 1)

@@ -31,6 +31,11 @@ update_priority, end_episode = compiled("update_priority"), compiled("end_episod
 sample = compiled("sample")
 
 
+def built(jitted, *args):
+    """The program that users have. What compiles fast for the tests makes other kernels."""
+    return jitted.lower(*args).compile(compiler_options={"xla_cpu_use_fusion_emitters": True})
+
+
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
 def look(state, key, step=None, beta=0.7, *, batch_size, view=fbuf.Item()):
     """A batch, and all that can be asked of a state, in one program."""

@@ -148,25 +148,29 @@ class Stepper:
         actor = self._actor
         # With "next_step" the row behind an end holds the final observation.
         has_finals = self.autoreset != "next_step"
-        rows.observation[0] = observation
-        while rows.steps < steps and not stop():
-            step = rows.steps
+        observations, actions, rewards = rows.observation, rows.action, rows.reward
+        terminations, truncations = rows.terminated, rows.truncated
+        count_nonzero, step_envs = np.count_nonzero, self._envs.step
+        observations[0] = observation
+        for step in range(steps):
+            if stop():
+                break
             action = actor.policy(observation) if acted is None else acted
             acted = None
             bare = isinstance(action, np.ndarray)
             if not (bare and (action.shape, action.dtype) == actor.plain):
                 action, extras = actor.checked(action)
                 rows.put_extras(step, extras)
-            rows.action[step] = action  # before the step, which may write to it
-            observation, reward, terminated, truncated, info = self._envs.step(action)
-            rows.reward[step] = reward
-            rows.terminated[step] = terminated
-            rows.truncated[step] = truncated
-            if has_finals and (np.count_nonzero(terminated) or np.count_nonzero(truncated)):
+            actions[step] = action  # before the step, which may write to it
+            observation, reward, terminated, truncated, info = step_envs(action)
+            rewards[step] = reward
+            terminations[step] = terminated
+            truncations[step] = truncated
+            if has_finals and (count_nonzero(terminated) or count_nonzero(truncated)):
                 ended = np.logical_or(terminated, truncated)
                 observation = self._end(rows, step, ended, observation, info)
-            rows.observation[step + 1] = observation
-            rows.steps += 1
+            observations[step + 1] = observation
+            rows.steps = step + 1
         return observation
 
     def _end(self, rows: Rows, step: int, ended: Any, observation: Any, info: Any) -> Any:
