@@ -102,11 +102,14 @@ def _place(request):
 
 
 @pytest.hookimpl(tryfirst=True)  # before it is decided by marks what runs
-def pytest_collection_modifyitems(items):
-    """Examples in docstrings each compile their own programs: they run in the sweep."""
+def pytest_collection_modifyitems(config, items):
+    """What takes long is in the sweep, or runs only where it is asked for."""
     for item in items:
+        # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
             item.add_marker(pytest.mark.sweep)
+        if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip("takes minutes: ask for it with -m soak"))
 
 
 SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit", "jit_donate")]

@@ -151,9 +151,6 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     assert set(outcomes) == {2, 3}
 
 
-KILLS = int(os.environ.get("FBUF_KILLS", "5"))
-"""How many kills of each kind the sweep has; each takes seconds. A change to saving has 150."""
-
 SAVING = textwrap.dedent(
     """
     import sys, jax, jax.numpy as jnp, fbuf
@@ -235,8 +232,10 @@ class Killed:
 @pytest.mark.parametrize(
     ("background", "times"),
     [
-        pytest.param("background", KILLS, marks=pytest.mark.sweep),
-        pytest.param("now", KILLS, marks=pytest.mark.sweep),
+        pytest.param("background", 5, marks=pytest.mark.sweep),
+        pytest.param("now", 5, marks=pytest.mark.sweep),
+        pytest.param("background", 150, marks=pytest.mark.soak),
+        pytest.param("now", 150, marks=pytest.mark.soak),
     ],
 )
 def test_killed_at_any_moment(tmp_path, background, times):

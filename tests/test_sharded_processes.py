@@ -89,9 +89,14 @@ def parts(tree):
     "names",
     [
         "prioritized,window,shuffled",
-        "episode,priority_window,mixture",
-        "stratified,shuffled_episode,mixture_window",
-        "uniform,stride,largest_ever,shuffled_window",
+        *(
+            pytest.param(names, marks=pytest.mark.soak)
+            for names in (
+                "episode,priority_window,mixture",
+                "stratified,shuffled_episode,mixture_window",
+                "uniform,stride,largest_ever,shuffled_window",
+            )
+        ),
     ],
 )
 def test_two_processes_give_what_one_gives(names):

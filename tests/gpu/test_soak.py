@@ -30,9 +30,7 @@ def run(monkeypatch, seconds, folder):
 
 @pytest.mark.soak
 @needs_benchmarks
-def test_ten_minutes(request, monkeypatch, tmp_path):
-    if "soak" not in request.config.option.markexpr:
-        pytest.skip("takes ten minutes: ask for it with -m soak")
+def test_ten_minutes(monkeypatch, tmp_path):
     found = run(monkeypatch, 600, tmp_path)
     assert found["rows written"] > 1000
     assert found["batches drawn"] > 1000
