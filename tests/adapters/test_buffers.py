@@ -768,12 +768,12 @@ import buffers, fbuf, psutil, torch
 kind = getattr(buffers, sys.argv[1])()
 rng, sizes = random.Random(0), []
 buffer = kind.make(200, sampler=fbuf.Prioritized(), batch_size=64, prefetch=2)
-for turn in range(6_000):
+for turn in range(12_000):
     count = rng.randint(1, 40)
     words = torch.full((count, 512), float(turn))
     kind.extend(buffer, {"number": torch.arange(count), "words": words})
     kind.learn(buffer, kind.sample(buffer), torch.rand(64))
-    if turn % 300 == 299:
+    if turn % 600 == 599:
         sizes.append(psutil.Process().memory_info().rss)
 kind.core(buffer).close()
 print(json.dumps(sizes))
@@ -782,7 +782,7 @@ print(json.dumps(sizes))
 
 @pytest.mark.sweep
 def test_memory_stays_flat(kind):
-    """6,000 times rows of varying number, a batch, and its priorities: after a quarter, nothing.
+    """12,000 times rows of varying number, a batch, and its priorities: after a quarter, nothing.
 
     If one batch in a hundred were left behind, that would be 1.3 MB in a thousand turns. In a
     process of its own: other tests leave threads behind that take memory, too.
