@@ -135,9 +135,10 @@ class Pace:
             Fraction(1, 8)
         """
         size = check.integer("Pace.from_samples_per_insert", "batch_size", batch_size)
-        if isinstance(samples_per_insert, float):
-            return cls(samples_per_insert / size, warmup=warmup)
-        return cls(fractions.Fraction(samples_per_insert) / size, warmup=warmup)
+        given = cls(samples_per_insert)  # so that it is checked
+        if isinstance(samples_per_insert, float | np.floating):
+            return cls(float(samples_per_insert) / size, warmup=warmup)
+        return cls(given.fraction / size, warmup=warmup)
 
     def samples_per_insert(self, batch_size: int) -> fractions.Fraction:
         """How often each row is drawn on average, if a gradient step draws `batch_size` rows."""

@@ -18,6 +18,13 @@ def flax():
     return pytest.importorskip("flax.serialization")
 
 
+@pytest.fixture(autouse=True)
+def _before_a_buffer_is_made(request):
+    """As docs/saving.md says of flax."""
+    if "flax" in request.node.name:
+        flax()
+
+
 def orbax():
     return pytest.importorskip("orbax.checkpoint")
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf.door.entry import refuse_consumed
 from fbuf_adapters._blank import blank_specs, with_blank
 from fbuf_adapters._fitting import check_fits
 
@@ -51,7 +53,8 @@ class Carry:
         fresh: No step has been made since the reset.
         episode_return: `[num_envs]`; the sum of rewards of the open episodes.
         episode_length: `[num_envs]`; their steps.
-        episodes: How many ended, and the sums of their returns and lengths: float32 `[3]`.
+        episodes: How many ended, and the sums of their returns and lengths, each with what
+            rounding has added too much: float32 `[2, 3]`.
     """
 
     env_state: Any
@@ -124,6 +127,7 @@ class ScanCollector:
         """
         check.integer("Collector.collect", "steps", steps)
         check_fits("Collector.collect", state, self._fields, self.options)
+        refuse_consumed("add", state)
         self._carry, state = self._compiled(self._carry, state, self._params, steps=steps)
         self._steps += steps
         return state
@@ -139,7 +143,8 @@ class ScanCollector:
             A dict: `steps` of all environments together; `episodes` that ended, and their
             `mean_return` and `mean_length` (None before the first).
         """
-        count, returns, lengths = self._carry.episodes.tolist()
+        total, more = np.asarray(self._carry.episodes, np.float64)
+        count, returns, lengths = (total - more).tolist()
         return {
             "steps": self._steps * self._num_envs,
             "episodes": int(count),
@@ -160,7 +165,7 @@ class ScanCollector:
         env_state, observation = self._reset(reset_key)
         none = jnp.zeros(self._num_envs)
         return Carry(
-            env_state, observation, key, jnp.array(True), none, none.astype(int), jnp.zeros(3)
+            env_state, observation, key, jnp.array(True), none, none.astype(int), jnp.zeros((2, 3))
         )
 
     def scan(self, carry: Carry, state: Any, params: Any, steps: int) -> tuple[Carry, Any]:
@@ -215,7 +220,7 @@ class ScanCollector:
             key=key,
             episode_return=jnp.where(ended, 0, total),
             episode_length=jnp.where(ended, 0, length),
-            episodes=carry.episodes + closed.sum(axis=1).astype(jnp.float32),
+            episodes=_summed(carry.episodes, closed.sum(axis=1).astype(jnp.float32)),
         )
         there: dict[str, Any] = {
             "observation": carry.observation,
@@ -248,3 +253,14 @@ class ScanCollector:
             return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
         return jax.tree_util.tree_map_with_path(of_one, there)
+
+
+def _summed(sums: jax.Array, terms: jax.Array) -> jax.Array:
+    """Sums with more terms in them, without the rounding: it would stop a count at 2**24.
+
+    After Kahan (1965).
+    """
+    total, error = sums
+    terms = terms - error
+    after = total + terms
+    return jnp.stack([after, (after - total) - terms])

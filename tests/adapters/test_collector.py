@@ -267,10 +267,51 @@ def test_the_seed_is_that_of_the_policy_too():
     first = drawn(4)
     np.testing.assert_array_equal(drawn(4), first)
     assert not np.array_equal(drawn(5), first)
+    np.testing.assert_array_equal(drawn(np.int64(4)), first)
     for seed in (None, [1, 2]):  # no one number: the policy is the caller's to seed
         act = Drawing()
         Collector(vector(2), act, seed=seed).close()
         assert not act.seeds
+
+
+class Noise(gymnasium.Env):
+    """Observes what its generator draws."""
+
+    observation_space = action_space = spaces.Box(0, 1, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(1), {}
+
+    def step(self, action):
+        return self.np_random.random(1), 0.0, False, False, {}
+
+
+class NoisePolicy(Drawing):
+    def __call__(self, observation):
+        return self.random.random((len(observation), 1))
+
+
+def test_the_noise_of_a_policy_is_not_that_of_an_environment():
+    envs = SyncVectorEnv([Noise], autoreset_mode=MODES["same_step"])
+    with Collector(envs, NoisePolicy(), seed=3) as collector:
+        rows = fbuf.rollout(collector.collect(buffer(collector), 40)).data
+    action, observation = (np.asarray(rows[name])[:, :40] for name in ("action", "observation"))
+    assert not np.isin(action, observation).any()
+
+
+def test_a_policy_may_write_to_what_it_sees():
+    def act(observation):
+        observation += 50
+        return np.zeros(2, int)
+
+    first = stored_observations(policy)
+    np.testing.assert_array_equal(stored_observations(act)[:, :1], first[:, :1])
+
+
+def stored_observations(act):
+    with Collector(vector(2), act, seed=0) as collector:
+        return np.asarray(fbuf.rollout(collector.collect(buffer(collector), 4)).data["observation"])
 
 
 @pytest.mark.parametrize(
@@ -305,7 +346,8 @@ def test_two_vectors_of_one_class_keep_their_own_mode():
 class Bare(VectorEnv):
     """A vector environment of somebody else's."""
 
-    def __init__(self, observation=None, action=None, metadata=None):
+    def __init__(self, observation=None, action=None, metadata=None, **returned):
+        self.returned = returned
         self.num_envs = 2
         self.metadata = {"autoreset_mode": MODES["same_step"]} if metadata is None else metadata
         self.single_observation_space = observation or spaces.Box(0, 1, (3,))
@@ -316,7 +358,49 @@ class Bare(VectorEnv):
 
     def step(self, actions):
         ends = np.ones(2, bool)
-        return np.zeros((2, 3), np.float32), np.zeros(2), ends, ~ends, {}
+        usual = {
+            "observation": np.zeros((2, 3), np.float32),
+            "reward": np.zeros(2),
+            "terminated": ends,
+            "truncated": ~ends,
+        }
+        return *(usual | self.returned).values(), {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "reward",
+            5.0,
+            r"reward as float32 of shape \(2,\), one for each, got float64 of shape \(\)",
+        ),
+        ("reward", np.zeros((2, 1)), r"reward as float32 of shape \(2,\)"),
+        ("terminated", np.full(2, 0.5), r"terminated as bool of shape \(2,\)"),
+        ("truncated", np.zeros(1, bool), r"truncated as bool of shape \(2,\)"),
+    ],
+)
+def test_environments_that_return_something_else(name, value, message):
+    with Collector(Bare(**{name: value}), lambda _: np.zeros(2, int)) as collector:
+        state = buffer(collector)
+        with pytest.raises(CollectorError, match=message):
+            collector.collect(state, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), ()])
+def test_later_observations_are_looked_at_too(shape):
+    envs = Bare(metadata={"autoreset_mode": MODES["next_step"]})
+    envs.returned = {"observation": np.zeros(shape, np.float32)}
+    assert set(envs.step(None)[-1]) == set()
+    with Collector(envs, lambda _: np.zeros(2, int)) as collector:
+        state = buffer(collector)
+        with pytest.raises(CollectorError, match=r"observation must be float32 of shape \(2, 3\)"):
+            collector.collect(state, 3)
+
+
+def test_one_environment_is_no_vector():
+    with pytest.raises(TypeError, match=r"VectorEnv, got a .*make them with gymnasium\.make_vec"):
+        Collector(gymnasium.make("CartPole-v1"), policy)
 
 
 @pytest.mark.parametrize(

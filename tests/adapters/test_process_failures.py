@@ -16,6 +16,7 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import CollectorError
+from fbuf_adapters.gymnasium._stepper import apart
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -115,7 +116,7 @@ def test_a_process_is_started_anew(mode):
     found = lanes(state)
     for env in (0, 1):
         assert_whole(found[env], env)
-        np.testing.assert_array_equal(found[env]["seeds"], 0)
+        np.testing.assert_array_equal(found[env]["seeds"], apart(0))
     for env in (2, 3):
         rows = found[env]  # whole chunks before its eighth step
         kept = {"free": 6, "barrier": 7}[mode]  # of three steps; of three, three and one
@@ -123,8 +124,8 @@ def test_a_process_is_started_anew(mode):
         new = {name: leaf[kept:] for name, leaf in rows.items()}
         assert_whole(new, env + 4)
         # The policy was seeded once in each life, like the first environment of the process.
-        np.testing.assert_array_equal(rows["seeds"][:kept], 2)
-        np.testing.assert_array_equal(new["seeds"], 6)
+        np.testing.assert_array_equal(rows["seeds"][:kept], apart(2))
+        np.testing.assert_array_equal(new["seeds"], apart(6))
         assert rows["truncated"][kept - 1]
         old = {name: leaf[: kept - 1] for name, leaf in rows.items()}
         assert_whole(old, env)

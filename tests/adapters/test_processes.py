@@ -1,6 +1,8 @@
 """What processes collect: the steps of seeded environments, each once and in order."""
 
 import functools
+import os
+import signal
 import threading
 
 import gymnasium
@@ -14,6 +16,7 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector
+from fbuf_adapters.gymnasium._process import Process
 from fbuf_adapters.gymnasium._weights import Weights
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -154,6 +157,52 @@ def test_a_blank_field_that_the_policy_fills():
         make(processes=1, blank={"calls": 0})
 
 
+def test_environments_may_write_to_the_array_they_returned():
+    with make({"reuses": True}, mode="barrier", processes=1) as collector:
+        state = collector.collect(buffer(collector), 24)
+    for env, rows in enumerate(lanes(state)):
+        assert_whole(rows, env)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
+    """It waits for the last one, so that none is noted and was never sent."""
+    with make(mode="barrier", slots=2) as collector:
+        state = collector.collect(buffer(collector), 4)
+        sent, command = [], Process.command
+
+        def cut(process, given):
+            sent.append(given)
+            if len(sent) == place + 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            command(process, given)
+
+        monkeypatch.setattr(Process, "command", cut)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(state, 12)
+        assert len(sent) % 2 == 0
+        state = collector.recover()
+        state = collector.collect(state, 4)
+        assert int(fbuf.size(state)) % 4 == 0
+
+
+def test_ctrl_c_while_weights_are_written(monkeypatch):
+    with make(mode="barrier") as collector:
+        state = collector.collect(buffer(collector), 4)
+        copy = np.copyto
+
+        def cut(*given):
+            os.kill(os.getpid(), signal.SIGINT)
+            copy(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(np, "copyto", cut)
+            with pytest.raises(KeyboardInterrupt):
+                collector.publish(weights(1))
+        state = collector.collect(state, 4)
+        assert collector.stats()["policy_version"] == 1
+
+
 @pytest.mark.sweep
 def test_policies_with_generators_of_their_own_draw_differently():
     def drawn():
@@ -232,6 +281,15 @@ def test_weights_are_never_read_half():
         stop.set()
         thread.join(10)
     assert len(seen) > 1
+
+
+def test_weights_come_in_their_own_order():
+    tree = {"z": np.zeros(2), "a": {"y": np.ones(2), "b": np.zeros(1)}}
+    written = Weights(tree)
+    assert written.publish({"a": {"b": np.ones(1), "y": np.zeros(2)}, "z": np.ones(2)}) == 1
+    _, found = written.read()
+    assert (list(found), list(found["a"])) == (["z", "a"], ["y", "b"])
+    np.testing.assert_array_equal(found["z"], 1)
 
 
 def test_weights_of_other_kinds():

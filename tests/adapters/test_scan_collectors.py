@@ -1,5 +1,6 @@
 """JAX environments are collected as they step one by one, under jit, vmap and from Python."""
 
+import functools
 import importlib.util
 
 import jax
@@ -85,9 +86,11 @@ def test_every_step_is_in_the_buffer(make):
     batch = fbuf.rows(state, view=fbuf.Transition())
     found = jax.tree.map(lambda leaf: np.asarray(leaf)[:, -40:], batch)
     assert found.mask.all()
+    # An environment's own arithmetic may differ by rounding, in two programs.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for name, stored in found.data.item.items():
-        np.testing.assert_array_equal(stored, whole[name], err_msg=name)
-    np.testing.assert_array_equal(found.data.next_observation, whole["next_observation"])
+        close(stored, whole[name], err_msg=name)
+    close(found.data.next_observation, whole["next_observation"])
     for flag in ("terminated", "truncated"):
         np.testing.assert_array_equal(getattr(found, flag), whole[flag])
     ended = whole["terminated"] | whole["truncated"]

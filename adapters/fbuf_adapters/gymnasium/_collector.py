@@ -54,7 +54,8 @@ class Collector:
             `load(weights)`, it can be given weights by `publish`.
         chunk: How many steps of each environment go into the buffer at once.
         seed: For the first reset, as the environments take it. If it is one number, and the policy
-            has a method `seed`, that is called with it, too, before the first action.
+            has a method `seed`, that is called before the first action, with another number that is
+            made of it: with the same, the noise of the policy would be that of an environment.
         background: Step in a thread of its own.
         queue: How many chunks the thread may be ahead.
         timeout: Seconds that a step or a reset of all environments may take. It holds for those in

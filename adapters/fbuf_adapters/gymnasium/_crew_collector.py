@@ -122,15 +122,17 @@ class CrewCollector:
         lengths += [steps % self._chunk] if steps % self._chunk else []
         with self._adding(state, "collect"), bar("collect", steps, self._progress) as shown:
             self._drop()
-            for number, length in enumerate(lengths[: self._slot_count]):
-                self._command(number, length, newest=number == 0)
+            with uninterrupted():  # a command that is noted must have been sent
+                for number, length in enumerate(lengths[: self._slot_count]):
+                    self._command(number, length, newest=number == 0)
             for number, length in enumerate(lengths):
                 while not all(worker.filled for worker in self._crew.workers):
                     self._crew.listen(wait=True)
                 self._add(self._crew.workers)
                 shown.update(length)
                 if number + self._slot_count < len(lengths):
-                    self._command(number, lengths[number + self._slot_count], newest=False)
+                    with uninterrupted():
+                        self._command(number, lengths[number + self._slot_count], newest=False)
         return self._taken()
 
     def drain(self, state: Any, *, at_least: int = 0) -> Any:
@@ -213,7 +215,8 @@ class CrewCollector:
                 f"{self._crew.owner}.publish: the collector was made without weights; make it with "
                 "weights=, a tree of arrays like those you publish, so that there is room for them"
             )
-        return self._weights.publish(weights)
+        with uninterrupted():  # half of them would be read by nobody
+            return self._weights.publish(weights)
 
     def stats(self) -> dict[str, Any]:
         """Counts and times since the collector was made.

@@ -46,7 +46,7 @@ class Actor:
 
     def _action(self, given: Any) -> Any:
         if self._batch is not None:
-            array = np.asarray(given)
+            array = _array(given)
             if (array.shape, array.dtype) == self._batch:
                 return array
             return self._leaf("", array, self.action, given)
@@ -58,7 +58,7 @@ class Actor:
                 f"got {_described(given)}; beside the action it may return a dict: (action, extras)"
             )
         checked = [
-            self._leaf(path, np.asarray(leaf), spec, leaf)
+            self._leaf(path, _array(leaf), spec, leaf)
             for (path, spec), leaf in zip(paths(self.action), leaves, strict=True)
         ]
         ordered = iter(checked)
@@ -81,7 +81,7 @@ class Actor:
             self.extras = {}
             self.plain = self._batch
             return given
-        extras = {name: np.asarray(value) for name, value in given.items()}
+        extras = {name: _array(value) for name, value in given.items()}
         if self.extras is None:
             self.extras = {name: self._extra(name, array) for name, array in extras.items()}
             return extras
@@ -119,6 +119,11 @@ class Actor:
 _TAKEN = frozenset(
     ("observation", "action", "reward", "next_observation", "terminated", "truncated", "version")
 )
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    """As NumPy has it, also of a tensor that a gradient is followed through."""
+    return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
 
 
 def _described(value: Any) -> str:

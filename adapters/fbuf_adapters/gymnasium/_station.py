@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from fbuf_adapters.gymnasium._messages import Failed
 from fbuf_adapters.gymnasium._place import STARTING, Board
-from fbuf_adapters.gymnasium._stepper import Stepper
+from fbuf_adapters.gymnasium._stepper import Stepper, apart
 from fbuf_adapters.gymnasium._watched import Watched, WatchedPolicy
 
 
@@ -32,7 +32,7 @@ class Station:
         """Make the environments; return what steps them, and what the weights are read with."""
         self._board.at(self._seat, STARTING)
         make_env, policy, weights = pickle.loads(payload)
-        _seed(seed)
+        _seed(apart(seed))
 
         def make(env: int) -> Watched:
             say = functools.partial(self._board.at, self._seat, env)
@@ -44,7 +44,7 @@ class Station:
             [functools.partial(make, env) for env in range(envs.start, envs.stop)],
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
-        _seed(seed)  # also what the environments have imported
+        _seed(apart(seed))  # also what the environments have imported
         watched = WatchedPolicy(policy, self._board, self._seat)
         return Stepper(self._vector, watched, seed=seed), weights
 

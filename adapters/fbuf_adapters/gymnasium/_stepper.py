@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +29,21 @@ class Stepper:
         envs: A `gymnasium.vector.VectorEnv`. The stepper closes it.
         policy: `policy(observation) -> action`, or `-> (action, extras)`.
         seed: For the first reset, as the environments take it. If it is one number, `policy.seed`
-            is called with it now, if there is such a method.
+            is called now, if there is such a method, with another number that is made of it.
 
     Raises:
+        TypeError: If these are no vector environments.
         ValueError: If the environments do not say how they reset, or if a space cannot be stored.
     """
 
     def __init__(self, envs: Any, policy: Any, *, seed: Any = None) -> None:
+        if not hasattr(envs, "single_observation_space"):
+            raise TypeError(
+                f"Collector: envs must be a gymnasium.vector.VectorEnv, got a "
+                f"{type(envs).__name__}; make them with gymnasium.make_vec(name, num_envs)"
+            )
         self._envs = envs
-        self._seed = seed
+        self._seed = int(seed) if isinstance(seed, np.integer) else seed
         self.num_envs = int(envs.num_envs)
         self.autoreset = autoreset(envs)
         self._space = space_specs(envs.single_observation_space, "the observation space")
@@ -49,8 +56,8 @@ class Stepper:
         self._begun: Chunk | None = None
         self._begun_once = False
         self._closed = False
-        if isinstance(seed, int):
-            self._actor.seed(seed)
+        if isinstance(self._seed, int):
+            self._actor.seed(apart(self._seed))
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -61,7 +68,8 @@ class Stepper:
         """
         if self._actor.extras is None:
             self._reset()
-            self._acted = self._actor.policy(self._observation)
+            # It may write to what it is given, and the first row is of what was observed.
+            self._acted = self._actor.policy(copy.deepcopy(self._observation))
             self._actor.checked(self._acted)
         extras = {name: stored_spec(s, name) for name, s in (self._actor.extras or {}).items()}
         return {
@@ -163,6 +171,9 @@ class Stepper:
                 rows.put_extras(step, extras)
             actions[step] = action  # before the step, which may write to it
             observation, reward, terminated, truncated, info = step_envs(action)
+            if step == 0:  # the others will be alike
+                self._check(observation)
+                self._check_numbers(reward, terminated, truncated)
             rewards[step] = reward
             terminations[step] = terminated
             truncations[step] = truncated
@@ -181,7 +192,21 @@ class Stepper:
                 final[step, env] = final_observation(info, env, self._space)
             return observation
         final[step] = observation
-        return self._envs.reset(options={"reset_mask": ended})[0]
+        observation = self._envs.reset(options={"reset_mask": ended})[0]
+        self._check(observation)
+        return observation
+
+    def _check_numbers(self, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Refuse what is not one for each environment, and flags that are no flags."""
+        bools = np.dtype(np.bool_)
+        wanted = (("reward", reward, np.dtype(np.float32)), ("terminated", terminated, bools))
+        for name, given, dtype in (*wanted, ("truncated", truncated, bools)):
+            array = np.asarray(given)
+            if array.shape != (self.num_envs,) or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise CollectorError(
+                    f"Collector: the environments must return {name} as {dtype} of shape "
+                    f"({self.num_envs},), one for each, got {array.dtype} of shape {array.shape}"
+                )
 
     def _check(self, observation: Any) -> None:
         """Refuse observations that are not of their space: NumPy would broadcast or cut them."""
@@ -200,3 +225,12 @@ class Stepper:
                     f"observation space says, got {array.dtype} of shape {array.shape}; correct "
                     "the environment's observation_space"
                 )
+
+
+def apart(seed: int) -> int:
+    """Another number, in 31 bits, made of a seed: with the same one would draw the same noise."""
+    return int(np.random.SeedSequence([seed, _APART]).generate_state(1)[0] >> 1)
+
+
+_APART = 0x706F6C
+"""Any number; the same in all versions, or runs would not be repeated."""

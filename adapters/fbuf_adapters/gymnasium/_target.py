@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf.door.entry import refuse_consumed
 from fbuf_adapters._blank import with_blank
 from fbuf_adapters._fitting import check_fits
 from fbuf_adapters.gymnasium._chunk import Chunk
@@ -53,8 +54,9 @@ class Target:
         return {name: spec for name, spec in self._fields.items() if name not in more}
 
     def check(self, function: str, state: Any) -> None:
-        """Refuse a buffer that the chunks do not fit into."""
+        """Refuse a buffer that the chunks do not fit into, or that has been consumed."""
         check_fits(f"{self._owner}.{function}", state, self._fields, self._options)
+        refuse_consumed("add", state)
 
     def add(self, state: Any, chunk: Chunk, *, dummies: Any = None, envs: Any = None) -> Any:
         """Add a chunk to a buffer that was checked, which is consumed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,9 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._say()
         returned = self.env.step(action)
         self._returned = returned[0]
+        if len(returned) == 5 and (returned[2] or returned[3]):
+            # It is kept over the reset, which may write to the same array.
+            return copy.deepcopy(returned[0]), *returned[1:]
         return returned
 
     def differing(self) -> str | None:

@@ -132,11 +132,12 @@ def _flattened(
 ) -> Any:
     """The tree with numbers for leaves, which are put into the lists."""
     if isinstance(tree, Mapping):
-        # In one order, whatever the order they were put in: jax.tree.map sorts them.
-        return {
+        # Numbered in one order, whatever the order they were put in: jax.tree.map sorts them.
+        parts = {
             key: _flattened(tree[key], f"{path}[{key!r}]", arrays, paths, owner)
             for key in sorted(tree, key=str)
         }
+        return {key: parts[key] for key in tree}
     if isinstance(tree, list | tuple):
         parts = [
             _flattened(part, f"{path}[{i}]", arrays, paths, owner) for i, part in enumerate(tree)
