@@ -158,7 +158,7 @@ class Stepper:
         has_finals = self.autoreset != "next_step"
         observations, actions, rewards = rows.observation, rows.action, rows.reward
         terminations, truncations = rows.terminated, rows.truncated
-        count_nonzero, step_envs = np.count_nonzero, self._envs.step
+        step_envs = self._envs.step
         observations[0] = observation
         for step in range(steps):
             if stop():
@@ -177,8 +177,11 @@ class Stepper:
             rewards[step] = reward
             terminations[step] = terminated
             truncations[step] = truncated
-            if has_finals and (count_nonzero(terminated) or count_nonzero(truncated)):
-                ended = np.logical_or(terminated, truncated)
+            # The quickest way to look for a True.
+            if has_finals and (
+                1 in terminations[step].tobytes() or 1 in truncations[step].tobytes()
+            ):
+                ended = terminations[step] | truncations[step]
                 observation = self._end(rows, step, ended, observation, info)
             observations[step + 1] = observation
             rows.steps = step + 1
