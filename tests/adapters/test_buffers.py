@@ -784,11 +784,11 @@ print(json.dumps(sizes))
 def test_memory_stays_flat(kind):
     """12,000 times rows of varying number, a batch, and its priorities: after a quarter, nothing.
 
-    If one batch in a hundred were left behind, that would be 1.3 MB in a thousand turns. In a
-    process of its own: other tests leave threads behind that take memory, too.
+    If one batch in a hundred were left behind, the medians would be 7.9 MB apart. In a process of
+    its own: other tests leave threads behind that take memory, too.
     """
     pytest.importorskip("psutil")
     command = [sys.executable, "-c", FLAT, type(kind).__name__]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE)
     sizes = json.loads(done.stdout.splitlines()[-1])
-    assert max(sizes[15:]) - max(sizes[:5]) < 1e6, sizes
+    assert np.median(sizes[15:]) - np.median(sizes[5:10]) < 1.5e6, sizes
