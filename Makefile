@@ -19,6 +19,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(READY)  ## Run the test suite, in two processes.
 	$(QUICK) $(PYTEST) -m "not sweep" $(ARGS)
 
+sweep: export FBUF_SWEEP_PART := $(PART)
 sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.
 	$(QUICK) $(PYTEST) -m "sweep and not optimised" $(ARGS)
 	$(PYTEST) -m optimised $(ARGS)

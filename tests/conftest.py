@@ -15,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import gc
 import pathlib
 import signal
+import zlib
 
 import hypothesis
 import jax
@@ -28,6 +29,9 @@ collect_ignore = ["support/mesh_process.py"]
 
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 """Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+
+PART = os.environ.get("FBUF_SWEEP_PART", "")
+"""Which part of the sweep to run, such as `2/4`; all of it if it is empty."""
 
 MOST_MAPS = 60_000
 """Memory maps of a process, of which it can have 65,530; each compiled program holds about 15."""
@@ -110,6 +114,22 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.sweep)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip("takes minutes: ask for it with -m soak"))
+    if PART:
+        part, parts = map(int, PART.split("/"))
+        others = [item for item in items if swept(item) and crc32(item.nodeid) % parts != part - 1]
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def swept(item):
+    """Whether a test is in the sweep."""
+    return item.get_closest_marker("sweep") is not None
+
+
+def crc32(name):
+    """A number for a test that stays the same."""
+    return zlib.crc32(name.encode())
 
 
 SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "jit", "jit_donate")]
