@@ -26,6 +26,7 @@ from fbuf.verbs.can_sample import can_sample as can_sample
 from fbuf.verbs.capacity_for import capacity_for as capacity_for
 from fbuf.verbs.clear import clear as clear
 from fbuf.verbs.end_episode import end_episode as end_episode
+from fbuf.verbs.extend import extend as extend
 from fbuf.verbs.ids_at import ids_at as ids_at
 from fbuf.verbs.init import init as init
 from fbuf.verbs.load import Checkpoint as Checkpoint
@@ -48,6 +49,7 @@ from fbuf.verbs.save import wait as wait
 from fbuf.verbs.sequence_priority import sequence_priority as sequence_priority
 from fbuf.verbs.size import size as size
 from fbuf.verbs.space import space as space
+from fbuf.verbs.split import split as split
 from fbuf.verbs.stats import stats as stats
 from fbuf.verbs.unread import unread as unread
 from fbuf.verbs.update_priority import update_priority as update_priority
@@ -99,6 +101,7 @@ __all__ = [
     "capacity_for",
     "clear",
     "end_episode",
+    "extend",
     "ids_at",
     "init",
     "load",
@@ -118,6 +121,7 @@ __all__ = [
     "sequence_priority",
     "size",
     "space",
+    "split",
     "stats",
     "unread",
     "update_priority",

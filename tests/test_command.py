@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -272,6 +273,10 @@ def test_plan(capsys):
         found = capsys.readouterr().out
         assert found.splitlines()[0].split() == ["rows", f"{capacity:,}"]
         assert "2.0 GiB" in found
+        *_, on_device, in_memory, in_files, _ = (" ".join(x.split()) for x in found.splitlines())
+        assert on_device == "on the device 2.0 GiB - -"
+        assert in_memory.startswith("in host memory, HostStore 683.8 KiB 2.0 GiB - ")
+        assert in_files.startswith("in files, HostStore 683.8 KiB - 2.0 GiB ")
     for wrong in (
         ["x", "a:int8"], ["5", "a"], ["5", "a:int99"], ["5", "a:int8:3y"], ["0", "a:int8"],
         ["5", "a:int8", "a:int8"], ["5", "a:int8", "--num-envs", "2"], ["1GiB", "a:int8:4:5"],
@@ -281,6 +286,17 @@ def test_plan(capsys):
         found = capsys.readouterr()
         assert found.err.startswith("fbuf: ")
         assert not found.out
+
+
+@pytest.mark.parametrize(("free", "disk"), [(10**6, 10**9), (10**9, 10**6), (None, 10**6)])
+def test_plan_says_where_rows_fit(free, disk, monkeypatch, capsys):
+    monkeypatch.setattr(plan.memory, "free", lambda device: free)
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
+    assert main(["plan", "100_000", "x:float32:25"]) == 0
+    *_, in_memory, in_files, _ = capsys.readouterr().out.splitlines()
+    says = {10**6: "-  does not fit here", 10**9: "-          fits here", None: "-"}
+    assert in_memory.endswith(says[free])
+    assert in_files.endswith(says[disk].removeprefix("-"))
 
 
 @pytest.mark.sweep

@@ -142,3 +142,10 @@ def test_no_row_is_copied():
     remove = functools.partial(fbuf.remove, episodes=True)
     program = built(jax.jit(remove, donate_argnums=0), state, ids)
     assert program.memory_analysis().temp_size_in_bytes < 200 * 4096
+
+
+def test_no_slot_comes_twice_where_a_lane_has_no_row():
+    state = fbuf.init(jnp.int32(0), 9, num_envs=3, lockstep=False)
+    mask = jnp.array([True, False, True])
+    state = fbuf.add(state, jnp.zeros(3, jnp.int32), mask=mask)
+    assert sorted(np.asarray(state.ring.in_order()).ravel().tolist()) == list(range(9))

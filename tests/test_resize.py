@@ -262,3 +262,12 @@ def test_misuse(capacity, error, text):
     fbuf.add(state, jnp.zeros(3, jnp.int32))
     with pytest.raises(RuntimeError, match="state was consumed"):
         fbuf.resize(state, 6)
+
+
+@pytest.mark.parametrize("capacity", [3, 8])
+def test_the_oldest_row_is_no_first_step_if_its_episode_began_before(capacity):
+    """Also where the new ring has room left, so that nothing seems to have been overwritten."""
+    state = fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.arange(6, dtype=jnp.int32))
+    state = fbuf.resize(state, capacity)
+    view = fbuf.Sequence(2, boundary="pad")
+    assert not fbuf.rows(state, view=view).data.is_first.any()

@@ -47,7 +47,7 @@ def written_and_read(storage, rows):
 @jax.jit
 def fields_of_rows(storage):
     """Each leaf by itself, and with the one behind it."""
-    numbers, slots = range(len(storage.fields)), jnp.array([3, 0, 7, 3])
+    numbers, slots = range(len(storage.layout.fields)), jnp.array([3, 0, 7, 3])
     alone = [storage.read_leaves(slots, [number])[0] for number in numbers]
     pairs = [storage.read_leaves(slots, [number + 1, number])[1] for number in numbers[:-1]]
     return alone, pairs

@@ -209,9 +209,12 @@ class Guess(fbuf.views.View):
 
     is_random = True
 
-    def read(self, reader, slots, key):
+    def look(self, reader, slots, key):
         guesses = random_bits.below(reader.bits(key, 2, slots.shape[0]), jnp.int32(100))
-        return fbuf.views.Reading(guesses, reader.flags(slots))
+        return fbuf.views.Look({}, (guesses, reader.flags(slots)))
+
+    def make(self, layout, rows, seen):
+        return fbuf.views.Reading(*seen)
 
 
 @pytest.mark.sweep
@@ -269,3 +272,11 @@ def test_what_cannot_be_right_is_refused():
         fbuf.write(deep, ids, {"a": {"b": jnp.zeros(2)}, "a.b": jnp.ones(2)}, donate=False)
     stack = fbuf.FrameStack(2, field="a.b", fields=("a",))  # the field is inside
     assert fbuf.sample(deep, jax.random.key(0), 3, view=stack).data["a"]["b"].shape == (3, 2)
+
+
+def test_a_field_without_numbers_is_written_as_any_other():
+    state = fbuf.init({"n": jnp.int32(0), "none": jnp.zeros((3, 0))}, 8)
+    state = fbuf.add(state, {"n": jnp.arange(4), "none": jnp.zeros((4, 3, 0))})
+    fields = {"none": jnp.zeros((2, 3, 0)), "n": jnp.array([7, 8])}
+    state = fbuf.write(state, fbuf.newest_ids(state, 2), fields)
+    assert fbuf.rows(state).data["n"][-4:].tolist() == [0, 1, 7, 8]

@@ -167,7 +167,8 @@ COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 AS_IT_IS = "none"
 TRICKS: dict[str, Trick] = {
     "tie in read": Trick(
-        (untied("verbs/read.py", "ids.slot", "*reads, *reader.reads"),), (SRA, SUA, AFTER_ADD)
+        (untied("verbs/read.py", "batch.ids.slot", "*reads, *seen, *source.reads"),),
+        (SRA, SUA, AFTER_ADD),
     ),
     "tie in after": Trick(
         (

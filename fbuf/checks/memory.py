@@ -55,10 +55,10 @@ def free(device: Any) -> int | None:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return _free_of_host() if device.platform == "cpu" else None
+    return free_of_host() if device.platform == "cpu" else None
 
 
-def _free_of_host() -> int | None:
+def free_of_host() -> int | None:
     """What Linux says is available, swap included, and the container's limit leaves."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()

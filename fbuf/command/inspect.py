@@ -244,8 +244,8 @@ def _episodes(
         if not ends.size:
             continue
         starts = np.r_[0, ends[:-1] + 1]
-        whole = np.ones(ends.size, bool)
-        whole[0] = from_the_first and not of[0] & CUT
+        whole = of[starts] & CUT == 0
+        whole[0] &= from_the_first
         there = (of & REMOVED == 0)[: ends[-1] + 1].astype(int)
         whole &= np.add.reduceat(there, starts) > 0
         lengths.append((ends - starts + 1)[whole])
@@ -263,18 +263,18 @@ def _reward_field(like: State[Any], wanted: str | None) -> tuple[str, int] | Non
     """The name and the number of the leaf of the reward."""
     if wanted is not None:
         try:
-            leaf = like.storage.find("inspect", "--reward", wanted)
+            leaf = like.storage.layout.find("inspect", "--reward", wanted)
         except ValueError as error:
             raise ValueError(str(error).removeprefix("fbuf.inspect: ")) from None
         if not isinstance(leaf, int):
             raise ValueError(f"--reward names {wanted!r}, which has fields of its own")
-        if like.storage.fields[leaf].size != 1:
+        if like.storage.layout.fields[leaf].size != 1:
             raise ValueError(f"--reward names {wanted!r}, which is more than one number a row")
         return wanted, leaf
     paths = [path for path, _ in jax.tree.leaves_with_path(like.storage.item)]
     for name in _REWARDS:
         for leaf, path in enumerate(paths):
-            field = like.storage.fields[leaf]
+            field = like.storage.layout.fields[leaf]
             if path and getattr(path[-1], "key", None) == name and field.size == 1:
                 return ".".join(str(getattr(part, "key", part)) for part in path), leaf
     return None
@@ -288,8 +288,8 @@ def _rewards(
     (store, *_) = stores.of_state(like)
     number = (
         0
-        if storage.fields[leaf].narrow
-        else 1 + sum(not other.narrow for other in storage.fields[:leaf])
+        if storage.layout.fields[leaf].narrow
+        else 1 + sum(not other.narrow for other in storage.layout.fields[:leaf])
     )
     spec = store.arrays[number]
     values = np.zeros(like.capacity)

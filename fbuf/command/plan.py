@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import memory
-from fbuf.command.text import lines
+from fbuf.command.text import columns, lines
 from fbuf.samplers import Prioritized, Shuffled, Uniform
+from fbuf.storage import elsewhere
 from fbuf.verbs.capacity_for import capacity_for
 from fbuf.verbs.init import init
 
@@ -41,7 +43,7 @@ def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **options: Any) -> str:
-    """What a buffer of so many rows takes, or one of so many bytes holds.
+    """What a buffer of so many rows takes, or one of so many bytes holds; and where that lies.
 
     Args:
         size: Rows, or memory with its unit.
@@ -68,4 +70,32 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
         kept = memory.nbytes(state.next_obs)
         found["  last observations"] = f"{memory.in_words(kept)}, {ends:,} ends of episodes"
     found["checkpoint"] = f"{memory.in_words(total)} to {memory.in_words(2 * total)} on the disk"
-    return lines(found)
+    return f"{lines(found)}\n\n{columns(*tiers(state))}"
+
+
+def apart(state: Any) -> tuple[int, int]:
+    """The bytes of a buffer without its rows, and those of its rows."""
+    index = memory.nbytes(elsewhere.without_rows(state))
+    return index, memory.nbytes(state) - index
+
+
+def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
+    """Where a buffer's bytes lie, by where its rows are kept: head and lines of a table.
+
+    Args:
+        state: The buffer, or the shapes and dtypes of one.
+    """
+    index, rows = apart(state)
+    # The accelerator is not asked: the command leaves it alone.
+    free, disk = memory.free(jax.devices("cpu")[0]), shutil.disk_usage(".").free
+
+    def line(kept: str, *sizes: int | None, room: int | None = None) -> list[str]:
+        fits = "" if room is None else "fits here" if rows <= room else "does not fit here"
+        return [kept, *("-" if size is None else memory.in_words(size) for size in sizes), fits]
+
+    return ["rows kept", "on the device", "on the host", "on the disk", ""], [
+        line("on the device", index + rows, None, None),
+        line("in host memory, HostStore", index, rows, None, room=free),
+        line("in files, HostStore", index, None, rows, room=disk),
+        line("free here", None, free, disk),
+    ]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def lines(entries: Mapping[str, str]) -> str:
     """A line for each entry: its name, and beside it what it is."""
     width = max(map(len, entries))
     return "\n".join(f"{name:{width}}  {text}" for name, text in entries.items())
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table: names to the left, and all else to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in (head, *rows)
+    )
 
 
 def spread(least: float, middle: float, most: float) -> str:

@@ -52,17 +52,11 @@ def nbytes(rows: int, widths: Sequence[int]) -> int:
 
 def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarray]:
     """The arrays of a file that has been checked, as they lie there: uint8 `[rows, width]` each."""
-    found, at = [], 0
+    # One map for all of them: each takes a file descriptor.
+    whole, found, at = np.memmap(path, np.uint8, mode="r"), [], 0
     for width in widths:
         at += len(_header(rows, width))
-        shape = (rows, width)
-        # Of nothing there is no map.
-        empty = not rows * width
-        found.append(
-            np.zeros(shape, np.uint8)
-            if empty
-            else np.memmap(path, np.uint8, mode="r", offset=at, shape=shape)
-        )
+        found.append(whole[at : at + rows * width].reshape(rows, width))
         at += rows * width
     return found
 

@@ -8,6 +8,7 @@ are those that were saved: then each of them is looked at. Else all of the buffe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -100,16 +101,36 @@ def remember(folder: pathlib.Path, saved: Saved | None) -> None:
             del _LAST[oldest]
 
 
+def opened(
+    folder: pathlib.Path, number: int, found: Manifest, state: State[Any], mark: int
+) -> None:
+    """Take note of a marked buffer that was read without its rows: the next save goes on from it.
+
+    Args:
+        folder: The directory.
+        number: That of the manifest it was read from.
+        found: The manifest.
+        state: The buffer; of the rows nothing is read.
+        mark: Its mark.
+    """
+    before = last(folder)
+    if before is not None and (before.number, before.manifest) == (number, found):
+        remember(folder, dataclasses.replace(before, marks=before.marks | {mark}))
+    else:
+        remember(folder, Saved(number, found, frozenset({mark}), look(state), None))
+
+
 @jax.jit
-def _seen(state: State[Any]) -> tuple[jax.Array, ...]:
-    ring, kept = state.ring, state.next_obs
-    found = (jnp.copy(ring.cursor), jnp.copy(ring.flags))
-    return found if kept is None else (*found, jnp.copy(kept.cursor))
+def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(array) for array in arrays]
 
 
 def look(state: State[Any]) -> Looked:
     """Look at a buffer. Nothing of it is held."""
-    found = [np.asarray(array) for array in _seen(state)]
+    arrays = [state.ring.cursor, state.ring.flags]
+    if state.next_obs is not None:
+        arrays.append(state.next_obs.cursor)
+    found = [np.asarray(array) for array in _copied(arrays)]
     return Looked(*found, *([None] * (3 - len(found))))
 
 
@@ -124,13 +145,26 @@ def marked(state: State[Any], mark: int) -> State[Any]:
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))
 
 
-@jax.jit
-def _hashed(arrays: tuple[jax.Array, ...]) -> jax.Array:
-    """Two numbers for each row, of all of its bits."""
+def _hashed(arrays: tuple[Any, ...]) -> np.ndarray:
+    """Two numbers for each row, of all of its bits: uint32 `[rows, 2]`."""
     rows = arrays[0].shape[0]
     width = max(memory.nbytes(arrays) // max(rows, 1), 1)
     # Some rows at a time: XLA would lay out all of their bits.
     step = min(max(_HASHED // width, 1), rows)
+    if isinstance(arrays[0], jax.Array):
+        return np.asarray(_hashed_by(step, arrays))
+    found = np.empty((rows, 2), np.uint32)
+    for turn in range(-(-rows // step)):
+        first = min(turn * step, rows - step)
+        part = [array[first : first + step] for array in arrays]
+        found[first : first + step] = _some_hashed(part)
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _hashed_by(step: int, arrays: tuple[jax.Array, ...]) -> jax.Array:
+    """The same on a device, so many rows at a time."""
+    rows = arrays[0].shape[0]
 
     def some(turn: jax.Array, found: jax.Array) -> jax.Array:
         first = jnp.minimum(turn * step, rows - step)
@@ -182,9 +216,12 @@ def _bits(array: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(array.reshape(rows, -1, several), jnp.uint32)
 
 
+_some_hashed = jax.jit(_of_rows)
+
+
 def hashes(state: State[Any]) -> dict[str, np.ndarray]:
     """Two numbers for what each row of each store holds. It reads all of them once."""
-    return {store.name: np.asarray(_hashed(store.arrays)) for store in stores.of_state(state)}
+    return {store.name: _hashed(store.arrays) for store in stores.of_state(state)}
 
 
 def places(

@@ -52,8 +52,12 @@ def check_shapes(found: Manifest, like: State[Any]) -> None:
             raise CheckpointError("fbuf.load: the manifest has more rows than the buffer holds")
 
 
-def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[State[Any], list[Any]]:
+def fill(
+    folder: pathlib.Path, found: Manifest, state: State[Any], *, rows: bool = True
+) -> tuple[State[Any], list[Any]]:
     """Read everything into an empty buffer, and check every byte.
+
+    Without `rows` these are left out, and their arrays may be shapes and dtypes.
 
     Returns:
         The buffer, and the arrays of what was saved beside it.
@@ -72,11 +76,12 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
     for store in layout.values():
         own = arrays[store.name]
         _cover(store, found)
+        if store.name == "rows" and not rows:
+            continue
         for segment in found.segments[store.name]:
             _read_rows(folder, found, store, segment, own)
-    rows = layout["rows"]
-    if found.written is not None:
-        _read_written(folder, found, rows, arrays["rows"])
+    if found.written is not None and rows:
+        _read_written(folder, found, layout["rows"], arrays["rows"])
     storage = dataclasses.replace(
         state.storage, words=arrays["rows"][0], wide=tuple(arrays["rows"][1:])
     )
@@ -85,7 +90,7 @@ def fill(folder: pathlib.Path, found: Manifest, state: State[Any]) -> tuple[Stat
         lanes = state.ring.lanes
         newest = [value for path, value in values.items() if path.startswith(".next_obs[1]")]
         ends = [
-            stores.written(array, np.arange(lanes), jnp.asarray(value))
+            stores.put(array, np.arange(lanes), value, lanes)
             for array, value in zip(arrays["ends"], newest, strict=True)
         ]
         own = dataclasses.replace(kept.rows, words=ends[0], wide=tuple(ends[1:]))
@@ -191,11 +196,7 @@ def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list
         reader.end()
 
 
-def _put(array: jax.Array, rows: np.ndarray, chunk: np.ndarray, step: int) -> jax.Array:
-    """An array with a chunk of rows written, padded so that few programs serve all."""
+def _put(array: Any, rows: np.ndarray, chunk: np.ndarray, step: int) -> Any:
+    """An array with the bytes of a chunk of rows written."""
     new = np.array(chunk).reshape(-1).view(array.dtype).reshape(rows.size, *array.shape[1:])
-    padding = stores.padded_size(rows.size, step) - rows.size
-    if padding:
-        new = np.concatenate([new, np.zeros((padding, *array.shape[1:]), array.dtype)])
-        rows = np.concatenate([rows, np.full(padding, array.shape[0])])
-    return stores.written(array, rows.astype(np.int32), new)
+    return stores.put(array, rows, new, step)

@@ -112,14 +112,29 @@ def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take(array, rows, axis=0, mode="clip")
 
 
-def copied(array: jax.Array, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
+def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
     """Copies of some rows of an array, as NumPy has them; nothing of the array itself is held."""
+    if not isinstance(array, jax.Array):
+        yield from (array[some] for some in rows)
+        return
     for some in rows:
         padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
         yield np.asarray(_taken(array, padded))[: some.size]
 
 
+def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
+    """An array with some rows written, of those moved `step` at a time; in place."""
+    if isinstance(array, np.ndarray):
+        array[rows] = new
+        return array
+    padding = padded_size(rows.size, step) - rows.size
+    if padding:
+        new = np.concatenate([new, np.zeros((padding, *array.shape[1:]), array.dtype)])
+        rows = np.concatenate([rows, np.full(padding, array.shape[0])])
+    return _written(array, rows.astype(np.int32), new)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
-def written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
+def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
     """An array with some rows written; a row behind its end is left out."""
     return array.at[rows].set(new, mode="drop")

@@ -53,11 +53,11 @@ class Lead:
         """How many rows there are."""
         return math.prod(self.shape)
 
-    def flat(self, array: jax.Array) -> jax.Array:
+    def flat(self, array: Any) -> Any:
         """Rows step by step, and in a step environment by environment: `[B, ...]`."""
         feature = array.shape[len(self.shape) :]
         if self.envs_first:
-            array = jnp.swapaxes(array, 0, 1)
+            array = array.swapaxes(0, 1)
         return array.reshape(self.size, *feature)
 
 
@@ -70,6 +70,20 @@ def rows(
     argument: str = "items",
 ) -> tuple[Any, Lead]:
     """Rows, each like `item`, brought to a batch `[B, ...]`, and how they were given."""
+    given, batch = checked_rows(function, item, items, num_envs, time_major, argument)
+    stored, tree = jax.tree.flatten(item)
+    # No gradient flows into a buffer.
+    arrays = [
+        jax.lax.stop_gradient(batch.flat(jnp.asarray(leaf, spec.dtype)))
+        for leaf, spec in zip(given, stored, strict=True)
+    ]
+    return tree.unflatten(arrays), batch
+
+
+def checked_rows(
+    function: str, item: Any, items: Any, num_envs: int | None, time_major: bool, argument: str
+) -> tuple[list[Any], Lead]:
+    """The leaves of rows, each like `item`, as they were given, and how that was."""
     _same_tree(function, argument, item, items)
     if time_major and num_envs is None:
         raise ValueError(
@@ -106,13 +120,7 @@ def rows(
             )
     if 0 in lead:
         raise ValueError(f"fbuf.{function}: {argument} is an empty batch; skip the call")
-    batch = Lead(lead, envs_first=len(lead) == 2 and not time_major)
-    # No gradient flows into a buffer.
-    arrays = [
-        jax.lax.stop_gradient(batch.flat(jnp.asarray(leaf, spec.dtype)))
-        for leaf, spec in zip(given, stored, strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(item), arrays), batch
+    return given, Lead(lead, envs_first=len(lead) == 2 and not time_major)
 
 
 def _same_tree(function: str, argument: str, item: Any, items: Any) -> None:
@@ -251,7 +259,7 @@ def field_values(
             f"fbuf.{function}: {name} must be {dtype}, as the buffer stores it, got "
             f"{jnp.result_type(leaf)}; cast it with .astype({str(dtype)!r})"
         )
-    return jax.lax.stop_gradient(jnp.asarray(leaf).reshape(-1, *feature))
+    return jax.lax.stop_gradient(jnp.asarray(leaf).reshape(math.prod(lead), *feature))
 
 
 def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:

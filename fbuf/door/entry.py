@@ -175,8 +175,12 @@ class _Entry:
         for argument, checked in self._checks.items():
             if argument in given:
                 given = {**given, argument: checked(self._name, argument, given[argument])}
-        types = frozenset(map(type, tree_leaves(given)))
-        return self._taken_over((state,), given, types) if "host" in _kinds(types) else given
+        fixed = {name: value for name, value in given.items() if name in self._static}
+        arrays = {name: value for name, value in given.items() if name not in self._static}
+        types = frozenset(map(type, tree_leaves(arrays)))
+        if "host" in _kinds(types):
+            arrays = self._taken_over((state,), arrays, types)
+        return arrays | fixed
 
     def _taken_over(
         self, before: tuple[Any, ...], given: dict[str, Any], types: frozenset[type]
@@ -230,7 +234,7 @@ def _owned(function: str, argument: str, value: Any) -> Any:
     )
 
 
-def require_state(function: str, state: Any) -> None:
+def require_state(function: str, state: Any, argument: str = "state") -> None:
     """A state."""
     if not isinstance(state, State):
         name = type(state).__name__
@@ -242,7 +246,7 @@ def require_state(function: str, state: Any) -> None:
                 if there
                 else "it does not work over a mesh"
             )
-        raise TypeError(f"fbuf.{function}: state must be a fbuf.State, got {name}; {instead}")
+        raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.State, got {name}; {instead}")
 
 
 def one_buffer(function: str, state: State[Any]) -> None:

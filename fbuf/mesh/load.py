@@ -24,6 +24,7 @@ from fbuf.mesh.reshard import check_shards, regrouping
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
+from fbuf.verbs.init import init
 from fbuf.verbs.load import as_damage, read, saved
 
 
@@ -182,7 +183,7 @@ def _read_shard(
     """The buffer of one shard."""
     expected = found.parts[shard]
     own = whole.check_part(folder, shard, expected)
-    plan, state, _ = read(own, expected.number, item, sampler)
+    plan, state, _ = read(own, expected.number, item, sampler, init)
     history.remember(own, saved(expected.number, plan, state))
     return state
 

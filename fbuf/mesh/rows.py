@@ -129,13 +129,13 @@ def write(
     name = "sharded.write"
     flat, shape = route.flat_ids(name, ids)
     chosen = batches.mask(name, mask, shape, "ids")
-    plain = state.shard.storage
+    layout = state.shard.storage.layout
     values = {key: jax.tree.map(jnp.asarray, leaf) for key, leaf in fields.items()}
     for key, leaf in values.items():
         for number, value in zip(
-            jax.tree.leaves(plain.find(name, "fields", key)), jax.tree.leaves(leaf), strict=False
+            jax.tree.leaves(layout.find(name, "fields", key)), jax.tree.leaves(leaf), strict=False
         ):
-            spec = plain.fields[number]
+            spec = layout.fields[number]
             batches.field_values(name, f"fields[{key!r}]", value, shape, spec.shape, spec.dtype)
     rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), values)
 

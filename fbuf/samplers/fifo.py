@@ -97,19 +97,6 @@ class Fifo(Sampler):
         unread = jnp.minimum(behind, length).astype(jnp.int32)
         return FifoIndex(unread), jnp.broadcast_to(lost, span.slots.shape)
 
-    def moved(
-        self,
-        index: FifoIndex,
-        ring: Ring,
-        slots: jax.Array,
-        old: FifoIndex,
-        old_slots: jax.Array,
-    ) -> tuple[FifoIndex, jax.Array]:
-        """As many are unread as there were, if there is room for them."""
-        lost = bits_where((old.unread > ring.lane_length).any(), Fault.LOST_UNREAD)
-        unread = jnp.minimum(index.unread, old.unread)
-        return FifoIndex(unread), jnp.broadcast_to(lost, slots.shape)
-
     def remove(self, index: FifoIndex, ring: Ring, slots: jax.Array) -> FifoIndex:
         """They keep their places in the order; `fbuf.pop` masks them there."""
         return index

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, shards, start_index, starts
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityMass
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
+from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Sampler, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.starts import Window
 from fbuf.storage.ring import Ring, Span
@@ -201,6 +201,10 @@ class Mixture(PlannedSampler):
             index.priorities, ring, slots, old.priorities, old_slots
         )
         return MixedIndex(index.starts, priorities), faults
+
+    def takes_over(self, other: Sampler) -> bool:
+        """Whether the other one's priorities can be taken over."""
+        return isinstance(other, Mixture) and self.priorities.takes_over(other.priorities)
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, shards, starts
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
+from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Sampler, Step
 from fbuf.samplers.starts import Window
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -257,8 +257,16 @@ class Prioritized(PlannedSampler):
             mine = sum_tree.values(index.tree, jnp.minimum(slots, ring.capacity - 1))
             value = jnp.where(jnp.signbit(mine), -value, value)
         tree = sum_tree.write(index.tree, slots, value)
-        moved = PriorityIndex(tree, old.largest_ever, index.num_starts)
+        largest = index.largest_ever
+        if largest is not None and old.largest_ever is not None:
+            largest = jnp.maximum(largest, old.largest_ever)
+        moved = PriorityIndex(tree, largest, index.num_starts)
         return moved, jnp.zeros(slots.shape, jnp.uint32)
+
+    def takes_over(self, other: Sampler) -> bool:
+        """Whether the other one stores the same value for a priority."""
+        alike = isinstance(other, Prioritized)
+        return alike and (self.alpha, self.eps) == (other.alpha, other.eps)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
         """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""

@@ -132,10 +132,16 @@ class Sampler(abc.ABC):
     ) -> tuple[Index, jax.Array]:
         """Take over what the index of another buffer keeps of rows that were just added from it.
 
-        `fbuf.resize` calls it after `add`. A sampler that finds all it needs in the ring has
-        nothing to do. Return the fault bits of each row, too, uint32 `[B]`.
+        `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it after `add`, and once without rows
+        before all: what is kept of a buffer as a whole is known to `add` then. A sampler that finds
+        all it needs in the ring has nothing to do. Return the fault bits of each row, too, uint32
+        `[B]`.
         """
         return index, jnp.zeros(slots.shape, jnp.uint32)
+
+    def takes_over(self, other: Sampler) -> bool:
+        """Whether `moved` can read the index of a buffer with that sampler."""
+        return self == other
 
     def room(self, index: Index, ring: Ring) -> jax.Array | None:
         """How many more steps each head may write: int32 `[heads]`; None is any number.

@@ -63,18 +63,13 @@ def none_open(lanes: int) -> Open:
     return Open(jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, bool))
 
 
-def in_the_middle(cut: jax.Array) -> Open:
-    """No row yet; of `[lanes]` cut ones the next row is not the first of its episode."""
-    none = none_open(cut.shape[0])
-    return dataclasses.replace(none, position=jnp.where(cut, _MANY, none.position))
-
-
 def follow(
     before: Open,
     ends: jax.Array,
     count: jax.Array | None,
     autoreset: Autoreset,
     dummy: jax.Array | None = None,
+    cut: jax.Array | None = None,
 ) -> tuple[Open, InEpisode]:
     """Place a chunk of rows.
 
@@ -85,6 +80,7 @@ def follow(
             None is all of them.
         autoreset: See `Autoreset`.
         dummy: bool `[steps, lanes]`; which rows are dummies, if that is known.
+        cut: bool `[steps, lanes]`; of which rows the episode began before, in rows that are gone.
 
     Returns:
         What is open after the chunk, and where each of its rows is.
@@ -108,6 +104,8 @@ def follow(
         begin = jnp.maximum(begin, _newest(dummy, -_MANY))
     at_start = begin < 0  # the episode was open before the chunk
     position = jnp.where(at_start, before.position + number + 1, number - begin)
+    if cut is not None:  # none of what is left of such an episode is its first row
+        position = jnp.where(_newest(cut, -_MANY) > begin, _MANY, position)
     intact = jnp.where(at_start, before.intact + number + 1, number - begin)
     after = Open(
         position=_last(jnp.where(ends, 0, jnp.minimum(position, _MANY)), count, before.position),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -28,3 +29,10 @@ class Ids:
 
     slot: jax.Array
     generation: jax.Array
+
+
+def only(ids: Ids, mask: jax.Array) -> Ids:
+    """The ids, and "no row" where a mask is False."""
+    return Ids(
+        slot=jnp.where(mask, ids.slot, NO_SLOT), generation=jnp.where(mask, ids.generation, 0)
+    )

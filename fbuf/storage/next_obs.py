@@ -10,6 +10,7 @@ head of its own, it has a ring of its own, too.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +22,31 @@ from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Where next observations of rows lie; all `[B]`.
+
+    Attributes:
+        aside: bool; it is kept aside. All others lie in the row that follows.
+        kept: int32; where among those kept aside, in range for all.
+        known: bool; whether it is known.
+    """
+
+    aside: jax.Array
+    kept: jax.Array
+    known: jax.Array
+
+    def either(self, kept: Any, following: Any) -> Any:
+        """Of two trees, leaves `[B, ...]`, the one that each row's lies in."""
+
+        def of_leaf(kept: jax.Array, following: jax.Array) -> jax.Array:
+            aside = self.aside.reshape(-1, *(1,) * (kept.ndim - 1))
+            return jnp.where(aside, kept, following)
+
+        return jax.tree.map(of_leaf, kept, following)
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +96,8 @@ class NextObs:
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
             ends &= known
-        return self._keep(ring, span.slots, ends, newest, next_observation)
+        write = lambda where: self.rows.write(where, next_observation)
+        return self._keep(ring, span.slots, ends, newest, write)
 
     def end(self, ring: Ring, slots: jax.Array) -> tuple[NextObs, jax.Array]:
         """Keep those of the newest row of each lane, now that it is the end of an episode.
@@ -83,9 +110,10 @@ class NextObs:
             What is kept, and the fault bits of each lane.
         """
         # Of the slots, so that inside `shard_map` it is of their type, see `fbuf.xla.varying`.
-        given = self.rows.read(jnp.arange(ring.lanes, dtype=jnp.int32) + (slots & 0))
+        given = jnp.arange(ring.lanes, dtype=jnp.int32) + (slots & 0)
         ends = slots < ring.capacity
-        return self._keep(ring, slots, ends, jnp.zeros_like(ends), given)
+        copy = lambda where: self.rows.copy(given, where)
+        return self._keep(ring, slots, ends, jnp.zeros_like(ends), copy)
 
     def cleared(self) -> NextObs:
         """Nothing kept. O(ends)."""
@@ -105,20 +133,22 @@ class NextObs:
         Returns:
             The field, leaves `[B, ...]`, and bool `[B]`: whether it is known.
         """
+        where = self.find(ring, slots, flags)
+        leaves, tree = jax.tree.flatten(storage.layout.find("sample", "next_of", self.field))
+        following = tree.unflatten(storage.read_leaves(ring.later(slots, 1), leaves))
+        return where.either(self.rows.read(where.kept), following), where.known
+
+    def find(self, ring: Ring, slots: jax.Array, flags: jax.Array) -> Where:
+        """Where the next observations of rows at `[B]` slots with these flags lie."""
         ended = flags & ENDS > 0
         newest = ring.newer(slots) == 0
         kept_at = read_rows(self.kept_at, slots)
         inside = jnp.maximum(kept_at, 0)
-        known = ~ended | ((kept_at >= 0) & (read_rows(self.owner, inside) == slots))
-        aside = ended | newest
-        kept = self.rows.read(jnp.where(ended, inside, slots % ring.lanes))
-        leaves, tree = jax.tree.flatten(storage.find("sample", "next_of", self.field))
-        following = storage.read_leaves(ring.later(slots, 1), leaves)
-
-        def either(kept: jax.Array, following: jax.Array) -> jax.Array:
-            return jnp.where(aside.reshape(-1, *(1,) * (kept.ndim - 1)), kept, following)
-
-        return jax.tree.map(either, kept, jax.tree.unflatten(tree, following)), known
+        return Where(
+            aside=ended | newest,
+            kept=jnp.where(ended, inside, slots % ring.lanes),
+            known=~ended | ((kept_at >= 0) & (read_rows(self.owner, inside) == slots)),
+        )
 
     def _keep(
         self,
@@ -126,9 +156,12 @@ class NextObs:
         slots: jax.Array,
         ends: jax.Array,
         newest: jax.Array,
-        next_observation: Any,
+        write: Callable[[jax.Array], Storage[Any]],
     ) -> tuple[NextObs, jax.Array]:
-        """Keep those of rows at `[B]` slots that end an episode, or are the newest of a lane."""
+        """Keep those of rows at `[B]` slots that end an episode, or are the newest of a lane.
+
+        `write` is called with where to: int32 `[B]`.
+        """
         lanes, heads = ring.lanes, ring.heads
         nowhere = self.owner.shape[0]
         room = (nowhere - lanes) // heads
@@ -152,7 +185,7 @@ class NextObs:
         return (
             dataclasses.replace(
                 self,
-                rows=self.rows.write(own, next_observation),
+                rows=write(own),
                 owner=owner,
                 kept_at=kept_at,
                 cursor=jnp.stack([end % room, lap + end // room]).astype(jnp.int32),
@@ -179,7 +212,7 @@ def of_one_end(storage: Storage[Any], field: str) -> Any:
 
 
 def _observation(storage: Storage[Any], field: str) -> Any:
-    leaves, tree = jax.tree.flatten(storage.find("init", "next_of", field))
-    specs = [storage.fields[leaf] for leaf in leaves]
+    leaves, tree = jax.tree.flatten(storage.layout.find("init", "next_of", field))
+    specs = [storage.layout.fields[leaf] for leaf in leaves]
     item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
     return jax.tree.unflatten(tree, item)

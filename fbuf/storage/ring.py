@@ -21,7 +21,7 @@ from jax import lax
 
 from fbuf.storage import episodes
 from fbuf.storage.episodes import Autoreset, InEpisode, Open
-from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.storage.ids import NO_SLOT, Ids, only
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
@@ -32,7 +32,7 @@ REMOVED = 4
 DUMMY = 8
 """The row of a step that only reset its environment; it is marked as removed, too."""
 CUT = 16
-"""The oldest row of its lane, whose episode began before it: `fbuf.resize` left the rest behind."""
+"""The row's episode began before it, in rows that the buffer was never given: see `fbuf.resize`."""
 WRITTEN = 32
 """`fbuf.write` has changed the row since it was added: a save writes it again."""
 
@@ -183,6 +183,41 @@ class Ring:
         slots = offset * self.heads + lane
         return jnp.where(self.stored > 0, slots, self.capacity)
 
+    def in_order(self) -> jax.Array:
+        """The slots of each lane from its oldest row to its newest: int32 `[lane_length, lanes]`.
+
+        In a lane that is not full, slots that hold no row come first.
+        """
+        back = jnp.arange(self.lane_length - 1, -1, -1, dtype=jnp.int32)[:, None]
+        # Those of a lane without rows are its own, too: no slot comes twice.
+        last = self.capacity - self.lanes + jnp.arange(self.lanes, dtype=jnp.int32)
+        return self.later(jnp.minimum(self.newest(), last)[None], -back)
+
+    def one_after_another(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The slots of all episodes, each whole, those that ended first first; no dummies.
+
+        Episodes of which every row was removed are left out.
+
+        Returns:
+            int32 `[capacity]` slots, and the number of the episode of each, from 0; and an int32
+            scalar: how many of these slots there are, all in front. O(N log N) time.
+        """
+        slots = self.in_order()
+        flags, there = self.flags[slots], self.holds(slots)
+        there &= flags & DUMMY == 0
+        time = jnp.arange(self.lane_length, dtype=jnp.int32)[:, None]
+        newest = self.lane_length - 1
+        last = jnp.where(there & (flags & ENDS > 0), time, newest)
+        # What ended at one time, lane by lane; there each episode has a number of its own.
+        number = lax.cummin(last, axis=0, reverse=True) * self.lanes
+        number += jnp.arange(self.lanes, dtype=jnp.int32)
+        live = jnp.zeros(self.capacity, bool).at[number].max(there & (flags & REMOVED == 0))
+        there &= live[number]
+        number = jnp.where(there, number, self.capacity).reshape(-1)
+        number, slots = lax.sort((number, slots.reshape(-1)), num_keys=1, is_stable=True)
+        new = jnp.concatenate([jnp.zeros(1, bool), number[1:] != number[:-1]])
+        return slots, jnp.cumsum(new, dtype=jnp.int32), jnp.sum(there, dtype=jnp.int32)
+
     def of_same_episodes(self, slots: jax.Array) -> jax.Array:
         """All stored rows of the episodes of some rows, removed ones and dummies left out.
 
@@ -193,9 +228,7 @@ class Ring:
             bool `[capacity]`. O(N) time and memory.
         """
         length, lanes = self.lane_length, self.lanes
-        # From the oldest row of each lane to the newest: `[lane_length, lanes]`.
-        back = jnp.arange(length - 1, -1, -1, dtype=jnp.int32)[:, None]
-        in_order = self.later(jnp.minimum(self.newest(), self.capacity - 1)[None], -back)
+        in_order = self.in_order()
         flags = self.flags[in_order]
         last = self.holds(in_order) & (flags & (ENDS | DUMMY) > 0)
         # How many rows before this one were the last of an episode is the episode's number.
@@ -218,10 +251,7 @@ class Ring:
 
     def name(self, slots: jax.Array, mask: jax.Array) -> Ids:
         """The ids of rows, and "no row" where `mask` is False."""
-        return Ids(
-            slot=jnp.where(mask, slots, NO_SLOT),
-            generation=jnp.where(mask, self.generation_of(slots), 0),
-        )
+        return only(Ids(slots, self.generation_of(slots)), mask)
 
     def name_live(self, slots: jax.Array) -> Ids:
         """The ids of the rows in any int32 slots; "no row" where none is, or a removed one."""
@@ -425,11 +455,12 @@ class Ring:
         dummy: jax.Array | None,
     ) -> tuple[Open, InEpisode]:
         """Where the new rows are in their episodes: those of the mask."""
-        ends = (flags & ENDS > 0).reshape(-1, self.lanes)
-        if dummy is not None:
+        ends, cut = (flags & ENDS > 0).reshape(-1, self.lanes), None
+        if dummy is not None:  # they were in a ring already
             dummy = dummy.reshape(-1, self.lanes)
+            cut = (flags & CUT > 0).reshape(-1, self.lanes)
         if mask is None:
-            after, found = episodes.follow(before, ends, None, self.autoreset, dummy)
+            after, found = episodes.follow(before, ends, None, self.autoreset, dummy, cut)
             return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
         chosen, lane = mask.reshape(-1, self.lanes), jnp.arange(self.lanes, dtype=jnp.int32)
         running = jnp.cumsum(chosen, axis=0, dtype=jnp.int32)
@@ -442,6 +473,7 @@ class Ring:
             count,
             self.autoreset,
             None if dummy is None else side_by_side(dummy),
+            None if cut is None else side_by_side(cut),
         )
         given = jnp.maximum(rank, 0)
         return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)

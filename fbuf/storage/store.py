@@ -13,7 +13,6 @@ lie by the width of their numbers, the widest first, so that little is lost to p
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,43 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf.checks import values as check
+from fbuf.storage import layout as layouts
 from fbuf.storage import words as words_of
+from fbuf.storage.layout import Field, Layout
 from fbuf.xla.rows import read_rows, write_rows
 
 Item = TypeVar("Item")
-
-NARROW = 1024
-"""The most bytes of a narrow field in a row; see `benchmarks/ablations/row_access.py`."""
-
-_NARROW_SMALL = 64
-"""The same for numbers of less than 32 bits, which have to be put together into words."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """One leaf of the item: its shape and dtype."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def size(self) -> int:
-        """How many numbers it holds."""
-        return math.prod(self.shape)
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it is packed. Numbers of less than a byte, and complex ones, never are."""
-        if self.size * self.dtype.itemsize > (
-            NARROW if self.dtype.itemsize >= 4 else _NARROW_SMALL
-        ):
-            return False
-        if self.dtype == jnp.bool_:
-            return True
-        if jnp.issubdtype(self.dtype, jnp.integer):
-            return jnp.iinfo(self.dtype).bits >= 8
-        return jnp.issubdtype(self.dtype, jnp.floating) and jnp.finfo(self.dtype).bits >= 8
 
 
 @jax.tree_util.register_dataclass
@@ -69,51 +37,37 @@ class Storage(Generic[Item]):
     Attributes:
         words: `[capacity, words]`; the narrow fields of each row.
         wide: `[capacity, ...]` each; the wide fields, in the order of the item's leaves.
-        fields: What the leaves of the item are; static.
-        tree: How they make an item; static.
+        layout: What the leaves of the item are; static.
     """
 
     words: jax.Array
     wide: tuple[jax.Array, ...]
-    fields: tuple[Field, ...] = dataclasses.field(metadata={"static": True})
-    tree: Any = dataclasses.field(metadata={"static": True})
+    layout: Layout = dataclasses.field(metadata={"static": True})
 
     @property
     def item(self) -> Item:
         """One item, of `jax.ShapeDtypeStruct`."""
-        return jax.tree.unflatten(
-            self.tree, [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in self.fields]
-        )
+        return self.layout.item
 
     def read(self, slots: jax.Array) -> Item:
         """The rows at int32 slots `[...]`, each in range. Leaves `[..., *shape]`."""
-        everything = range(len(self.fields))
-        return jax.tree.unflatten(self.tree, self.read_leaves(slots, everything))
+        everything = range(len(self.layout.fields))
+        return jax.tree.unflatten(self.layout.tree, self.read_leaves(slots, everything))
 
     def read_leaves(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
         """Some leaves of the rows at slots, by number; no other wide leaf is touched.
 
         No gradient flows out of a buffer: for narrow fields there is none, as they are bits.
         """
-        flat = slots.reshape(-1)
-        places = _places(self.fields, self.words.dtype)
-        wanted = [places[self._position(leaf)] for leaf in leaves if self.fields[leaf].narrow]
-        first = min((place.first for place in wanted), default=0)
-        last = max((place.last for place in wanted), default=0)
+        layout, flat = self.layout, slots.reshape(-1)
+        first, last = columns(layout, self.words.dtype, leaves)
         words = read_rows(self.words, flat, (first, last))
-        found: list[jax.Array] = []
-        for leaf in leaves:
-            field, position = self.fields[leaf], self._position(leaf)
-            if field.narrow:
-                rows = _unpacked(field, places[position], words, first)
-            else:
-                rows = read_rows(self.wide[position], flat)
-            found.append(lax.stop_gradient(rows.reshape(*slots.shape, *field.shape)))
-        return found
+        wide = [read_rows(self.wide[at], flat) for at in wide_of(layout, leaves)]
+        return unpacked(layout, leaves, words, wide, slots.shape)
 
     def write(self, slots: jax.Array, rows: Item) -> Storage[Item]:
         """The store with `[B]` rows written to distinct slots; a slot of `capacity` is left out."""
-        leaves = list(zip(self.fields, jax.tree.leaves(rows), strict=True))
+        leaves = list(zip(self.layout.fields, jax.tree.leaves(rows), strict=True))
         words = _packed([leaf for field, leaf in leaves if field.narrow], self.words.dtype)
         wide = [leaf for field, leaf in leaves if not field.narrow]
         return dataclasses.replace(
@@ -124,79 +78,35 @@ class Storage(Generic[Item]):
             ),
         )
 
+    def copy(self, source: jax.Array, slots: jax.Array) -> Storage[Item]:
+        """The store with rows at `[B]` slots that are copies of those at others; as `write`."""
+        return self.write(slots, self.read(source))
+
     def write_leaves(self, slots: jax.Array, leaves: Mapping[int, jax.Array]) -> Storage[Item]:
         """As `write`, for some leaves by number; the others stay as they are."""
         words, wide = self.words, list(self.wide)
         narrow: dict[int, jax.Array] = {}
         for leaf, rows in leaves.items():
-            position = self._position(leaf)
-            if self.fields[leaf].narrow:
+            position = self.layout.position(leaf)
+            if self.layout.fields[leaf].narrow:
                 narrow[position] = rows
             else:
                 wide[position] = write_rows(wide[position], slots, rows)
         if narrow:
             old = read_rows(words, jnp.minimum(slots, words.shape[0] - 1))
-            fields = [field for field in self.fields if field.narrow]
-            places = _places(self.fields, words.dtype)
+            fields = [field for field in self.layout.fields if field.narrow]
+            places = _places(self.layout.fields, words.dtype)
             rows = [_unpacked(*pair, old) for pair in zip(fields, places, strict=True)]
             rows = [narrow.get(number, leaf) for number, leaf in enumerate(rows)]
             new = _packed(rows, words.dtype)
             words = write_rows(words, slots, new)
         return dataclasses.replace(self, words=words, wide=tuple(wide))
 
-    def find(self, function: str, argument: str, name: str) -> Any:
-        """A field by name, as its tree with the numbers of its leaves.
-
-        Args:
-            function: Who asks, and `argument` with what, for the message if there is none.
-            argument: See `function`.
-            name: Keys or attributes, from the outside inwards, with dots between them.
-        """
-        check.name(function, argument, name)
-        field: Any = jax.tree.unflatten(self.tree, list(map(_Leaf, range(len(self.fields)))))
-        for part in name.split("."):
-            try:
-                field = _child(field, part)
-            except KeyError:
-                raise ValueError(
-                    f"fbuf.{function}: {argument} names {name!r}, but the items of this buffer "
-                    f"have no such field; they are {self.item}"
-                ) from None
-        return jax.tree.map(lambda leaf: leaf.number, field)
-
-    def _position(self, leaf: int) -> int:
-        """Where a leaf lies among the narrow or among the wide ones."""
-        narrow = self.fields[leaf].narrow
-        return sum(other.narrow == narrow for other in self.fields[:leaf])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """Stands for a leaf of an item while a field is looked for."""
-
-    number: int
-
-
-def _child(tree: Any, part: str) -> Any:
-    """A field of a tree by one part of its name.
-
-    Only what JAX takes for a child of the tree is a field: no other attribute that it may have.
-    """
-    if isinstance(tree, Mapping):
-        return tree[part]
-    children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
-    for path, child in children:
-        by_number = isinstance(path[0], jax.tree_util.SequenceKey) if path else False
-        name = str(path[0].idx) if by_number else part
-        if path and name == part and (by_number or getattr(tree, part, None) is child):
-            return child
-    raise KeyError(part)
-
 
 def empty(item: Item, capacity: int) -> Storage[Item]:
     """A store of zeros, for items of these shapes and dtypes."""
-    leaves, tree = jax.tree.flatten(item)
-    fields = tuple(Field(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
+    layout = layouts.of(item)
+    fields = layout.fields
     narrow = [field for field in fields if field.narrow]
     word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
     row = [jax.ShapeDtypeStruct((1, *field.shape), field.dtype) for field in narrow]
@@ -206,9 +116,54 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
         wide=tuple(
             jnp.zeros((capacity, *field.shape), field.dtype) for field in fields if not field.narrow
         ),
-        fields=fields,
-        tree=tree,
+        layout=layout,
     )
+
+
+def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
+    """Which words hold some leaves: the first, and the one behind the last."""
+    places = _places(layout.fields, np.dtype(word))
+    wanted = [places[layout.position(leaf)] for leaf in leaves if layout.fields[leaf].narrow]
+    first = min((place.first for place in wanted), default=0)
+    return first, max((place.last for place in wanted), default=0)
+
+
+def wide_of(layout: Layout, leaves: Sequence[int]) -> list[int]:
+    """Which wide arrays hold some leaves, in the order of these."""
+    return [layout.position(leaf) for leaf in leaves if not layout.fields[leaf].narrow]
+
+
+def unpacked(
+    layout: Layout,
+    leaves: Sequence[int],
+    words: jax.Array,
+    wide: Sequence[jax.Array],
+    shape: tuple[int, ...],
+) -> list[jax.Array]:
+    """Leaves of rows, by number.
+
+    Args:
+        layout: What the leaves are.
+        leaves: Which ones.
+        words: `[n, last - first]`; the words of the rows that `columns` says.
+        wide: `[n, ...]` each; the rows of the arrays that `wide_of` says.
+        shape: Of which shape the `n` rows are.
+    """
+    first, places = columns(layout, words.dtype, leaves)[0], _places(layout.fields, words.dtype)
+    others, found = iter(wide), list[jax.Array]()
+    for leaf in leaves:
+        field = layout.fields[leaf]
+        if field.narrow:
+            rows = _unpacked(field, places[layout.position(leaf)], words, first)
+        else:
+            rows = next(others)
+        found.append(lax.stop_gradient(rows.reshape(*shape, *field.shape)))
+    return found
+
+
+def bytes_of(layout: Layout, word: Any) -> list[int]:
+    """The byte of a row's words that each narrow leaf begins at, in their order."""
+    return [place.byte for place in _places(layout.fields, np.dtype(word))]
 
 
 def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:

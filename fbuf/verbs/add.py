@@ -132,7 +132,7 @@ def add(
         index=index,
         fault=collected(state.fault, faults),
     )
-    return added if left_out is None else _with_gap(added, left_out, resets)
+    return added if left_out is None else with_gap(added, left_out, resets)
 
 
 class Given(NamedTuple):
@@ -186,7 +186,7 @@ def parsed(
     return NewRows(rows, lead, flags, mask, priority, following)
 
 
-def _with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
+def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
     """The buffer after rows were left out, bool `[B]`: what comes does not follow what is there."""
     faults = bits_where(left_out, Fault.FULL)
     lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)

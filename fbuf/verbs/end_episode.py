@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import chex
+import jax
 
 from fbuf.door import batches
 from fbuf.door.entry import one_buffer, verb
@@ -57,8 +58,13 @@ def end_episode(
     ring = state.ring
     shape = () if ring.num_envs is None else (ring.num_envs,)
     lanes = batches.mask("end_episode", mask, shape, "the environments")
+    return ended(state, lanes)
+
+
+def ended(state: State[Item], lanes: jax.Array) -> State[Item]:
+    """The buffer after the open episodes of some lanes were truncated, bool `[lanes]`."""
     # The fault is known once all that was asked of the buffer before this has been read.
-    ring, slots = ring.end(tie(lanes, state.fault))
+    ring, slots = state.ring.end(tie(lanes, state.fault))
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:
         next_obs, lost = next_obs.end(ring, slots)

@@ -1,6 +1,7 @@
-"""Moving lanes: a new buffer is filled with the newest rows of lanes of others.
+"""Moving rows from buffer to buffer: a lane at a time, or episode by episode.
 
-So a buffer gets another capacity, or the environments of several shards come into one.
+So a buffer gets another capacity, the environments of several shards come into one, and buffers are
+joined and taken apart.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.state import State
-from fbuf.storage import episodes
-from fbuf.storage.faults import collected
-from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring
+from fbuf.storage.faults import Fault, bits_where, collected
+from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, TRUNCATED, Ring
 from fbuf.storage.store import Item
 
 _ROWS = 4096
@@ -34,59 +34,136 @@ class Lanes(NamedTuple):
         """Theirs of `[..., lanes]`."""
         return lax.slice_in_dim(per_lane, self.first, self.first + self.number, axis=-1)
 
+    def steps(self) -> jax.Array:
+        """How many steps of each are stored: int32 `[number]`."""
+        return self.of(_steps_of_lanes(self.state.ring))
 
-def filled(new: State[Item], sources: Sequence[Lanes]) -> State[Item]:
-    """An empty buffer, filled with the newest rows of lanes: the first ones are its first lanes.
+    def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
+        """The slots of steps `[steps, 1]` of the newest so many of each lane `[number]`."""
+        ring = self.state.ring
+        newest = self.of(jnp.minimum(ring.newest(), ring.capacity - 1))
+        return ring.later(newest[None], jnp.minimum(step - kept + 1, 0))
+
+    def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
+        """The flags that rows get for their ends: episodes that are open stay open."""
+        return flags & ENDS
+
+
+class Episodes(NamedTuple):
+    """Whole episodes of any lanes, one after another in one lane: their slots, int32 `[rows]`.
+
+    Of these only the first `rows` are meant, an int32 scalar.
+    """
+
+    state: State[Any]
+    order: jax.Array
+    rows: jax.Array
+    number: int = 1
+
+    def steps(self) -> jax.Array:
+        """How many rows there are: int32 `[1]`."""
+        return self.rows[None]
+
+    def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
+        """The slots of steps `[steps, 1]` of the last so many rows `[1]`."""
+        return self.order[jnp.clip(self.rows - kept + step, 0, self.order.shape[0] - 1)]
+
+    def of(self, per_lane: jax.Array) -> jax.Array:
+        """Of `[..., lanes]` all: they are of any lane."""
+        return per_lane
+
+    def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
+        """The flags that rows get for their ends: what is open is truncated."""
+        is_open = (flags & ENDS == 0) & (self.state.ring.newer(slots) == 0)
+        return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
+
+
+Source = Lanes | Episodes
+
+
+def filled(new: State[Item], sources: Sequence[Source]) -> State[Item]:
+    """An empty buffer, filled with the newest rows of the sources, whose lanes lie side by side.
 
     If environments step together, all lanes must have as many steps.
     """
-    lanes, step_rows = new.ring.lanes, new.ring.lane_length
-    kept = _joined(
-        [jnp.minimum(of.of(_steps_of_lanes(of.state.ring)), step_rows) for of in sources]
-    )
-    cut = _joined([of.of(_is_cut(of.state.ring, step_rows)) for of in sources])
+    kept = joined([jnp.minimum(of.steps(), new.ring.lane_length) for of in sources])
     laps = [of.of(jnp.broadcast_to(of.state.ring.lap, (of.state.ring.lanes,))) for of in sources]
     # Ids from before have one of the last two laps.
-    lap = _joined(laps) if new.ring.heads > 1 else _latest(laps)
-    ring = dataclasses.replace(
-        new.ring,
-        cursor=new.ring.cursor.at[1].set(lap + 1),
-        open=None if new.ring.open is None else episodes.in_the_middle(cut),
-    )
-    new = dataclasses.replace(new, ring=ring)
-    most = min(max(of.state.ring.lane_length for of in sources), step_rows)
+    lap = joined(laps) if new.ring.heads > 1 else _latest(laps)
+    ring = dataclasses.replace(new.ring, cursor=new.ring.cursor.at[1].set(lap + 1))
+    new = appended(dataclasses.replace(new, ring=ring), sources, kept, kept)
+    fault = new.fault
+    for of in sources:
+        fault |= of.state.fault
+    index = new.index
+    if new.sampler.reads_once:  # the rows are there, but as many have been read as before
+        unread = joined([of.of(unread_of_lanes(of.state)) for of in sources])
+        fault |= bits_where((unread > new.ring.lane_length).any(), Fault.LOST_UNREAD)
+        read = kept - jnp.minimum(kept, unread)
+        index = new.sampler.popped(index, read[: new.ring.heads])
+    still_open = new.ring.open
+    if still_open is not None and all(isinstance(of, Lanes) for of in sources):
+        each = [jax.tree.map(of.of, of.state.ring.open) for of in sources if isinstance(of, Lanes)]
+        still_open = jax.tree.map(lambda *leaves: joined(list(leaves)), *each)
+    elif still_open is not None:  # nothing is open, and no reset is due
+        still_open = jax.tree.map(jnp.zeros_like, still_open)
+    ring = dataclasses.replace(new.ring, open=still_open)
+    return dataclasses.replace(new, ring=ring, index=index, fault=fault)
+
+
+def appended(
+    new: State[Item], sources: Sequence[Source], kept: jax.Array, taken: jax.Array
+) -> State[Item]:
+    """A buffer with rows of the sources behind its own; what was open in it has been closed.
+
+    Args:
+        new: The buffer.
+        sources: Whose lanes lie side by side.
+        kept: int32 `[lanes]`; how many of the newest rows of each lane are meant.
+        taken: int32 `[lanes]`; how many of these there is room for, the oldest first.
+    """
+    lanes, step_rows = new.ring.lanes, new.ring.lane_length
+    nothing = jnp.full(1, new.capacity, jnp.int32)
+    index = new.index
+    for of in sources:
+        if new.sampler.takes_over(of.state.sampler):
+            index, _ = new.sampler.moved(index, new.ring, nothing, of.state.index, nothing * 0)
+    new = dataclasses.replace(new, index=index)
+    most = min(max(_longest(of) for of in sources), step_rows)
     steps = min(most, max(_ROWS // lanes, 1))
     turns = -(-most // steps)
 
     def moved(turn: jax.Array, new: State[Item]) -> State[Item]:
-        return _with_steps(new, sources, turn * steps, steps, kept, cut)
+        return _with_steps(new, sources, turn * steps, steps, kept, taken)
 
     def removed(turn: jax.Array, new: State[Item]) -> State[Item]:
-        return _without_removed(new, sources, turn * steps, steps, kept)
+        return _without_removed(new, sources, turn * steps, steps, kept, taken)
 
     new = lax.fori_loop(jnp.int32(0), jnp.int32(turns), moved, new)
     any_removed = sum(of.state.ring.removed for of in sources) > 0
     some = jnp.where(any_removed, jnp.int32(turns), 0)
-    new = lax.fori_loop(jnp.int32(0), some, removed, new)
-    still_open, fault = None, new.fault
-    if new.ring.open is not None:
-        each = [jax.tree.map(of.of, of.state.ring.open) for of in sources]
-        still_open = jax.tree.map(lambda *leaves: _joined(list(leaves)), *each)
-    for of in sources:
-        fault |= of.state.fault
-    ring = dataclasses.replace(new.ring, open=still_open)
-    return dataclasses.replace(new, ring=ring, fault=fault)
+    return lax.fori_loop(jnp.int32(0), some, removed, new)
+
+
+def joined(parts: list[jax.Array]) -> jax.Array:
+    """`[..., lanes]` each, side by side."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+def _longest(of: Source) -> int:
+    """How many steps a lane of a source can have."""
+    return of.state.ring.lane_length if isinstance(of, Lanes) else of.order.shape[0]
+
+
+def unread_of_lanes(state: State[Any]) -> jax.Array:
+    """How many steps of each lane are still to be read: int32 `[lanes]`."""
+    return jnp.broadcast_to(state.sampler.unread(state.index, state.ring), (state.ring.lanes,))
 
 
 def _latest(laps: list[jax.Array]) -> jax.Array:
     """The latest of laps that are not far from each other: int32 `[1]`; they wrap around."""
-    every = _joined(laps)
+    every = joined(laps)
     return every[:1] + jnp.max(every - every[:1])
-
-
-def _joined(parts: list[jax.Array]) -> jax.Array:
-    """`[..., lanes]` each, side by side."""
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
 def _steps_of_lanes(ring: Ring) -> jax.Array:
@@ -94,73 +171,90 @@ def _steps_of_lanes(ring: Ring) -> jax.Array:
     return jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
 
 
-def _is_cut(ring: Ring, room: int) -> jax.Array:
-    """Whether the episode of the first row of those that are kept began before it: `[lanes]`."""
-    kept = jnp.minimum(_steps_of_lanes(ring), room)
-    slots = _slots(ring, jnp.int32(0), 1, kept)[0]
+def _is_cut(ring: Ring, slots: jax.Array, flags: jax.Array, step: jax.Array) -> jax.Array:
+    """Whether the episodes of rows began before them, in rows that are not kept: `[steps, n]`."""
+    oldest = ring.older(slots) == 0
     before = ring.flags[ring.later(slots, -1)]
-    goes_on = before & (ENDS | DUMMY) == 0
-    unknown = ring.full(slots) | (ring.flags[slots] & CUT > 0)
-    return jnp.where(_steps_of_lanes(ring) > kept, goes_on, unknown)
+    # Of the first one that is kept, the rows before it in its lane are left behind.
+    goes_on = (step == 0) & ~oldest & (before & (ENDS | DUMMY) == 0)
+    return (flags & CUT > 0) | (oldest & ring.full(slots)) | goes_on
 
 
-def _slots(ring: Ring, first: jax.Array, steps: int, kept: jax.Array) -> jax.Array:
-    """The slots of steps of those that are kept, counted from the oldest: `[steps, lanes]`."""
-    step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
-    return ring.later(newest[None], jnp.minimum(step - kept + 1, 0))
+class _Steps(NamedTuple):
+    """Some steps of a source: leaves `[steps, lanes, ...]`.
+
+    `given` is the flags that the rows get; `following` is their next observations, and which of
+    these are known; None if they are not kept.
+    """
+
+    slots: jax.Array
+    flags: jax.Array
+    given: jax.Array
+    rows: Any
+    following: Any
 
 
-def _read(
-    of: Lanes, new: State[Any], first: jax.Array, steps: int
-) -> tuple[jax.Array, jax.Array, Any, Any]:
-    """Some steps of lanes: their slots and flags `[steps, number]`, rows, and next observations."""
-    old = of.state
-    kept = jnp.minimum(_steps_of_lanes(old.ring), new.ring.lane_length)
-    slots = of.of(_slots(old.ring, first, steps, kept))
-    flags, following = old.ring.flags[slots], None
+def _read(of: Source, step: jax.Array, kept: jax.Array) -> _Steps:
+    """Some steps of a source."""
+    old, following = of.state, None
+    slots = of.slots(step, kept)
+    flags = old.ring.flags[slots]
+    cut = jnp.where(_is_cut(old.ring, slots, flags, step), jnp.uint8(CUT), jnp.uint8(0))
     if old.next_obs is not None:
         flat = slots.reshape(-1)
         read = old.next_obs.read(old.storage, old.ring, flat, flags.reshape(-1))
         following = jax.tree.map(lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), read)
-    return slots, flags, old.storage.read(slots), following
+    given = of.closed(slots, flags) | cut
+    return _Steps(slots, flags, given, old.storage.read(slots), following)
+
+
+def _each(sources: Sequence[Source], per_lane: jax.Array) -> list[tuple[Source, int, jax.Array]]:
+    """Each source, its first lane, and its own of `[lanes]`."""
+    found, at = [], 0
+    for of in sources:
+        found.append((of, at, lax.slice_in_dim(per_lane, at, at + of.number)))
+        at += of.number
+    return found
 
 
 def _with_steps(
     new: State[Item],
-    sources: Sequence[Lanes],
+    sources: Sequence[Source],
     first: jax.Array,
     steps: int,
     kept: jax.Array,
-    cut: jax.Array,
+    taken: jax.Array,
 ) -> State[Item]:
     """The new buffer with some steps of the old ones, all of whose rows count as there."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
-    there = (step < kept).reshape(-1)
-    read = [_read(of, new, first, steps) for of in sources]
+    there = (step < taken).reshape(-1)
+    each = _each(sources, kept)
+    read = [_read(of, step, own) for of, _, own in each]
 
     def flat(*parts: jax.Array) -> jax.Array:
         """Step by step, and in a step lane by lane: `[rows, ...]`."""
         whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
         return whole.reshape(-1, *whole.shape[2:])
 
-    flags = flat(*[part[1] for part in read])
-    is_cut = (cut & (step == 0)).reshape(-1)
-    given = flags & (ENDS | CUT) | jnp.where(is_cut, jnp.uint8(CUT), jnp.uint8(0))
-    dummy = None if new.ring.open is None else flags & DUMMY > 0
+    given = flat(*[part.given for part in read])
+    dummy = None
+    if new.ring.open is not None:
+        dummy = flat(*[part.flags for part in read]) & DUMMY > 0
     ring, span = new.ring.append(given, there, new.fault, dummy)
-    index, _ = new.sampler.add(new.index, ring, span, None, None)
-    fault, at = new.fault, 0
-    for of, (slots, *_) in zip(sources, read, strict=True):
-        own = span.slots.reshape(steps, -1)[:, at : at + of.number].reshape(-1)
-        index, faults = new.sampler.moved(index, ring, own, of.state.index, slots.reshape(-1))
-        fault, at = collected(fault, faults), at + of.number
+    index, faults = new.sampler.add(new.index, ring, span, None, None)
+    fault = collected(new.fault, faults)
+    for (of, at, _), part in zip(each, read, strict=True):
+        if new.sampler.takes_over(of.state.sampler):
+            own = span.slots.reshape(steps, -1)[:, at : at + of.number].reshape(-1)
+            slots = part.slots.reshape(-1)
+            index, faults = new.sampler.moved(index, ring, own, of.state.index, slots)
+            fault = collected(fault, faults)
     next_obs = new.next_obs
     if next_obs is not None:
-        following, known = jax.tree.map(flat, *[part[3] for part in read])
+        following, known = jax.tree.map(flat, *[part.following for part in read])
         next_obs, lost = next_obs.add(ring, span, given, following, known)
         fault = collected(fault, lost)
-    rows = jax.tree.map(flat, *[part[2] for part in read])
+    rows = jax.tree.map(flat, *[part.rows for part in read])
     storage = new.storage.write(span.slots, rows)
     return dataclasses.replace(
         new, storage=storage, ring=ring, next_obs=next_obs, index=index, fault=fault
@@ -169,17 +263,19 @@ def _with_steps(
 
 def _without_removed(
     new: State[Item],
-    sources: Sequence[Lanes],
+    sources: Sequence[Source],
     first: jax.Array,
     steps: int,
     kept: jax.Array,
+    taken: jax.Array,
 ) -> State[Item]:
     """The new buffer without those of some steps that were removed from the old ones."""
-    lanes = new.ring.lanes
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
-    flags = _joined([_read(of, new, first, steps)[1] for of in sources])
-    gone = (step < kept) & (flags & (REMOVED | DUMMY) == REMOVED)
-    slots = step * lanes + jnp.arange(lanes, dtype=jnp.int32)
+    flags = joined(
+        [of.state.ring.flags[of.slots(step, own)] for of, _, own in _each(sources, kept)]
+    )
+    gone = (step < taken) & (flags & (REMOVED | DUMMY) == REMOVED)
+    slots = Lanes(new, 0, new.ring.lanes).slots(step, taken)
     slots = jnp.where(gone, slots, new.capacity).reshape(-1)
     ring = new.ring.remove(slots)
     return dataclasses.replace(new, ring=ring, index=new.sampler.remove(new.index, ring, slots))

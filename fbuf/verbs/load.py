@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -95,6 +95,21 @@ def load(
         >>> fbuf.rows(fbuf.load(path).state).data
         Array([2., 3., 4., 5.], dtype=float32)
     """
+    found = newest(path, item, sampler, extra, fallback, init)
+    if capacity is None:
+        return found
+    return found._replace(state=resize(found.state, capacity))
+
+
+def newest(
+    path: str | os.PathLike[str],
+    item: Any,
+    sampler: Sampler | None,
+    extra: Any,
+    fallback: bool,
+    make: Callable[..., State[Any]],
+) -> Checkpoint:
+    """Read the newest checkpoint; `make` is called with arguments of `init`. See `load`."""
     check.boolean("load", "fallback", fallback)
     if sampler is not None:
         check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
@@ -109,7 +124,7 @@ def load(
         )
     for number in reversed(known):
         try:
-            found, state, arrays = read(folder, number, item, sampler)
+            found, state, arrays = read(folder, number, item, sampler, make)
             with as_damage(folder, number):
                 beside = extras.joined(found.extra, arrays, extra)
         except Mismatch:
@@ -117,25 +132,22 @@ def load(
         except CheckpointError as error:
             if manifest.numbers(folder)[-1:] > known[-1:]:
                 # Another process has saved meanwhile, and deleted what was being read.
-                return load(
-                    folder,
-                    item=item,
-                    sampler=sampler,
-                    extra=extra,
-                    capacity=capacity,
-                    fallback=fallback,
-                )
+                return newest(folder, item, sampler, extra, fallback, make)
             if not fallback or number == known[0]:
                 raise
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
             continue
         history.remember(folder, saved(number, found, state))
-        return Checkpoint(state if capacity is None else resize(state, capacity), beside)
+        return Checkpoint(state, beside)
     raise AssertionError("the last one is read, or raises")
 
 
 def read(
-    folder: pathlib.Path, number: int, item: Any, sampler: Sampler | None
+    folder: pathlib.Path,
+    number: int,
+    item: Any,
+    sampler: Sampler | None,
+    make: Callable[..., State[Any]],
 ) -> tuple[Manifest, State[Any], list[Any]]:
     """Read one checkpoint: its manifest, the buffer, and the arrays of what was saved beside it."""
     found = manifest.read(folder, number)
@@ -143,7 +155,7 @@ def read(
         given = config.arguments(found.config, item, sampler)
         reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
         with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
-            state, arrays = reader.fill(folder, found, init(**given))
+            state, arrays = reader.fill(folder, found, make(**given))
     return found, state, arrays
 
 

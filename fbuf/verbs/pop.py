@@ -13,7 +13,7 @@ from fbuf.checks import values as check
 from fbuf.door import batches
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import Batch, State
-from fbuf.storage.ids import NO_SLOT
+from fbuf.storage.ids import NO_SLOT, Ids
 from fbuf.storage.ring import Ring
 from fbuf.verbs.after import after
 from fbuf.verbs.read import is_view, named_rows
@@ -82,6 +82,15 @@ def pop(
         >>> first.data, second.data
         (Array([0, 1, 2], dtype=int32), Array([2, 3, 4], dtype=int32))
     """
+    state, ids = popped(state, count, keep, mask, view)
+    batch = named_rows("pop", state, ids, view, None)
+    return after(state, batch), batch
+
+
+def popped(
+    state: State[Any], count: int, keep: int, mask: Any, view: View
+) -> tuple[State[Any], Ids]:
+    """The buffer with its oldest unread rows read, and their ids; see `pop`."""
     one_buffer("pop", state)
     reads_once("pop", state)
     ring, sampler = state.ring, state.sampler
@@ -97,11 +106,9 @@ def pop(
     unread = sampler.unread(state.index, ring)
     given = jnp.where(chosen, jnp.minimum(unread, count), 0)
     ids = ring.name_live(_oldest(ring, unread, given, count))
-    batch = named_rows("pop", state, ids, view, None)
     # The rows that stay are among those that were given, and not those from before.
     read = jnp.maximum(given - keep, 0)
-    state = dataclasses.replace(state, index=sampler.popped(state.index, read))
-    return after(state, batch), batch
+    return dataclasses.replace(state, index=sampler.popped(state.index, read)), ids
 
 
 def _oldest(ring: Ring, unread: jax.Array, given: jax.Array, count: int) -> jax.Array:

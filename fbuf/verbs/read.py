@@ -13,11 +13,13 @@ from fbuf.checks import values as check
 from fbuf.door import batches, order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import Batch, State
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import Ids, only
+from fbuf.storage.layout import Layout
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Look, View
 from fbuf.views.reader import Draws, Reader
+from fbuf.views.stored import Stored
 from fbuf.xla.tie import tie
 
 
@@ -72,18 +74,31 @@ def read(
         >>> fbuf.read(state, fbuf.ids_at(state, jnp.array([2, 0]))).data
         Array([2., 0.], dtype=float32)
     """
+    require_key(view, key)
+    return named_rows("read", state, ids, view, key)
+
+
+def require_key(view: View, key: Any) -> None:
+    """A key, for a view that leaves something to chance."""
     if view.is_random and key is None:
         raise ValueError(
             f"fbuf.read: {type(view).__name__} is random and needs a key; give "
             "key=jax.random.key(0)"
         )
-    return named_rows("read", state, ids, view, key)
 
 
 def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any) -> Batch[Any]:
     """What a view makes of the rows that ids of any shape name; for `read`, and for `rows`."""
     one_buffer(function, state)
     order.sampled(state)
+    slots, live, shape = found_by_name(function, state, ids, view)
+    return shaped(gathered(state, slots, live, view, key, zeros=True), shape)
+
+
+def found_by_name(
+    function: str, state: State[Any], ids: Ids, view: View
+) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """The slots that ids name, and whether there is such a row, `[B]`; and the shape of the ids."""
     flat, shape = batches.ids(function, ids)
     if view.time_major and len(shape) != 1:
         raise ValueError(
@@ -91,7 +106,11 @@ def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any)
             f"{shape}; leave time_major out, or reshape the ids"
         )
     live, _, _ = state.ring.find(flat)
-    batch = gathered(state, jnp.where(live, flat.slot, 0), live, view, key, zeros=True)
+    return jnp.where(live, flat.slot, 0), live, shape
+
+
+def shaped(batch: Batch[Any], shape: tuple[int, ...]) -> Batch[Any]:
+    """A batch of rows `[B]` in the shape of their ids."""
     if len(shape) == 1:
         return batch
     return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
@@ -112,14 +131,55 @@ def gathered(
     The ids are known once all has been read, `reads` included. With `zeros` the data of rows that
     are not meant is 0; without, it is that of some row.
     """
-    reader = Reader(type(view).__name__, state, mask, draws)
-    reading = view.read(reader, slots, key)
-    if reading.known is not None:
-        mask &= reading.known
-    ids = state.ring.name(slots, mask)
+    found, seen = looked(state, slots, mask, view, key, draws)
+    source = Stored(state)
+    rows = {name: wanted.read(source) for name, wanted in found.look.rows.items()}
+    batch = made(state.storage.layout, found, rows, view, zeros)
     # Whoever changes these rows must name them: by then they have been read, and so can be
     # written in place.
-    ids = dataclasses.replace(ids, slot=tie(ids.slot, *reads, *reader.reads))
+    slot = tie(batch.ids.slot, *reads, *seen, *source.reads)
+    return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, slot=slot))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What is known of `[B]` rows before they are read.
+
+    Attributes:
+        look: What the view has found out.
+        ids: The names of the rows.
+        mask: bool `[B]`; which are meant.
+    """
+
+    look: Look
+    ids: Ids
+    mask: jax.Array
+
+
+def looked(
+    state: State[Any],
+    slots: jax.Array,
+    mask: jax.Array,
+    view: View,
+    key: Any,
+    draws: Draws | None = None,
+) -> tuple[Found, list[jax.Array]]:
+    """The first half of `gathered`, and what was read for it: of rows nothing is read yet."""
+    reader = Reader(type(view).__name__, state, mask, draws)
+    look = view.look(reader, slots, key)
+    return Found(look, state.ring.name(slots, mask), mask), reader.reads
+
+
+def made(
+    layout: Layout, found: Found, rows: dict[str, Any], view: View, zeros: bool = False
+) -> Batch[Any]:
+    """The second half: the batch, now that the rows that the view wanted have been read."""
+    reading = view.make(layout, rows, found.look.seen)
+    mask, ids = found.mask, found.ids
+    if reading.known is not None:
+        mask &= reading.known
+        ids = only(ids, mask)
     flags = jnp.where(mask.reshape(-1, *(1,) * (reading.flags.ndim - 1)), reading.flags, 0)
     flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
     data = reading.data

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import Batch, State
-from fbuf.storage.ids import NO_SLOT
+from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.storage.ring import Ring
 from fbuf.verbs.read import is_view, named_rows
 from fbuf.views.item import Item
 from fbuf.views.protocol import View
@@ -62,11 +63,14 @@ def rollout(state: State[Any], *, view: View = Item()) -> Batch[Any]:
             f"fbuf.rollout: {type(view).__name__} is random, and fbuf.rollout takes no key; use "
             "fbuf.read(state, batch.ids, view=view, key=key)"
         )
-    ring = state.ring
+    return named_rows("rollout", state, ids_in_order(state.ring), view, None)
+
+
+def ids_in_order(ring: Ring) -> Ids:
+    """The ids of all rows, the oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
     step = jnp.arange(ring.lane_length, dtype=jnp.int32)
     count = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))[:, None]
     newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
     back = jnp.maximum(count - 1 - step, 0)
     slots = jnp.where(step < count, ring.later(newest, -back), NO_SLOT)
-    ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
-    return named_rows("rollout", state, ids, view, None)
+    return ring.name_live(slots if ring.num_envs is not None else slots[0])

@@ -13,7 +13,7 @@ from fbuf.checks import values as check
 from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.samplers.protocol import Draw, Sampler, Step
-from fbuf.state import Sample, State
+from fbuf.state import Batch, Sample, State
 from fbuf.verbs.read import gathered, is_view
 from fbuf.views.item import Item
 from fbuf.views.protocol import View
@@ -128,26 +128,41 @@ def drawn(
     count: Any = None,
 ) -> tuple[Sample[Any], jax.Array]:
     """A batch, and the logarithms of its weights before they were divided by the largest."""
+    draw, view_key = planned(state, key, beta, step, batch_size, view, count)
+    # A sampler may read its index for the probabilities alone.
+    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
+    return weighted(batch, draw), draw.log_weight
+
+
+def planned(
+    state: State[Any],
+    key: Any,
+    beta: Any,
+    step: Any,
+    batch_size: int,
+    view: View,
+    count: Any = None,
+) -> tuple[Draw, Any]:
+    """The draws of a batch, of which no row is read yet, and the key of the view."""
     order.sampled(state)
     if step is not None and not isinstance(step, tuple):
         step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     if count is not None:
         draw = _shortened(draw, count, state.sampler.weighs_by_batch)
-    view_key = jax.random.fold_in(key, 1) if view.is_random else None
-    # A sampler may read its index for the probabilities alone.
-    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
-    return (
-        Sample(
-            data=batch.data,
-            ids=batch.ids,
-            mask=batch.mask,
-            terminated=batch.terminated,
-            truncated=batch.truncated,
-            probability=draw.probability,
-            weight=jnp.where(batch.mask, draw.weight, 0),
-        ),
-        draw.log_weight,
+    return draw, jax.random.fold_in(key, 1) if view.is_random else None
+
+
+def weighted(batch: Batch[Any], draw: Draw) -> Sample[Any]:
+    """The batch of some draws."""
+    return Sample(
+        data=batch.data,
+        ids=batch.ids,
+        mask=batch.mask,
+        terminated=batch.terminated,
+        truncated=batch.truncated,
+        probability=draw.probability,
+        weight=jnp.where(batch.mask, draw.weight, 0),
     )
 
 

@@ -151,8 +151,7 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
 
 def _alike(one: State[Any], other: State[Any]) -> bool:
     """Whether two buffers hold the same items."""
-    a, b = one.storage, other.storage
-    return a.fields == b.fields and a.tree == b.tree
+    return one.storage.layout == other.storage.layout
 
 
 def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:

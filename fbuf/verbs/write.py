@@ -87,7 +87,7 @@ def write(
     slots = tie(slots, state.ring.removed)
     changed: dict[int, jax.Array] = {}
     for name, values in fields.items():
-        field = state.storage.find("write", "fields", name)
+        field = state.storage.layout.find("write", "fields", name)
         if jax.tree.structure(values) != jax.tree.structure(field):
             raise ValueError(
                 f"fbuf.write: fields[{name!r}] must have the tree of the field, "
@@ -99,7 +99,7 @@ def write(
                     f"fbuf.write: fields[{name!r}] overlaps with another field; name each field "
                     "once"
                 )
-            spec = state.storage.fields[number]
+            spec = state.storage.layout.fields[number]
             changed[number] = batches.field_values(
                 "write", f"fields[{name!r}]", leaf, shape, spec.shape, spec.dtype
             )

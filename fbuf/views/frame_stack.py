@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS, REMOVED
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,8 @@ class FrameStack(View):
         check.name("FrameStack", "field", self.field)
         check.names("FrameStack", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Read the rows, and the field of those before."""
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Want the rows, and the field of those before."""
         reader.check_lane("k is", self.k)
         wanted = self.fields or (self.field,)
         if not any(f"{self.field}.".startswith(f"{name}.") for name in wanted):
@@ -67,11 +69,26 @@ class FrameStack(View):
             )
         back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)
         back = jnp.minimum(back, _reach(reader, slots, self.k)[:, None])
-        frames = reader.field(reader.ring.later(slots[:, None], -back), self.field, "field")
-        stacked = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, -1), frames)
-        numbers = jax.tree.leaves(reader.numbers(self.field, "field"))
-        instead = dict(zip(numbers, jax.tree.leaves(stacked), strict=True))
-        return Reading(reader.rows(slots, self.fields, instead), reader.flags(slots))
+        stacked, others = self._leaves(reader.layout)
+        wanted = {
+            "frames": reader.leaves(reader.ring.later(slots[:, None], -back), stacked),
+            "others": reader.leaves(slots, others),
+        }
+        return Look(wanted, reader.flags(slots))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Put the stacks in the place of the field."""
+        stacked, others = self._leaves(layout)
+        frames = [jnp.moveaxis(leaf, 1, -1) for leaf in rows["frames"]]
+        leaves = dict(zip(stacked + others, frames + rows["others"], strict=True))
+        item = jax.tree.map(leaves.get, layout.numbers("FrameStack", self.fields))
+        return Reading(item, seen)
+
+    def _leaves(self, layout: Layout) -> tuple[list[int], list[int]]:
+        """The numbers of the leaves to stack, and of the others."""
+        stacked = jax.tree.leaves(layout.find("FrameStack", "field", self.field))
+        item = jax.tree.leaves(layout.numbers("FrameStack", self.fields))
+        return stacked, [leaf for leaf in item if leaf not in stacked]
 
 
 def _reach(reader: Reader, slots: jax.Array, k: int) -> jax.Array:

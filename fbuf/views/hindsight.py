@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.storage.layout import Fields, Layout
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
+from fbuf.views.wanted import Wanted
 
 
 @jax.tree_util.register_dataclass
@@ -125,45 +127,57 @@ class Hindsight(View):
         check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Choose goals, and judge what was achieved by them."""
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Choose whose goals to take."""
         assert key is not None
-        goal, achieved = self._goals(reader)
-        reward = reader.number(self.reward, "reward")
-        goals, tree = jax.tree.flatten(goal)
-        reached = jax.tree.leaves(achieved)
-
+        self._check_fields(reader)
+        _, achieved, _, _, own = self._leaves(reader.layout)
         whether, which = jax.random.split(key)
         chance = random_bits.as_uniforms(reader.bits(whether, 1, slots.shape[0])[0])
-        relabelled = chance < self.ratio
-        own = reader.leaves(slots, [*goals, *reached, reward])
-        old, mine, stored = own[: len(goals)], own[len(goals) : -1], own[-1]
-        new = reader.leaves(self._choose(reader, slots, which), reached)
-        judged = self._judge(tree, mine, new, reader.storage.fields[reward].dtype)
+        wanted: dict[str, Wanted] = {
+            "own": reader.leaves(slots, own),
+            "chosen": reader.leaves(self._choose(reader, slots, which), achieved),
+        }
+        flags, known = reader.flags(slots), None
+        if self.next_of is not None or reader.next_of is not None:
+            wanted["next"], known = reader.next_observation(slots, flags, self.next_of)
+        return Look(wanted, (chance < self.ratio, flags, known))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Judge what was achieved by the new goals."""
+        relabelled, flags, known = seen
+        goal, achieved, tree, reward, numbers = self._leaves(layout)
+        leaves = dict(zip(numbers, rows["own"], strict=True))
+        mine, new = [leaves[leaf] for leaf in achieved], rows["chosen"]
+        judged = self._judge(tree, mine, new, leaves[reward].dtype)
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(relabelled.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-        instead = dict(zip(goals, map(choose, new, old), strict=True))
-        instead[reward] = choose(judged, stored)
-        item = reader.rows(slots, self.fields, instead)
-        flags, next_observation, known = reader.flags(slots), None, None
-        if self.next_of is not None or reader.next_of is not None:
-            next_observation, known = reader.next_observation(slots, flags, self.next_of)
-        return Reading(HindsightStep(item, relabelled, next_observation), flags, known)
+        for leaf, value in zip([*goal, reward], [*new, judged], strict=True):
+            leaves[leaf] = choose(value, leaves[leaf])
+        item = jax.tree.map(leaves.get, layout.numbers("Hindsight", self.fields))
+        return Reading(HindsightStep(item, relabelled, rows.get("next")), flags, known)
 
-    def _goals(self, reader: Reader) -> tuple[Any, Any]:
-        """The fields `goal` and `achieved`, as trees of the numbers of their leaves."""
-        goal = reader.numbers(self.goal, "goal")
-        achieved = reader.numbers(self.achieved, "achieved")
-        wanted, given = reader.specs(goal), reader.specs(achieved)
-        if jax.tree.flatten(wanted) != jax.tree.flatten(given):
+    def _check_fields(self, reader: Reader) -> None:
+        """Refuse goals that are not of the form of what was achieved, and what is no reward."""
+        goal = reader.specs(reader.numbers(self.goal, "goal"))
+        achieved = reader.specs(reader.numbers(self.achieved, "achieved"))
+        if jax.tree.flatten(goal) != jax.tree.flatten(achieved):
             raise ValueError(
                 f"fbuf.Hindsight: achieved={self.achieved!r} must have the tree, shapes and dtypes "
-                f"of goal={self.goal!r}, {wanted}, got {given}; store what was achieved in the "
+                f"of goal={self.goal!r}, {goal}, got {achieved}; store what was achieved in the "
                 "form of a goal"
             )
-        return goal, achieved
+        reader.number(self.reward, "reward")
+
+    def _leaves(self, layout: Layout) -> tuple[list[int], list[int], Any, int, list[int]]:
+        """Leaves of the goal and of what was achieved, their tree, the reward, and all to read."""
+        goal, tree = jax.tree.flatten(layout.find("Hindsight", "goal", self.goal))
+        achieved = jax.tree.leaves(layout.find("Hindsight", "achieved", self.achieved))
+        reward: Any = layout.find("Hindsight", "reward", self.reward)
+        item = jax.tree.leaves(layout.numbers("Hindsight", self.fields))
+        return goal, achieved, tree, reward, sorted({*goal, *achieved, reward, *item})
 
     def _choose(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
         """The slots that the new goals are from, int32 `[B]`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 
 from fbuf.checks import values as check
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.storage.layout import Fields, Layout
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Item(View):
     def __post_init__(self) -> None:
         check.names("Item", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Gather the rows."""
-        return Reading(data=reader.rows(slots, self.fields), flags=reader.flags(slots))
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Want the rows."""
+        return Look({"rows": reader.rows(slots, self.fields)}, reader.flags(slots))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Return them as they are."""
+        return Reading(data=rows["rows"], flags=seen)

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 from fbuf.views.steps import following
+from fbuf.views.wanted import Wanted
 
 
 @jax.tree_util.register_dataclass
@@ -103,28 +105,37 @@ class NStep(View):
         check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Sum up the rewards, and read what the last step led to."""
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Want the rewards, and what the last step led to."""
         reader.check_lane("n is", self.n)
         steps = following(reader, slots, self.n)
-        reward = reader.leaves(steps.slots, [reader.number(self.reward, "reward")])[0]
-        factor = self.gamma ** jnp.arange(steps.slots.shape[1], dtype=jnp.float32)
-        # Where there is no step there may be no number either: 0 * nan would not be 0.
-        gained = jnp.where(steps.same_episode, reward.astype(jnp.float32) * factor, 0)
+        wanted: dict[str, Wanted] = {
+            "rewards": reader.leaves(steps.slots, [reader.number(self.reward, "reward")])
+        }
         count = jnp.maximum(jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32), 1)
         last = count[:, None] - 1
         last_slot = jnp.take_along_axis(steps.slots, last, axis=1)[:, 0]
         flags = jnp.take_along_axis(steps.flags, last, axis=1)[:, 0]
         known = None
         if self.next_of is None and reader.next_of is None:
-            next_observation = reader.field(last_slot, self.next_observation, "next_observation")
+            wanted["next"] = reader.field(last_slot, self.next_observation, "next_observation")
         else:
-            next_observation, known = reader.next_observation(last_slot, flags, self.next_of)
+            wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of)
+        wanted["rows"] = reader.rows(slots, self.fields)
+        return Look(wanted, (steps.same_episode, count, flags, known))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Sum up the rewards."""
+        same_episode, count, flags, known = seen
+        (reward,) = rows["rewards"]
+        factor = self.gamma ** jnp.arange(reward.shape[1], dtype=jnp.float32)
+        # Where there is no step there may be no number either: 0 * nan would not be 0.
+        gained = jnp.where(same_episode, reward.astype(jnp.float32) * factor, 0)
         discount = jnp.where(flags & TERMINATED > 0, 0, self.gamma ** count.astype(jnp.float32))
         data = NStepTransition(
-            item=reader.rows(slots, self.fields),
+            item=rows["rows"],
             reward=gained.sum(axis=1),
-            next_observation=next_observation,
+            next_observation=rows["next"],
             discount=discount,
             steps=count,
         )

@@ -1,20 +1,38 @@
 """What a view is: the one interface between the verbs of `fbuf` and the files of this folder.
 
 A view is a frozen, hashable dataclass, static under jit. It turns slots into what the learner
-wants: the rows themselves, the steps that follow, stacked frames. It reads through a `Reader` and
-changes nothing. To add a view, write one file with a subclass of `View`; nothing else changes.
-`docs/extending.md` shows one.
+wants: the rows themselves, the steps that follow, stacked frames. It does so in two halves. `look`
+reads flags through a `Reader`, and says which rows it wants. `make` gets these rows. So a view need
+not know where rows lie. To add a view, write one file with a subclass of `View`; nothing else
+changes. `docs/extending.md` shows one.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 
+from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
+from fbuf.views.wanted import Wanted
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What the first half of a view has found out.
+
+    Attributes:
+        rows: The rows that it wants, by names of its own: what the methods of `Reader` return.
+        seen: Whatever else the second half needs, such as flags; any pytree of arrays.
+    """
+
+    rows: Mapping[str, Wanted]
+    seen: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -47,9 +65,20 @@ class View(abc.ABC):
     time_major: bool = False
 
     @abc.abstractmethod
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Read the rows at `[B]` slots; every slot is in range.
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Say which rows are wanted for those at `[B]` slots; every slot is in range.
 
         `key` is a random key for this view only; None unless `is_random` is True. Give it to
-        `reader.bits`, so that a draw gets the same bits wherever it is read.
+        `reader.bits`, so that a draw gets the same bits wherever it is read. Errors about names and
+        arguments are raised here.
+        """
+
+    @abc.abstractmethod
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Make something of the rows.
+
+        Args:
+            layout: What the leaves of an item are, and their names.
+            rows: What `look` wanted, by the same names, read.
+            seen: What `look` has seen.
         """

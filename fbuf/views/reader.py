@@ -1,4 +1,4 @@
-"""The reader: a view reads a buffer through it.
+"""The reader: a view looks at a buffer through it, and asks it for rows.
 
 It keeps what it has read. A later write must wait for these reads, or XLA copies the storage
 (`fbuf.xla.tie`). A view need not know that.
@@ -6,7 +6,7 @@ It keeps what it has read. A later write must wait for these reads, or XLA copie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +14,11 @@ import jax.numpy as jnp
 
 from fbuf.samplers import random_bits
 from fbuf.state import State
+from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import Ring
-from fbuf.storage.store import Storage
 from fbuf.views import episode
+from fbuf.views.wanted import Ahead, NextObservations, Rows
 from fbuf.xla.rows import read_rows
-
-Fields = tuple[str, ...] | None
-"""The names of the fields to read; None is the whole item."""
 
 
 class Draws(NamedTuple):
@@ -31,7 +29,7 @@ class Draws(NamedTuple):
 
 
 class Reader:
-    """Reads rows of a buffer at slots, and keeps what it has read.
+    """Reads flags of a buffer at slots, and makes what a view asks for.
 
     Slots are int32 of any shape, each in range. Names of fields have dots between their parts:
     `"a.b"` is `b` of the field `a`. Errors begin with the name of the view.
@@ -70,9 +68,9 @@ class Reader:
         self._draws = draws
 
     @property
-    def storage(self) -> Storage[Any]:
-        """The rows themselves. If you read from here, in a loop say, `record` the result."""
-        return self._state.storage
+    def layout(self) -> Layout:
+        """What the leaves of an item are, and their names."""
+        return self._state.storage.layout
 
     def record(self, read: jax.Array) -> jax.Array:
         """Keep what a loop of the view's own has read."""
@@ -95,53 +93,30 @@ class Reader:
         found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
         return self.record(found)
 
-    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> list[jax.Array]:
-        """Leaves of the rows by their numbers: `[*slots.shape, *shape]` each."""
-        found = self.storage.read_leaves(slots, numbers)
-        self.reads.extend(found)
-        return found
+    def rows(self, slots: jax.Array, fields: Fields = None) -> Rows:
+        """The rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields of them."""
+        return _wanted(slots, self.layout.numbers(self.view, fields))
 
-    def field(self, slots: jax.Array, name: str, argument: str) -> Any:
+    def field(self, slots: jax.Array, name: str, argument: str) -> Rows:
         """A field of the rows: its tree, leaves `[*slots.shape, *shape]`.
 
         `argument` is what the view calls the name, for the message if there is no such field.
         """
-        numbers, tree = jax.tree.flatten(self.numbers(name, argument))
-        return jax.tree.unflatten(tree, self.leaves(slots, numbers))
+        return _wanted(slots, self.numbers(name, argument))
 
-    def rows(
-        self,
-        slots: jax.Array,
-        fields: Fields = None,
-        instead: Mapping[int, jax.Array] | None = None,
-    ) -> Any:
-        """The rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields of them.
-
-        Args:
-            slots: Where.
-            fields: None for the item's own tree, or names for a dict of these fields.
-            instead: Leaves by number to take from here instead of reading them.
-        """
-        wanted: Any
-        if fields is None:
-            wanted = jax.tree.unflatten(self.storage.tree, list(range(len(self.storage.fields))))
-        else:
-            wanted = {name: self.numbers(name, "fields") for name in fields}
-        numbers, tree = jax.tree.flatten(wanted)
-        found = dict(instead or {})
-        missing = [number for number in numbers if number not in found]
-        found.update(zip(missing, self.leaves(slots, missing), strict=True))
-        return jax.tree.unflatten(tree, [found[number] for number in numbers])
+    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> Rows:
+        """Leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each."""
+        return _wanted(slots, list(numbers))
 
     def numbers(self, name: str, argument: str) -> Any:
         """A field, as its tree with the numbers of its leaves."""
-        return self.storage.find(self.view, argument, name)
+        return self.layout.find(self.view, argument, name)
 
     def number(self, name: str, argument: str) -> int:
         """The number of the leaf of a field that must be one real number, such as the reward."""
         number: Any = self.numbers(name, argument)
         if isinstance(number, int):
-            field = self.storage.fields[number]
+            field = self.layout.fields[number]
             if field.shape == () and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
         raise ValueError(
@@ -153,7 +128,7 @@ class Reader:
         """What the leaves of a tree of numbers are: the same tree, of `jax.ShapeDtypeStruct`."""
 
         def spec(number: int) -> jax.ShapeDtypeStruct:
-            field = self.storage.fields[number]
+            field = self.layout.fields[number]
             return jax.ShapeDtypeStruct(field.shape, field.dtype)
 
         return jax.tree.map(spec, numbers)
@@ -165,7 +140,7 @@ class Reader:
 
     def next_observation(
         self, slots: jax.Array, flags: jax.Array, next_of: str | None
-    ) -> tuple[Any, jax.Array]:
+    ) -> tuple[NextObservations, jax.Array]:
         """The next observations of rows `[B]` with these flags, and whether they are known.
 
         `next_of` is what the view was told; None is whatever the buffer was made with.
@@ -178,9 +153,14 @@ class Reader:
                 f"fbuf.{self.view}: next_of is {next_of!r}, but the buffer was made {made}; use "
                 f"fbuf.init(..., next_of={wanted!r}), and give next_observation to fbuf.add"
             )
-        found, known = kept.read(self.storage, self.ring, slots, flags)
-        self.reads.extend([*jax.tree.leaves(found), known])
-        return found, known
+        where = kept.find(self.ring, slots, flags)
+        self.reads.append(where.known)
+        following = self.field(self.ring.later(slots, 1), kept.field, "next_of")
+        return NextObservations(where, following), where.known
+
+    def ahead(self, slots: jax.Array, count: jax.Array, leaf: int) -> Ahead:
+        """One number of each row, and of the `count` rows after it: `[B]` each."""
+        return Ahead(slots, count, leaf)
 
     def steps_to_end(self, slots: jax.Array) -> jax.Array:
         """Count the stored rows of the episode after each of `[B]` rows.
@@ -201,3 +181,9 @@ class Reader:
                 f"fbuf.{self.view}: {what} {steps} steps, but a lane of this buffer has room for "
                 f"{self.ring.lane_length}; take fewer steps, or a larger capacity"
             )
+
+
+def _wanted(slots: jax.Array, numbers: Any) -> Rows:
+    """The leaves of a tree of numbers."""
+    leaves, tree = jax.tree.flatten(numbers)
+    return Rows(slots, tuple(leaves), tree)

@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fbuf.checks import values as check
+from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS
 from fbuf.views.episode import CHUNK
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
-from fbuf.xla.varying import varying
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 
 
 @jax.tree_util.register_dataclass
@@ -89,31 +88,32 @@ class ReturnToGo(View):
         check.number("ReturnToGo", "gamma", self.gamma, 1)
         check.names("ReturnToGo", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Look for the end of the episode, and sum up the rewards on the way back."""
-        ring, storage = reader.ring, reader.storage
-        reward = reader.number(self.reward, "reward")
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Look for the end of the episode, and want the rewards on the way."""
         count = reader.steps_to_end(slots)
-        number = jnp.arange(CHUNK, dtype=jnp.int32)
+        wanted = {
+            "rewards": reader.ahead(slots, count, reader.number(self.reward, "reward")),
+            "rows": reader.rows(slots, self.fields),
+        }
+        return Look(wanted, (count, reader.flags(reader.ring.later(slots, count))))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Sum up the rewards, on the way back."""
+        count, flags = seen
         # From Python's floats: powers of a rounded gamma would be less exact.
-        factor = jnp.asarray(float(self.gamma) ** np.arange(number.size), jnp.float32)
-        beyond = jnp.float32(float(self.gamma) ** number.size)
+        factor = jnp.asarray(float(self.gamma) ** np.arange(CHUNK), jnp.float32)
+        beyond = jnp.float32(float(self.gamma) ** CHUNK)
 
-        def add_chunk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            first, total = carry
-            at = ring.later(ring.later(slots, first)[:, None], number)
-            gained = storage.read_leaves(at, [reward])[0].astype(jnp.float32)
+        def add_chunk(total: jax.Array, number: jax.Array, reward: jax.Array) -> jax.Array:
+            gained = reward.astype(jnp.float32)
             # Where there is no step there may be no number either: 0 * nan would not be 0.
-            gained = jnp.where(first + number <= count[:, None], gained * factor, 0)
-            return first - number.size, gained.sum(axis=1) + beyond * total
+            gained = jnp.where(number <= count[:, None], gained * factor, 0)
+            return gained.sum(axis=1) + beyond * total
 
-        nothing = varying(jnp.zeros(slots.shape, jnp.float32), count)
-        begin = (count.max() // number.size * number.size, nothing)
-        _, total = lax.while_loop(lambda carry: carry[0] >= 0, add_chunk, begin)
-        flags = reader.flags(ring.later(slots, count))
+        nothing = jnp.zeros(count.shape, jnp.float32)
         data = ReturnToGoStep(
-            item=reader.rows(slots, self.fields),
-            return_to_go=reader.record(total),
+            item=rows["rows"],
+            return_to_go=rows["rewards"].fold_back(add_chunk, nothing),
             complete=flags & ENDS > 0,
         )
         return Reading(data, flags)

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.storage.ring import DUMMY, ENDS, Ring
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 from fbuf.views.steps import following
+from fbuf.views.wanted import Wanted
 
 
 @jax.tree_util.register_dataclass
@@ -111,8 +113,8 @@ class Sequence(View):
         check.name_or_none("Sequence", "state", self.state)
         check.names("Sequence", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Read the steps, and say which of them are valid."""
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Want the steps, and say which of them are valid."""
         ring, total = reader.ring, self.burn_in + self.length + self.bootstrap
         reader.check_lane("burn_in + length + bootstrap are", total)
         self._check_window(reader, total)
@@ -125,22 +127,28 @@ class Sequence(View):
         number = jnp.arange(total, dtype=jnp.int32)
         loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & ENDS > 0
-        begins = _begins(ring, slots, steps.before)
+        begins = _begins(ring, slots, steps.before, steps.flags[:, 0])
         is_first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & valid
+        wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
+        if self.state is not None:
+            wanted["state"] = reader.field(slots, self.state, "state")
+        return Look(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Blank the steps that are not valid."""
+        valid, loss_mask, is_first, flags = seen
         item = jax.tree.map(
             lambda leaf: jnp.where(
                 valid.reshape(*valid.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
             ),
-            reader.rows(steps.slots, self.fields),
+            rows["steps"],
         )
         data = SequenceSteps(item, valid, loss_mask, is_first, None)
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
-            first = reader.field(slots, self.state, "state")
-            first = jax.tree.map(lambda leaf: _where(valid[:, 0], leaf), first)
+            first = jax.tree.map(lambda leaf: _where(valid[:, 0], leaf), rows["state"])
             data = dataclasses.replace(data, state=first)
-        flags = jnp.where(valid, steps.flags, 0)
         return Reading(data, flags)
 
     def _check_window(self, reader: Reader, total: int) -> None:
@@ -167,11 +175,12 @@ class Sequence(View):
             )
 
 
-def _begins(ring: Ring, slots: jax.Array, before: jax.Array) -> jax.Array:
-    """Whether rows are known to be the first of an episode, by the flags before: bool `[B]`."""
+def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
+    """Whether rows are known to be the first of an episode, by flags before and own: bool `[B]`."""
     after_end = before & (ENDS | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
-    return jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
+    begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
+    return begins & (flags & CUT == 0)
 
 
 def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from fbuf.checks import values as check
-from fbuf.views.protocol import Reading, View
-from fbuf.views.reader import Fields, Reader
+from fbuf.storage.layout import Fields, Layout
+from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.reader import Reader
 
 
 @jax.tree_util.register_dataclass
@@ -76,9 +77,13 @@ class Transition(View):
         check.name_or_none("Transition", "next_of", self.next_of)
         check.names("Transition", "fields", self.fields)
 
-    def read(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Reading:
-        """Read the rows, and their next observations."""
+    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+        """Want the rows, and their next observations."""
         flags = reader.flags(slots)
-        next_observation, known = reader.next_observation(slots, flags, self.next_of)
-        item = reader.rows(slots, self.fields)
-        return Reading(TransitionStep(item, next_observation), flags, known)
+        following, known = reader.next_observation(slots, flags, self.next_of)
+        return Look({"next": following, "rows": reader.rows(slots, self.fields)}, (flags, known))
+
+    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Put the two side by side."""
+        flags, known = seen
+        return Reading(TransitionStep(rows["rows"], rows["next"]), flags, known)

@@ -19,6 +19,8 @@ class Row:
     truncated: bool
     dummy: bool
     removed: bool = False
+    cut: bool = False
+    """The episode began before it, in rows that never came into this buffer."""
 
     @property
     def end(self):
@@ -88,6 +90,51 @@ class Oracle:
                 if rows and not rows[-1].dummy and not rows[-1].end:
                     rows[-1].truncated = True
                 self.resets[lane] = False
+
+    def extend(self, other):
+        """The rows of another buffer, lane by lane or, where there is one lane, as episodes."""
+        self.fault |= other.fault
+        self.largest_ever = max(self.largest_ever, other.largest_ever)
+        alike = self.envs == other.envs and self.autoreset == other.autoreset
+        for lane in range(self.envs):
+            new = other.kept(lane) if alike else [row for e in other.episodes() for row in e]
+            if not new:
+                continue
+            if len(new) > self.length:
+                new, left = new[-self.length :], new[-self.length - 1]
+                new[0].cut |= not (left.end or left.dummy)
+            self.end_episode([at == lane for at in range(self.envs)])
+            self.lanes[lane] += [
+                dataclasses.replace(row, generation=self.generation(lane, at))
+                for at, row in enumerate(new, len(self.lanes[lane]))
+            ]
+            self.resets[lane] = alike and other.resets[lane]
+
+    def generation(self, lane, at):
+        return self.laps[lane] + at // self.length
+
+    def kept(self, lane):
+        """Copies of the rows of a lane; before a full one nobody knows what was there."""
+        there = self.there(lane)
+        rows = [dataclasses.replace(self.lanes[lane][at]) for at in there]
+        if rows and len(there) == self.length:
+            rows[0].cut = True
+        return rows
+
+    def episodes(self):
+        """Copies of all episodes, closed, in the order in which they ended; then by lane."""
+        found = []
+        for lane in range(self.envs):
+            rows, episode = self.kept(lane), []
+            for age, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+                if row.dummy:
+                    continue
+                episode.append(row)
+                if row.end or age == 0:
+                    row.truncated |= not row.end
+                    found.append((-age, lane, episode))
+                    episode = []
+        return [e for *_, e in sorted(found, key=lambda f: f[:2]) if not all(r.removed for r in e)]
 
     def update_priority(self, ids, priority, mask=None):
         for row, given in zip(self.named(ids, mask), priority, strict=True):
@@ -224,6 +271,7 @@ class Oracle:
                 whole = len(steps) == window and not any(r.dummy or r.removed for r in steps)
                 whole &= not any(row.end for row in steps[:-1])
                 begins = at == 0 or rows[at - 1].end or rows[at - 1].dummy
+                begins &= not rows[at].cut
                 if begins and not strict:  # as much of it as there is
                     end = next((n + 1 for n, r in enumerate(steps) if r.end), len(steps))
                     whole = not any(r.dummy or r.removed for r in steps[:end])

@@ -12,7 +12,7 @@ from fbuf.samplers import Draw, Plan, PlannedSampler, Sampler, random_bits, shar
 from fbuf.storage.ring import REMOVED
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
-from fbuf.views import Reader, Reading, View
+from fbuf.views import Look, Reader, Reading, View
 from fbuf.xla.duplicates import last_of_each
 
 
@@ -148,9 +148,16 @@ class Surprising(View):
 
     reward: str = "reward"
 
-    def read(self, reader: Reader, slots, key) -> Reading:
+    def look(self, reader: Reader, slots, key) -> Look:
         number = reader.number(self.reward, "reward")
         back = jnp.minimum(reader.ring.older(slots), 1)
-        before = reader.leaves(reader.ring.later(slots, -back), [number])[0]
-        now = reader.leaves(slots, [number])[0]
-        return Reading(Surprise(reader.rows(slots), now - before), reader.flags(slots))
+        wanted = {
+            "rows": reader.rows(slots),
+            "rewards": reader.leaves(slots, [number]),
+            "before": reader.leaves(reader.ring.later(slots, -back), [number]),
+        }
+        return Look(wanted, reader.flags(slots))
+
+    def make(self, layout, rows, seen) -> Reading:
+        (now,), (before,) = rows["rewards"], rows["before"]
+        return Reading(Surprise(rows["rows"], now - before), seen)

@@ -11,6 +11,7 @@ import numpy as np
 
 import fbuf
 from fbuf import sharded
+from fbuf.views.stored import Stored
 
 WRITES = ("add", "update_priority", "remove", "clear")
 STATIC = {"add": ("time_major",), "sample": ("batch_size", "view")}
@@ -61,7 +62,9 @@ over_shards = SimpleNamespace(
 @functools.partial(jax.jit, static_argnums=0)
 def reading(view, state, slots, key):
     """What a view makes of slots."""
-    return view.read(fbuf.views.Reader("view", state), slots, key)
+    look, source = view.look(fbuf.views.Reader("view", state), slots, key), Stored(state)
+    rows = {name: wanted.read(source) for name, wanted in look.rows.items()}
+    return view.make(state.storage.layout, rows, look.seen)
 
 
 def read(view, state, slots, key=None):

@@ -1,0 +1,136 @@
+"""The layout: what the leaves of an item are, and by which names they are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks import values as check
+
+NARROW = 1024
+"""The most bytes of a narrow field in a row; see `benchmarks/ablations/row_access.py`."""
+
+_NARROW_SMALL = 64
+"""The same for numbers of less than 32 bits, which have to be put together into words."""
+
+Fields = tuple[str, ...] | None
+"""The names of the fields to read; None is the whole item."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One leaf of the item: its shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is packed. Numbers of less than a byte, and complex ones, never are."""
+        if self.size * self.dtype.itemsize > (
+            NARROW if self.dtype.itemsize >= 4 else _NARROW_SMALL
+        ):
+            return False
+        if self.dtype == jnp.bool_:
+            return True
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            return jnp.iinfo(self.dtype).bits >= 8
+        return jnp.issubdtype(self.dtype, jnp.floating) and jnp.finfo(self.dtype).bits >= 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What an item is made of. A leaf is called by its number, in the order of the item's leaves.
+
+    Attributes:
+        fields: What the leaves are.
+        tree: How they make an item.
+    """
+
+    fields: tuple[Field, ...]
+    tree: Any
+
+    @property
+    def item(self) -> Any:
+        """One item, of `jax.ShapeDtypeStruct`."""
+        return jax.tree.unflatten(
+            self.tree, [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in self.fields]
+        )
+
+    def find(self, function: str, argument: str, name: str) -> Any:
+        """A field by name, as its tree with the numbers of its leaves.
+
+        Args:
+            function: Who asks, and `argument` with what, for the message if there is none.
+            argument: See `function`.
+            name: Keys or attributes, from the outside inwards, with dots between them.
+        """
+        check.name(function, argument, name)
+        field: Any = jax.tree.unflatten(self.tree, list(map(_Leaf, range(len(self.fields)))))
+        for part in name.split("."):
+            try:
+                field = _child(field, part)
+            except KeyError:
+                raise ValueError(
+                    f"fbuf.{function}: {argument} names {name!r}, but the items of this buffer "
+                    f"have no such field; they are {self.item}"
+                ) from None
+        return jax.tree.map(lambda leaf: leaf.number, field)
+
+    def numbers(self, function: str, fields: Fields) -> Any:
+        """The item as a tree of the numbers of its leaves, or a dict of some fields of it."""
+        if fields is None:
+            return jax.tree.unflatten(self.tree, list(range(len(self.fields))))
+        return {name: self.find(function, "fields", name) for name in fields}
+
+    def position(self, leaf: int) -> int:
+        """Where a leaf lies among the narrow or among the wide ones."""
+        narrow = self.fields[leaf].narrow
+        return sum(other.narrow == narrow for other in self.fields[:leaf])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """Stands for a leaf of an item while a field is looked for."""
+
+    number: int
+
+
+def _child(tree: Any, part: str) -> Any:
+    """A field of a tree by one part of its name.
+
+    Only what JAX takes for a child of the tree is a field: no other attribute that it may have.
+    """
+    if isinstance(tree, Mapping):
+        return tree[part]
+    children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    for path, child in children:
+        by_number = isinstance(path[0], jax.tree_util.SequenceKey) if path else False
+        name = str(path[0].idx) if by_number else part
+        if path and name == part and (by_number or getattr(tree, part, None) is child):
+            return child
+    raise KeyError(part)
+
+
+def of(item: Any) -> Layout:
+    """The layout of items of these shapes and dtypes."""
+    leaves, tree = jax.tree.flatten(item)
+    fields = tuple(Field(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
+    return Layout(fields, tree)
+
+
+def leaves_of(layout: Layout, leaves: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of some leaves."""
+    found = [layout.fields[leaf] for leaf in leaves]
+    return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in found]

@@ -1,0 +1,53 @@
+"""Rows that lie in the buffer itself: what most views are given between their halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.state import State
+from fbuf.views.episode import CHUNK
+from fbuf.views.wanted import Ahead
+
+
+class Stored:
+    """Reads rows from the storage of a buffer, and keeps what it has read.
+
+    Attributes:
+        reads: What has been read.
+    """
+
+    def __init__(self, state: State[Any]) -> None:
+        """Read from this buffer."""
+        self.reads: list[jax.Array] = []
+        self._state = state
+
+    def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
+        """See `fbuf.views.wanted.Source`."""
+        found = self._state.storage.read_leaves(slots, leaves)
+        self.reads.extend(found)
+        return found
+
+    def kept(self, slots: jax.Array) -> list[jax.Array]:
+        """See `fbuf.views.wanted.Source`."""
+        assert self._state.next_obs is not None
+        found = jax.tree.leaves(self._state.next_obs.rows.read(slots))
+        self.reads.extend(found)
+        return found
+
+    def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
+        """See `fbuf.views.wanted.Source`."""
+        ring, number = self._state.ring, jnp.arange(CHUNK, dtype=jnp.int32)
+
+        def chunk(first: jax.Array) -> jax.Array:
+            slots = ring.later(ring.later(ahead.slots, first)[:, None], number)
+            return self._state.storage.read_leaves(slots, [ahead.leaf])[0]
+
+        return chunk
+
+    def record(self, read: jax.Array) -> None:
+        """See `fbuf.views.wanted.Source`."""
+        self.reads.append(read)

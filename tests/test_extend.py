@@ -1,0 +1,201 @@
+"""Adding another buffer: what is there afterwards is what the oracle has."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.recorded import EXACT, ITEM, Recorded, agrees
+
+import fbuf
+
+SWEEP = pytest.mark.sweep
+PRIORITIES = fbuf.Prioritized(**EXACT)
+
+CASES = [  # environments, the other's, sampler, autoreset, in lockstep, next observations
+    (3, 3, fbuf.Prioritized(window=2, **EXACT), "next_step", False, True),
+    (None, 3, fbuf.Prioritized(window=2, first_only=True, **EXACT), "next_step", False, True),
+    pytest.param(None, None, PRIORITIES, "same_step", True, True, marks=SWEEP),
+    pytest.param(3, 3, fbuf.Uniform(window=3, by="episode"), "next_step", True, False, marks=SWEEP),
+    pytest.param(None, 2, fbuf.Uniform(window=2, by="episode"), "same_step", True, True,
+                 marks=SWEEP),
+    pytest.param(None, None, fbuf.Uniform(window=2, first_only=True), "next_step", True, True,
+                 marks=SWEEP),
+    pytest.param(None, 3, fbuf.Uniform(window=3, strict=False), "same_step", False, False,
+                 marks=SWEEP),
+    pytest.param(3, 3, fbuf.Prioritized(window=3, strict=False, **EXACT), "same_step", False,
+                 False, marks=SWEEP),
+    pytest.param(3, 3, fbuf.Shuffled(window=2), "same_step", True, True, marks=SWEEP),
+    pytest.param(1, None, fbuf.Uniform(), "same_step", True, True, marks=SWEEP),
+    pytest.param(2, 2, fbuf.Mixture(0.5, prioritized=0.5, recent=0.0, priorities=fbuf.Prioritized(
+        window=2, **EXACT)), "same_step", False, False, marks=SWEEP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("envs", "others", "sampler", "autoreset", "lockstep", "next_of"), CASES)
+@pytest.mark.parametrize("lengths", [(9, 5), pytest.param((4, 9), marks=SWEEP)])
+def test_it_has_the_rows_of_both(envs, others, sampler, autoreset, lockstep, next_of, lengths):
+    """Of histories of any length; and then both go on."""
+    together = lockstep if envs else True
+    for seed, (own, its) in enumerate([(6, 4), (0, 3), (4, 0), (13, 12), (7, 13)]):
+        one = Recorded(lengths[0], envs, sampler, seed, autoreset, together, next_of)
+        other = Recorded(
+            lengths[1], others, sampler, seed + 50, autoreset, lockstep, next_of, first=10_000
+        )  # fmt: skip
+        one.steps(own)
+        other.steps(its)
+        one.state = fbuf.extend(one.state, other.state)
+        one.oracle.extend(other.oracle)
+        agrees(one.state, one.oracle, next_of)
+        agrees(other.state, other.oracle, next_of)  # it is as it was
+        for _ in range(3):
+            one.steps(2)
+            agrees(one.state, one.oracle, next_of)
+        again = fbuf.resize(one.state, (lengths[0] + 6) * one.lanes)
+        assert int(fbuf.size(again)) == int(fbuf.size(one.state))
+
+
+def rows(state):
+    batch = fbuf.rows(state)
+    return np.asarray(batch.data["n"])[np.asarray(batch.mask)].tolist()
+
+
+def numbered(first, count, capacity=8, **options):
+    n = jnp.arange(first, first + count, dtype=jnp.int32)
+    return fbuf.add(fbuf.init(ITEM, capacity, **options), {"n": n, "obs": n})
+
+
+def test_an_empty_one_changes_nothing_and_the_same_one_twice():
+    state, empty = numbered(0, 3), fbuf.init(ITEM, 4)
+    same = fbuf.extend(state, empty)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state), jax.tree.leaves(same))
+    assert rows(fbuf.extend(empty, state)) == [0, 1, 2]
+    assert rows(fbuf.extend(state, state)) == [0, 1, 2, 0, 1, 2]
+    assert rows(state) == [0, 1, 2]  # neither is consumed
+    ids = fbuf.newest_ids(state, 3)
+    assert fbuf.read(fbuf.extend(state, numbered(3, 5)), ids).data["n"].tolist() == [0, 1, 2]
+
+
+def test_inside_jit_and_vmap():
+    def both(first):
+        n = first + jnp.arange(6, dtype=jnp.int32)
+        state = fbuf.add(fbuf.init(ITEM, 8), {"n": n, "obs": n})
+        return fbuf.rows(fbuf.extend(state, numbered(20, 3))).data["n"]
+
+    first = jnp.int32([0, 100])
+    got = jax.jit(jax.vmap(both))(first)
+    assert got.tolist() == [[f + n for n in range(1, 6)] + [20, 21, 22] for f in (0, 100)]
+
+
+@SWEEP
+def test_samplers_that_store_other_priorities():
+    """Rows of them get the default; and so do those of a sampler that keeps none."""
+    own = fbuf.add(
+        fbuf.init(ITEM, 8, sampler=PRIORITIES), {"n": jnp.int32(0), "obs": jnp.int32(0)}, priority=4
+    )
+    given = jnp.arange(1, 3, dtype=jnp.float32)
+    n = jnp.arange(2, dtype=jnp.int32)
+    for sampler, expected in (
+        (PRIORITIES, [4, 1, 2]),
+        (fbuf.Prioritized(**EXACT, beta=1.0, window=2, new_priority="largest_ever"), [4, 1, 2]),
+        (fbuf.Prioritized(0.5, eps=0.0), [4, 4, 4]),
+        (fbuf.Uniform(window=2), [4, 4, 4]),
+    ):
+        other = fbuf.init(ITEM, 4, sampler=sampler)
+        priority = {"priority": given} if sampler.keeps_priorities else {}
+        other = fbuf.add(other, {"n": n, "obs": n}, **priority)
+        both = fbuf.extend(own, other)
+        got = fbuf.probability(both, fbuf.newest_ids(both, 3))
+        np.testing.assert_allclose(got, np.array(expected) / sum(expected), rtol=1e-6)
+
+
+def test_the_largest_ever_is_that_of_both():
+    sampler = fbuf.Prioritized(**EXACT, new_priority="largest_ever")
+    low, high = (numbered(0, 0 + 1, sampler=sampler) for _ in range(2))
+    empty = fbuf.init(ITEM, 8, sampler=sampler)
+    row = {"n": jnp.int32(0), "obs": jnp.int32(0)}
+    low, high = fbuf.add(empty, row, priority=0.25, donate=False), fbuf.add(high, row, priority=9)
+    for one, other, largest in ((low, high, 9), (high, low, 9), (empty, low, 0.25)):
+        assert float(fbuf.stats(fbuf.extend(one, other))["new_priority"]) == largest
+
+
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=SWEEP)])
+def test_a_queue_takes_what_nobody_has_read(overwrite):
+    queue = fbuf.Fifo(overwrite=overwrite)
+    state, _ = fbuf.pop(numbered(0, 5, sampler=queue), 2)
+    other, _ = fbuf.pop(numbered(10, 6, sampler=queue), 4)
+    both = fbuf.extend(state, other)
+    assert (int(fbuf.unread(both)), int(both.fault)) == (5, 0)
+    full = fbuf.extend(both, numbered(20, 4))
+    new, batch = fbuf.pop(full, 8)
+    got = batch.data["n"].tolist()
+    if overwrite:
+        assert got == [3, 4, 14, 15, 20, 21, 22, 23]
+        assert fbuf.Fault(int(new.fault)) == fbuf.Fault.LOST_UNREAD
+    else:
+        assert got == [2, 3, 4, 14, 15, 20, 21, 22]
+        assert fbuf.Fault(int(new.fault)) == fbuf.Fault.FULL
+        assert batch.truncated.tolist() == [False, False, True, False, True, False, False, True]
+    drawn = fbuf.extend(numbered(0, 1, capacity=16), other)
+    assert rows(drawn) == [0, 10, 11, 12, 13, 14, 15]  # those that were read, too
+
+
+def test_lost_ends_stay_lost_and_faults_add_up():
+    obs = jnp.arange(6, dtype=jnp.int32)
+
+    def made(max_ends):
+        state = fbuf.init(ITEM, 8, next_of="obs", max_ends=max_ends)
+        items = {"n": obs, "obs": obs}
+        return fbuf.add(state, items, next_observation=obs + 1, terminated=obs % 2 == 1)
+
+    known = lambda state: np.asarray(fbuf.rows(state, view=fbuf.Transition()).mask).sum()
+    whole, lossy = made(8), made(2)
+    assert (known(whole), known(lossy)) == (6, 5)
+    both = fbuf.extend(fbuf.resize(whole, 16), lossy)
+    assert (known(both), fbuf.Fault(int(both.fault))) == (11, fbuf.Fault.LOST_NEXT)
+
+
+def two(**options):
+    return fbuf.init(ITEM, 12, **options)
+
+
+MISUSE = [
+    (lambda: fbuf.extend({}, two()), TypeError,
+     "fbuf.extend: state must be a fbuf.State, got dict"),
+    (lambda: fbuf.extend(two(), [1]), TypeError,
+     "fbuf.extend: other must be a fbuf.State, got list"),
+    (lambda: fbuf.extend(two(), fbuf.init(jnp.int32(0), 4)), ValueError,
+     "fbuf.extend: both buffers must hold the same item, got {'n': ShapeDtypeStruct"),
+    (lambda: fbuf.extend(two(), fbuf.init({**ITEM, "obs": jnp.zeros(3)}, 4)), ValueError,
+     "but the leaf item['obs'] is int32[] in state and float32[3] in other"),
+    (lambda: fbuf.extend(two(next_of="obs"), two()), ValueError,
+     "fbuf.extend: both buffers must be made with the same next_of, got 'obs' in state and None"),
+    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=2)), ValueError,
+     "state has num_envs=3, but other has num_envs=2; make state alike, or without num_envs: then "
+     "it takes the episodes of any environments"),
+    (lambda: fbuf.extend(two(num_envs=3), two()), ValueError, "but other has num_envs=None; make"),
+    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=3, lockstep=False)), ValueError,
+     "environments step together in state (lockstep=True), but not in other; make state alike"),
+    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=3, autoreset="next_step")), ValueError,
+     "autoreset is 'same_step' in state, but 'next_step' in other; make state alike"),
+    (lambda: fbuf.extend(two(sampler=fbuf.Fifo()), two(num_envs=3, sampler=fbuf.Fifo())),
+     ValueError, "take them with fbuf.pop, and add them"),
+    (lambda: fbuf.extend(two(), jax.tree.map(lambda leaf: leaf[None], two())), ValueError,
+     "fbuf.extend: state is a batch of buffers of shape (1,); use jax.vmap(fbuf.extend)"),
+    (lambda: fbuf.extend(two(), consumed()), RuntimeError, "fbuf.extend: this state was consumed"),
+    (lambda: fbuf.extend(consumed(), two()), RuntimeError, "fbuf.extend: this state was consumed"),
+]  # fmt: skip
+
+
+def consumed():
+    state = two()
+    fbuf.clear(state)
+    return state
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MISUSE)
+def test_misuse(call, error, text):
+    with pytest.raises(error) as caught:
+        call()
+    assert text in str(caught.value)
