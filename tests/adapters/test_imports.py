@@ -29,6 +29,24 @@ assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
 """)
 
 
+def test_data_sets_import_what_reads_them_when_they_are_read():
+    run("""
+import sys
+import numpy as np
+from fbuf_adapters.datasets import from_arrays, from_d4rl, from_minari
+sys.modules["h5py"] = sys.modules["minari"] = None  # as if they were not installed
+from_arrays({"x": np.zeros(3, np.float32)}, terminated=np.zeros(3, bool))
+assert not {"torch", "gymnasium", "h5py._hl"} & set(sys.modules), "imported too early"
+for load, package in ((from_d4rl, "h5py"), (from_minari, "minari")):
+    try:
+        load("x")
+    except ImportError as error:
+        assert str(error) == f'{load.__name__} needs {package}: pip install "fbuf[datasets]"', error
+    else:
+        raise AssertionError("loaded without " + package)
+""")
+
+
 @pytest.mark.sweep
 def test_an_actor_of_environments_imports_no_jax():
     pytest.importorskip("gymnasium")

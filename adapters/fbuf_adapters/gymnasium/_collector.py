@@ -11,12 +11,12 @@ import numpy as np
 
 from fbuf.checks import values as check
 from fbuf_adapters._blank import blank_specs
+from fbuf_adapters._interrupts import uninterrupted
 from fbuf_adapters.gymnasium import _closing
 from fbuf_adapters.gymnasium._background import Background, Failed
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._limit import limit
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar

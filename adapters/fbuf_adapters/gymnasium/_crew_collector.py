@@ -16,11 +16,11 @@ import numpy as np
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf_adapters._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._crew import Crew, Worker
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._interrupts import uninterrupted
 from fbuf_adapters.gymnasium._messages import Filled
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._slots import Room

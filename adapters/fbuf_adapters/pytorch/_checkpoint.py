@@ -15,6 +15,7 @@ import torch
 
 import fbuf
 from fbuf.disk import trees
+from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import _dtypes, _encoded
 from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
@@ -51,7 +52,7 @@ class Run:
     """Everything that what comes next depends on.
 
     Attributes:
-        state: The state; None if nothing has been added yet.
+        state: The state, or what has its rows on the host; None if nothing has been added yet.
         learned: The item; None if it is not known yet.
         key: The words of the key that chooses batches.
         turns: The turns of the batches drawn ahead, and that of the next one: uint32 `[ahead, 2]`.
@@ -61,7 +62,7 @@ class Run:
         sizes: What is known of the sizes of batches, see `Sizes.own`.
     """
 
-    state: fbuf.State[Any] | None
+    state: fbuf.State[Any] | HostStore[Any] | None
     learned: Learned | None
     key: jax.Array
     turns: jax.Array
@@ -73,7 +74,11 @@ class Run:
 
 def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
     """All of it in memory of its own, on CPU; `options` are those of `fbuf.init`."""
-    arrays = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(run.state)}
+    # Rows on the host are read as they are indexed.
+    arrays = {
+        _name(path): leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf[:])
+        for path, leaf in jax.tree.leaves_with_path(run.state)
+    }
     return {
         "version": VERSION,
         "made_with": _made_with(options),
@@ -119,22 +124,10 @@ def load(
     )
 
 
-def write(
-    where: str,
-    path: str | os.PathLike[str],
-    run: Run,
-    init: functools.partial[fbuf.State[Any]],
-    extra: Any,
-    *,
-    keep: int,
-    background: bool,
-) -> fbuf.State[Any] | None:
-    """Save all of it to a directory, and return the state, marked; None if there is none."""
-    state = run.state
-    if state is None:  # a directory has the rows of some buffer
-        state = init(jax.ShapeDtypeStruct((), jnp.int32), next_of=None, max_ends=None)
+def beside(where: str, run: Run, init: functools.partial[fbuf.State[Any]], extra: Any) -> Any:
+    """All but the state, as what is saved beside it to a directory."""
     given = None if run.learned is None else jax.tree.leaves(run.learned.given)
-    beside = {
+    own = {
         "version": VERSION,
         "made_with": _made_with(init.keywords),
         "given": given,
@@ -145,17 +138,16 @@ def write(
         "sizes": run.sizes,
         "ahead": run.ahead,
     }
-    whole = {
-        _OF_DISK: _encoded.encode(f"{where} (batches drawn ahead)", beside),
+    return {
+        _OF_DISK: _encoded.encode(f"{where} (batches drawn ahead)", own),
         "extra": _encoded.encode(f"{where} extra", extra),
     }
-    marked = fbuf.save(path, state, extra=whole, keep=keep, background=background)
-    return None if run.state is None else marked
 
 
 def read(
     where: str,
     path: str | os.PathLike[str],
+    load: Callable[..., tuple[Any, Any]],
     init: functools.partial[fbuf.State[Any]],
     batch_size: int | None,
     learned: Learned | None,
@@ -166,6 +158,7 @@ def read(
     Args:
         where: Who asks, for messages.
         path: The directory.
+        load: As `fbuf.load`, or for rows on the host `HostStore.load`.
         init: Makes a buffer of an item.
         batch_size: That of the buffer that it is for.
         learned: The item of that, which tells of what classes it is made; None if not known.
@@ -177,7 +170,7 @@ def read(
     """
     item = None if learned is None or _is_plain(learned.item) else learned.item
     sampler = init.keywords["sampler"]
-    state, whole = fbuf.load(path, item=item, sampler=sampler, fallback=fallback)
+    state, whole = load(path, item=item, sampler=sampler, fallback=fallback)
     if not isinstance(whole, dict) or _OF_DISK not in whole:
         raise fbuf.CheckpointError(
             f"{where} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "
@@ -200,7 +193,7 @@ def read(
         raise fbuf.CheckpointError(f"{what} is not what this release writes: {error!r}") from error
     known = None
     if saved["given"] is not None:
-        item = state.storage.item
+        item = state.item if isinstance(state, HostStore) else state.storage.item
         known = Learned(item, jax.tree.unflatten(jax.tree.structure(item), saved["given"]))
     return Run(
         state=None if known is None else state,

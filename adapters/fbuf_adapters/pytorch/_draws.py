@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
-import fbuf
-from fbuf_adapters.pytorch import _dtypes, _handover, _packed, _sizes
-from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters._worker import Task, Worker
+from fbuf_adapters.pytorch import _handover, _sizes
+from fbuf_adapters.pytorch._drawer import Asked, Recipe
+from fbuf_adapters.pytorch._handover import Drawing
 from fbuf_adapters.pytorch._owner import Owner
-from fbuf_adapters.pytorch._packed import Unpack
-from fbuf_adapters.pytorch._worker import Worker
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +60,6 @@ class Draws:
         prefetch: int,
         handover: _handover.Handover,
         stream: torch.cuda.Stream | None,
-        calls: Calls,
     ) -> None:
         """Nothing is drawn yet.
 
@@ -75,18 +72,13 @@ class Draws:
             prefetch: How many of them.
             handover: What makes of a batch what the user gets.
             stream: Where another thread does so.
-            calls: Makes the calls.
         """
         self.key = key
-        self._make_program = functools.partial(
-            _drawer, in_order=in_order, drop_last=drop_last, view=view
-        )
-        self._axes: dict[Any, Any] = {}
+        self._recipe = Recipe(in_order, drop_last, view)
         self._batch_size = batch_size
         self._prefetch = prefetch
         self._handover = handover
         self._stream = stream
-        self._calls = calls
         self.sizes = _sizes.Sizes()
         if batch_size is not None:
             self.sizes.fitting("sample", batch_size)
@@ -231,93 +223,24 @@ class Draws:
         assert size is not None
         while len(self._ahead) <= self._prefetch:
             turn = self._ahead[-1].after if self._ahead else self._turn
-            made, after = self._draw(owner, turn, size, beta)
+            made, after = self._draw(owner, turn, size, beta, ahead=True)
             make = functools.partial(self._handover, made)
-            task = worker.submit(functools.partial(_handover.Ahead, make, self._stream))
+            task = worker.submit(Task(functools.partial(_handover.Ahead, make, self._stream)))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
 
     def _draw(
-        self, owner: Owner, turn: jax.Array, size: int, beta: Any
-    ) -> tuple[_handover.Drawing, jax.Array]:
-        """The batch of a turn, which is on its way, and the next turn."""
+        self, owner: Owner, turn: jax.Array, size: int, beta: Any, ahead: bool = False
+    ) -> tuple[Callable[[], Drawing], jax.Array]:
+        """What returns the batch of a turn, and the next turn; ahead, for a thread to call."""
         fitting = self.sizes.fitting("sample", size)
-        program, unpackers = owner.program("draw", self._make_program)
         count = None if fitting is None else np.int32(size)
-        arguments = (owner.leaves, self.key, turn, count, beta)
-        batch_size = size if fitting is None else fitting
-        kind = (program, batch_size, count is None, type(beta))
-        call = functools.partial(program, *arguments, batch_size=batch_size)
-        packed, after = self._calls(kind, call)
-        unpack, tree = unpackers[batch_size, _dtypes.x64()]
-        axes = None
-        if fitting is not None:
-            if program not in self._axes:
-                found = functools.partial(_batch_axes, program, unpackers, arguments)
-                self._axes[program] = self._calls.apart(found)
-            axes = self._axes[program]
-        drawn = _handover.Drawing(packed, unpack, tree, size, axes)
-        return drawn, after
-
-
-_Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
-"""For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
+        asked = Asked(self.key, turn, count, beta, fitting or size, size)
+        return owner.drawer(self._recipe)(owner.leaves, asked, ahead)
 
 
 def _taken(task: Any) -> Any:
     return task.result().take()
-
-
-@functools.cache
-def _drawer(form: Any, in_order: bool, drop_last: bool, view: Any) -> tuple[Any, _Unpackers]:
-    """What draws a batch, packed, and says which turn is next; and what unpacks each size."""
-    unpackers: _Unpackers = {}
-
-    def in_epoch(
-        state: Any, key: Any, turn: Any, count: Any, batch_size: int
-    ) -> tuple[fbuf.Sample[Any], jax.Array]:
-        rows = fbuf.stats(state)["epoch_size"].astype(jnp.uint32)
-        asked = jnp.uint32(batch_size) if count is None else count.astype(jnp.uint32)
-        over = (turn[1] >= rows) | (drop_last & (turn[1] + asked > rows))
-        epoch, first = turn[0] + over.astype(jnp.uint32), jnp.where(over, 0, turn[1])
-        step = (epoch & 0x7FFFFFFF).astype(jnp.int32), first.astype(jnp.int32)
-        sample = fbuf.sample(state, key, batch_size, view=view, step=step, count=count)
-        return sample, jnp.stack([epoch, first + asked])
-
-    def alone(
-        state: Any, key: Any, turn: Any, count: Any, beta: Any, batch_size: int
-    ) -> tuple[fbuf.Sample[Any], jax.Array]:
-        key = jax.random.fold_in(jax.random.fold_in(key, turn[0]), turn[1])
-        sample = fbuf.sample(state, key, batch_size, view=view, beta=beta, count=count)
-        low = turn[1] + 1
-        return sample, jnp.stack([turn[0] + (low == 0), low])
-
-    @functools.partial(jax.jit, static_argnames="batch_size")
-    def draw(
-        leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        state = jax.tree.unflatten(form, leaves)
-        if in_order:
-            sample, after = in_epoch(state, key, turn, count, batch_size)
-        else:
-            sample, after = alone(state, key, turn, count, beta, batch_size)
-        found, tree = jax.tree.flatten(sample)
-        layout = _packed.layout(found)
-        unpackers[batch_size, _dtypes.x64()] = Unpack(layout), tree
-        return _packed.pack(layout, found), after
-
-    return draw, unpackers
-
-
-def _batch_axes(program: Any, unpackers: _Unpackers, arguments: Any) -> tuple[int | None, ...]:
-    """On which axis of each of its leaves a batch has its rows: the one that the size changes."""
-    for size in (1, 2):
-        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
-    one, two = (unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
-    return tuple(
-        next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
-        for a, b in zip(one, two, strict=True)
-    )
 
 
 def _exists(array: jax.Array) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import torch
 
-from fbuf_adapters.pytorch import _lifetime, _wait
+from fbuf_adapters import _wait
+from fbuf_adapters.pytorch import _lifetime
 from fbuf_adapters.pytorch._packed import Unpack
 from fbuf_adapters.pytorch._to_torch import platform, to_torch
 from fbuf_adapters.pytorch._tree import map_tensors
@@ -53,8 +54,18 @@ class Handover:
     pin_memory: bool
     to: torch.device | None
 
-    def __call__(self, drawn: Drawing) -> Any:
+    def __call__(self, drawn: Callable[[], Drawing]) -> Any:
         """The batch as the user gets it."""
+        return self._made(drawn())
+
+    def at_once(self, drawn: Callable[[], Drawing]) -> Any:
+        """The same, for whoever waits for the batch."""
+        batch = drawn()
+        if platform(batch.arrays[0].sharding) == "cpu":
+            _wait.wait(batch.arrays[0])
+        return self._made(batch)
+
+    def _made(self, drawn: Drawing) -> Any:
         leaves = drawn.unpack(to_torch(drawn.arrays))
         if drawn.axes is not None:
             cuts = zip(leaves, drawn.axes, strict=True)
@@ -65,12 +76,6 @@ class Handover:
         if self.transform is not None:
             batch = self.transform(batch)
         return self.place(batch)
-
-    def at_once(self, drawn: Drawing) -> Any:
-        """The same, for whoever waits for the batch."""
-        if platform(drawn.arrays[0].sharding) == "cpu":
-            _wait.wait(drawn.arrays[0])
-        return self(drawn)
 
     def widened(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         """Leaves with the integers that the user wants."""

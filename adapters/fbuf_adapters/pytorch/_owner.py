@@ -12,6 +12,7 @@ import collections
 import functools
 import itertools
 import operator
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,11 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf_adapters.pytorch import _packed, _wait
+from fbuf.views import View
+from fbuf_adapters import _wait
+from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters.pytorch._drawer import Drawer, Recipe
 
 Verb = Callable[..., fbuf.State[Any]]
 
@@ -101,10 +105,34 @@ class Owner:
         kind = (program, *map(_kind, others))
         self._calls(kind, functools.partial(collections.deque, steps, 0))
 
+    def drawer(self, recipe: Recipe) -> Any:
+        """What draws batches, always of one recipe; see `Drawer`."""
+        return self.program("draw", functools.partial(Drawer, recipe, self._calls))
+
+    def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
+        """The rows of ids."""
+        return fbuf.read(self.state, ids, view=view)
+
+    def stats(self, detailed: bool) -> dict[str, Any]:
+        """Figures for a log."""
+        return self.look(_STATS[bool(detailed)])
+
+    def whole(self) -> fbuf.State[Any]:
+        """The state with all that belongs to it."""
+        return self.state
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Save it, as `fbuf.save` does."""
+        self.state = fbuf.save(path, self.state, **options)
+
     def look(self, verb: Callable[[fbuf.State[Any]], Any]) -> Any:
         """What a function of fbuf finds in the state."""
         program = self.program(verb, functools.partial(_looking, verb))
         return self._calls(program, functools.partial(program, self.leaves))
+
+
+_STATS = {False: fbuf.stats, True: functools.partial(fbuf.stats, detailed=True)}
+"""By whether they are detailed; one function each, for what it compiles to is kept."""
 
 
 @functools.cache

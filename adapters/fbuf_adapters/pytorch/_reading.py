@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
 
@@ -37,7 +38,7 @@ def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     return (slots if lanes is None else slots.reshape(-1, lanes).T)[index]
 
 
-def read(state: fbuf.State[Any], slots: Any, generations: Any = None) -> tuple[Any, torch.Tensor]:
+def read(owner: Owner, slots: Any, generations: Any = None) -> tuple[Any, torch.Tensor]:
     """The rows of slots `[B]`, leaves `[B, ...]`, and of which there is one, bool `[B]`.
 
     Without generations they are those that lie there now. Numbers of rows go up to a few steps, so
@@ -50,11 +51,11 @@ def read(state: fbuf.State[Any], slots: Any, generations: Any = None) -> tuple[A
         count = len(slots[here])
         more = next_step(count) - count
         wanted: Any = np.pad(slots[here], (0, more), constant_values=-1)
-        ids: Any = fbuf.ids_at(state, wanted)
+        ids: Any = fbuf.ids_at(owner.state, wanted)
         if generations is not None:
             laps: Any = np.pad(np.asarray(generations)[here], (0, more))
             ids = fbuf.Ids(wanted, laps)
-        batch: Any = to_torch(fbuf.read(state, ids))
+        batch: Any = to_torch(owner.read(ids))
         both = batch.data, batch.mask
         parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], both))
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *part: torch.cat(part), *parts)

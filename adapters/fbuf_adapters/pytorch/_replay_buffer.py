@@ -18,6 +18,8 @@ import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf.views import View
+from fbuf_adapters._worker import Cancelled
+from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import (
     _checkpoint,
     _containers,
@@ -32,10 +34,10 @@ from fbuf_adapters.pytorch import (
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._draws import Draws
 from fbuf_adapters.pytorch._error import InteropError, convert
+from fbuf_adapters.pytorch._host_owner import HostOwner
 from fbuf_adapters.pytorch._item import Learned, learn
 from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._tree import map_tensors
-from fbuf_adapters.pytorch._worker import Cancelled
 
 _NAME = "ReplayBuffer"
 
@@ -53,10 +55,6 @@ class _Rows:
     learned: Learned
     owner: Owner
     blank: Any
-
-
-_STATS = {False: fbuf.stats, True: functools.partial(fbuf.stats, detailed=True)}
-"""By whether they are detailed; one function each, for what it compiles to is kept."""
 
 
 class ReplayBuffer:
@@ -114,6 +112,11 @@ class ReplayBuffer:
             that were overwritten since are ignored. `remove`, `empty`, a new `state`, and a
             `sample` of another size drop the batches drawn ahead; they are drawn again.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
+        host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
+            A directory: in files on its disk, see `fbuf_adapters.host.HostStore`. A `HostStore`
+            made with the same arguments: those that it has, such as a data set; it is the buffer's
+            from then on. What lies on `device` is 1 to 6 bytes a row. All methods are as without,
+            but for `state`.
 
     Raises:
         ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
@@ -159,6 +162,7 @@ class ReplayBuffer:
         to: torch.device | str | None = None,
         prefetch: int = 0,
         drop_last: bool = False,
+        host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
         check.instance(_NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
         if sampler.reads_once:
@@ -209,6 +213,9 @@ class ReplayBuffer:
         self._rows: _Rows | None = None
         self._rebuild: list[_containers.Rebuild] = []
         """What makes items what they were, if they were no trees of JAX's."""
+        self._host = host is not False
+        self._files = host if isinstance(host, str | os.PathLike) else None
+        self._opens = isinstance(host, HostStore) and host.folder is not None
         if view == fbuf.Item():
             transform = functools.partial(_as_given, self._rebuild, transform)
         self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
@@ -221,9 +228,10 @@ class ReplayBuffer:
             prefetch=prefetch,
             handover=self._handover,
             stream=_handover.stream_for(self._device, self._to) if prefetch else None,
-            calls=self._calls,
         )
-        if item is not None:
+        if isinstance(host, HostStore):
+            self._rows = self._of_store(host, item)
+        elif item is not None:
             item, rebuild = _containers.plain(item)
             self._rebuild += [] if rebuild is None else [rebuild]
             self._rows = self._make(learn(_where("__init__"), item))
@@ -450,7 +458,7 @@ class ReplayBuffer:
         with self.lock:
             if self._batch_size is None:
                 raise ValueError(f"{_where('__iter__')} batch_size is not given to the buffer")
-            rows = int(self._filled("__iter__").owner.look(fbuf.stats)["epoch_size"])
+            rows = int(self._filled("__iter__").owner.stats(False)["epoch_size"])
             size = self._batch_size
             batches = rows // size if self._drop_last else -(-rows // size)
             self._draws.begin_epoch()
@@ -545,16 +553,14 @@ class ReplayBuffer:
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        stats = _STATS[bool(detailed)]
         with self.lock:
             self._check_open("stats")
             if self._rows is None:
-                figures = self._calls.apart(
-                    lambda: stats(self._init(np.float32(0), next_of=None, max_ends=None))
-                )
+                empty = lambda: self._init(np.float32(0), next_of=None, max_ends=None)
+                figures = self._calls.apart(lambda: fbuf.stats(empty(), detailed=detailed))
             else:
-                figures = self._made("stats").owner.look(stats)
-        return {name: figure.item() for name, figure in figures.items()}
+                figures = self._made("stats").owner.stats(detailed)
+        return {name: np.asarray(figure).item() for name, figure in figures.items()}
 
     def raise_on_fault(self) -> None:
         """Raise if a bad value was skipped; see `fbuf.raise_on_fault`.
@@ -592,15 +598,17 @@ class ReplayBuffer:
         another state. In a program with threads, hold `lock` meanwhile.
 
         Raises:
-            RuntimeError: As `update_priority`.
+            RuntimeError: As `update_priority`. Also if the rows lie on the host.
         """
         with self.lock:
+            self._check_device("state")
             return self._made("state").owner.state
 
     @state.setter
     def state(self, state: fbuf.State[Any]) -> None:
         with self.lock:
             self._check_open("state")
+            self._check_device("state")
             if self._rows is None:
                 raise RuntimeError(
                     f"{_where('state')} nothing has been added yet, so the item is not known; "
@@ -684,11 +692,15 @@ class ReplayBuffer:
 
             def write() -> None:
                 run = self._snapshot(rows)
-                marked = _checkpoint.write(
-                    where, path, run, self._init, extra, keep=keep, background=background
-                )
-                if rows is not None and marked is not None and run.written:
-                    rows.owner.state = marked
+                options: dict[str, Any] = {"keep": keep, "background": background}
+                options["extra"] = _checkpoint.beside(where, run, self._init, extra)
+                if rows is None:  # a directory has the rows of some buffer
+                    item = jax.ShapeDtypeStruct((), jnp.int32)
+                    fbuf.save(path, self._init(item, next_of=None, max_ends=None), **options)
+                    return
+                rows.owner.save(path, **options)
+                if not run.written:
+                    self._rows = dataclasses.replace(rows, blank=rows.owner.leaves)
 
             self._calls.apart(write)
 
@@ -741,10 +753,15 @@ class ReplayBuffer:
     # The rest is not for users.
 
     @property
+    def owner(self) -> Owner:
+        """What holds the rows. Hold `lock`."""
+        return self._made("state").owner
+
+    @property
     def leaves(self) -> tuple[jax.Array, ...]:
         """The arrays of the state: another tuple as soon as it has changed."""
         with self.lock:
-            return self._made("state").owner.leaves
+            return self.owner.leaves
 
     def load_checked(
         self, path: str | os.PathLike[str], fallback: bool, check: Callable[[Any], None]
@@ -757,8 +774,15 @@ class ReplayBuffer:
             def read() -> tuple[_Rows | None, Draws, Any]:
                 learned = None if known is None else known.learned
                 with jax.default_device(self._jax_device):
+                    load: Any = functools.partial(HostStore.load, files=self._files)
                     run, extra = _checkpoint.read(
-                        where, path, self._init, self._batch_size, learned, fallback
+                        where,
+                        path,
+                        _opened if self._opens else load if self._host else fbuf.load,
+                        self._init,
+                        self._batch_size,
+                        learned,
+                        fallback,
                     )
                 check(extra)
                 return *self._resumed(run), extra
@@ -772,9 +796,9 @@ class ReplayBuffer:
     def read_at(self, where: str, index: Any) -> tuple[torch.Tensor, Any]:
         """The slots that an index means, and the rows there, flat; see `__getitem__`."""
         with self.lock:
-            state = self._made("__getitem__").owner.state
-            slots = self._calls.apart(lambda: _reading.positions(state, index))
-            data, there = self._calls.apart(lambda: _reading.read(state, slots.reshape(-1)))
+            owner = self._made("__getitem__").owner
+            slots = self._calls.apart(lambda: _reading.positions(owner.state, index))
+            data, there = self._calls.apart(lambda: _reading.read(owner, slots.reshape(-1)))
         if not bool(there.all()):
             if not isinstance(index, slice) or self._leading:
                 slot = int(slots.reshape(-1)[~there.cpu()][0])
@@ -791,8 +815,8 @@ class ReplayBuffer:
             found = self._calls.apart(lambda: list(_reading.episodes(state)))
         for slots, generations in found:
             with self.lock:
-                state = self._made("episodes").owner.state
-                read = functools.partial(_reading.read, state, slots, generations)
+                owner = self._made("episodes").owner
+                read = functools.partial(_reading.read, owner, slots, generations)
                 data, there = self._calls.apart(read)
             if bool(there.all()):
                 yield torch.from_numpy(slots).long(), data
@@ -814,7 +838,7 @@ class ReplayBuffer:
         """The same as it is here."""
         waiting, turn = self._draws.waiting()
         return _checkpoint.Run(
-            state=None if rows is None else rows.owner.state,
+            state=None if rows is None else rows.owner.whole(),
             learned=None if rows is None else rows.learned,
             written=rows is not None and rows.owner.leaves is not rows.blank,
             key=jax.random.key_data(self._draws.key),
@@ -839,7 +863,7 @@ class ReplayBuffer:
                 )
         rows = None
         if run.state is not None and run.learned is not None:
-            owner = Owner(jax.device_put(run.state, self._jax_device), self._calls)
+            owner = self._owner(run.learned.item, run.state)
             rows = _Rows(run.learned, owner, None if run.written else owner.leaves)
         ahead = [
             map_tensors(batch, lambda x: x.to(self._device), moved_to=self._device)
@@ -850,11 +874,38 @@ class ReplayBuffer:
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
-        with jax.default_device(self._jax_device):
-            state = self._init(learned.item)
-        # Committed, so that what is computed from it stays there, and nothing compiles twice.
-        owner = Owner(jax.device_put(state, self._jax_device), self._calls)
+        owner = self._owner(learned.item)
         return _Rows(learned, owner, owner.leaves)
+
+    def _owner(self, item: Any, state: Any = None) -> Owner:
+        """What holds the rows: those of a state or a store, or none yet."""
+        if not self._host:
+            if state is None:
+                with jax.default_device(self._jax_device):
+                    state = self._init(item)
+            # Committed, so that what is computed from it stays there, and nothing compiles twice.
+            return Owner(jax.device_put(state, self._jax_device), self._calls)
+        store = state
+        if not isinstance(store, HostStore):
+            with jax.default_device(self._jax_device):
+                store = HostStore(item, **self._init.keywords, files=self._files)
+            if state is not None:
+                store.fill(state)
+        store.place(self._jax_device)
+        return HostOwner(store, self._calls)
+
+    def _of_store(self, store: HostStore[Any], item: Any) -> _Rows:
+        """The rows of a store that was given."""
+        learned = learn(_where("__init__"), store.item if item is None else item)
+        wanted = jax.eval_shape(lambda: self._init(learned.item))
+        if _form(wanted) != _form(store.whole()):
+            raise ValueError(
+                f"{_where('__init__')} host is {store!r}, which was made with other arguments than "
+                "this buffer; give both the same item, capacity, sampler, num_envs, autoreset, "
+                "lockstep, next_of and max_ends"
+            )
+        owner = self._owner(learned.item, store)
+        return _Rows(learned, owner, None if store.size() else owner.leaves)
 
     def _add(
         self,
@@ -987,6 +1038,13 @@ class ReplayBuffer:
         if self._closed:
             raise RuntimeError(f"{_where(function)} this buffer is closed")
 
+    def _check_device(self, function: str) -> None:
+        if self._host:
+            raise RuntimeError(
+                f"{_where(function)} the rows of this buffer lie on the host, and no State has "
+                "them; use the methods of the buffer, or save() it and fbuf.load() that"
+            )
+
     def _made(self, function: str) -> _Rows:
         """The rows of a buffer that is open and knows its item."""
         self._check_open(function)
@@ -996,6 +1054,11 @@ class ReplayBuffer:
                 "something first, or give the buffer its item when you make it"
             )
         if self._rows.owner.fault.is_deleted():
+            if self._host:
+                raise RuntimeError(
+                    f"{_where(function)} the HostStore of this buffer was changed by its own "
+                    "methods; use those of the buffer alone"
+                )
             raise RuntimeError(
                 f"{_where(function)} a function consumed buffer.state; assign the state that it "
                 "returned: buffer.state = ..."
@@ -1020,6 +1083,16 @@ def _as_given(
     return batch if transform is None else transform(batch)
 
 
+def _opened(path: Any, *, item: Any, sampler: Any, fallback: bool) -> tuple[Any, Any]:
+    """A checkpoint that is read where it lies."""
+    if fallback:
+        raise ValueError(
+            f"{_where('load')} fallback is True, but an opened store reads the newest checkpoint; "
+            "use host=True"
+        )
+    return HostStore.open(path, item=item, sampler=sampler)
+
+
 def _short(leaf: Any) -> Any:
     """Ids are of 32 bits, whatever the batch made of them, and also where JAX has 64."""
     if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.int64:
@@ -1035,7 +1108,7 @@ def _where(function: str) -> str:
 def _form(state: Any) -> Any:
     """What two states of the same buffer have in common."""
     leaves, structure = jax.tree.flatten(state)
-    return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _same(device: torch.device, wanted: torch.device) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
+from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
 
 IDS = (("collector", "traj_ids"), ("episode",))
@@ -130,14 +131,15 @@ class Ends:
         """There are no rows any more."""
         self._newest = None
 
-    def look(self, state: fbuf.State[Any], form: Form) -> None:
+    def look(self, owner: Owner, form: Form) -> None:
         """Read of the newest rows what is remembered otherwise: somebody else has changed them."""
         key = next((key for key in self._candidates if key in form.dtypes), None)
         self._newest = None
         if key is None or form.dtypes[key] not in _DTYPES:
             return
         name = ".".join(key)
-        batch = fbuf.read(state, fbuf.newest_ids(state, 1), view=fbuf.Item(fields=(name,)))
+        newest = fbuf.newest_ids(owner.state, 1)
+        batch = owner.read(newest, view=fbuf.Item(fields=(name,)))
         found = np.asarray(batch.data[name])
         if form.dtypes[key] in WIDE and found.dtype == np.int32:
             found = np.ascontiguousarray(found).view(np.float64)

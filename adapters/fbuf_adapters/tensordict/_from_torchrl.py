@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import torch
@@ -43,10 +44,11 @@ def from_torchrl(
     With `strict_length=False` they are `strict=False`, and the view pads.
 
     Some things are better than in TorchRL, and so not the same. Episodes end where an id changes
-    and where a flag says so, unless the sampler names an `end_key`: then only there. Rows lie in
-    memory, also those of a `LazyMemmapStorage`. `rb.alpha` and `rb.beta` of the new buffer stand
-    for those of the sampler. Batches have the keys of `TensorDictReplayBuffer`, also if `rb` is a
-    plain `ReplayBuffer`. The epoch of a sampler without replacement begins anew.
+    and where a flag says so, unless the sampler names an `end_key`: then only there. Rows of a
+    `LazyMemmapStorage` lie in files on the same disk, which are gone when the process ends; the
+    disk must have room for all that the buffer can hold. `rb.alpha` and `rb.beta` of the new buffer
+    stand for those of the sampler. Batches have the keys of `TensorDictReplayBuffer`, also if `rb`
+    is a plain `ReplayBuffer`. The epoch of a sampler without replacement begins anew.
 
     Args:
         rb: A `ReplayBuffer`, `TensorDictReplayBuffer`, `PrioritizedReplayBuffer` or
@@ -106,6 +108,7 @@ def from_torchrl(
         seed=source.initial_seed() % 2**32 if seed is None else seed,
         pin_memory=rb._pin_memory,
         prefetch=rb._prefetch_cap,
+        host=_files_of(storage),
         **options,
     )
     if len(storage):
@@ -113,6 +116,13 @@ def from_torchrl(
     for transform in rb.transform:
         new.append_transform(transform)
     return new
+
+
+def _files_of(storage: Any) -> str | bool:
+    """The directory for the files of rows, as large as they may become; False for none."""
+    if not _named(storage, ("LazyMemmapStorage",)):
+        return False
+    return str(storage.scratch_dir or tempfile.gettempdir())
 
 
 def _named(thing: Any, names: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
+import jax
 import torch
 from tensordict import (
     TensorDict,
@@ -14,7 +15,7 @@ from tensordict import (
 )
 
 import fbuf
-from fbuf_adapters.pytorch import InteropError
+from fbuf_adapters.pytorch import InteropError, _dtypes
 
 Path = tuple[str, ...]
 """The parts of a key."""
@@ -40,6 +41,20 @@ class Form:
 
     dtypes: dict[Path, torch.dtype]
     dims: torch.Size
+
+
+def form_of(item: Any) -> Form:
+    """The form of items that have been stored as trees of this one's kind."""
+    leaves = jax.tree.leaves_with_path(item)
+    if not isinstance(item, dict) or any(not hasattr(k, "key") for path, _ in leaves for k in path):
+        raise InteropError(
+            "fbuf_adapters.tensordict.TensorDictReplayBuffer.__init__: host has items that are not "
+            f"dicts of dicts: {item}; use fbuf_adapters.pytorch.ReplayBuffer"
+        )
+    return Form(
+        {tuple(k.key for k in path): _dtypes.to_torch(leaf.dtype) for path, leaf in leaves},
+        torch.Size(),
+    )
 
 
 def path_of(key: str | tuple[Any, ...]) -> Path:

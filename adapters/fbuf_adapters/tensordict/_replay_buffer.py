@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
+from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.tensordict import _leaves, _slices, _transforms
@@ -96,6 +97,7 @@ class TensorDictReplayBuffer:
         to: See there.
         prefetch: See there.
         drop_last: See there.
+        host: See there. In files it is what `LazyMemmapStorage` is in TorchRL.
 
     Raises:
         ValueError: As `ReplayBuffer`. Also if `slices` or `batch_size` does not fit the view, or
@@ -143,6 +145,7 @@ class TensorDictReplayBuffer:
         to: torch.device | str | None = None,
         prefetch: int = 0,
         drop_last: bool = False,
+        host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
         self._made_with = {k: v for k, v in locals().items() if k not in ("self", "transform")}
         self._layout = _slices.layout_of(
@@ -169,6 +172,7 @@ class TensorDictReplayBuffer:
             to=to,
             prefetch=prefetch,
             drop_last=drop_last,
+            host=host,
         )
         # What runs JAX here, in which an exception would do harm, is run as there: the two
         # classes are one package, and users have no need of it.
@@ -185,7 +189,7 @@ class TensorDictReplayBuffer:
         self._looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
         """Whether to look at each batch for rows that were not drawn; on a GPU it has to wait."""
         self._ends = _ends_of(traj_key, end_keys, num_envs, autoreset, sampler, view)
-        self._form: Form | None = None
+        self._form = _leaves.form_of(host.item) if isinstance(host, HostStore) else None
         self._cursor = 0
         self._seen: Any = None
         """The state that the cursor is of: another one may have been written to elsewhere."""
@@ -272,7 +276,7 @@ class TensorDictReplayBuffer:
         slots = torch.nn.functional.pad(slots, more, value=-1)
         given = torch.as_tensor(priority).detach().float().reshape(-1).expand(count)
         with self.buffer.lock:
-            state = self.buffer.state
+            state = self.buffer.owner.state
             ids = self._calls((fbuf.ids_at, len(slots)), lambda: fbuf.ids_at(state, slots.numpy()))
             self._update(ids, torch.nn.functional.pad(given, more))
 
@@ -734,9 +738,9 @@ class TensorDictReplayBuffer:
     def _sync(self) -> None:
         """Read where the next row goes, if it was not written here what was written last."""
         if self._form is not None and self.buffer.leaves is not self._seen:
-            state, form = self.buffer.state, self._form
-            self._cursor = self._calls.apart(lambda: int(state.ring.head[0]))
-            self._calls.apart(lambda: self._ends.look(state, form))
+            owner, form = self.buffer.owner, self._form
+            self._cursor = self._calls.apart(lambda: int(owner.state.ring.head[0]))
+            self._calls.apart(lambda: self._ends.look(owner, form))
 
     def _check_ready(self) -> None:
         """Raise as long as there is nothing to draw; whether there still is, each batch shows."""

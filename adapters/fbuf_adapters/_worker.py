@@ -65,9 +65,8 @@ class Worker:
         weakref.finalize(self, self._tasks.put, None)
         _ALL.add(self)
 
-    def submit(self, make: Callable[[], Any]) -> Task:
+    def submit(self, task: Task) -> Task:
         """Have something made."""
-        task = Task(make)
         self._tasks.put(task)
         return task
 

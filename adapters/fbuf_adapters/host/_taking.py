@@ -1,0 +1,38 @@
+"""A batch of a moment: drawn, and its rows taken, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Taking:
+    """Takes rows, in whichever thread asks first.
+
+    That is one that makes batches ahead, or one that is about to change the store.
+    """
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        """Nothing is taken yet."""
+        self._take: Callable[[], Any] | None = take
+        self._lock = threading.Lock()
+        self._taken: Any = None
+        self._error: Exception | None = None
+
+    def settle(self) -> None:
+        """Take them, if they have not been taken; what goes wrong is for whoever wants them."""
+        with self._lock:
+            if self._take is not None:
+                try:
+                    self._taken = self._take()
+                except Exception as error:
+                    self._error = error
+                self._take = None
+
+    def __call__(self) -> Any:
+        """What was taken."""
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return self._taken

@@ -1,0 +1,80 @@
+"""A store that one object owns, changed in place, and lost by no exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import fbuf
+from fbuf.views import View
+from fbuf_adapters.host import HostStore
+from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters.pytorch._drawer import Recipe
+from fbuf_adapters.pytorch._host_drawer import HostDrawer
+from fbuf_adapters.pytorch._owner import Owner, Verb
+
+
+class HostOwner(Owner):
+    """Holds a store; its state is the index, without the rows. Whoever calls it holds a lock.
+
+    What changes it is made in another thread, for which an exception from elsewhere waits.
+    """
+
+    def __init__(self, store: HostStore[Any], calls: Calls) -> None:
+        """Own this store: nobody else may use it.
+
+        Raises:
+            ValueError: If it has an owner.
+        """
+        if store.owned:
+            raise ValueError(
+                f"fbuf_adapters.pytorch.ReplayBuffer: host is {store!r}, which another buffer has; "
+                "open or load it again for this one"
+            )
+        store.owned = True
+        super().__init__(store.index, calls)
+        self._store = store
+
+    def change(
+        self, verb: Verb, leaves: list[Any], structure: Any, wait: bool, **static: Any
+    ) -> None:
+        """As `Owner.change`; the arguments have always been read when it returns."""
+        given = structure.unflatten(leaves)
+        method = getattr(self._store, verb.__name__)
+
+        def call() -> None:
+            try:
+                method(**given, **static)
+            finally:
+                self._follow()
+
+        self._calls.apart(call)
+
+    def drawer(self, recipe: Recipe) -> Any:
+        """As `Owner.drawer`."""
+        make = lambda form: HostDrawer(self._store, recipe, self._calls, form)
+        return self.program("draw", make)
+
+    def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
+        """As `Owner.read`."""
+        return self._store.read(ids, view=view)
+
+    def stats(self, detailed: bool) -> dict[str, Any]:
+        """As `Owner.stats`, and how many bytes lie on the host."""
+        return {**super().stats(detailed), "host_bytes": self._store.host_bytes}
+
+    def whole(self) -> fbuf.State[Any]:
+        """As `Owner.whole`, with rows that are arrays of NumPy."""
+        return self._store.whole()
+
+    def save(self, path: Any, **options: Any) -> None:
+        """As `Owner.save`."""
+        try:
+            self._store.save(path, **options)
+        finally:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Keep the index as the store has it now."""
+        self._kept[0] = tuple(jax.tree.leaves(self._store.index))

@@ -1,0 +1,684 @@
+"""Rows on the host: the same histories, and the same draws bit for bit, as of a plain buffer."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import os
+import signal
+import threading
+import time
+import traceback
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fbuf_adapters.host import HostStore, _batches, _programs, _store
+from support.pair import Pair
+from test_against_oracle import CASES, MANY, SWEPT, agree, uniform
+
+import fbuf
+from fbuf.checks import memory
+from fbuf.disk import manifest
+
+# As the functions of `programs`, of an object.
+
+
+def look(store, key, step=None, beta=0.7, *, batch_size):
+    batch = store.sample(key, batch_size, beta=beta, step=step)
+    ids = store.ids_at(jnp.arange(store.capacity, dtype=jnp.int32))
+    asked = store.size(), store.can_sample(), store.stats()
+    return batch, *asked, store.probability(ids), store.rows()
+
+
+def changing(name):
+    def change(store, *args, **options):
+        getattr(store, name)(*args, **options)
+        return store
+
+    return change
+
+
+NAMES = ("add", "remove", "clear", "update_priority", "end_episode")
+VERBS = SimpleNamespace(look=look, **{name: changing(name) for name in NAMES})
+
+
+class HostPair(Pair):
+    """A store and the oracle."""
+
+    verbs, empty = VERBS, staticmethod(HostStore)
+
+    def parts(self):
+        read = lambda leaf: leaf if isinstance(leaf, jax.Array) else leaf[:]
+        return [jax.tree.map(read, self.state.whole())]
+
+
+class MappedPair(HostPair):
+    """The same with rows in files."""
+
+    def __init__(self, *args, folder, **options):
+        self.empty = lambda *a, **o: HostStore(*a, files=folder, **o)
+        super().__init__(*args, **options)
+
+
+class SavedPair(HostPair):
+    """The same with a checkpoint that is opened, and saved and opened again in between."""
+
+    def __init__(self, *args, folder, **options):
+        self.folder = folder
+        self.empty = lambda *a, **o: self.again(HostStore(*a, **o))
+        super().__init__(*args, **options)
+
+    def again(self, store, opened=True):
+        store.save(self.folder)
+        return HostStore.open(self.folder, sampler=store.index.sampler)[0] if opened else store
+
+    def step(self, rng, *args, **options):
+        super().step(rng, *args, **options)
+        if rng.random() < 0.5:
+            self.state = self.again(self.state, opened=rng.random() < 0.5)
+
+
+def histories(cases, seeds):
+    return [pytest.param(*case[:3], seeds, id=f"host{n:02}") for n, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("shape", "sampler", "autoreset", "seeds"), histories(CASES[4:9:2], [1]))
+def test_any_history(shape, sampler, autoreset, seeds, tmp_path):
+    any_history(shape, sampler, autoreset, seeds, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("shape", "sampler", "autoreset", "seeds"),
+    histories([*CASES, (MANY, uniform(), "same_step"), *SWEPT[-10:]], [2, 3]),
+)
+def test_any_history_of_every_sampler(shape, sampler, autoreset, seeds, tmp_path):
+    any_history(shape, sampler, autoreset, seeds, tmp_path)
+
+
+def any_history(shape, sampler, autoreset, seeds, folder):
+    for seed in seeds:
+        rng, often = np.random.default_rng(seed), (0.1, 0.5, 0.9)[seed % 3]
+        if seed % 3 == 1:
+            pair = HostPair(shape, sampler, autoreset)
+        else:
+            kind = MappedPair if seed % 3 else SavedPair
+            pair = kind(shape, sampler, autoreset, folder=folder / str(seed))
+        for _ in range(10):
+            pair.step(rng, (3, 9), often, odd=True)
+            agree(pair, rng)
+
+
+def achieved_it(achieved, goal):
+    return -jnp.abs(achieved - goal).sum()
+
+
+VIEWS = [
+    fbuf.Item(),
+    fbuf.Item(fields=("reward", "image")),
+    fbuf.Transition(fields=("small",)),
+    fbuf.NStep(3, gamma=0.9),
+    fbuf.Sequence(2, burn_in=1, boundary="pad", state="goal"),
+    fbuf.Sequence(3, boundary="cross", time_major=True),
+    fbuf.FrameStack(3, field="image"),
+    fbuf.FrameStack(2, field="observation", fields=("observation", "reward")),
+    fbuf.ReturnToGo(gamma=0.9),
+    fbuf.Hindsight(achieved_it, ratio=0.5),
+    fbuf.Hindsight(achieved_it, strategy="episode", fields=("goal", "reward")),
+]
+ITEM = {
+    "observation": jnp.zeros(3),
+    "reward": 0.0,
+    "goal": jnp.zeros(2),
+    "achieved_goal": jnp.zeros(2),
+    "image": jnp.zeros((7, 11), jnp.uint8),
+    "small": jnp.zeros(3, jnp.uint16),
+    "half": jnp.zeros((), jnp.bfloat16),
+    "flag": jnp.zeros((), bool),
+    "wide": jnp.zeros(300, jnp.float32),
+}
+
+
+def random_rows(rng, *lead):
+    def leaf(spec):
+        values = rng.integers(0, 200, (*lead, *jnp.shape(spec)))
+        return values.astype(jnp.result_type(spec))
+
+    return jax.tree.map(leaf, ITEM)
+
+
+def same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+draw = jax.jit(fbuf.sample, static_argnames=("batch_size", "view"))
+
+
+@pytest.mark.parametrize(
+    "views",
+    [VIEWS[2:3], *(pytest.param([v], marks=pytest.mark.sweep) for v in VIEWS)],
+    ids=lambda v: type(v[0]).__name__,
+)
+@pytest.mark.parametrize("lockstep", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_every_view_of_every_field(views, lockstep):
+    """Bit for bit what a buffer returns, with ends, around the ring, and after all changes."""
+    rng = np.random.default_rng(5)
+    options = {"num_envs": 2, "sampler": fbuf.Prioritized(), "next_of": "observation"}
+    options |= {"max_ends": 4, "lockstep": lockstep}
+    state, store = fbuf.init(ITEM, 20, **options), HostStore(ITEM, 20, **options)
+    for turn in range(5):
+        rows = random_rows(rng, 2, 4)
+        following = random_rows(rng, 2, 4)["observation"]
+        ends = rng.random((2, 2, 4)) < 0.2
+        given = {"terminated": ends[0], "truncated": ends[1], "next_observation": following}
+        if not lockstep:
+            given["mask"] = rng.random((2, 4)) < 0.7
+        state = fbuf.add(state, rows, **given)
+        store.add(rows, **given)
+        key = jax.random.key(turn)
+        for view in views:
+            batch = draw(state, key, 16, view=view)
+            same(batch, store.sample(key, 16, view=view))
+        if turn == 2:
+            state = fbuf.end_episode(state, mask=jnp.array([True, False]))
+            store.end_episode(mask=jnp.array([True, False]))
+        priority = rng.random(16).astype(np.float32)
+        state = fbuf.update_priority(state, batch.ids, priority)
+        store.update_priority(batch.ids, priority)
+        fields = {name: random_rows(rng, 16)[name] for name in ("reward", "half", "image")}
+        state = fbuf.write(state, batch.ids, fields)
+        store.write(batch.ids, fields)
+    if not views[0].is_random and not views[0].time_major:
+        same(fbuf.rows(state, view=views[0]), store.rows(view=views[0]))
+        same(fbuf.rollout(state, view=views[0]), store.rollout(view=views[0]))
+    names = {name for name in fbuf.stats(state) if name != "bytes"}
+    assert {n: float(store.stats()[n]) for n in names} == {
+        n: float(fbuf.stats(state)[n]) for n in names
+    }
+
+
+def test_rows_belong_to_their_owner_again():
+    """Also wide ones, and those of one environment alone."""
+    store = HostStore(ITEM, 8)
+    rows = random_rows(np.random.default_rng(0), 4)
+    before = jax.tree.map(np.copy, rows)
+    store.add(rows)
+    for leaf in jax.tree.leaves(rows):
+        leaf[:] = 1
+    same(store.rollout().data["wide"][:4], before["wide"])
+    same(store.rollout().data["reward"][:4], before["reward"])
+
+
+def test_a_queue_hands_out_each_row_once():
+    state, store = (make(jnp.int32(0), 8, sampler=fbuf.Fifo()) for make in (fbuf.init, HostStore))
+    for first in range(0, 30, 5):
+        rows = np.arange(first, first + 5, dtype=np.int32)
+        state = fbuf.add(state, rows)
+        store.add(rows)
+        state, batch = fbuf.pop(state, 3)
+        same(batch, store.pop(3))
+        assert int(store.unread()) == int(fbuf.unread(state))
+        assert int(store.space()) == int(fbuf.space(state))
+    assert fbuf.Fault(int(store.stats()["fault"])) == fbuf.Fault.FULL
+
+
+def filled(**options):
+    store = HostStore(jnp.int32(0), 64, **options)
+    store.add(np.arange(40, dtype=np.int32))
+    return store
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_batches_are_those_of_their_moment(prefetch):
+    """Batch `i` is drawn when batch `i - prefetch` is asked for, whatever the thread does."""
+    store, key = filled(), jax.random.key(3)
+    twin = fbuf.add(fbuf.init(jnp.int32(0), 64), np.arange(40, dtype=np.int32))
+    expected = [fbuf.sample(twin, jax.random.fold_in(key, i), 8) for i in range(prefetch)]
+    with store.batches(key, 8, prefetch=prefetch) as batches:
+        for number in range(30):
+            latest = jax.random.fold_in(key, number + prefetch)
+            expected.append(fbuf.sample(twin, latest, 8))
+            same(next(batches), expected[number])
+            rows = np.arange(100 * number, 100 * number + 7, dtype=np.int32)
+            store.add(rows)
+            twin = fbuf.add(twin, rows)
+            if number % 3 == 0:
+                time.sleep(0.002)
+
+
+def test_batches_in_order_make_epochs():
+    store = filled(sampler=fbuf.Shuffled())
+    with store.batches(jax.random.key(0), 8) as batches:
+        found = np.concatenate([np.asarray(next(batches).data) for _ in range(5)])
+    assert sorted(found.tolist()) == list(range(40))
+
+
+def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
+    store = filled()
+    batches = store.batches(jax.random.key(0), 8)
+    next(batches)
+
+    def broken(*args):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(_store._programs, "take", broken)
+    failed = []
+    for _ in range(6):
+        try:
+            next(batches)
+        except OSError as error:
+            failed.append(error)
+    assert len(failed) >= 3  # but for those that were ready
+    assert "in broken" in "".join(traceback.format_exception(failed[0]))
+    with store.lock:
+        store.take_what_was_drawn()
+    monkeypatch.undo()
+    store.add(np.arange(3, dtype=np.int32))  # nothing waits for what has failed
+    for _ in range(2):  # those that were made before the disk came back
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(batches)
+    next(batches)
+    batches.close()
+
+
+def test_the_thread_ends_in_every_state():
+    before = set(threading.enumerate())
+    store = filled()
+    never, once = (store.batches(jax.random.key(n), 8) for n in range(2))
+    next(once)
+    never.close()
+    once.close()
+    once.close()
+    with pytest.raises(RuntimeError, match="these were closed"):
+        next(once)
+    left = store.batches(jax.random.key(2), 8)
+    next(left)
+    del left  # forgotten
+    with store.batches(jax.random.key(3), 8) as batches:
+        next(batches)
+    other = store.batches(jax.random.key(4), 8)
+    next(other)
+    store.close()
+    until = time.monotonic() + 20
+    while set(threading.enumerate()) - before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda s: s.add(np.zeros(3)), TypeError, "items is float64"),
+        (lambda s: s.add(np.zeros((3, 2), np.int32)), ValueError, "one item, or"),
+        (lambda s: s.add({"x": np.int32(1)}), ValueError, "tree of the item"),
+        (lambda s: s.add(np.int32(1), priority=1.0), ValueError, "keeps no priorities"),
+        (lambda s: s.add(2**40), (ValueError, TypeError, OverflowError), "hold|int32|large"),
+        (lambda s: s.sample(jax.random.key(0), 0), ValueError, "batch_size"),
+        (lambda s: s.sample(jax.random.key(0), 2, view=fbuf.Item), TypeError, "view"),
+        (lambda s: s.sample(jax.random.key(0), 2, step=1), ValueError, "takes no step"),
+        (lambda s: s.batches(jax.random.key(0), 2, prefetch=0), ValueError, "prefetch"),
+        (lambda s: s.batches(0, 2), TypeError, "key"),
+        (lambda s: s.read(3), TypeError, "ids must be a fbuf.Ids"),
+        (lambda s: s.pop(2), ValueError, "Fifo"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(call, error, match):
+    store = filled()
+    with pytest.raises(error, match=match):
+        call(store)
+    assert store.size() == 40
+    store.add(np.int32(7))
+    assert store.size() == 41
+
+
+def test_files_leave_nothing_behind(tmp_path):
+    """They have no names: a process that is killed leaves no gigabytes on the disk."""
+    store = HostStore(jnp.int32(0), 1000, files=tmp_path / "rows")
+    store.add(np.arange(1500, dtype=np.int32))
+    assert (tmp_path / "rows").is_dir()
+    assert not list((tmp_path / "rows").iterdir())
+    assert store.rows().data.tolist() == list(range(500, 1500))
+
+
+def test_what_there_is_no_room_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "free_of_host", lambda: 2**20)
+    with pytest.raises(MemoryError, match=r"take 3.8 MiB of .* has 1.0 MiB free.* give files"):
+        HostStore(jnp.zeros(1000), 1000)
+    HostStore(jnp.zeros(1000), 1000, files=tmp_path)
+    with pytest.raises(OSError, match="No space left") as error:
+        HostStore(jnp.zeros(2**28), 2**12, files=tmp_path)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_rows_of_which_all_are_masked_write_nothing():
+    store = filled()
+    before = store.rows()
+    store.add(np.int32(7), mask=False)
+    same(before, store.rows())
+
+
+def test_what_a_full_store_says_of_itself():
+    store = filled(num_envs=None)
+    assert repr(store) == "HostStore(Uniform, 40 of 64 rows)"
+    assert (store.capacity, store.next_of) == (64, None)
+    assert store.item == jax.ShapeDtypeStruct((), jnp.int32)
+    assert dataclasses.is_dataclass(store.sample(jax.random.key(0), 2))
+
+
+@pytest.mark.parametrize("background", [pytest.param(False, marks=pytest.mark.sweep), True])
+def test_what_was_saved_comes_back(tmp_path, background):
+    """As a store and as a buffer, also if only what is new was written."""
+    rng, options = np.random.default_rng(1), {"sampler": fbuf.Prioritized(), "num_envs": 2}
+    options |= {"next_of": "observation", "max_ends": 4}
+    store = HostStore(ITEM, 20, **options, files=tmp_path / "rows")
+    for turn in range(4):
+        following = random_rows(rng, 2, 4)["observation"]
+        ends = rng.random((2, 4)) < 0.3
+        store.add(random_rows(rng, 2, 4), terminated=ends, next_observation=following)
+        store.write(store.newest_ids(1), {"reward": np.zeros((2, 1), np.float32)})
+        store.save(tmp_path / "saved", extra={"turn": turn}, background=background)
+        fbuf.wait(tmp_path / "saved")
+        loaded, extra = HostStore.load(tmp_path / "saved")
+        state, _ = fbuf.load(tmp_path / "saved")
+        assert extra == {"turn": turn}
+        key = jax.random.key(turn)
+        for view in (fbuf.Transition(), fbuf.NStep(2, gamma=0.5)):
+            batch = store.sample(key, 16, view=view)
+            same(batch, loaded.sample(key, 16, view=view))
+            same(batch, draw(state, key, 16, view=view))
+        if turn == 2:
+            store = loaded
+    # The last save wrote the new rows, and not all of them.
+    newest = max((tmp_path / "saved").rglob("rows-*.npy"))
+    assert newest.stat().st_size < 10 * sum(array.nbytes // 20 for array in arrays_of(store))
+
+
+def arrays_of(store):
+    return jax.tree.leaves(store.whole().storage)
+
+
+def test_a_buffer_on_the_device_goes_on_as_a_store(tmp_path):
+    state = fbuf.add(fbuf.init(jnp.int32(0), 8), np.arange(11, dtype=np.int32))
+    state = fbuf.save(tmp_path, state)
+    store, _ = HostStore.load(tmp_path)
+    same(store.rows(), fbuf.rows(state))
+    store.add(np.int32(50))
+    assert store.rows().data.tolist() == [4, 5, 6, 7, 8, 9, 10, 50]
+    store.save(tmp_path)
+    assert fbuf.rows(fbuf.load(tmp_path).state).data.tolist() == [4, 5, 6, 7, 8, 9, 10, 50]
+
+
+@pytest.mark.parametrize("lockstep", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_a_checkpoint_is_opened_as_a_data_set(tmp_path, lockstep):
+    """Rows of several saves, around the ring, and such as `write` has changed."""
+    rng = np.random.default_rng(3)
+    options = {"num_envs": 2, "sampler": fbuf.Prioritized(), "next_of": "observation"}
+    state = fbuf.init(ITEM, 24, **options, lockstep=lockstep)
+    for turn in range(5):
+        rows, following = random_rows(rng, 2, 3), random_rows(rng, 2, 3)["observation"]
+        given = {"terminated": rng.random((2, 3)) < 0.3, "next_observation": following}
+        if not lockstep:
+            given["mask"] = rng.random((2, 3)) < 0.8
+        state = fbuf.add(state, rows, **given)
+        key = jax.random.key(turn)
+        ids = fbuf.sample(state, key, 3).ids
+        fields = {name: random_rows(rng, 3)[name] for name in ("reward", "image")}
+        state = fbuf.write(state, ids, fields)
+        state = fbuf.save(tmp_path, state, extra={"turn": turn})
+        store, extra = HostStore.open(tmp_path)
+        assert extra == {"turn": turn}
+        for view in (fbuf.Item(), fbuf.NStep(2, gamma=0.5), fbuf.Transition(fields=("half",))):
+            expected = draw(state, key, 16, view=view)
+            same(expected, store.sample(key, 16, view=view))
+        same(fbuf.rows(state), store.rows())
+    assert not store._rows._count  # what changes is a copy
+
+
+def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
+    """Opened, changed in every way, and saved: only what is new is written, and it is all there."""
+    rng, path = np.random.default_rng(4), tmp_path / "saved"
+    options = {"num_envs": 2, "sampler": fbuf.Prioritized(), "next_of": "observation"}
+    options |= {"max_ends": 8, "autoreset": "next_step"}
+    plain, store = HostStore(ITEM, 40, **options), HostStore(ITEM, 40, **options)
+    store.save(path)
+    store, _ = HostStore.open(path)
+    for turn in range(16):
+        rows, following = random_rows(rng, 2, 5), random_rows(rng, 2, 5)["observation"]
+        given = {"terminated": rng.random((2, 5)) < 0.2, "next_observation": following}
+        ids = plain.sample(jax.random.key(turn), 4).ids if turn else None
+        fields = {name: random_rows(rng, 4)[name] for name in ("reward", "image")}
+        for each in (plain, store):
+            each.add(rows, **given)
+            if ids is not None:
+                each.write(ids, fields)
+                each.update_priority(ids, np.full(4, turn, np.float32))
+        if turn % 3 == 2:
+            store.save(path, background=turn % 2 == 0)
+            fbuf.wait(path)
+            if turn % 2:  # its rows are those of the files now
+                assert store._rows._count == 0
+            loaded, _ = HostStore.load(path)
+            same(loaded.rows(), plain.rows())
+        if turn in (5, 11):
+            store, _ = HostStore.open(path)
+        key = jax.random.key(turn)
+        for view in (fbuf.Item(), fbuf.NStep(2, gamma=0.5)):
+            same(plain.sample(key, 16, view=view), store.sample(key, 16, view=view))
+        same(plain.rows(), store.rows())
+    newest = max(path.rglob("rows-*.npy")).stat().st_size
+    assert newest < 33 * sum(array.nbytes // 40 for array in plain._rows.arrays)
+    other = tmp_path / "other"  # a whole copy, though most rows lie in files
+    store.save(other)
+    same(fbuf.rows(fbuf.load(other).state), plain.rows())
+    store.add(rows, **given)
+    plain.add(rows, **given)
+    same(plain.rows(), store.rows())
+
+
+def test_two_stores_of_one_directory_do_not_mix(tmp_path):
+    first = HostStore(jnp.int32(0), 8)
+    first.add(np.arange(6, dtype=np.int32))
+    first.save(tmp_path)
+    one, two = HostStore.open(tmp_path)[0], HostStore.open(tmp_path)[0]
+    one.add(np.int32(10))
+    two.add(np.int32(20))
+    one.save(tmp_path)
+    two.save(tmp_path)
+    assert HostStore.open(tmp_path)[0].rows().data[-7:].tolist() == [0, 1, 2, 3, 4, 5, 20]
+    assert one.rows().data[-7:].tolist() == [0, 1, 2, 3, 4, 5, 10]
+    one.add(np.int32(11))
+    one.save(tmp_path)
+    assert fbuf.rows(fbuf.load(tmp_path).state).data.tolist() == [0, 1, 2, 3, 4, 5, 10, 11]
+
+
+def test_files_of_another_length_are_refused(tmp_path):
+    state = fbuf.add(fbuf.init(jnp.int32(0), 8), np.arange(11, dtype=np.int32))
+    fbuf.save(tmp_path, state)
+    (path,) = tmp_path.rglob("rows-*.npy")
+    whole = path.read_bytes()
+    for wrong in (whole[:-1], whole + b"0"):
+        path.write_bytes(wrong)
+        with pytest.raises(fbuf.CheckpointError, match=f"it has {len(wrong)} bytes"):
+            HostStore.open(tmp_path)
+    path.unlink()
+    with pytest.raises(fbuf.CheckpointError, match=path.name):
+        HostStore.open(tmp_path)
+    with pytest.raises(fbuf.CheckpointError, match="there is no checkpoint"):
+        HostStore.open(tmp_path / "elsewhere")
+
+
+def test_more_rows_than_there_was_room_for(tmp_path):
+    HostStore(jnp.int32(0), 1000).save(tmp_path)
+    store, _ = HostStore.open(tmp_path)
+    for first in (0, 40, 80, 300):
+        store.add(np.arange(first, first + 200, dtype=np.int32))
+        assert store.rows().data[-200:].tolist() == [*range(first, first + 200)]
+
+
+def test_after_a_change_that_failed_half_way_nothing_is_returned(monkeypatch):
+    """The index has the rows, and some of them are not there."""
+    store = filled()
+
+    def full(*args):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(type(store._rows), "apply", full)
+    with pytest.raises(MemoryError, match="no room"):
+        store.add(np.int32(1))
+    monkeypatch.undo()
+    calls = [lambda: store.add(np.int32(1)), lambda: store.sample(jax.random.key(0), 2)]
+    for call in [*calls, store.rows, store.size, lambda: next(store.batches(KEY, 2))]:
+        with pytest.raises(RuntimeError, match="load the last checkpoint") as error:
+            call()
+        assert isinstance(error.value.__cause__, MemoryError)
+
+
+KEY = jax.random.key(0)
+
+
+def test_another_configuration_is_fallen_back_to(tmp_path):
+    rows = np.arange(5, dtype=np.int32)
+    fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 16), rows))
+    fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 8), rows + 10))
+    (newest,) = tmp_path.rglob("index-00000002.npy")
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    with pytest.warns(UserWarning, match="reading the checkpoint before it"):
+        store, _ = HostStore.load(tmp_path, fallback=True)
+    store.add(np.arange(20, 31, dtype=np.int32))
+    assert store.rows().data.tolist() == [0, 1, 2, 3, 4, *range(20, 31)]
+
+
+def test_threads_share_batches(monkeypatch):
+    """Each is handed out once, and whoever waits when they are closed is told."""
+    store, found = filled(), []
+    batches = store.batches(KEY, 4, prefetch=3)
+    take = lambda: found.extend(tuple(next(batches).data.tolist()) for _ in range(30))
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    again = store.batches(KEY, 4)
+    alone = [next(again).data.tolist() for _ in range(90)]
+    assert sorted(found) == sorted(map(tuple, alone))
+
+    slow, errors = _programs.take, []
+    monkeypatch.setattr(_programs, "take", lambda *a: (time.sleep(0.2), slow(*a))[1])
+    waiting = store.batches(jax.random.key(1), 4)
+
+    def wait():
+        for _ in range(9):
+            try:
+                next(waiting)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    waiting.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert errors
+    assert all("these were closed" in error for error in errors)
+
+
+def test_an_interrupt_loses_no_batch(monkeypatch):
+    """Wherever it comes within `next`."""
+    store = filled()
+    whole = store.batches(KEY, 4)
+    expected = [next(whole).data.tolist() for _ in range(20)]
+    batches, found, submit = store.batches(KEY, 4), [], _batches.Worker.submit
+
+    def interrupted(worker, task):
+        submit(worker, task)
+        signal.raise_signal(signal.SIGINT)
+
+    for turn in range(20):
+        if turn % 3 == 1:
+            monkeypatch.setattr(_batches.Worker, "submit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+            monkeypatch.undo()
+        found.append(next(batches).data.tolist())
+    assert found == expected
+
+
+def test_saves_in_the_background_free_what_they_have_written(tmp_path, monkeypatch):
+    HostStore({"n": jnp.int32(0)}, 1000).save(tmp_path)
+    store, _ = HostStore.open(tmp_path)
+    for turn in range(6):
+        store.add({"n": np.arange(turn * 50, turn * 50 + 50, dtype=np.int32)})
+        store.save(tmp_path, background=True)
+        # Written again while the save may be under way: it is the newer that counts.
+        store.write(store.newest_ids(2), {"n": jnp.full(2, turn, jnp.int32)})
+        expected = [*range(turn * 50 + 48), turn, turn]
+        for before in range(turn):
+            expected[before * 50 + 48 : before * 50 + 50] = [before, before]
+        assert store.rows().data["n"][-len(expected) :].tolist() == expected
+        assert store._rows._count <= 106
+    store.save(tmp_path)
+    assert store._rows._count == 0
+    assert fbuf.rows(fbuf.load(tmp_path).state).data["n"][-300:].tolist() == expected
+
+    def broken(*args):
+        raise OSError("the disk is gone")
+
+    store.add({"n": np.arange(900, 920, dtype=np.int32)})
+    monkeypatch.setattr(manifest, "write", broken)
+    store.save(tmp_path, background=True)
+    with pytest.raises(OSError, match="the disk is gone"):
+        store.save(tmp_path)
+    monkeypatch.undo()
+    assert store.rows().data["n"][-20:].tolist() == [*range(900, 920)]
+    store.save(tmp_path)
+    assert store.rows().data["n"][-20:].tolist() == [*range(900, 920)]
+    assert HostStore.open(tmp_path)[0].rows().data["n"][-320:].tolist() == [
+        *expected,
+        *range(900, 920),
+    ]
+
+
+def test_a_file_takes_one_descriptor(tmp_path):
+    item = {str(n): jnp.zeros((40, 40)) for n in range(9)}
+    state = fbuf.init(item, 40)
+    for _ in range(20):
+        one = jax.tree.map(lambda leaf: np.ones((1, *leaf.shape), np.float32), item)
+        state = fbuf.save(tmp_path, fbuf.add(state, one))
+    before = len(os.listdir("/proc/self/fd"))
+    store, _ = HostStore.open(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) - before <= 20
+    assert float(store.rows().data["3"].sum()) == 20 * 1600
+
+
+def test_a_pop_that_fails_reads_nothing():
+    store = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
+    store.add(np.arange(6, dtype=np.int32))
+    with pytest.raises(TypeError, match="view must be"):
+        store.pop(2, view=fbuf.Item)
+    assert store.pop(2).data.tolist() == [0, 1]
+
+
+@pytest.mark.sweep
+def test_batches_of_64_bits():
+    with jax.enable_x64(True):
+        store = HostStore({"n": jnp.int64(0)}, 20)
+        store.add({"n": np.arange(5) + 2**40})
+        with store.batches(KEY, 8) as batches:
+            same(next(batches), store.sample(jax.random.fold_in(KEY, 0), 8))
+
+
+def test_in_another_process_it_says_so(monkeypatch):
+    store = filled()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="made in another process"):
+        store.size()
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        copy.copy(store)
