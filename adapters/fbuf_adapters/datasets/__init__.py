@@ -1,0 +1,22 @@
+"""Data sets into buffers and out of them: Minari, D4RL's HDF5, npz files and plain arrays.
+
+Minari, Gymnasium and h5py are imported by the functions that need them, when they are called.
+"""
+
+from fbuf_adapters.datasets._arrays import from_arrays as from_arrays
+from fbuf_adapters.datasets._d4rl import from_d4rl as from_d4rl
+from fbuf_adapters.datasets._errors import DatasetError as DatasetError
+from fbuf_adapters.datasets._from_npz import from_npz as from_npz
+from fbuf_adapters.datasets._minari import from_minari as from_minari
+from fbuf_adapters.datasets._to_minari import to_minari as to_minari
+from fbuf_adapters.datasets._to_npz import to_npz as to_npz
+
+__all__ = [
+    "DatasetError",
+    "from_arrays",
+    "from_d4rl",
+    "from_minari",
+    "from_npz",
+    "to_minari",
+    "to_npz",
+]

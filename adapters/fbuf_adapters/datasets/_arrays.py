@@ -1,0 +1,99 @@
+"""Plain arrays into a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import NEXT, flags, named, spec, under
+from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._loading import Options, load
+
+
+def from_arrays(
+    arrays: Any,
+    into: Any = None,
+    *,
+    terminated: Any,
+    truncated: Any = None,
+    next_observation: Any = None,
+    sampler: Any = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """Load rows that lie one after another, episode by episode, into a buffer.
+
+    `N` is the number of rows. All are checked before the first one is added, but for values that a
+    cast may meet. What is loaded begins an episode: one that is open in `into` is ended.
+
+    Args:
+        arrays: The item's tree: leaves `[N, ...]`, of NumPy or of anything with `shape`, `dtype`
+            and slices, such as an `h5py.Dataset`. Only a part of them is read at a time. Fields
+            that the buffer does not have are left out. Names are the collectors': `observation`,
+            `action`, `reward`.
+        into: A `fbuf.State` without `num_envs`, which is consumed as by `fbuf.add`; or such a
+            `fbuf_adapters.host.HostStore`, to which is added in place. None makes a `fbuf.State`
+            with room for just these rows, and for all last observations.
+        terminated: `[N]`, bools or numbers 0 and 1: the episode ended by itself at this row.
+        truncated: `[N]`, likewise: the episode was cut off after this row. None is nowhere. The
+            last row of all counts as truncated if it ends no episode.
+        next_observation: What each row's step led to, leaves `[N, ...]`. None takes the field
+            `next_observation` of `arrays`. If there is none, the following row has it, and at ends
+            of episodes nobody knows it: views that return it mask those rows.
+        sampler: Of a new buffer, as for `fbuf.init`.
+        next_of: Of a new buffer, as for `fbuf.init`.
+        casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
+            for all leaves under it. Nothing else is ever cast. Floats are rounded; a number that
+            the new dtype cannot hold is an error.
+        progress: Show a bar if it takes more than a second; None shows it on a terminal.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: If a field is missing or has another shape or dtype than the buffer's; if
+            fields have different lengths; if a flag is neither 0 nor 1; if the buffer has no room
+            for all rows, or for the last observations of all episodes; if it has `next_of` and a
+            `next_observation` is not the observation of the following row.
+        TypeError: If `into` is neither a buffer nor a store.
+        RuntimeError: If `into` has been consumed.
+
+    An exception in the middle, Ctrl-C too, leaves the rows that were added before in the buffer,
+    which is its attribute `state`; a note says how many they are. An episode that is there in part
+    is truncated.
+
+    Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or
+    4 MiB, whichever is less. One program adds all chunks.
+
+    Examples:
+        >>> import fbuf, numpy as np
+        >>> from fbuf_adapters.datasets import from_arrays
+        >>> rows = {"observation": np.zeros((5, 3), np.float32), "reward": np.ones(5)}
+        >>> ends = np.array([0, 0, 1, 0, 1])
+        >>> from_arrays(rows, terminated=ends, casts={"reward": "float32"})
+        State(Uniform, 5 of 5 rows)
+    """
+    where = "from_arrays"
+    fields = {name: _array(where, name, leaf) for name, leaf in named(arrays).items()}
+    following = under(fields, NEXT)
+    if next_observation is not None:
+        led_to = named({NEXT: next_observation})
+        following = under({name: _array(where, name, leaf) for name, leaf in led_to.items()}, NEXT)
+    ended = flags(where, "terminated", terminated)
+    cut = np.zeros_like(ended) if truncated is None else flags(where, "truncated", truncated)
+    item = jax.tree.unflatten(jax.tree.structure(arrays), [spec(x) for x in fields.values()])
+    data = Flat(where, fields, ended, cut, following=following, item=item)
+    return load(where, data, into, Options(sampler, next_of, casts, progress))
+
+
+def _array(where: str, name: str, leaf: Any) -> Any:
+    if all(hasattr(leaf, part) for part in ("shape", "dtype", "__getitem__")) and leaf.shape:
+        return leaf
+    raise DatasetError(
+        f"{where}: {name or 'arrays'} must be an array [rows, ...], got {type(leaf).__name__}"
+    )

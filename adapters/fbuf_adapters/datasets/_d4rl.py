@@ -1,0 +1,146 @@
+"""D4RL's flat HDF5 files into a buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.datasets._errors import DatasetError, needed
+from fbuf_adapters.datasets._fields import NEXT, Array, flags, named, under
+from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._loading import Options, load
+
+_CALLED = {"observation": "observations", "action": "actions", "reward": "rewards"}
+
+
+def from_d4rl(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    *,
+    infos: Sequence[str] = (),
+    max_episode_steps: int | None = None,
+    sampler: Any = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """Load a flat HDF5 file, as D4RL has them, into a buffer.
+
+    The file has `observations`, `actions`, `rewards` and `terminals`, and may have `timeouts` and
+    `next_observations`, each with one axis of rows. Groups of arrays are dict spaces. Rows get the
+    fields `observation`, `action` and `reward`; `terminals` are `terminated`, and `timeouts` are
+    `truncated`.
+
+    Without `next_observations`, the following row has the next observation. At the end of an
+    episode nobody has it: the following row is of another episode. Views that return next
+    observations mask these rows. A warning says how many of them terminated.
+
+    Args:
+        path: The file.
+        into: As for `from_arrays`.
+        infos: More fields to load: `"qpos"` is the file's `infos/qpos`.
+        max_episode_steps: For a file without `timeouts`: an episode that has not terminated after
+            so many steps is truncated.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if the file is cut off, is no HDF5, or lacks an
+            array.
+        ImportError: If h5py is not installed.
+
+    Cost: as of `from_arrays`; the flags of all rows are read first, the rest a chunk at a time.
+
+    Examples:
+        >>> import h5py, numpy as np, os, tempfile
+        >>> from fbuf_adapters.datasets import from_d4rl
+        >>> path = os.path.join(tempfile.mkdtemp(), "walks.hdf5")
+        >>> with h5py.File(path, "w") as file:
+        ...     for name in ("observations", "actions"):
+        ...         file[name] = np.zeros((6, 2), np.float32)
+        ...     file["rewards"] = np.ones(6, np.float32)
+        ...     file["terminals"] = np.zeros(6, bool)
+        ...     file["timeouts"] = np.arange(6) % 3 == 2
+        >>> from_d4rl(path, next_of="observation")
+        State(Uniform, 6 of 6 rows)
+
+    References:
+        Fu, Kumar, Nachum, Tucker, Levine, 2020: D4RL: Datasets for Deep Data-Driven Reinforcement
+        Learning. https://arxiv.org/abs/2004.07219
+    """
+    where = "from_d4rl"
+    h5py = needed(where, "h5py")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
+    try:
+        with h5py.File(path, "r") as file:
+            data = _flat(where, file, infos, max_episode_steps)
+            return load(where, data, into, Options(sampler, next_of, casts, progress))
+    except OSError as error:
+        wrong = DatasetError(
+            f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no HDF5 "
+            f"({error})"
+        )
+        wrong.state = getattr(error, "state", None)
+        for note in getattr(error, "__notes__", ()):
+            wrong.add_note(note)
+        raise wrong from error
+
+
+def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Flat:
+    called = {"terminated": "terminals", "truncated": "timeouts"}
+    fields: dict[str, Any] = {}
+    for name, theirs in [*_CALLED.items(), *((name, f"infos/{name}") for name in infos)]:
+        if name in fields:
+            raise DatasetError(f"{where}: infos has {name!r}, which is a field already")
+        for leaf, array in _arrays(where, file, name, theirs).items():
+            fields[leaf] = array
+            called[leaf] = theirs + leaf.removeprefix(name).replace(".", "/")
+    following: dict[str, Any] = {}
+    if "next_observations" in file:
+        following = under(_arrays(where, file, NEXT, "next_observations"), NEXT)
+        called |= {NEXT + name: "next_observations" + name.replace(".", "/") for name in following}
+    terminated = _flags(where, file, "terminals")
+    if "timeouts" not in file:
+        truncated = _timeouts(terminated, steps)
+    elif steps is None:
+        truncated = _flags(where, file, "timeouts")
+    else:
+        raise DatasetError(
+            f"{where}: the file has timeouts, so it says itself where episodes are truncated; "
+            "leave max_episode_steps out"
+        )
+    return Flat(where, fields, terminated, truncated, following=following, called=called)
+
+
+def _arrays(where: str, file: Any, name: str, theirs: str) -> dict[str, Any]:
+    """The arrays of a field by name, not read yet."""
+    if theirs not in file:
+        raise DatasetError(
+            f"{where}: the file has no {theirs!r}; it has {', '.join(sorted(file)) or 'nothing'}"
+        )
+    tree = lambda node: {k: tree(v) for k, v in node.items()} if hasattr(node, "items") else node
+    return named({name: tree(file[theirs])})
+
+
+def _flags(where: str, file: Any, name: str) -> Array:
+    return flags(where, name, _arrays(where, file, name, name)[name][()])
+
+
+def _timeouts(terminated: Array, steps: int | None) -> Array:
+    """Where episodes are truncated that have not terminated after so many steps."""
+    truncated = np.zeros_like(terminated)
+    start = 0
+    for end in [*(np.flatnonzero(terminated) + 1).tolist(), len(terminated)]:
+        if steps is not None:
+            truncated[start + steps - 1 : end : steps] = True
+        start = end
+    return truncated & ~terminated

@@ -1,0 +1,42 @@
+"""The one error of data sets, and what is said of a package that is not there."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class DatasetError(ValueError):
+    """A data set cannot be loaded or written as you asked.
+
+    The message names the episode and the field where there is one, and says what to do. If rows
+    were added before, it has a note that says how many, and the buffer with them is in `state`.
+
+    Attributes:
+        state: The buffer with the rows that were added before; None if none were. Any other
+            exception that ends a load, such as `KeyboardInterrupt`, gets the same attribute.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fbuf_adapters.datasets import DatasetError, from_arrays
+        >>> try:
+        ...     from_arrays({"reward": np.zeros(3)}, terminated=np.zeros(2, bool))
+        ... except DatasetError as error:
+        ...     print(error)
+        from_arrays: reward has 3 rows, and terminated has 2
+    """
+
+    state: Any = None
+
+
+DatasetError.__module__ = "fbuf_adapters.datasets"  # where users find it
+
+
+def needed(where: str, name: str) -> Any:
+    """A package, or the error that says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:  # it is there, and lacks something itself
+            raise
+        raise ImportError(f'{where} needs {name}: pip install "fbuf[datasets]"') from error

@@ -1,0 +1,214 @@
+"""The fields of rows by name, and what they are stored as."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf_adapters.datasets._errors import DatasetError
+
+Array = np.ndarray[Any, Any]
+
+NEXT = "next_observation"
+"""The field of an item that holds what the row's step led to."""
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by name: `"observation.camera"`, `"observation.0"` in a tuple."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def nested(leaves: Mapping[str, Any]) -> Any:
+    """The dicts and tuples of leaves by name."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *above, last = name.split(".")
+        at = tree
+        for part in above:
+            at = at.setdefault(part, {})
+        at[last] = leaf
+    return _with_tuples(tree)
+
+
+def _with_tuples(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: _with_tuples(part) for name, part in tree.items()}
+    if parts and all(str(place) in parts for place in range(len(parts))):
+        return tuple(parts[str(place)] for place in range(len(parts)))
+    return parts
+
+
+def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The leaves of a field, by what their names have behind its own: `""` or `".camera"`."""
+    return {
+        name.removeprefix(field): leaf
+        for name, leaf in leaves.items()
+        if name == field or name.startswith(f"{field}.")
+    }
+
+
+def spec(array: Any) -> jax.ShapeDtypeStruct:
+    """Of one row of an array."""
+    return jax.ShapeDtypeStruct(tuple(array.shape[1:]), np.dtype(array.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Casts:
+    """Which fields may be cast, as the caller has said."""
+
+    where: str
+    given: Mapping[str, Any]
+
+    def of(self, name: str) -> np.dtype[Any] | None:
+        """The dtype that a leaf may be cast to; that of the longest name counts."""
+        fits = [key for key in self.given if name == key or name.startswith(f"{key}.")]
+        return jnp.dtype(self.given[max(fits, key=len)]) if fits else None
+
+    def check(self, names: list[str]) -> None:
+        """Refuse what names no field."""
+        for key in self.given:
+            if not any(name == key or name.startswith(f"{key}.") for name in names):
+                raise DatasetError(
+                    f"{self.where}: casts has {key!r}, which no field is called; there are "
+                    f"{', '.join(names)}"
+                )
+
+    def cast(self, array: Array, stored: np.dtype[Any], name: str, place: Callable[[int], str]):
+        """An array as it is stored: floats may be rounded, integers keep their values.
+
+        Args:
+            array: `[B, ...]`.
+            stored: The dtype.
+            name: Of the field, for errors.
+            place: Says where a row is, for errors.
+        """
+        if array.dtype == stored:
+            return array
+        if self.of(name) is None:
+            raise DatasetError(
+                f"{self.where}: {place(0)}: {name} is {array.dtype}, and was {stored} before; if "
+                f"it may be cast, give casts={{{name!r}: {stored.name!r}}}"
+            )
+        if not castable(array.dtype, stored):
+            raise DatasetError(
+                f"{self.where}: {place(0)}: {name} is {array.dtype}, which cannot be cast to "
+                f"{stored} without another meaning; convert it yourself and use from_arrays"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(stored)
+        if jnp.issubdtype(stored, jnp.integer):
+            limits = jnp.iinfo(stored)
+            bad = (array < int(limits.min)) | (array > int(limits.max))
+        else:
+            bad = ~np.isfinite(cast.astype(np.float64)) & np.isfinite(array)
+        if bad.any():
+            at = np.argwhere(bad)[0]
+            raise DatasetError(
+                f"{self.where}: {place(int(at[0]))}: {name} holds {array[tuple(at)]}, which "
+                f"{stored} cannot hold"
+            )
+        return cast
+
+
+def castable(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
+    """Whether a cast keeps the meaning: floats stay floats, and integers are no bools."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    rank = lambda dtype: next((n for n, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9)
+    return rank(before) <= rank(after) < len(kinds)
+
+
+def stored_specs(
+    where: str,
+    found: Mapping[str, jax.ShapeDtypeStruct],
+    item: Mapping[str, Any] | None,
+    casts: Casts,
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What the fields are stored as.
+
+    Args:
+        where: Who asks.
+        found: One row of the data set, by name.
+        item: One row of the buffer, by name; None is for a new buffer, which takes all.
+        casts: What may be cast.
+
+    Raises:
+        DatasetError: If the buffer has a field that the data set lacks, or if a field has another
+            shape or dtype.
+    """
+    casts.check(list(found))
+    wanted = {name: item[name] for name in item} if item is not None else dict(found)
+    lines: list[str] = []
+    asked: dict[str, str] = {}
+    stored: dict[str, jax.ShapeDtypeStruct] = {}
+    for name, theirs in wanted.items():
+        if name not in found:
+            raise DatasetError(
+                f"{where}: the buffer has a field {name or 'items'!r}, which the data set lacks; "
+                f"it has {', '.join(found)}. Leave the field out of the item, or add it to the "
+                "data and use from_arrays"
+            )
+        ours, cast = found[name], casts.of(name)
+        if tuple(ours.shape) != tuple(theirs.shape):
+            raise DatasetError(
+                f"{where}: {name} has shape {tuple(ours.shape)} in the data set, and "
+                f"{tuple(theirs.shape)} in the buffer; make the buffer for such rows"
+            )
+        dtype = np.dtype(ours.dtype) if cast is None else cast
+        if cast is not None and not castable(np.dtype(ours.dtype), cast):
+            raise DatasetError(
+                f"{where}: {name} is {ours.dtype}, which cannot be cast to {cast} without another "
+                "meaning; convert it yourself and use from_arrays"
+            )
+        fits = np.dtype(theirs.dtype) if item is not None else _storable(where, name, dtype)
+        if dtype != fits:
+            into = f"and the buffer stores {fits}" if item is not None else ""
+            lines.append(f"{name} is {dtype}{', ' if into else ''}{into}")
+            asked[name] = fits.name
+        stored[name] = jax.ShapeDtypeStruct(tuple(ours.shape), fits)
+    if lines:
+        new = "" if item is not None else ", which a new buffer cannot store"
+        raise DatasetError(
+            f"{where}: {'; '.join(lines)}{new}; if it may be cast, give "
+            f"casts={ {**casts.given, **asked} }"
+        )
+    return stored
+
+
+def _storable(where: str, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that JAX has for it: of 64 bits, unless they are on, the one of 32."""
+    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_)):
+        raise DatasetError(f"{where}: {name} is {dtype}, which cannot be stored; leave it out")
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def flags(where: str, name: str, found: Any, episode: int | None = None) -> Array:
+    """A flag a row, as bools.
+
+    Raises:
+        DatasetError: If there is another value than 0 and 1.
+    """
+    array = np.asarray(found)
+    if array.dtype == np.bool_ and array.ndim == 1:
+        return array
+    of = "" if episode is None else f"episode {episode}: "
+    if array.ndim != 1:
+        raise DatasetError(
+            f"{where}: {of}{name} must be one flag a row, [rows], got shape {array.shape}"
+        )
+    if array.dtype.kind not in "iuf":
+        raise DatasetError(f"{where}: {of}{name} must be bools, or numbers 0 and 1")
+    bad = (array != 0) & (array != 1)  # NaN is neither
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DatasetError(
+            f"{where}: {of}{name} must be 0 or 1, got {array[row]} in row {row}; say where "
+            "episodes end"
+        )
+    return array == 1

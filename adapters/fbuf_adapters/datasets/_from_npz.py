@@ -1,0 +1,126 @@
+"""npz files into a buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import NEXT, flags, under
+from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._npz_members import Member
+
+LAST = "last_observation"
+"""The last observations of episodes, whose rows are in `LAST_ROW`."""
+
+LAST_ROW = "last_observation_row"
+DTYPES = "dtypes"
+"""Lines `name=dtype`, of arrays whose dtypes NumPy does not know."""
+
+
+def from_npz(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    *,
+    sampler: Any = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """Load an npz file, of `to_npz` or your own, into a buffer.
+
+    The arrays have one axis of rows, episode after episode. `terminated` has to be there, and
+    `truncated` may; the others are fields. `observation.camera` is the field `camera` of
+    `observation`, and `observation.0` the first part of a tuple. Next observations are those of
+    `next_observation`, a row each, if it is there.
+
+    Args:
+        path: The file.
+        into: As for `from_arrays`.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if the file is cut off, damaged, or no npz. A
+            flipped byte is found when its array has been read to the end, so rows may have been
+            added. Nothing in the file is run: there is no pickle.
+
+    Cost: as of `from_arrays`; the flags are read first, the rest a chunk at a time.
+
+    Examples:
+        >>> import numpy as np, os, tempfile
+        >>> from fbuf_adapters.datasets import from_npz
+        >>> path = os.path.join(tempfile.mkdtemp(), "walk.npz")
+        >>> np.savez(path, observation=np.zeros((4, 2), np.float32), terminated=np.arange(4) == 3)
+        >>> from_npz(path)
+        State(Uniform, 4 of 4 rows)
+    """
+    where = "from_npz"
+    try:
+        with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
+            data = _flat(where, file, held)
+            return load(where, data, into, Options(sampler, next_of, casts, progress))
+    except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
+        wrong = DatasetError(
+            f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no npz "
+            f"({error})"
+        )
+        wrong.state = getattr(error, "state", None)
+        for note in getattr(error, "__notes__", ()):
+            wrong.add_note(note)
+        raise wrong from error
+
+
+class _Unreadable(Exception):
+    """An array that cannot be read."""
+
+
+def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat:
+    """The arrays of a file, which are open as long as `held` is."""
+    names = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
+    dtypes: dict[str, Any] = {}
+
+    def member(name: str) -> Member:
+        try:
+            stream = held.enter_context(file.open(f"{name}.npy"))
+            return Member(stream, name, dtypes.get(name))
+        except ValueError as error:
+            raise _Unreadable(str(error)) from error
+
+    def whole(name: str) -> Any:
+        found = member(name)
+        return found[slice(0, found.shape[0])] if found.shape else np.empty(0)
+
+    if DTYPES in names:
+        lines = [str(line).partition("=") for line in whole(DTYPES)]
+        dtypes |= {name: np.dtype(jnp.dtype(dtype)) for name, _, dtype in lines}
+    if "terminated" not in names:
+        raise DatasetError(
+            f"{where}: the file has no 'terminated', which says where episodes end; it has "
+            f"{', '.join(names) or 'nothing'}"
+        )
+    terminated = flags(where, "terminated", whole("terminated"))
+    truncated = np.zeros_like(terminated)
+    if "truncated" in names:
+        truncated = flags(where, "truncated", whole("truncated"))
+    apart = {"terminated", "truncated", DTYPES, LAST_ROW}
+    last = None
+    if LAST_ROW in names:
+        kept = {n.removeprefix(LAST): whole(n) for n in names if under({n: 0}, LAST)}
+        last = kept, whole(LAST_ROW)
+        apart |= {LAST + name for name in kept}
+    fields = {name: member(name) for name in names if name not in apart}
+    return Flat(where, fields, terminated, truncated, following=under(fields, NEXT), last=last)

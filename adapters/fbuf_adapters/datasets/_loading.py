@@ -1,0 +1,164 @@
+"""From blocks of rows to chunks of one size, so that one program adds them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+from tqdm import tqdm
+
+import fbuf
+from fbuf_adapters.datasets._blocks import Block
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under
+from fbuf_adapters.datasets._filler import Filler
+from fbuf_adapters.datasets._target import Chunk, Target, target_of
+
+_MOST_ROWS = 2**14
+_FEWEST_ROWS = 2**8
+_MOST_BYTES = 2**22  # larger chunks of images were slower: beside the buffer some ten are in memory
+
+
+class Data(Protocol):
+    """A data set.
+
+    Attributes:
+        item: One row: a tree of `jax.ShapeDtypeStruct`, with the dtypes of the data set.
+        rows: How many.
+        ends: How many episodes end in them.
+        unknown: Of how many of these the last observation is lacking.
+        unknown_terminated: How many of those were terminated.
+    """
+
+    item: Any
+    rows: int
+    ends: int
+    unknown: int
+    unknown_terminated: int
+
+    def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+        """The rows in order.
+
+        Args:
+            names: The leaves that are wanted.
+            of: The field whose next value is wanted; None if none is.
+            size: About how many rows a block shall have.
+            join: Whether the next value of a row must be that of the following row.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What all loaders take."""
+
+    sampler: Any
+    next_of: str | None
+    casts: Mapping[str, Any] | None
+    progress: bool | None
+
+
+def load(where: str, data: Data, into: Any, options: Options) -> Any:
+    """Add a data set to a buffer, or to a new one; see `from_arrays`."""
+    if not data.rows:
+        raise DatasetError(f"{where}: the data set has no rows")
+    casts = Casts(where, options.casts or {})
+    found = named(data.item)
+    if into is None:
+        stored = stored_specs(where, found, None, casts)
+        target = target_of(where, _new(where, data, stored, options))
+    else:
+        for name in ("sampler", "next_of"):
+            if getattr(options, name) is not None:
+                raise DatasetError(
+                    f"{where}: {name} is for a new buffer; leave it out, or give it to fbuf.init"
+                )
+        target = target_of(where, into)
+        item = named(target.item)
+        stored = stored_specs(where, _with_next(found, item, casts), item, casts)
+    # Whether a field of the item is what the row's step led to, and no field of the data set.
+    as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
+    of = target.next_of or ("observation" if as_field else None)
+    if of is not None and not under(found, of):
+        raise DatasetError(f"{where}: the data set has no field {of!r}, which next_of names")
+    target.check(where, data.rows, data.ends, data.unknown)
+    if data.unknown and as_field:
+        raise DatasetError(
+            f"{where}: the data set lacks the last observation of {data.unknown} of {data.ends} "
+            f"episodes, so {NEXT!r} cannot be a field of all rows; leave it out of the item, and "
+            "make the buffer with next_of='observation', which masks those"
+        )
+    if data.unknown_terminated and target.next_of is not None:
+        warnings.warn(
+            f"{where}: the data set lacks the next observations of {data.unknown_terminated} rows "
+            "that terminated; views that return next observations mask these rows, so no target "
+            "is made of their rewards",
+            stacklevel=3,
+        )
+    names = [name for name in stored if name in found]
+    blocks = data.blocks(names, of, _size(stored, data.rows), target.next_of is not None)
+    filler = Filler(target, stored, of, _size(stored, data.rows), casts)
+    return _run(where, data.rows, target, filler.chunks(blocks), options.progress)
+
+
+def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dict[str, Any]:
+    """The fields, and one for the next observation if the buffer has it, cast as the other is."""
+    wanted, ours = under(item, NEXT), under(found, "observation")
+    if under(found, NEXT):
+        return found
+    more: dict[str, Any] = {}
+    for name in wanted.keys() & ours.keys():
+        dtype = casts.of(f"observation{name}") or ours[name].dtype
+        more[NEXT + name] = jax.ShapeDtypeStruct(ours[name].shape, dtype)
+    return {**found, **more}
+
+
+def _new(where: str, data: Data, stored: dict[str, Any], options: Options) -> Any:
+    tree = jax.tree.structure(data.item)
+    item = jax.tree.unflatten(tree, [stored[name] for name in named(data.item)])
+    ends = None if options.next_of is None else data.ends
+    sampler = fbuf.Uniform() if options.sampler is None else options.sampler
+    return fbuf.init(item, data.rows, sampler=sampler, next_of=options.next_of, max_ends=ends)
+
+
+def _size(stored: Mapping[str, Any], rows: int) -> int:
+    """How many rows to add at once: a few sizes for all data sets, fewer of wide rows."""
+    width = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in stored.values())
+    most = max(min(_MOST_ROWS, _MOST_BYTES // max(width, 1)), 1)
+    return min(most, max(_FEWEST_ROWS, 1 << (rows - 1).bit_length()))
+
+
+def _run(
+    where: str, rows: int, target: Target, chunks: Iterator[Chunk], progress: bool | None
+) -> Any:
+    """Add chunks; if something raises, say how much was added."""
+    begun, ended, added, episodes = False, True, 0, 0
+    hidden = None if progress is None else not progress
+    try:
+        with tqdm(
+            total=rows, desc=where, unit="row", delay=1, disable=hidden, leave=False
+        ) as shown:
+            for chunk in chunks:
+                if not begun:
+                    begun = True
+                    target.end_episode()
+                target.add(chunk)
+                ends = (chunk.terminated | chunk.truncated)[: chunk.rows]
+                added, episodes, ended = added + chunk.rows, episodes + int(ends.sum()), ends[-1]
+                shown.update(chunk.rows)
+    except BaseException as error:
+        if begun:
+            if not ended:
+                target.end_episode()
+            part = "" if ended else " and the beginning of one, which is now truncated"
+            error.add_note(
+                f"{where}: {added} of {rows} rows were added before, {episodes} whole episodes"
+                f"{part}; the attribute 'state' of this exception is the buffer with them"
+            )
+            error.state = target.result  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+    return target.result

@@ -1,0 +1,223 @@
+"""Minari's data sets into a buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf_adapters.datasets._blocks import Block
+from fbuf_adapters.datasets._errors import DatasetError, needed
+from fbuf_adapters.datasets._fields import Array, flags, named, spec, under
+from fbuf_adapters.datasets._loading import Options, load
+
+
+def from_minari(
+    dataset: Any,
+    into: Any = None,
+    *,
+    infos: Sequence[str] = (),
+    sampler: Any = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """Load a data set of Minari into a buffer, episode after episode.
+
+    Minari has one observation more than steps in each episode. All but the last become the field
+    `observation`; the last one is the next observation at the end. `action` and `reward` go with
+    them, `terminations` and `truncations` are `terminated` and `truncated`. Dict and tuple spaces
+    are dicts and tuples. The names are those of the collectors, so loaded and collected rows fit
+    into one buffer.
+
+    Minari stores rewards as float64 and discrete actions as int64. Say that they may be cast:
+    `casts={"reward": "float32", "action": "int32"}`.
+
+    Args:
+        dataset: A `minari.MinariDataset`, also one that was filtered; the id of one on this
+            machine (`minari.download_dataset` gets it, `MINARI_DATASETS_PATH` says where it is); or
+            the path of its directory.
+        into: As for `from_arrays`. The item may have a field `next_observation`, which then is the
+            true one in each row.
+        infos: More fields to load, by their names in the infos: what `env.step` returned with the
+            row's step. If an info has one entry more than there are steps, the first one is of the
+            reset, and left out.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if an episode has no end, an end in its middle, or
+            fields of the wrong length. Minari's files say this only when an episode is read, so
+            episodes before it may have been added.
+        FileNotFoundError: If there is no such data set on this machine.
+        ImportError: If minari is not installed.
+
+    Cost: as of `from_arrays`, and one episode of memory. Minari takes a few milliseconds an
+    episode.
+
+    Examples:
+        >>> import fbuf
+        >>> from fbuf_adapters.datasets import from_minari
+        >>> casts = {"reward": "float32", "action": "int32"}
+        >>> state = from_minari("cartpole/test-v0", next_of="observation", casts=casts)
+        ... # doctest: +SKIP
+
+    References:
+        Younis et al., 2024: Minari. https://minari.farama.org
+    """
+    where = "from_minari"
+    minari = needed(where, "minari")
+    data = _Episodes(where, _opened(minari, dataset), infos)
+    return load(where, data, into, Options(sampler, next_of, casts, progress))
+
+
+def _opened(minari: Any, dataset: Any) -> Any:
+    if hasattr(dataset, "iterate_episodes"):
+        return dataset
+    if not isinstance(dataset, str | os.PathLike):
+        raise TypeError(
+            "from_minari: dataset must be a minari.MinariDataset, an id or a path, got "
+            f"{type(dataset).__name__}"
+        )
+    folder = os.fspath(dataset)
+    for path in (os.path.join(folder, "data"), folder):
+        if os.path.exists(os.path.join(path, "metadata.json")):
+            return minari.MinariDataset(path)
+    if isinstance(dataset, str):
+        return minari.load_dataset(dataset)
+    raise FileNotFoundError(f"from_minari: there is no data set of Minari in {folder!r}")
+
+
+class _Episodes:
+    """A data set of Minari, see `Data`. Its last observations are all there."""
+
+    unknown = unknown_terminated = 0
+
+    def __init__(self, where: str, dataset: Any, infos: Sequence[str]) -> None:
+        self._where, self._dataset, self._infos = where, dataset, tuple(infos)
+        taken = {"observation", "action", "reward"}.intersection(infos)
+        if taken:
+            raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
+        self.rows, self.ends = int(dataset.total_steps), len(dataset)
+        with_steps = (episode for episode in self._episodes() if len(episode.rewards))
+        first = next(with_steps, None)
+        self.item: Any = {} if first is None else jax.tree.map(spec, self._tree(first))
+
+    def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+        """Each episode."""
+        row = 0
+        for episode in self._episodes():
+            steps = len(episode.rewards)
+            if not steps:
+                continue
+            leaves = named(self._tree(episode))
+            observed = {} if of is None else under(leaves, of)
+            for name in {*names, *(f"{of}{name}" for name in observed)}:
+                self._check(episode, leaves, name)
+            terminated, truncated = self._ends(episode, steps)
+            yield Block(
+                fields={name: _of_steps(name, leaves[name], steps) for name in names},
+                following={name: leaf[1:] for name, leaf in observed.items()},
+                terminated=terminated,
+                truncated=truncated,
+                unknown=np.zeros(steps, np.bool_),
+                episode=int(episode.id),
+                first=row,
+            )
+            row += steps
+
+    def _episodes(self) -> Iterator[Any]:
+        """The episodes in order, each read when it is asked for."""
+        episodes = iter(self._dataset.iterate_episodes())
+        for number in self._dataset.episode_indices:
+            try:
+                episode = next(episodes)
+            except Exception as error:
+                raise DatasetError(
+                    f"{self._where}: episode {number} cannot be read: {error}"
+                ) from error
+            yield episode
+
+    def _tree(self, episode: Any) -> Any:
+        """The fields as arrays, as long as they are."""
+        tree = {
+            "observation": episode.observations,
+            "action": episode.actions,
+            "reward": episode.rewards,
+        }
+        for name in self._infos:
+            if name not in (episode.infos or {}):
+                there = ", ".join(episode.infos or {}) or "none"
+                raise DatasetError(
+                    f"{self._where}: episode {episode.id} has no info {name!r}; there are {there}"
+                )
+            tree[name] = episode.infos[name]
+        is_list = lambda part: isinstance(part, list)  # of strings
+        tree = jax.tree.map(np.asarray, tree, is_leaf=is_list)
+        for name, leaf in named(tree).items():
+            if not leaf.ndim:
+                raise DatasetError(
+                    f"{self._where}: episode {episode.id}: {name} is one value, and not one a step"
+                )
+        return tree
+
+    def _check(self, episode: Any, leaves: dict[str, Array], name: str) -> None:
+        """Refuse a leaf of another length or shape than the steps have."""
+        steps = len(episode.rewards)
+        at = f"{self._where}: episode {episode.id}: {name}"
+        if name not in leaves:
+            raise DatasetError(f"{at} is missing, which the first episode has")
+        more = _is_observed(name)
+        allowed = {steps + 1} if more else {steps}
+        if name.partition(".")[0] in self._infos:
+            allowed.add(steps + 1)
+        if len(leaves[name]) not in allowed:
+            raise DatasetError(
+                f"{at} has {len(leaves[name])} entries, and {steps} steps need {steps + more}"
+            )
+        usual = named(self.item)[name].shape
+        if leaves[name].shape[1:] != usual:
+            raise DatasetError(
+                f"{at} has shape {leaves[name].shape[1:]}, and in the first episode it has {usual}"
+            )
+
+    def _ends(self, episode: Any, steps: int) -> tuple[Array, Array]:
+        """The flags of an episode, which ends at its last step and nowhere else."""
+        found: list[Array] = []
+        for name in ("terminations", "truncations"):
+            flag = flags(self._where, name, getattr(episode, name), int(episode.id))
+            if len(flag) != steps:
+                raise DatasetError(
+                    f"{self._where}: episode {episode.id}: {name} has {len(flag)} entries, and "
+                    f"there are {steps} steps"
+                )
+            if flag[:-1].any():
+                raise DatasetError(
+                    f"{self._where}: episode {episode.id}: {name} is True at step "
+                    f"{int(np.argmax(flag))} of {steps}, before the last one; an episode ends once"
+                )
+            found.append(flag)
+        if not (found[0][-1] or found[1][-1]):
+            raise DatasetError(
+                f"{self._where}: episode {episode.id} has no end: neither terminations nor "
+                "truncations is True at its last step; write it with truncations[-1] = True"
+            )
+        return found[0], found[1]
+
+
+def _is_observed(name: str) -> bool:
+    """Whether it has one entry more than there are steps, the last one."""
+    return name.partition(".")[0] == "observation"
+
+
+def _of_steps(name: str, leaf: Array, steps: int) -> Array:
+    """What there is with each step."""
+    return leaf[:steps] if _is_observed(name) else leaf[-steps:]

@@ -1,0 +1,68 @@
+"""Arrays in npz files, read and written a part at a time."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from typing import IO, Any
+
+import numpy as np
+
+from fbuf_adapters.datasets._fields import Array
+
+
+class Member:
+    """An array of an npz file; its rows are read once, in order.
+
+    Args:
+        stream: The member of the npz file, at its beginning; the caller closes it.
+        name: What the array is called.
+        dtype: What its items are, if NumPy does not know the dtype; None is what the file says.
+    """
+
+    def __init__(self, stream: Any, name: str, dtype: np.dtype[Any] | None) -> None:
+        self._stream = stream
+        version = np.lib.format.read_magic(self._stream)
+        if version == (1, 0):
+            shape, fortran, stored = np.lib.format.read_array_header_1_0(self._stream)
+        elif version == (2, 0):
+            shape, fortran, stored = np.lib.format.read_array_header_2_0(self._stream)
+        else:
+            raise ValueError(f"{name} is of version {version} of npy")
+        if stored.hasobject:
+            raise ValueError(f"{name} holds objects of Python, which are not read")
+        if fortran and len(shape) > 1:
+            raise ValueError(f"{name} is stored column by column; save a numpy.ascontiguousarray")
+        self.shape: tuple[int, ...] = shape
+        self.dtype, self._name = stored if dtype is None else dtype, name
+        self._read, self._last = 0, np.empty((0, *shape[1:]), self.dtype)
+
+    def __getitem__(self, part: slice) -> Array:
+        """The rows after those read before; or those that were read last, again."""
+        if part.stop == self._read and part.start == self._read - len(self._last):
+            return self._last
+        if part.start != self._read:
+            raise IndexError(f"{self._name}: rows are read once, in order")
+        rows = part.stop - part.start
+        count = math.prod(self.shape[1:]) * rows * self.dtype.itemsize
+        found = self._stream.read(count)
+        if len(found) != count:
+            raise EOFError(f"{self._name} ends in row {self._read + rows}")
+        if part.stop == self.shape[0] and self._stream.read(1):  # which checks its checksum, too
+            raise zipfile.BadZipFile(f"{self._name} is longer than its header says")
+        # A copy, for the bytes cannot be written to.
+        self._last = np.frombuffer(found, self.dtype).reshape(rows, *self.shape[1:]).copy()
+        self._read = part.stop
+        return self._last
+
+
+def begin(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Write what comes before the rows of an array."""
+    known = dtype if is_native(dtype) or dtype.kind == "U" else np.dtype(f"V{dtype.itemsize}")
+    header = {"descr": np.lib.format.dtype_to_descr(known), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, header)
+
+
+def is_native(dtype: np.dtype[Any]) -> bool:
+    """Whether npy files have a name for it: bfloat16 and its like have none."""
+    return dtype.kind in "biufc"

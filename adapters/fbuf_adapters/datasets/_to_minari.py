@@ -1,0 +1,161 @@
+"""A buffer into a data set of Minari."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf_adapters.datasets._errors import DatasetError, needed
+from fbuf_adapters.datasets._fields import NEXT, Array, named, under
+from fbuf_adapters.datasets._stored import Stored
+
+_FIELDS = ("observation", "action", "reward")
+
+
+def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
+    """Write the whole episodes of a buffer as a data set of Minari.
+
+    The item needs the fields `observation`, `action` and `reward`, as those of the collectors have;
+    all other fields become infos. Environments come one after another. Values and dtypes are those
+    of the buffer, and images are stored as they are: JPEG, Minari's default, would change them.
+
+    An episode needs its first row and its last observation. Episodes are left out, with a warning
+    that counts them, whose beginning was overwritten, of which rows were removed, or whose last
+    observation nobody knows. An episode that is still open is there, and truncated at its newest
+    row, as Minari's `DataCollector` has it.
+
+    Args:
+        state: The buffer, a `fbuf.State` or a `HostStore`, made with `next_of="observation"`, or
+            with a field `next_observation`; not consumed.
+        dataset_id: As Minari has it: `"cartpole/expert-v0"`. `MINARI_DATASETS_PATH` says where data
+            sets are.
+        **about: What else `minari.create_dataset_from_buffers` takes: `env`, or `observation_space`
+            and `action_space`; `author`, `description` and the like. `jpeg_encoding=True` makes
+            images smaller, and changes them.
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        DatasetError: If a field is missing, if no next observations are kept, or if no episode is
+            whole.
+        TypeError: If `state` is no buffer.
+        ValueError: By Minari, if there is a data set of this id, or if it lacks a space.
+        ImportError: If minari is not installed.
+
+    If anything raises in the middle, Ctrl-C too, no data set is left behind.
+
+    Cost: O(N) time, and the memory of a chunk of rows and of the longest episode.
+
+    Examples:
+        >>> from fbuf_adapters.datasets import to_minari
+        >>> dataset = to_minari(state, "cartpole/mine-v0", env="CartPole-v1")  # doctest: +SKIP
+    """
+    where = "to_minari"
+    minari = needed(where, "minari")
+    stored = Stored(where, state)
+    leaves = named(stored.item)
+    for field in _FIELDS:
+        if not under(leaves, field):
+            raise DatasetError(
+                f"{where}: the item has no field {field!r}; it has {', '.join(leaves)}"
+            )
+    if stored.next_of != "observation" and not under(leaves, NEXT):
+        raise DatasetError(
+            f"{where}: Minari stores the observation after the last step, and this buffer keeps "
+            f"none; make it with next_of='observation', or with a field {NEXT!r}"
+        )
+    ends = np.flatnonzero(stored.terminated | stored.truncated)
+    starts = np.append(0, ends[:-1] + 1)
+    whole = stored.whole[ends]
+    complete = np.flatnonzero(whole)
+    if not len(complete):
+        raise DatasetError(f"{where}: the buffer has no whole episode")
+    last, known = stored.led_to(ends[complete])
+    left_out = len(ends) - int(known.sum())
+    if left_out == len(ends):
+        raise DatasetError(f"{where}: the last observation of no episode is known")
+    if left_out:
+        warnings.warn(
+            f"{where}: {left_out} of {len(ends)} episodes or parts of them are left out: their "
+            "beginning was overwritten, rows of them were removed, or their last observation is "
+            "not known",
+            stacklevel=2,
+        )
+    complete = complete[known]
+    last = {name: leaf[known] for name, leaf in last.items()}
+    episodes = _episodes(stored, starts[complete], ends[complete], last)
+    buffers = (_buffer(minari, stored.item, *episode) for episode in episodes)
+    return _written(minari, dataset_id, buffers, about)
+
+
+def _episodes(
+    stored: Stored, starts: Array, ends: Array, last: dict[str, Array]
+) -> Iterator[tuple[dict[str, Array], Array, Array, dict[str, Array]]]:
+    """The rows of each episode, its flags, and its last observation."""
+    lengths = ends - starts + 1
+    rows = np.concatenate([np.arange(*span) for span in zip(starts, ends + 1, strict=True)])
+    read = stored.read(rows)
+    waiting: list[dict[str, Array]] = []  # rows that were read, and belong to no episode yet
+    there = 0
+    for number, length in enumerate(lengths.tolist()):
+        while there < length:
+            waiting.append(next(read))
+            there += len(next(iter(waiting[-1].values())))
+        joined = waiting[0]
+        if len(waiting) > 1:  # one is only cut, which copies nothing
+            joined = {name: np.concatenate([part[name] for part in waiting]) for name in joined}
+        part = slice(starts[number], ends[number] + 1)
+        yield (
+            {name: leaf[:length] for name, leaf in joined.items()},
+            stored.terminated[part],
+            stored.truncated[part],
+            {name: leaf[number] for name, leaf in last.items()},
+        )
+        waiting = [{name: leaf[length:] for name, leaf in joined.items()}]
+        there -= length
+
+
+def _buffer(
+    minari: Any,
+    item: Any,
+    rows: dict[str, Array],
+    terminated: Array,
+    truncated: Array,
+    last: dict[str, Array],
+) -> Any:
+    """An episode as Minari takes it."""
+    for name, leaf in last.items():
+        rows["observation" + name] = np.append(rows["observation" + name], leaf[None], axis=0)
+    tree = jax.tree.unflatten(jax.tree.structure(item), [rows[name] for name in named(item)])
+    infos = {name: part for name, part in tree.items() if name not in (*_FIELDS, NEXT)}
+    return minari.data_collector.EpisodeBuffer(
+        observations=tree["observation"],
+        actions=tree["action"],
+        rewards=tree["reward"],
+        terminations=terminated,
+        truncations=truncated,
+        infos=infos,
+    )
+
+
+def _written(minari: Any, dataset_id: str, buffers: Iterator[Any], about: dict[str, Any]) -> Any:
+    """A data set of episodes; none if anything raises."""
+    options = {"jpeg_encoding": False, **about}
+    path = minari.storage.datasets_root_dir.get_dataset_path(dataset_id)
+    there = os.path.exists(path)
+    try:
+        dataset = minari.create_dataset_from_buffers(dataset_id, [next(buffers)], **options)
+        for buffer in buffers:
+            dataset.update_dataset_from_buffer([buffer])
+    except BaseException:
+        if not there:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    return dataset

@@ -1,0 +1,91 @@
+"""A buffer into an npz file."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from fbuf.disk import files
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import Array, named
+from fbuf_adapters.datasets._from_npz import DTYPES, LAST, LAST_ROW
+from fbuf_adapters.datasets._npz_members import begin, is_native
+from fbuf_adapters.datasets._stored import Stored
+
+
+def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
+    """Write all rows of a buffer into an npz file, episode after episode.
+
+    `N` is the number of rows. Environments come one after another, the oldest row of each first.
+    Removed rows are left out. `from_npz` makes the same rows of it; so do `numpy.load` and whatever
+    reads npz. To go on training later use `fbuf.save`, which also keeps priorities and ids.
+
+    The file has an array `[N, ...]` for each leaf, such as `observation` or `observation.camera`,
+    and bool `[N]` `terminated` and `truncated`. A row that is not followed by the next one of its
+    episode is truncated: the newest, and one before a removed row. `last_observation` has the
+    observations after the last rows of episodes that are known, and `last_observation_row` int64
+    the numbers of these rows, if the buffer was made with `next_of`.
+
+    Args:
+        state: The buffer, a `fbuf.State` or a `HostStore`; not consumed.
+        path: Where to. A file that is there is replaced, by a rename once the new one is on the
+            disk: at any moment there is the old one or the new one, whole.
+
+    Raises:
+        DatasetError: If the buffer is empty, or if its item is no dict.
+        TypeError: If `state` is no buffer.
+        RuntimeError: If `state` has been consumed.
+        OSError: If the file cannot be written. What was there stays.
+
+    Cost: O(N) time, and the memory of a chunk of rows and of the last observations.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp, os, tempfile
+        >>> from fbuf_adapters.datasets import from_npz, to_npz
+        >>> state = fbuf.init({"reward": 0.0}, capacity=8)
+        >>> state = fbuf.add(state, {"reward": jnp.arange(3.0)})
+        >>> path = os.path.join(tempfile.mkdtemp(), "rows.npz")
+        >>> to_npz(state, path)
+        >>> from_npz(path)
+        State(Uniform, 3 of 3 rows)
+    """
+    where = "to_npz"
+    stored = Stored(where, state)
+    rows = np.arange(len(stored.slots))
+    if not len(rows):
+        raise DatasetError(f"{where}: the buffer holds no rows")
+    if not isinstance(stored.item, dict):
+        raise DatasetError(
+            f"{where}: the item is a {type(stored.item).__name__}, and the arrays of a file have "
+            "names; make the item a dict"
+        )
+    ends = np.flatnonzero(stored.terminated | stored.truncated)
+    small: dict[str, Array] = {"terminated": stored.terminated, "truncated": stored.truncated}
+    dtypes = {name: np.dtype(leaf.dtype) for name, leaf in named(stored.item).items()}
+    if stored.next_of is not None:
+        led_to, known = stored.led_to(ends)
+        small |= {LAST + name: leaf[known] for name, leaf in led_to.items()}
+        small[LAST_ROW] = ends[known].astype(np.int64)
+    every = {**dtypes, **{name: array.dtype for name, array in small.items()}}
+    foreign = [f"{name}={dtype.name}" for name, dtype in every.items() if not is_native(dtype)]
+    if foreign:
+        small[DTYPES] = np.array(foreign)
+
+    def write(out: Any) -> None:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
+            for name, array in small.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    begin(member, array.shape, array.dtype)
+                    member.write(np.ascontiguousarray(array).tobytes())
+            for name, spec in named(stored.item).items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    begin(member, (len(rows), *spec.shape), dtypes[name])
+                    for part in stored.read(rows, name):
+                        member.write(np.ascontiguousarray(part[name]).tobytes())
+
+    final = pathlib.Path(path)
+    files.write(final.parent, {final.name: write})
