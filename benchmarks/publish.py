@@ -6,9 +6,9 @@
 It needs nothing beside what a run of the benchmarks has left; `make bench` ends with it.
 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
-`docs/benchmarks/`. The README gets one table and one picture, between its marks, and
-`docs/scale.md` some tables of the exchange. A report that is not there is left out. One of a quick
-run is never published in the repository.
+`docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
+some tables of the exchange, and `docs/host.md` those of rows on the host. A report that is not
+there is left out. One of a quick run is never published in the repository.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, exchange_rounds, report, sharded, slices
+from benchmarks import compare, exchange_rounds, host, report, sharded, slices
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -33,6 +33,7 @@ REPORTS = (
     "agents",
     "slices",
     "saving",
+    "host",
     "bridge",
     "torch_buffers",
     "collect",
@@ -54,25 +55,35 @@ REPORTS = (
 PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
 """The README's picture, also where the README is shown by a package index."""
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
-SCALE: dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]] = {
-    "exchange_rounds": {
-        "rounds": exchange_rounds.skew_table,
-        "cost": exchange_rounds.cost_table,
-        "sizes": lambda records: exchange_rounds.rule_table(
-            [record for record in records if record.get("rows") == exchange_rounds.USUAL]
-        ),
-        "told": exchange_rounds.told_table,
-        "memory": exchange_rounds.memory_table,
+PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]]] = {
+    "scale.md": {
+        "exchange_rounds": {
+            "rounds": exchange_rounds.skew_table,
+            "cost": exchange_rounds.cost_table,
+            "sizes": lambda records: exchange_rounds.rule_table(
+                [record for record in records if record.get("rows") == exchange_rounds.USUAL]
+            ),
+            "told": exchange_rounds.told_table,
+            "memory": exchange_rounds.memory_table,
+        },
+        "sharded": {
+            "calls": sharded.scaling_table,
+            "collectives": sharded.alone_table,
+            "shards": sharded.shards_table,
+            "bytes": sharded.bytes_table,
+            "copies": sharded.memory_table,
+        },
     },
-    "sharded": {
-        "calls": sharded.scaling_table,
-        "collectives": sharded.alone_table,
-        "shards": sharded.shards_table,
-        "bytes": sharded.bytes_table,
-        "copies": sharded.memory_table,
+    "host.md": {
+        "host": {
+            "memory": host.bytes_table,
+            "batches": host.tiers_table,
+            "ahead": host.ahead_table,
+            "mapped": host.mapped_table,
+        }
     },
 }
-"""The tables of `docs/scale.md`, by the report: each between marks of its name."""
+"""The tables of pages of the docs, by the report: each between marks of its name."""
 INTRODUCTION = """\
 # Benchmarks
 
@@ -189,19 +200,19 @@ def between_marks(text: str, part: str) -> str:
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
-def scale(text: str, of: str, records: list[Record]) -> str:
-    """`docs/scale.md` with the tables of a report replaced.
+def with_tables(page: str, of: str, text: str, records: list[Record]) -> str:
+    """A page of the docs with the tables of a report replaced.
 
     Raises:
         ValueError: If the marks of a table are not there.
     """
-    for name, table in SCALE[of].items():
+    for name, table in PAGES[page][of].items():
         begin, end = (mark.replace("figures", f"figures of {name}") for mark in (BEGIN, END))
         marked = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
         lines = report.table(*table(records))
         text, found = marked.subn("\n".join([begin, "", *lines, "", end]), text)
         if not found:
-            raise ValueError(f"docs/scale.md has no {begin} ... {end}")
+            raise ValueError(f"docs/{page} has no {begin} ... {end}")
     return text
 
 
@@ -223,12 +234,14 @@ def main() -> None:
     (to / "docs" / "benchmarks.md").write_text(page(results, to / "docs" / "benchmarks"))
     readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
     (to / "README.md").write_text(readme)
-    page_of_scale = (ROOT / "docs" / "scale.md").read_text()
-    for name in SCALE:
-        if records := records_of(name, results):
-            page_of_scale = scale(page_of_scale, name, records)
-    (to / "docs" / "scale.md").write_text(page_of_scale)
-    print(f"wrote docs/benchmarks.md and the figures of README.md and docs/scale.md in {to}")
+    for name, reports in PAGES.items():
+        text = (ROOT / "docs" / name).read_text()
+        for of in reports:
+            if records := records_of(of, results):
+                text = with_tables(name, of, text, records)
+        (to / "docs" / name).write_text(text)
+    pages = ", ".join(f"docs/{name}" for name in PAGES)
+    print(f"wrote docs/benchmarks.md and the figures of README.md, {pages} in {to}")
 
 
 if __name__ == "__main__":
