@@ -37,7 +37,7 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/mkdocs build --strict
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
-	for name in compare draw_parts agents slices saving bridge torch_buffers collect processes \
+	for name in compare draw_parts agents slices saving host bridge torch_buffers collect processes \
 			exchange_rounds sharded $(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done

@@ -11,7 +11,7 @@ from typing import Any
 HERE = pathlib.Path(__file__).parent
 
 THEMES: dict[str, tuple[str, ...]] = {
-    "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "State"),
+    "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
     "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
     "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (
@@ -53,7 +53,20 @@ COLLECTING = {
 }
 """That of brax is like that of gymnax."""
 
-OTHERS = {"Over a mesh": MESH, "PyTorch": PYTORCH, "Collecting": COLLECTING}
+DATASETS = {
+    "fbuf_adapters.host": ("HostStore", "Batches"),
+    "fbuf_adapters.datasets": (
+        *("from_minari", "from_d4rl", "from_npz", "from_arrays", "to_minari", "to_npz"),
+        "DatasetError",
+    ),
+}
+
+OTHERS = {
+    "Over a mesh": MESH,
+    "PyTorch": PYTORCH,
+    "Collecting": COLLECTING,
+    "Rows on the host, and data sets": DATASETS,
+}
 """What is not in `fbuf` itself."""
 
 
@@ -138,7 +151,8 @@ def api() -> str:
         lines += [f"## {theme}", ""]
         for package, names in packages.items():
             lines += [f"From `{package}`:", "", *table(package, names), ""]
-    lines += ["`fbuf_adapters.brax.Collector` is the same for brax.", ""]
+        if theme == "Collecting":
+            lines += ["`fbuf_adapters.brax.Collector` is the same for brax.", ""]
     lines += [
         "## A sampler or a view of your own",
         "",

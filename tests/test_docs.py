@@ -35,6 +35,8 @@ PROCESSES = ("several", "processes")
 LONG = (
     "collect.md",
     "coming_from_flashbax.md",
+    "datasets.md",
+    "host.md",
     "extending.md",
     "index.md",
     "learning_every_k_steps.md",
@@ -75,6 +77,8 @@ def programs() -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*Box:UserWarning")  # Gymnasium's, of the spaces of envpool
+@pytest.mark.filterwarnings("ignore:.*is set to None:UserWarning")  # Minari's, of who made it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its own folder
 @pytest.mark.parametrize("page", programs())
 def test_blocks_run_in_order(page, monkeypatch, capsys):
     if page.name == "pytorch.md" or page.parent.name == "adapters":
