@@ -19,6 +19,7 @@ from test_save import files
 import fbuf
 from fbuf.command import inspect, plan
 from fbuf.command.main import main
+from fbuf.disk import manifest
 
 SHAPES = [
     pytest.param(None, True, marks=pytest.mark.sweep),
@@ -204,6 +205,41 @@ def test_verify(tmp_path, capsys):
     assert found[1] == "MANIFEST-00000001: whole"
 
 
+def test_beside_a_run_that_goes_on_saving(tmp_path, capsys, monkeypatch):
+    """What is deleted while it is read is no damage: there is a newer one."""
+    state = fbuf.add(fbuf.init(jnp.zeros(()), 9), jnp.arange(5.0))
+    fbuf.save(tmp_path, state, extra=0)
+    more = fbuf.add(state, jnp.ones(9), donate=False)
+    read, turns = manifest.read, iter(range(1, 4))
+
+    def saved_meanwhile(folder, number):
+        found = read(folder, number)
+        if (turn := next(turns, None)) is not None:
+            monkeypatch.setattr(manifest, "read", read)
+            fbuf.save(tmp_path, more, extra=turn, keep=1)
+            monkeypatch.setattr(manifest, "read", saved_meanwhile)
+        return found
+
+    monkeypatch.setattr(manifest, "read", saved_meanwhile)
+    assert inspect.look(tmp_path).figures["rows"] == 9
+    turns = iter([9])
+    assert main(["verify", str(tmp_path)]) == 0
+    assert "whole" not in capsys.readouterr().out  # that one is gone
+
+
+def test_a_newer_format_is_no_damage(tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
+        fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3))
+    for command in ("inspect", "verify"):
+        assert main([command, str(tmp_path)]) == 2
+    assert capsys.readouterr().out.count("format 3") == 1
+    nowhere = str(tmp_path / "none" / "out.png")
+    fbuf.save(tmp_path / "saved", fbuf.init(jnp.zeros(()), 3))
+    assert main(["inspect", str(tmp_path / "saved"), "--plot", nowhere]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
     item = {"reward": jnp.zeros(())}
@@ -273,10 +309,14 @@ def test_plan(capsys):
         found = capsys.readouterr().out
         assert found.splitlines()[0].split() == ["rows", f"{capacity:,}"]
         assert "2.0 GiB" in found
-        *_, on_device, in_memory, in_files, _ = (" ".join(x.split()) for x in found.splitlines())
+        *_, on_device, in_memory, in_files, opened, _ = (
+            " ".join(line.split()) for line in found.splitlines()
+        )
         assert on_device == "on the device 2.0 GiB - -"
         assert in_memory.startswith("in host memory, HostStore 683.8 KiB 2.0 GiB - ")
         assert in_files.startswith("in files, HostStore 683.8 KiB - 2.0 GiB ")
+        assert opened.startswith("in a checkpoint, HostStore.open 683.8 KiB ")
+        assert opened.endswith(" MiB 2.0 GiB")
     for wrong in (
         ["x", "a:int8"], ["5", "a"], ["5", "a:int99"], ["5", "a:int8:3y"], ["0", "a:int8"],
         ["5", "a:int8", "a:int8"], ["5", "a:int8", "--num-envs", "2"], ["1GiB", "a:int8:4:5"],
@@ -293,7 +333,7 @@ def test_plan_says_where_rows_fit(free, disk, monkeypatch, capsys):
     monkeypatch.setattr(plan.memory, "free", lambda device: free)
     monkeypatch.setattr(plan.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk))
     assert main(["plan", "100_000", "x:float32:25"]) == 0
-    *_, in_memory, in_files, _ = capsys.readouterr().out.splitlines()
+    *_, in_memory, in_files, _, _ = capsys.readouterr().out.splitlines()
     says = {10**6: "-  does not fit here", 10**9: "-          fits here", None: "-"}
     assert in_memory.endswith(says[free])
     assert in_files.endswith(says[disk].removeprefix("-"))

@@ -6,12 +6,15 @@ import concurrent.futures
 import dataclasses
 import os
 import pathlib
+import signal
 import tempfile
+import threading
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tqdm
 from jax import lax
@@ -195,6 +198,35 @@ def test_training_goes_on_as_if_it_had_never_stopped(
     same(run.state, other.state)
 
 
+@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=SWEEP)])
+def test_a_queue_goes_on_as_if_it_had_never_stopped(tmp_path, overwrite):
+    """Each row is handed out once, though a process hands out some and the next one the others."""
+
+    def turn(state, number):
+        new = jnp.arange(6, dtype=jnp.int32).reshape(2, 3) + 6 * number
+        mask = np.repeat([[True], [number % 3 > 0]], 3, axis=1)
+        state = fbuf.add(state, new, mask=mask)
+        return fbuf.pop(state, 2)
+
+    sampler = fbuf.Fifo(overwrite=overwrite)
+    state = fbuf.init(jnp.int32(0), 10, num_envs=2, lockstep=False, sampler=sampler)
+    for number in range(4):  # more comes than is handed out
+        state, _ = turn(state, number)
+    state = fbuf.save(tmp_path, state)
+    other = fbuf.load(tmp_path).state
+    same(other, unmarked(state))
+    for number in range(4, 9):
+        state, batch = turn(state, number)
+        other, again = turn(other, number)
+        same(batch, again)
+    same(other, unmarked(state))
+
+
+def unmarked(state):
+    """The buffer without the mark of its last save."""
+    return history.marked(state, 0)
+
+
 def files(path):
     return {str(f.relative_to(path)): f.stat().st_size for f in path.rglob("*") if f.is_file()}
 
@@ -354,6 +386,40 @@ def test_by_its_mark_a_buffer_is_known_without_a_look_at_its_rows(tmp_path, monk
         fbuf.save(tmp_path, fbuf.resize(state, 900))
     with pytest.raises(AssertionError, match="looks at the rows"):
         fbuf.save(tmp_path / "another", state)
+
+
+def test_each_of_two_directories_knows_the_buffer(tmp_path):
+    """One on a fast disk, say, and now and then one on a safe disk."""
+    often, seldom = tmp_path / "often", tmp_path / "seldom"
+    state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((700, 100)))
+    for turn, path in enumerate([often, seldom, often, often, seldom, often]):
+        state = fbuf.add(state, jnp.ones((5, 100)))
+        before = files(tmp_path).keys()
+        state = fbuf.save(path, state)
+        new = [size for file, size in files(tmp_path).items() if file not in before]
+        assert (sum(new) < 20 * 400 + 5000) == (turn > 1)
+        known = history.last(path)
+        same(unmarked(fbuf.load(path).state), unmarked(state))
+        history.remember(path, known)
+
+
+def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
+    """Who forgets to load does not delete, save by save, what an earlier run has left there."""
+    fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.arange(3, dtype=jnp.int32)))
+    there, empty = files(tmp_path), fbuf.init(jnp.int32(0), 5)
+    monkeypatch.setattr(history, "_NEWEST", {})  # another process
+    forget(tmp_path)
+    for background in (False, True):
+        with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
+            fbuf.save(tmp_path, empty, background=background)
+    assert files(tmp_path) == there
+    state = fbuf.load(tmp_path).state
+    assert int(fbuf.size(state)) == 3
+    fbuf.save(tmp_path, state)
+    fbuf.save(tmp_path, empty)  # it knows what is there
+    monkeypatch.setattr(history, "_NEWEST", {tmp_path: 2})  # and another one has saved since
+    with pytest.raises(fbuf.CheckpointError, match="number 3"):
+        fbuf.save(tmp_path, state)
 
 
 def test_the_mark_of_another_way_is_none(tmp_path):
@@ -698,6 +764,27 @@ def test_items_of_classes_of_ones_own(tmp_path):
     assert extra == Point(1, 2.5)
 
 
+class Nothing(NamedTuple):
+    """A part of an item with nothing in it."""
+
+
+def test_an_item_with_an_empty_part(tmp_path):
+    item = {"r": jnp.float32(0), "of": Nothing(), "more": {}}
+    state = fbuf.add(fbuf.init(item, 4), {**item, "r": jnp.ones(3)})
+    state = fbuf.save(tmp_path, state)
+    same(fbuf.load(tmp_path, item=item).state, unmarked(state))
+
+
+def test_saved_elsewhere_again_and_again(tmp_path):
+    state = fbuf.add(fbuf.init(jnp.zeros(()), 20), jnp.arange(7.0))
+    for turn in range(4):
+        fbuf.save(tmp_path / str(turn), state, extra=turn)
+        found, extra = fbuf.load(tmp_path / str(turn))
+        same(found, state)
+        assert extra == turn
+        state = fbuf.add(found, jnp.full(5, 1.0 * turn))
+
+
 def test_extra(tmp_path):
     extra = {
         "key": jax.random.key(3),
@@ -740,8 +827,34 @@ def test_extra(tmp_path):
         fbuf.save(tmp_path, fbuf.init(jnp.zeros((), jnp.float32), 3), extra=jnp.int64(2**40))
     with pytest.raises(fbuf.CheckpointError, match="64-bit types are off"):
         fbuf.load(tmp_path)
-    with pytest.raises(TypeError, match="leaf of type object"):
-        fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=[object()])
+    for bad, what in (
+        (object(), "leaf of type object"),
+        (signal.SIGINT, "leaf of type Signals"),  # which would come back as an int
+        (np.str_("a"), "leaf of type str_"),
+        (np.ma.masked_array([1, 2], [0, 1]), "masked array"),
+    ):
+        with pytest.raises(TypeError, match=what):
+            fbuf.save(tmp_path / "new", fbuf.init(jnp.zeros(()), 3), extra=[bad])
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("optimiser", [optax.adam(1e-3), optax.chain(optax.clip(1), optax.sgd(1))])
+def test_an_optimiser_beside_the_buffer(tmp_path, optimiser):
+    """Its state has objects with nothing in them."""
+    params = {"w": jnp.arange(3.0)}
+    _, saved = optimiser.update(params, optimiser.init(params))
+    state = fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=(params, saved))
+    example = params, optimiser.init(params)
+    same(fbuf.load(tmp_path, extra=example).extra, (params, saved))
+    loaded, extra = fbuf.load(tmp_path, with_extra=False)
+    same(loaded, unmarked(state))
+    assert extra is None
+    with pytest.raises(fbuf.CheckpointError, match=r"EmptyState.*or with_extra=False"):
+        fbuf.load(tmp_path)
+    with pytest.raises(
+        fbuf.CheckpointError, match=r"the extra \(\{w: leaf\}, .*, and extra is \{a:"
+    ):
+        fbuf.load(tmp_path, extra={"a": 0})
 
 
 def test_in_the_background(tmp_path):
@@ -774,6 +887,33 @@ def test_a_failure_in_the_background_is_raised_once(tmp_path, monkeypatch):
     fbuf.save(tmp_path, state, extra=2)
     assert fbuf.load(tmp_path).extra == 2
     assert not [name for name in files(tmp_path) if "unfinished" in name]
+
+
+def test_ctrl_c_when_the_thread_begins(tmp_path, monkeypatch):
+    """The thread writes; so somebody must know of it, wait for it, and hear of its failure."""
+    state = fbuf.init(jnp.zeros(10), 100)
+    start, write, writing = threading.Thread.start, manifest.write, threading.Event()
+
+    def started(thread):
+        start(thread)
+        if thread.name.startswith("fbuf.save"):
+            signal.raise_signal(signal.SIGINT)
+
+    def slow(*given):
+        writing.wait(10)
+        write(*given)
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", started)
+        broken.setattr(manifest, "write", slow)
+        with pytest.raises(KeyboardInterrupt):
+            fbuf.save(tmp_path, state, extra=1, background=True)
+        writing.set()
+        with pytest.raises(OSError, match="no space"):
+            fbuf.wait(tmp_path)
+    fbuf.save(tmp_path, state, extra=2)
+    assert fbuf.load(tmp_path).extra == 2
 
 
 def test_nothing_of_the_state_is_held(tmp_path):
@@ -812,7 +952,7 @@ def test_keep(tmp_path):
     ]
 
 
-def test_misuse(tmp_path):
+def test_misuse(tmp_path, monkeypatch):
     state = fbuf.init({"x": jnp.zeros(2)}, 4, sampler=fbuf.Prioritized())
     with pytest.raises(fbuf.CheckpointError, match="no checkpoint"):
         fbuf.load(tmp_path / "none")
@@ -829,6 +969,17 @@ def test_misuse(tmp_path):
         jax.jit(lambda state: fbuf.save(path, state))(state)
     with pytest.raises(ValueError, match="keep"):
         fbuf.save(path, state, keep=0)
+    with pytest.raises(TypeError, match=r"fbuf.load: item .*str"):
+        fbuf.load(path, item="abc", fallback=True)
+    for function in (fbuf.load, fbuf.wait, lambda path: fbuf.save(path, state)):
+        with pytest.raises(ValueError, match="path is empty"):
+            function("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fbuf.load("~/a/b").state.capacity == 4
+    with jax.enable_x64(True):
+        fbuf.save(tmp_path / "wide", fbuf.init({"x": jnp.zeros(2, jnp.float64)}, 4))
+    with pytest.raises(fbuf.CheckpointError, match="items with float64, and JAX's 64-bit"):
+        fbuf.load(tmp_path / "wide", fallback=True)
     fbuf.add(state, {"x": jnp.zeros(2)})
     with pytest.raises(RuntimeError, match="consumed"):
         fbuf.save(path, state)

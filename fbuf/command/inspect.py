@@ -55,14 +55,19 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
         ValueError: If there is no such field.
     """
     folder = path.resolve()
-    known = whole.numbers(folder)
-    try:
-        if known:
-            return _shards(folder, known[-1], reward)
-        folder, number = newest(path)
-        return _looked(folder, number, manifest.read(folder, number), reward)
-    except (TypeError, LookupError, AttributeError, AssertionError) as error:
-        raise CheckpointError(f"{folder} is not what fbuf writes: {error!r}") from error
+    while True:
+        known = whole.numbers(folder)
+        number = known[-1] if known else newest(path)[1]
+        try:
+            if known:
+                return _shards(folder, number, reward)
+            return _looked(folder, number, manifest.read(folder, number), reward)
+        except (CheckpointError, FileNotFoundError):
+            if number in (whole.numbers(folder) if known else manifest.numbers(folder)):
+                raise
+            # A run that goes on saving has deleted meanwhile what was being read.
+        except (TypeError, LookupError, AttributeError, AssertionError) as error:
+            raise CheckpointError(f"{folder} is not what fbuf writes: {error!r}") from error
 
 
 def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
@@ -126,7 +131,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         "time": found.about.get("time"),
         "fbuf": found.about.get("fbuf"),
         "sampler": config.sampler_words(found.config["sampler"]),
-        "item": config.item_words(found.config["item"]),
+        "item": trees.words(found.config["item"]),
         "capacity": like.capacity,
         "num_envs": like.ring.num_envs,
         "rows": held,

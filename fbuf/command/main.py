@@ -12,13 +12,13 @@ import jax
 
 from fbuf._versions import VERSION
 from fbuf.command import inspect, plan, plot, verify
-from fbuf.disk.errors import CheckpointError
+from fbuf.disk.errors import CheckpointError, Mismatch
 
 _EXIT_CODES = """\
 exit codes:
   0  all is well
   1  a checkpoint is damaged
-  2  the arguments are wrong, or there is no checkpoint
+  2  the arguments are wrong, there is no checkpoint, or it is of a newer fbuf
 """
 
 
@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with jax.enable_x64(True):  # what was saved may have 64 bits
             return given.run(given)
+    except Mismatch as error:
+        print(f"fbuf: {_short(error)}", file=sys.stderr)
+        return 2
     except CheckpointError as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
         return 1
@@ -92,18 +95,20 @@ def _inspect(given: argparse.Namespace) -> int:
     if given.plot is not None:
         plot.require()
     found = inspect.look(given.path, given.reward)
-    print(json.dumps(found.figures, indent=1) if given.json else inspect.table(found))
     if given.plot is not None:
         plot.draw(found, given.plot)
+    print(json.dumps(found.figures, indent=1) if given.json else inspect.table(found))
     return 0
 
 
 def _verify(given: argparse.Namespace) -> int:
-    damaged = 0
+    faults: list[CheckpointError | None] = []
     for name, fault in verify.each(given.path):
         print(f"{name}: {'whole' if fault is None else _short(fault)}")
-        damaged += fault is not None
-    return 1 if damaged else 0
+        faults.append(fault)
+    if all(fault is None or isinstance(fault, Mismatch) for fault in faults):
+        return 2 if any(faults) else 0
+    return 1
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -86,6 +86,7 @@ def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
         state: The buffer, or the shapes and dtypes of one.
     """
     index, rows = apart(state)
+    ends = 0 if state.next_obs is None else memory.nbytes(state.next_obs.rows)
     # The accelerator is not asked: the command leaves it alone.
     free, disk = memory.free(jax.devices("cpu")[0]), shutil.disk_usage(".").free
 
@@ -97,5 +98,6 @@ def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
         line("on the device", index + rows, None, None),
         line("in host memory, HostStore", index, rows, None, room=free),
         line("in files, HostStore", index, None, rows, room=disk),
+        line("in a checkpoint, HostStore.open", index, 4 * state.capacity + ends, index + rows),
         line("free here", None, free, disk),
     ]

@@ -32,6 +32,8 @@ def newest(path: pathlib.Path) -> tuple[pathlib.Path, int]:
 def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     """Check every checkpoint of a directory, the newest first.
 
+    One that is deleted meanwhile, by a run that goes on saving, is passed over.
+
     Yields:
         The name of each, and what is wrong with it.
     """
@@ -39,11 +41,15 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     folder = path.resolve()
     shards = whole.numbers(folder)
     for number in reversed(shards):
-        yield whole.name_of(number), _fault(_check_shards, folder, number, checked)
+        fault = _fault(_check_shards, folder, number, checked)
+        if fault is None or number in whole.numbers(folder):
+            yield whole.name_of(number), fault
     if not shards:
         newest(path)
     for number in reversed(manifest.numbers(folder) if folder.is_dir() else []):
-        yield manifest.name_of(number), _fault(_check, folder, number, checked)
+        fault = _fault(_check, folder, number, checked)
+        if fault is None or number in manifest.numbers(folder):
+            yield manifest.name_of(number), fault
 
 
 def _fault(
@@ -57,6 +63,8 @@ def _fault(
         check(folder, number, checked)
     except CheckpointError as error:
         return error
+    except FileNotFoundError as error:
+        return CheckpointError(f"{error.filename} is missing")
     return None
 
 

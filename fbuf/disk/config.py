@@ -122,28 +122,22 @@ def sampler_words(data: Data) -> str:
 def _item(data: Data, example: Any) -> Any:
     """One item of shapes and dtypes, in the tree of the example if there is one."""
     specs = [trees.spec(leaf) for leaf in trees.leaves(data)]
+    wide = {spec.dtype for spec in specs if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype}
+    if wide:
+        raise Mismatch(
+            f"fbuf.load: the checkpoint has items with {', '.join(sorted(map(str, wide)))}, and "
+            "JAX's 64-bit types are off; switch them on as they were (jax_enable_x64)"
+        )
     if example is None:
         return trees.made(data, specs, "item")
     found = trees.described(example, lambda leaf: trees.array(jax.numpy.shape(leaf), _dtype(leaf)))
     if found != data:
         raise Mismatch(
-            f"fbuf.load: the checkpoint has items {item_words(data)}, and item is "
-            f"{item_words(found)}"
+            f"fbuf.load: the checkpoint has items {trees.words(data)}, and item is "
+            f"{trees.words(found)}"
         )
     return jax.tree.unflatten(jax.tree.structure(example), specs)
 
 
 def _dtype(leaf: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
-
-
-def item_words(data: Data) -> str:
-    """An item as people write it."""
-    kind, content = trees.only(data)
-    if kind == "leaf":
-        return f"{content['dtype']}{content['shape']}"
-    if kind == "dict":
-        return "{" + ", ".join(f"{key}: {item_words(child)}" for key, child in content) + "}"
-    if kind == "other":
-        return f"{content[0]}({', '.join(map(item_words, content[1]))})"
-    return f"({', '.join(map(item_words, content))})"

@@ -12,6 +12,9 @@ from fbuf.disk import trees
 from fbuf.disk.errors import Mismatch
 from fbuf.disk.trees import Data
 
+LEFT_OUT = object()
+"""An example that stands for leaving out what was saved beside the buffer."""
+
 
 def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
     """A tree as data, and its arrays, which are copies.
@@ -22,15 +25,21 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
     arrays: list[np.ndarray] = []
 
     def leaf(value: Any) -> Data:
+        # Of a class that is made from one of these, such as an IntEnum, the class would be lost.
+        if type(value) in (bool, int, str):
+            return {"value": value}
+        if type(value) is float:
+            return {"float": value.hex()}
         if isinstance(value, np.generic) and not isinstance(value, str | bytes):
             return {**leaf(np.asarray(value)), "array": "scalar"}
-        if isinstance(value, bool | int | str):
-            return {"value": value}
-        if isinstance(value, float):
-            return {"float": value.hex()}
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             arrays.append(np.array(jax.random.key_data(value)))
             return {"key": str(jax.random.key_impl(value)), **_of(arrays[-1])}
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                "fbuf.save: extra has a masked array, whose mask would be lost; give its data and "
+                "its mask as two arrays"
+            )
         if isinstance(value, jax.Array | np.ndarray):
             found = np.array(jnp.copy(value) if isinstance(value, jax.Array) else value)
             if not trees.is_known(found.dtype.name):
@@ -39,8 +48,8 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
             arrays.append(found)
             return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **_of(found)}
         raise TypeError(
-            f"fbuf.save: extra has a leaf of type {type(value).__name__}; give arrays, numbers, "
-            "bools and strings"
+            f"fbuf.save: extra has a leaf of type {type(value).__name__}; give arrays, and plain "
+            "numbers, bools and strings of Python"
         )
 
     return trees.described(extra, leaf), arrays
@@ -57,8 +66,11 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
     Args:
         data: What `split` has made.
         arrays: Its arrays.
-        example: A tree of the same structure, for one with classes of its own; or None.
+        example: A tree of the same structure, for one with classes of its own; or None, or
+            `LEFT_OUT`.
     """
+    if example is LEFT_OUT:
+        return None
     rest = iter(arrays)
 
     def leaf(data: Data) -> Any:
@@ -81,8 +93,13 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
     leaves = [leaf(found) for found in trees.leaves(data)]
     if example is None:
         return trees.made(data, leaves, "extra")
-    if trees.described(example, lambda leaf: None) != _shape(data):
-        raise Mismatch("fbuf.load: extra is not of the structure that was saved")
+    given = trees.described(example, lambda leaf: None)
+    if given != _shape(data):
+        raise Mismatch(
+            f"fbuf.load: the checkpoint has the extra {trees.words(_shape(data))}, and extra is "
+            f"{trees.words(given)}; give an example of the structure that was saved, or "
+            "with_extra=False to read the buffer alone"
+        )
     return jax.tree.unflatten(jax.tree.structure(example), leaves)
 
 

@@ -67,6 +67,13 @@ class Summed(io.RawIOBase):
         return len(view)
 
 
+def directory(function: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """The directory that a user names, in full; `~` is the home directory, as in a shell."""
+    if not os.fspath(path):
+        raise ValueError(f"fbuf.{function}: path is empty; give a directory")
+    return pathlib.Path(path).expanduser().resolve()
+
+
 def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Written]:
     """Write files of a directory.
 

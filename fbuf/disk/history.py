@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax import lax
 
 from fbuf.checks import memory
 from fbuf.disk import stores
+from fbuf.disk.errors import CheckpointError
 from fbuf.disk.manifest import Manifest
 from fbuf.disk.stores import Range, Store
 from fbuf.state import State
@@ -30,6 +32,9 @@ _HASHED = 2**22
 
 _MOST = 16
 """How many directories are remembered."""
+
+_MARKS = 1000
+"""How many marks of a directory are remembered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Saved:
         number: That of its manifest.
         manifest: The manifest.
         marks: Who has one of these has come from the buffer that was saved: what that was marked
-            with when the save returned it, and then by saves that have failed. Empty if it was
-            loaded.
+            with when the save returned it, and then by saves to other directories, and by those
+            that have failed. The newest are last. Empty if it was loaded.
         looked: What was known of the buffer.
         hashes: uint32 `[rows, 2]`; two numbers for what each row of a store holds, by the store.
             None if the buffer was known by its mark.
@@ -65,7 +70,7 @@ class Saved:
 
     number: int
     manifest: Manifest
-    marks: frozenset[int]
+    marks: tuple[int, ...]
     looked: Looked
     hashes: dict[str, np.ndarray] | None
 
@@ -86,6 +91,12 @@ class Places:
 
 _LAST: dict[pathlib.Path, Saved] = {}
 
+_NEWEST: dict[pathlib.Path, int] = {}
+"""The newest checkpoint of a directory that this process has saved or loaded."""
+
+_lock = threading.Lock()
+"""Held while one of these is changed: saves in the background do it, too."""
+
 
 def last(folder: pathlib.Path) -> Saved | None:
     """What this process knows of a directory."""
@@ -94,11 +105,27 @@ def last(folder: pathlib.Path) -> Saved | None:
 
 def remember(folder: pathlib.Path, saved: Saved | None) -> None:
     """What there is in a directory now; None is unknown."""
-    _LAST.pop(folder, None)
-    if saved is not None:
-        _LAST[folder] = saved
-        for oldest in list(_LAST)[:-_MOST]:
-            del _LAST[oldest]
+    with _lock:
+        _LAST.pop(folder, None)
+        if saved is not None:
+            _LAST[folder] = saved
+            for oldest in list(_LAST)[:-_MOST]:
+                del _LAST[oldest]
+
+
+def passed_on(looked: Looked, mark: int, to: pathlib.Path | None) -> None:
+    """Take note that a buffer will be marked: where it was known, it is known by the new mark, too.
+
+    Args:
+        looked: What is known of the buffer.
+        mark: The mark.
+        to: A directory that knows the buffer by its rows; None if there is none.
+    """
+    with _lock:
+        for folder, saved in _LAST.items():
+            if folder == to or has_mark(looked, saved):
+                marks = (*saved.marks, mark)[-_MARKS:]
+                _LAST[folder] = dataclasses.replace(saved, marks=marks)
 
 
 def opened(
@@ -115,9 +142,31 @@ def opened(
     """
     before = last(folder)
     if before is not None and (before.number, before.manifest) == (number, found):
-        remember(folder, dataclasses.replace(before, marks=before.marks | {mark}))
+        marks = (*before.marks, mark)[-_MARKS:]
+        remember(folder, dataclasses.replace(before, marks=marks))
     else:
-        remember(folder, Saved(number, found, frozenset({mark}), look(state), None))
+        remember(folder, Saved(number, found, (mark,), look(state), None))
+    came_to(folder, number)
+
+
+def came_to(folder: pathlib.Path, number: int) -> None:
+    """Take note of the newest checkpoint of a directory, which was saved or loaded here."""
+    _NEWEST[folder] = number
+
+
+def require_newest(function: str, folder: pathlib.Path, known: Sequence[int]) -> None:
+    """Refuse to save where the newest checkpoint is another run's: old ones are deleted.
+
+    Args:
+        function: How the error begins.
+        folder: The directory.
+        known: The checkpoints that it has.
+    """
+    if known and known[-1] > _NEWEST.get(folder, 0):
+        raise CheckpointError(
+            f"fbuf.{function}: {folder} has a checkpoint, number {known[-1]}, that this process "
+            "has neither saved nor loaded; load it to go on from it, or save to another directory"
+        )
 
 
 @jax.jit
@@ -243,7 +292,7 @@ def places(
 
 def has_mark(looked: Looked, before: Saved) -> bool:
     """Whether a buffer has come from what a save returned, by any ways and detours."""
-    return set(map(int, looked.cursor[3])) <= before.marks
+    return set(map(int, looked.cursor[3])) <= set(before.marks)
 
 
 def goes_on(state: State[Any], looked: Looked, now: dict[str, np.ndarray], before: Saved) -> bool:

@@ -10,6 +10,9 @@ from collections.abc import Generator
 
 NAME = "LOCK"
 
+_held: set[int] = set()
+"""Files of locks that this process holds."""
+
 
 @contextlib.contextmanager
 def held(folder: pathlib.Path) -> Generator[None]:
@@ -20,21 +23,31 @@ def held(folder: pathlib.Path) -> Generator[None]:
     """
     import fcntl  # not on Windows, where all but saving works
 
-    with open(folder / NAME, "a+") as file:
+    file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read(200).strip() or "another process"
+            holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
             raise BlockingIOError(
                 f"fbuf.save: {folder} is being written by {holder}; save to another directory, or "
                 "end that process"
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        try:
-            yield
-        finally:
-            # A process that was forked meanwhile has the file open, too, and would hold it.
-            fcntl.flock(file, fcntl.LOCK_UN)
+        _held.add(file)
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        _held.discard(file)
+        os.close(file)
+
+
+def _let_go() -> None:
+    """In a process that was forked off: it has these files open, too, and would hold the locks."""
+    for file in _held:
+        os.close(file)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

@@ -28,7 +28,7 @@ def described(tree: Any, leaf: Any) -> Data:
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [described(child, leaf) for child in tree]}
     children, whole = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)
-    if jax.tree_util.treedef_is_leaf(whole):
+    if whole.num_leaves and jax.tree_util.treedef_is_leaf(whole):  # not an empty object
         return {"leaf": leaf(tree)}
     kind = type(tree)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -85,6 +85,7 @@ def made(data: Data, of: Sequence[Any], argument: str) -> Any:
         raise Mismatch(
             f"fbuf.load: {argument} is made of {', '.join(sorted(set(own)))}, and a checkpoint "
             f"has only the names of classes; give an example of the same structure as {argument}="
+            + (", or with_extra=False to read the buffer alone" if argument == "extra" else "")
         )
     rest = iter(of)
 
@@ -128,6 +129,28 @@ def only(data: Data) -> tuple[str, Any]:
     if not well:
         raise CheckpointError("fbuf.load: the manifest describes a tree that is none")
     return kind, content
+
+
+def words(data: Data) -> str:
+    """A tree as people write it; of leaves it says what they are, as far as that is known."""
+    kind, content = only(data)
+    match kind:
+        case "leaf":
+            if not isinstance(content, dict):
+                return "leaf"
+            if "shape" not in content:
+                return "number" if "float" in content else type(content.get("value")).__name__
+            return f"{content['dtype']}{content['shape']}"
+        case "none":
+            return "None"
+        case "dict":
+            return "{" + ", ".join(f"{key}: {words(child)}" for key, child in content) + "}"
+        case "list":
+            return f"[{', '.join(map(words, content))}]"
+        case "tuple":
+            return f"({', '.join(map(words, content))})"
+        case _:
+            return f"{content[0]}({', '.join(map(words, content[1]))})"
 
 
 # --- arrays --------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk import config, container, extra, files, history, manifest, merge, stores, trees
+from fbuf.disk import config, container, files, history, manifest, merge, stores, trees
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.files import UNFINISHED, Block
 from fbuf.disk.history import Saved
 from fbuf.disk.manifest import Manifest, Segment
+from fbuf.disk.trees import Data
 from fbuf.state import State
 
 SHARD = "shard-00000"
@@ -54,14 +55,19 @@ class Prepared:
 
 
 def prepare(
-    folder: pathlib.Path, state: State[Any], given: Any, *, now: bool, version: str
+    folder: pathlib.Path,
+    state: State[Any],
+    beside: tuple[Data, list[np.ndarray]],
+    *,
+    now: bool,
+    version: str,
 ) -> Prepared:
     """Look at a buffer, and copy what is to be written.
 
     Args:
         folder: The directory, which is there.
         state: The buffer.
-        given: What to save beside it.
+        beside: What `fbuf.disk.extra` has made of what is saved beside it.
         now: Copy all rows before this returns. Else they are read while the files are written.
         version: That of fbuf.
     """
@@ -69,7 +75,7 @@ def prepare(
     if known:
         _check_newest(folder, known[-1], state)
     number, mark = known[-1] + 1 if known else 1, secrets.randbelow(2**31 - 1) + 1
-    description, arrays = extra.split(given)
+    description, arrays = beside
     looked, before, hashes = history.look(state), history.last(folder), None
     if before is not None and not (
         _is_there(folder, known, before) and before.manifest.config == config.described(state)
@@ -79,6 +85,7 @@ def prepare(
         hashes = history.hashes(state)
         if before is not None and not history.goes_on(state, looked, hashes, before):
             before = None
+    history.passed_on(looked, mark, None if before is None else folder)
     found, written = history.places(state, looked, before)
     contents: dict[str, list[Block]] = {}
 
@@ -134,7 +141,7 @@ def prepare(
         contents,
         {store.name: store.widths for store in stores.of_state(state)},
         mark,
-        lambda written: Saved(number, written, frozenset({mark}), looked, hashes),
+        lambda written: Saved(number, written, (mark,), looked, hashes),
         before,
     )
 
@@ -153,8 +160,8 @@ def _check_newest(folder: pathlib.Path, number: int, state: State[Any]) -> None:
     if found.config["item"] != own:
         raise CheckpointError(
             f"fbuf.save: {folder} has checkpoints of items "
-            f"{config.item_words(found.config['item'])}, and those of this buffer are "
-            f"{config.item_words(own)}; save to another directory"
+            f"{trees.words(found.config['item'])}, and those of this buffer are "
+            f"{trees.words(own)}; save to another directory"
         )
 
 
@@ -175,20 +182,19 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
     """
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
-    before = prepared.before
-    if before is not None:  # should this fail: the marked buffer still comes from the one before
-        marks = before.marks | {prepared.mark}
-        history.remember(folder, dataclasses.replace(before, marks=marks))
     try:
         whole = _written(folder, prepared)
         manifest.write(folder, prepared.number, whole)
     except BaseException as error:
         if isinstance(error, CheckpointError):  # of an older file; then all is written next time
             history.remember(folder, None)
-        if prepared.number not in manifest.numbers(folder):  # else a manifest names them
+        if prepared.number in manifest.numbers(folder):  # which names the files
+            history.came_to(folder, prepared.number)
+        else:
             files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
         raise
     history.remember(folder, prepared.saved(whole))
+    history.came_to(folder, prepared.number)
     if keep is not None:
         clean(folder, keep)
 

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from fbuf.checks import values as check
 from fbuf.disk import extra as extras
-from fbuf.disk import history, manifest, reader, whole
+from fbuf.disk import files, history, manifest, reader, whole
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.whole import Whole
+from fbuf.door import batches
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.processes import all_have, all_say
@@ -49,6 +50,7 @@ def load(
     item: Any = None,
     sampler: Sampler | None = None,
     extra: Any = None,
+    with_extra: bool = True,
     fallback: bool = False,
 ) -> ShardedCheckpoint:
     """Read the newest checkpoint of `fbuf.sharded.save`; as `fbuf.load`.
@@ -66,6 +68,7 @@ def load(
         item: As for `fbuf.load`.
         sampler: As for `fbuf.load`.
         extra: As for `fbuf.load`.
+        with_extra: As for `fbuf.load`.
         fallback: As for `fbuf.load`.
 
     Returns:
@@ -85,8 +88,10 @@ def load(
     """
     name = "sharded.load"
     check.boolean(name, "fallback", fallback)
+    check.boolean(name, "with_extra", with_extra)
+    extra = extra if with_extra else extras.LEFT_OUT
     axis = axis_of(name, mesh, axis)
-    folder = pathlib.Path(path).resolve()
+    folder = files.directory("sharded.load", path)
     known = _known_to_all(folder)
     if not known:
         plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
@@ -108,6 +113,7 @@ def load(
             all_have(False)
             raise
         if all_have(failure is None) and found is not None:
+            history.came_to(folder, known[-1])
             return found
         if failure is None:
             failure = CheckpointError(
@@ -152,6 +158,8 @@ def _read(
     shards: int | None,
 ) -> ShardedCheckpoint:
     """Read one checkpoint."""
+    if item is not None:
+        batches.item_specs("sharded.load", item)
     found = whole.read(folder, number)
     there, devices = len(found.parts), mesh.shape[axis]
 

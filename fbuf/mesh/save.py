@@ -16,7 +16,8 @@ import numpy as np
 
 from fbuf._versions import VERSION
 from fbuf.checks import values as check
-from fbuf.disk import files, lock, whole, writer
+from fbuf.disk import extra as extras
+from fbuf.disk import files, history, lock, whole, writer
 from fbuf.disk.whole import Part, Whole
 from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.entry import require_sharded
@@ -79,7 +80,7 @@ def save(
         raise TypeError(f"fbuf.{name}: state or extra is traced; call it outside of jit")
     refuse_consumed(name, state)
     keep = check.integer(name, "keep", keep)
-    folder = pathlib.Path(path).resolve()
+    folder = files.directory("sharded.save", path)
     # Of each shard the number of its checkpoint, the checksum, and the mark; 0 for those of others.
     parts = np.zeros((state.num_shards, 3), np.int64)
     with contextlib.ExitStack() as held:
@@ -87,6 +88,7 @@ def save(
             files.make_folder(folder)
             if jax.process_index() == 0:
                 held.enter_context(lock.held(folder))
+                history.require_newest(name, folder, whole.numbers(folder))
         with _told_to_all(name):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
@@ -128,7 +130,7 @@ def _write(
     with lock.held(own):
         # What no manifest names was never committed.
         writer.clean_but(own, whole.kept_of_shard(folder, number))
-        prepared = writer.prepare(own, shard, extra, now=False, version=VERSION)
+        prepared = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
         writer.commit(own, prepared, None)
     return prepared.number, whole.part(own, prepared.number).crc32, prepared.mark
 
@@ -141,7 +143,9 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
-    whole.write(folder, known[-1] + 1 if known else 1, found)
+    number = known[-1] + 1 if known else 1
+    whole.write(folder, number, found)
+    history.came_to(folder, number)
     whole.clean(folder, keep)
 
 

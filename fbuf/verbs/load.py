@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fbuf.checks import values as check
-from fbuf.disk import background, config, history, manifest, progress, reader, whole
+from fbuf.disk import background, config, files, history, manifest, progress, reader, whole
 from fbuf.disk import extra as extras
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.manifest import Manifest
+from fbuf.door import batches
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 from fbuf.verbs.init import init
@@ -54,6 +55,7 @@ def load(
     item: Any = None,
     sampler: Sampler | None = None,
     extra: Any = None,
+    with_extra: bool = True,
     capacity: int | None = None,
     fallback: bool = False,
 ) -> Checkpoint:
@@ -72,6 +74,7 @@ def load(
         sampler: The sampler. Needed if it is one of your own; else only to check.
         extra: A tree of the structure of what was saved beside the buffer; needed if that has
             classes of your own, as most optimisers have. Its leaves are not read.
+        with_extra: False reads the buffer alone: `extra` of the result is then None.
         capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
         fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
             was stopped is no damage: it has never been the newest.
@@ -82,10 +85,13 @@ def load(
     Raises:
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
+        TypeError: If `item` or `sampler` is none.
+        ValueError: If `item` has nothing to store, or `path` is empty.
         MemoryError: If the device has no room for it.
         Exception: What a save to the directory has failed with in the background.
 
-    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB.
+    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB; with `capacity`
+    that of both buffers.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile
@@ -95,7 +101,8 @@ def load(
         >>> fbuf.rows(fbuf.load(path).state).data
         Array([2., 3., 4., 5.], dtype=float32)
     """
-    found = newest(path, item, sampler, extra, fallback, init)
+    check.boolean("load", "with_extra", with_extra)
+    found = newest(path, item, sampler, extra if with_extra else extras.LEFT_OUT, fallback, init)
     if capacity is None:
         return found
     return found._replace(state=resize(found.state, capacity))
@@ -113,7 +120,9 @@ def newest(
     check.boolean("load", "fallback", fallback)
     if sampler is not None:
         check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
-    folder = pathlib.Path(path).resolve()
+    if item is not None:
+        batches.item_specs("load", item)
+    folder = files.directory("load", path)
     background.wait(folder)
     known = manifest.numbers(folder) if folder.is_dir() else []
     if not known:
@@ -138,6 +147,7 @@ def newest(
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
             continue
         history.remember(folder, saved(number, found, state))
+        history.came_to(folder, known[-1])
         return Checkpoint(state, beside)
     raise AssertionError("the last one is read, or raises")
 
@@ -175,4 +185,4 @@ def as_damage(folder: pathlib.Path, number: int) -> Generator[None]:
 def saved(number: int, found: Manifest, state: State[Any]) -> history.Saved:
     """What a later save has to know."""
     looked = history.look(state)
-    return history.Saved(number, found, frozenset(), looked, history.hashes(state))
+    return history.Saved(number, found, (), looked, history.hashes(state))

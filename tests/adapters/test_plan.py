@@ -8,6 +8,7 @@ import pytest
 from fbuf_adapters.host import HostStore
 
 import fbuf
+from fbuf.checks import memory
 from fbuf.command import plan
 
 ITEM = {
@@ -36,3 +37,16 @@ def test_a_store_takes_what_is_planned(options, in_files, tmp_path):
     assert index + rows == fbuf.nbytes(ITEM, capacity, **options)
     on_disk = sum(len(file) for rows in (store._rows, store._kept) if rows for file in rows.maps)
     assert on_disk == (rows if in_files else 0)
+
+
+def test_a_store_that_is_opened_takes_what_is_planned(tmp_path):
+    options = {"num_envs": 4, "next_of": "obs", "max_ends": 20}
+    like = jax.eval_shape(lambda: fbuf.init(ITEM, 400, **options))
+    HostStore(ITEM, 400, **options).save(tmp_path)
+    store, _ = HostStore.open(tmp_path)
+    found, few = store.stats(), store._rows._changed.nbytes  # room for what will change
+    _, lines = plan.tiers(like)
+    (line,) = [line for line in lines if "open" in line[0]]
+    assert line[1:3] == [
+        memory.in_words(int(n)) for n in (found["bytes"], found["host_bytes"] - few)
+    ]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
+from fbuf.disk.interrupts import uninterrupted
 from fbuf.door.entry import refuse_consumed
-from fbuf_adapters._interrupts import uninterrupted
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array
 from fbuf_adapters.host import HostStore

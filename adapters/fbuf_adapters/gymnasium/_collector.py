@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters._blank import blank_specs
-from fbuf_adapters._interrupts import uninterrupted
 from fbuf_adapters.gymnasium import _closing
 from fbuf_adapters.gymnasium._background import Background, Failed
 from fbuf_adapters.gymnasium._chunk import Chunk

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from fbuf_adapters._interrupts import uninterrupted
+from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._messages import Command, Failed, Filled
 from fbuf_adapters.gymnasium._place import in_words

@@ -16,7 +16,7 @@ import numpy as np
 
 import fbuf
 from fbuf.checks import values as check
-from fbuf_adapters._interrupts import uninterrupted
+from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._crew import Crew, Worker
 from fbuf_adapters.gymnasium._episodes import Episodes

@@ -21,7 +21,9 @@ from fbuf.checks import memory
 from fbuf.checks import values as check
 from fbuf.disk import config, history, manifest, reader, stores
 from fbuf.disk import extra as extras
+from fbuf.disk import files as disk_files
 from fbuf.disk.errors import CheckpointError
+from fbuf.disk.interrupts import uninterrupted
 from fbuf.door import batches, entry
 from fbuf.samplers import Sampler
 from fbuf.storage import elsewhere
@@ -33,7 +35,6 @@ from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
 from fbuf.views import View
 from fbuf_adapters import _wait
-from fbuf_adapters._interrupts import uninterrupted
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
 from fbuf_adapters.host._rows import Leaves, Rows
@@ -45,9 +46,9 @@ class HostStore(Generic[Item]):
     """A replay buffer whose rows do not fit the device.
 
     The rows lie in host memory, or in files. Their flags, the sampler's index and the write
-    position lie on the device: 1 to 6 bytes a row. A batch is drawn on the device, its rows are
-    taken on the host, and they go to the device together. What is drawn is bit for bit what
-    `fbuf.sample` draws from a buffer with the same rows.
+    position lie on the device: 1 to 6 bytes a row, and up to 5 more with `next_of`. A batch is
+    drawn on the device, its rows are taken on the host, and they go to the device together. What is
+    drawn is bit for bit what `fbuf.sample` draws from a buffer with the same rows.
 
     It is an object: its methods are the functions of `fbuf` without the state, and change it in
     place. They work from Python, not inside `jit`. Several threads may call them.
@@ -461,7 +462,7 @@ class HostStore(Generic[Item]):
             CheckpointError: As `fbuf.save`.
         """
         with self._changing():
-            rows, folder = self._rows, pathlib.Path(path).resolve()
+            rows, folder = self._rows, disk_files.directory("save", path)
             if not (isinstance(rows, SavedRows) and rows.folder == folder):
                 self._save(path, extra, keep, background)
                 return
@@ -494,6 +495,7 @@ class HostStore(Generic[Item]):
         item: Any = None,
         sampler: Sampler | None = None,
         extra: Any = None,
+        with_extra: bool = True,
         fallback: bool = False,
         files: str | os.PathLike[str] | None = None,
     ) -> tuple[HostStore[Any], Any]:
@@ -504,6 +506,7 @@ class HostStore(Generic[Item]):
             item: As for `fbuf.load`.
             sampler: As for `fbuf.load`.
             extra: As for `fbuf.load`.
+            with_extra: As for `fbuf.load`.
             fallback: As for `fbuf.load`.
             files: As for `HostStore`.
 
@@ -520,13 +523,21 @@ class HostStore(Generic[Item]):
             made.append(cls(**given, files=files))
             return made[0].whole()
 
+        check.boolean("HostStore.load", "with_extra", with_extra)
+        extra = extra if with_extra else extras.LEFT_OUT
         found = newest(path, item, sampler, extra, fallback, make)
         made[0]._index = elsewhere.without_rows(found.state)
         return made[0], found.extra
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, item: Any = None, sampler: Sampler | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        item: Any = None,
+        sampler: Sampler | None = None,
+        extra: Any = None,
+        with_extra: bool = True,
     ) -> tuple[HostStore[Any], Any]:
         """Open the newest checkpoint of a directory, without reading its rows.
 
@@ -541,6 +552,8 @@ class HostStore(Generic[Item]):
             path: The directory that was given to `save`, or to `fbuf.save`.
             item: As for `fbuf.load`.
             sampler: As for `fbuf.load`.
+            extra: As for `fbuf.load`.
+            with_extra: As for `fbuf.load`.
 
         Returns:
             The store, and what was saved beside it.
@@ -551,9 +564,12 @@ class HostStore(Generic[Item]):
         Cost: it reads the flags and the sampler's index. In host memory: 4 bytes a row, the next
         observations that `next_of` keeps, and what has changed since the last save.
         """
+        check.boolean("HostStore.open", "with_extra", with_extra)
         if sampler is not None:
             check.instance("HostStore.open", "sampler", sampler, Sampler, "fbuf.Uniform()")
-        folder = pathlib.Path(path).resolve()
+        if item is not None:
+            batches.item_specs("HostStore.open", item)
+        folder = disk_files.directory("load", path)
         fbuf.wait(folder)
         known = manifest.numbers(folder) if folder.is_dir() else []
         if not known:
@@ -571,7 +587,7 @@ class HostStore(Generic[Item]):
             store._begin(_programs.init((*forms, tuple(given.items()))), rows, None)
             whole = dataclasses.replace(store.whole(), storage=like.storage)
             whole, arrays = reader.fill(folder, found, whole, rows=False)
-            beside = extras.joined(found.extra, arrays, None)
+            beside = extras.joined(found.extra, arrays, extra if with_extra else extras.LEFT_OUT)
         # The next save to the directory goes on from here.
         mark = secrets.randbelow(2**31 - 1) + 1
         store._index = elsewhere.without_rows(history.marked(whole, mark))
@@ -684,7 +700,7 @@ class HostStore(Generic[Item]):
 
     @contextlib.contextmanager
     def _changing(self) -> Generator[None]:
-        """A change: one thread at a time, and whole, also if a Ctrl-C comes."""
+        """A change: one thread at a time, and whole, also if a Ctrl-C or another signal comes."""
         with self.lock:
             self.take_what_was_drawn()
             with uninterrupted():

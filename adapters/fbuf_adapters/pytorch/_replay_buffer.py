@@ -115,8 +115,8 @@ class ReplayBuffer:
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
             A directory: in files on its disk, see `fbuf_adapters.host.HostStore`. A `HostStore`
             made with the same arguments: those that it has, such as a data set; it is the buffer's
-            from then on. What lies on `device` is 1 to 6 bytes a row. All methods are as without,
-            but for `state`.
+            from then on. What lies on `device` is 1 to 6 bytes a row, and up to 5 more with
+            `next_of`. All methods are as without, but for `state`.
 
     Raises:
         ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
