@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import errno
+import functools
 import os
 import signal
 import threading
@@ -168,10 +169,33 @@ draw = jax.jit(fbuf.sample, static_argnames=("batch_size", "view"))
 @pytest.mark.parametrize("lockstep", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_every_view_of_every_field(views, lockstep):
     """Bit for bit what a buffer returns, with ends, around the ring, and after all changes."""
+    every_view(views, lockstep, HostStore, lambda store: store)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_every_view_of_rows_in_files(lockstep, tmp_path):
+    every_view(VIEWS, lockstep, functools.partial(HostStore, files=tmp_path), lambda store: store)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_every_view_of_a_checkpoint_that_is_opened(lockstep, tmp_path):
+    """Some rows lie in its files, and some have been added or changed since."""
+
+    def opened(store):
+        store.save(tmp_path)
+        return HostStore.open(tmp_path)[0]
+
+    every_view(VIEWS, lockstep, HostStore, opened)
+
+
+def every_view(views, lockstep, make, again):
+    """See above; `again` is called with the store in between, and returns one to go on with."""
     rng = np.random.default_rng(5)
     options = {"num_envs": 2, "sampler": fbuf.Prioritized(), "next_of": "observation"}
     options |= {"max_ends": 4, "lockstep": lockstep}
-    state, store = fbuf.init(ITEM, 20, **options), HostStore(ITEM, 20, **options)
+    state, store = fbuf.init(ITEM, 20, **options), make(ITEM, 20, **options)
     for turn in range(5):
         rows = random_rows(rng, 2, 4)
         following = random_rows(rng, 2, 4)["observation"]
@@ -194,9 +218,12 @@ def test_every_view_of_every_field(views, lockstep):
         fields = {name: random_rows(rng, 16)[name] for name in ("reward", "half", "image")}
         state = fbuf.write(state, batch.ids, fields)
         store.write(batch.ids, fields)
-    if not views[0].is_random and not views[0].time_major:
-        same(fbuf.rows(state, view=views[0]), store.rows(view=views[0]))
-        same(fbuf.rollout(state, view=views[0]), store.rollout(view=views[0]))
+        if turn % 2:
+            store = again(store)
+    for view in views:
+        if not view.is_random and not view.time_major:
+            same(fbuf.rows(state, view=view), store.rows(view=view))
+            same(fbuf.rollout(state, view=view), store.rollout(view=view))
     names = {name for name in fbuf.stats(state) if name != "bytes"}
     assert {n: float(store.stats()[n]) for n in names} == {
         n: float(fbuf.stats(state)[n]) for n in names
@@ -587,6 +614,38 @@ def test_threads_share_batches(monkeypatch):
     assert not thread.is_alive()
     assert errors
     assert all("these were closed" in error for error in errors)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGALRM])
+def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
+    """Ctrl-C, preemption, a limit of time: the handler raises when the change is whole."""
+    store, apply = filled(), type(filled()._rows).apply
+    heard = []
+
+    def handler(number, frame):
+        heard.append(number)
+        raise TimeoutError
+
+    def interrupted(rows, *given):
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGUSR1)
+        apply(rows, *given)
+
+    before = {of: signal.signal(of, handler) for of in (number, signal.SIGUSR1)}
+    try:
+        size = store.size()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(store._rows), "apply", interrupted)
+            with pytest.raises(TimeoutError):
+                store.add(np.int32(70))
+        assert heard == [number, signal.SIGUSR1]
+        assert all(signal.getsignal(of) is handler for of in before)
+        store.add(np.int32(71))
+        assert store.rows().data[-2:].tolist() == [70, 71]
+        assert store.size() == min(size + 2, store.capacity)
+    finally:
+        for of, handler in before.items():
+            signal.signal(of, handler)
 
 
 def test_an_interrupt_loses_no_batch(monkeypatch):
