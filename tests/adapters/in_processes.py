@@ -32,6 +32,8 @@ class Counting(gymnasium.Env):
         self.seed = self.total = self.episode = -1
         if fails == "constructor":
             raise ValueError("no such game")
+        if fails == "space":
+            self.observation_space = spaces.Text(5)
 
     def observation(self):
         found = np.array(
@@ -53,6 +55,8 @@ class Counting(gymnasium.Env):
         return self.room
 
     def reset(self, *, seed=None, options=None):
+        if self.fails == "reset" and self.seeds == (seed,):
+            raise ValueError("no such level")
         if seed is not None:
             self.seed, self.draws = seed, (random.random(), np.random.rand())  # noqa: NPY002
         self.episode, self.step_in_it = self.episode + 1, 0
@@ -100,6 +104,8 @@ class Policy:
         self.action, self.calls, self.fails = 0, 0, fails
 
     def load(self, weights):
+        if self.fails == "load":
+            raise KeyError("no such weight")
         self.action = int(weights["layers"][0][1])
 
     def __call__(self, observation):

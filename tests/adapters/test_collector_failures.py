@@ -252,6 +252,17 @@ def test_an_environment_raises_in_the_thread():
     check_first(steps(state), 20, "same_step")
 
 
+def test_another_thread_closes_it():
+    with background(vector(3)) as collector:
+        state = buffer(collector)
+        closing = threading.Timer(0.3, collector.close)
+        closing.start()
+        with pytest.raises(CollectorError, match="the collector is closed"):
+            collector.drain(state, at_least=10**9)
+        closing.join()
+        assert int(fbuf.size(collector.recover())) > 0
+
+
 def test_ctrl_c_while_draining():
     ready = threading.Event()
 

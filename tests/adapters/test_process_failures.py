@@ -1,7 +1,9 @@
 """What happens when a process fails: who it was is said, what has come is kept, nothing is left."""
 
 import _thread
+import os
 import re
+import signal
 import threading
 import time
 import warnings
@@ -103,6 +105,62 @@ def test_a_constructor_that_fails():
     with pytest.raises(CollectorError, match=message):
         make({"fails": "constructor"})
     assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("fails", "policy", "message"),
+    [
+        ("reset", None, r"in environment 1: ValueError: no such level"),
+        pytest.param("space", None, r"ValueError: .*Text", marks=pytest.mark.sweep),
+        pytest.param(None, "load", r"in the policy: KeyError: 'no such", marks=pytest.mark.sweep),
+    ],
+)
+def test_what_fails_at_the_start_is_named(fails, policy, message):
+    """Nothing has been observed yet."""
+    fails = {"fails": fails, "seeds": (1,)} if fails else None
+    with pytest.raises(CollectorError, match=message) as raised:
+        make(fails, processes=1, policy=Policy(policy))
+    assert "its observation" not in str(raised.value)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["free", "barrier"])
+def test_after_a_pause_nobody_hangs(mode, monkeypatch):
+    """Ctrl-Z stops all processes; with fg the clocks have gone on."""
+    with make({"seconds": SLOW}, mode=mode, chunk=3, timeout=1.0) as collector:
+        state = buffer(collector)
+        wait, workers = collector._crew._wait, collector._crew.workers
+
+        def paused(ends, seconds):
+            monkeypatch.setattr(collector._crew, "_wait", wait)
+            for worker in workers:
+                os.kill(worker._process.pid, signal.SIGSTOP)
+            time.sleep(3.0)
+            for worker in workers:
+                os.kill(worker._process.pid, signal.SIGCONT)
+            return []
+
+        monkeypatch.setattr(collector._crew, "_wait", paused)
+        if mode == "free":
+            state = collector.drain(state, at_least=12)
+        else:
+            state = collector.collect(state, 12)
+        assert collector._crew._wait == wait
+    assert min(len(rows["reward"]) for rows in lanes(state)) >= 3
+
+
+@pytest.mark.sweep
+def test_another_thread_closes_it():
+    with make({"seconds": SLOW}, mode="free", chunk=3) as collector:
+        state = collector.drain(buffer(collector), at_least=3)
+        closing = threading.Timer(0.3, collector.close)
+        closing.start()
+        with pytest.raises(CollectorError, match="is closed; make another one"):
+            drain_for_ever(collector, state)
+        closing.join()
+        with pytest.raises(CollectorError, match="is closed; make another one"):
+            collector.drain(state)
+        assert int(fbuf.size(collector.recover())) >= 12
 
 
 @pytest.mark.sweep

@@ -438,7 +438,7 @@ MUTANTS = [
     *of(
         "disk/history.py",
         ("if (now[rows.name] != before.hashes[rows.name])[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
-        ("return set(map(int, looked.cursor[3])) <= before.marks", "return True", "seam", ("test_save.py", "mark or gone or way")),
+        ("return set(map(int, looked.cursor[3])) <= set(before.marks)", "return True", "seam", ("test_save.py", "mark or gone or way")),
         ("total = tuple(map(int, (1 + lap % 2**32) * store.room + at))", "total = tuple(map(int, store.room + at))", "next observations", ("test_save.py", "every_save or ends")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
     ),

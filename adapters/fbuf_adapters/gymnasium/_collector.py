@@ -49,8 +49,8 @@ class Collector:
     Args:
         envs: A `gymnasium.vector.VectorEnv`, of any autoreset mode, that says which.
         policy: `policy(observation) -> action`, or `-> (action, extras)`. The observation is what
-            the environments return, `[num_envs, ...]`. The action is an array of that shape, or
-            what NumPy makes one of; the extras are a dict of such arrays. With a method
+            the environments return, `[num_envs, ...]`. The action is an array of NumPy with that
+            first axis, or a list of numbers; the extras are a dict of such arrays. With a method
             `load(weights)`, it can be given weights by `publish`.
         chunk: How many steps of each environment go into the buffer at once.
         seed: For the first reset, as the environments take it. If it is one number, and the policy
@@ -215,6 +215,7 @@ class Collector:
         with bar("drain", at_least, self._progress) as shown:
             came, limit = 0, max(background.depth, 1)
             while came < at_least or limit > 0:
+                self._open("drain")  # another thread may close it
                 with uninterrupted():  # a chunk that was taken out is in no queue
                     entry = background.get(wait=came < at_least)
                     if isinstance(entry, Chunk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from fbuf_adapters.gymnasium._slots import Room, Slots
 
 _LOOK = 0.5
 """Seconds between two looks at whether a worker hangs."""
+
+_STOPPED = 1.5
+"""A look that takes so many seconds longer has been stopped itself."""
 
 _PATIENCE = 1.5
 """Seconds that workers have to close their environments."""
@@ -54,6 +58,10 @@ class Worker(Protocol):
         Raises:
             Ended: If it cannot go on.
         """
+        ...
+
+    def resumed(self) -> None:
+        """The learner was stopped for a while, by a Ctrl-Z say, and it perhaps too."""
         ...
 
     def restart(self) -> None:
@@ -115,6 +123,7 @@ class Crew:
         """Seconds that the learner has waited for them."""
         self.restarts = 0
         self.closed = False
+        self._process = os.getpid()
         self._wait = wait
         try:
             for worker in workers:
@@ -140,8 +149,16 @@ class Crew:
         """
         if wait:
             began = time.perf_counter()
-            self._wait([end for worker in self.workers for end in worker.waitable], _LOOK)
-            self.waited += time.perf_counter() - began
+            try:
+                self._wait([end for worker in self.workers for end in worker.waitable], _LOOK)
+            except (OSError, ValueError):
+                if not self.closed:
+                    raise
+            waited = time.perf_counter() - began
+            self.waited += waited
+            if waited > _LOOK + _STOPPED:
+                for worker in self.workers:
+                    worker.resumed()
         failure: CollectorError | None = None
         with uninterrupted():  # a message that was taken out comes no second time
             for worker in self.workers:
@@ -152,6 +169,8 @@ class Crew:
                 else:
                     if spec is not None:
                         self._agree(worker, spec)
+        if self.closed:  # by another thread, meanwhile
+            raise CollectorError(f"{self.owner}: the collector is closed; make another one")
         if failure is not None:
             raise failure
 
@@ -184,11 +203,11 @@ class Crew:
 
     def close(self) -> None:
         """End all workers, hanging ones too."""
-        if self.closed:
+        if self.closed or os.getpid() != self._process:  # of a fork, whose workers these are not
             return
+        self.closed = True
         for worker in self.workers:
             worker.stop()
         until = time.monotonic() + _PATIENCE
         for worker in self.workers:
             worker.end(max(0.0, until - time.monotonic()))
-        self.closed = True

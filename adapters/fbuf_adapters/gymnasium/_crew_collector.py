@@ -282,7 +282,8 @@ class CrewCollector:
         try:
             yield
         except CollectorError as error:
-            self._failure = error
+            if not self._crew.closed:  # else another thread has closed it
+                self._failure = error
             error.add_note(
                 "The state that you passed may be consumed; collector.recover() returns the newest."
             )

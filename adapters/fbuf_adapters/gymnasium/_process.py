@@ -41,6 +41,10 @@ class Process:
         job = dataclasses.replace(self._job, die_with_parent=by_kernel)
         self._process, self._connection = spawn(work, job, f"fbuf collector {self.number}")
 
+    def resumed(self) -> None:
+        """What it does now, it does from now on."""
+        self._asked = time.monotonic()
+
     def restart(self) -> None:
         """Start it anew with other seeds."""
         self.end()

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from fbuf_adapters.gymnasium._messages import Failed
-from fbuf_adapters.gymnasium._place import STARTING, Board
+from fbuf_adapters.gymnasium._place import POLICY, STARTING, Board
 from fbuf_adapters.gymnasium._stepper import Stepper, apart
 from fbuf_adapters.gymnasium._watched import Watched, WatchedPolicy
 
@@ -52,7 +52,7 @@ class Station:
         """Where the worker was, and what happened there."""
         place = self._board.where(self._seat)
         reason = "".join(traceback.format_exception_only(error)).strip()
-        for env in self._envs:
+        for env in self._envs if place != POLICY else ():
             differing = env.differing()
             if differing is not None:
                 place, reason = env.number, f"{differing} ({reason})"

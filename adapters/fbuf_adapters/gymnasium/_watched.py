@@ -13,6 +13,8 @@ from fbuf_adapters.gymnasium._place import POLICY, Board
 from fbuf_adapters.gymnasium._spaces import space_specs
 from fbuf_adapters.gymnasium._trees import matched, paths
 
+_NOTHING = object()
+
 
 class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment of a worker."""
@@ -22,7 +24,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.number = number
         self._say = say
-        self._returned: Any = None
+        self._returned: Any = _NOTHING
 
     def reset(self, **kwargs: Any) -> Any:
         """As the environment."""
@@ -43,7 +45,12 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def differing(self) -> str | None:
         """How its last observation differs from its space, if it does: NumPy says that of none."""
-        specs = space_specs(self.env.observation_space, "")
+        if self._returned is _NOTHING:
+            return None
+        try:
+            specs = space_specs(self.env.observation_space, "")
+        except Exception:  # a space that cannot be stored: that is what has been raised
+            return None
         leaves = matched(self._returned, specs)
         if leaves is None:
             return "its observation is another tree than its observation space"
@@ -80,4 +87,5 @@ class WatchedPolicy:
 
     def load(self, weights: Any) -> None:
         """As the policy."""
+        self._board.at(self._seat, POLICY)
         self._policy.load(weights)

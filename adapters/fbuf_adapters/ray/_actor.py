@@ -64,6 +64,10 @@ class Actor:
         opened = self._actor.open.remote(job.payload, job.envs, job.seed, self._stamped)
         self._answers: collections.deque[Any] = collections.deque([opened])
 
+    def resumed(self) -> None:
+        """It may have been heard of, had anybody listened."""
+        self._heard = time.monotonic()
+
     def restart(self) -> None:
         """Start it anew with other seeds, wherever there is room."""
         self.end()
