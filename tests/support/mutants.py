@@ -441,6 +441,16 @@ MUTANTS = [
         ("return set(map(int, looked.cursor[3])) <= set(before.marks)", "return True", "seam", ("test_save.py", "mark or gone or way")),
         ("total = tuple(map(int, (1 + lap % 2**32) * store.room + at))", "total = tuple(map(int, store.room + at))", "next observations", ("test_save.py", "every_save or ends")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
+        ("if folder == to or has_mark(looked, saved):", "if folder == to:", "seam", ("test_save.py", "two_directories")),
+        ("if known and known[-1] > _NEWEST.get(folder, 0):", "if False:", "seam", ("test_save.py", "another_run")),
+    ),
+    *of(
+        "disk/trees.py",
+        ("if whole.num_leaves and jax.tree_util.treedef_is_leaf(whole):", "if jax.tree_util.treedef_is_leaf(whole):", "read", ("test_save.py", "optimiser")),
+    ),
+    *of(
+        "disk/interrupts.py",
+        ("            self.waiting.append((self.handler, number, frame))\n", "            self.handler(number, frame)\n", "order", ("test_save.py", "ctrl_c")),
     ),
     *of(
         "disk/files.py",
