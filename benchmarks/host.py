@@ -542,7 +542,8 @@ def tiers(task: Task) -> Measured:
         ):
             stats = fbuf.stats(state) if store is None else store.stats()
             lie = {"device": float(stats["bytes"]), "disk": disk}
-            lie["host"] = stats["host_bytes"] if store is host else 0
+            # Those of `files` are in files of its own.
+            lie["host"] = 0 if store in (None, in_files) else stats["host_bytes"]
             found += [
                 {**record, "what": tier, "mode": where, "bytes": size}
                 for where, size in lie.items()

@@ -68,12 +68,14 @@ class Batches:
                 worker = self._worker
                 if worker is None:
                     raise _closed()
-                while sum(not ahead.claimed for ahead in self._ahead) <= self._prefetch:
+                waiting = [ahead for ahead in self._ahead if not ahead.claimed]
+                while len(waiting) <= self._prefetch:
                     number = self._ahead[-1].number + 1 if self._ahead else 0
                     ahead = _Ahead(number, self._draw(number))
                     worker.submit(ahead.task)
                     self._ahead.append(ahead)
-                first = next(ahead for ahead in self._ahead if not ahead.claimed)
+                    waiting.append(ahead)
+                first = waiting[0]
                 first.claimed = True
             batch = first.task.result()
             self._ahead.remove(first)
