@@ -80,6 +80,7 @@ def test_alpha_shapes_the_frequencies(alpha):
     assert_fits(drawn(state), share / share.sum())
 
 
+@pytest.mark.sweep
 def test_batches_are_not_sorted():
     for sampler in SAMPLERS.values():
         state = fbuf.init(jnp.int32(0), 400, sampler=sampler)

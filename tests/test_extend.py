@@ -15,7 +15,8 @@ PRIORITIES = fbuf.Prioritized(**EXACT)
 
 CASES = [  # environments, the other's, sampler, autoreset, in lockstep, next observations
     (3, 3, fbuf.Prioritized(window=2, **EXACT), "next_step", False, True),
-    (None, 3, fbuf.Prioritized(window=2, first_only=True, **EXACT), "next_step", False, True),
+    pytest.param(None, 3, fbuf.Prioritized(window=2, first_only=True, **EXACT), "next_step", False,
+                 True, marks=SWEEP),
     pytest.param(None, None, PRIORITIES, "same_step", True, True, marks=SWEEP),
     pytest.param(3, 3, fbuf.Uniform(window=3, by="episode"), "next_step", True, False, marks=SWEEP),
     pytest.param(None, 2, fbuf.Uniform(window=2, by="episode"), "same_step", True, True,

@@ -54,6 +54,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "views"), CASES)
 def test_one_shard_is_the_plain_buffer(name, views):
     sampler, quick = SAMPLERS[name], name not in OPTIMISED
@@ -316,6 +317,7 @@ def test_a_stale_id_and_one_of_no_shard_are_skipped():
     )
 
 
+@pytest.mark.sweep
 def test_an_empty_buffer_gives_a_masked_batch():
     state = sharded.init(jnp.int32(0), 32, mesh=meshes.mesh(4), sampler=fbuf.Prioritized())
     assert not bool(sharded.can_sample(state))
@@ -459,6 +461,7 @@ def test_a_state_that_shard_map_was_not_told_of_is_refused():
         jax.jit(size)(state)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("explicit", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_meshes_of_both_kinds_and_of_several_axes(explicit):
     kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto

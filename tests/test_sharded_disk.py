@@ -46,6 +46,7 @@ def drawn(state):
     return sharded.sample(state, jax.random.key(3), 16, step=step)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("devices", [1, pytest.param(4, marks=pytest.mark.sweep)])
 def test_a_checkpoint_is_read_on_any_mesh_that_divides_the_shards(tmp_path, devices):
     state = made(SAMPLERS["prioritized"])

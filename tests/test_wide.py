@@ -79,6 +79,7 @@ def test_one_of_a_thousand_full_shards_is_chosen_as_often_as_each_other() -> Non
     assert stats.chisquare(np.bincount(rank & 255, minlength=256)).pvalue > 1e-3
 
 
+@pytest.mark.sweep
 def test_shards_are_chosen_by_their_totals() -> None:
     totals = np.random.default_rng(0).random(1000).astype(np.float32)
     totals[::7] = 0

@@ -93,6 +93,7 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
         two.sample()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_epochs_are_those_of_a_buffer_on_the_device(drop_last):
     options = {"sampler": fbuf.Shuffled(), "batch_size": 8, "drop_last": drop_last, "prefetch": 2}
@@ -192,6 +193,7 @@ def test_an_interrupt_waits_for_the_rows(interrupted):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.sweep), 4])
 def test_tensordicts_with_rows_on_the_host(window, tmp_path):
     tensordict = pytest.importorskip("tensordict")
@@ -240,6 +242,7 @@ def test_tensordicts_of_a_store():
         TensorDictReplayBuffer(8, host=HostStore(jnp.int32(0), 8))
 
 
+@pytest.mark.sweep
 def test_an_opened_buffer_goes_on_with_its_draws(tmp_path):
     options = {"sampler": fbuf.Prioritized(), "batch_size": 8, "prefetch": 2}
     run = ReplayBuffer(64, **options, host=True)

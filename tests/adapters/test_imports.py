@@ -29,6 +29,7 @@ assert not {"torch", "jax", "fbuf"} & set(sys.modules), "imported too early"
 """)
 
 
+@pytest.mark.sweep
 def test_data_sets_import_what_reads_them_when_they_are_read():
     run("""
 import sys

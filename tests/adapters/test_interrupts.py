@@ -44,7 +44,7 @@ def stored(buffer):
     return [n if there else None for n, there in zip(numbers, mask, strict=True)]
 
 
-@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 @pytest.mark.parametrize("times", MANY)
 def test_the_state_is_the_old_one_or_the_new_one(interrupted, host, prefetch, times, tmp_path):

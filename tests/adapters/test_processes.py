@@ -71,6 +71,7 @@ def programs():
     return fbuf.add.__dict__["_entry"]._consume._cache_size()
 
 
+@pytest.mark.sweep
 def test_a_barrier_collects_what_one_process_would():
     """The same environments and policy, in this process, are the reference."""
     with make(mode="barrier", seed=7, chunk=8) as collector:

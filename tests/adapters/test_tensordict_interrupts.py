@@ -42,6 +42,7 @@ def steps(first, count, episode):
     return TensorDict({"t": t, "episode": torch.full((count,), episode)}, batch_size=[count])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("times", "prefetch"),
     [(40, 2), *(pytest.param(2000, n, marks=pytest.mark.sweep) for n in (0, 2))],
