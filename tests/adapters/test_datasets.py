@@ -138,10 +138,34 @@ def test_float64_is_rounded_where_it_is_said():
     assert_same(rows.data.next_observation[-7:], np.float32(later))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "largest"),
+    [
+        ("float32", 2**24),
+        pytest.param("float16", 2**11, marks=pytest.mark.sweep),
+        pytest.param("bfloat16", 2**8, marks=pytest.mark.sweep),
+    ],
+)
+def test_integers_that_a_float_holds(dtype, largest):
+    x = np.array([0, -1, largest, -largest, 2 * largest][: 4 if dtype == "float16" else 5])
+    state = from_arrays({"x": x}, terminated=x == x, casts={"x": dtype})
+    assert_same(fbuf.rows(state).data["x"], jnp.asarray(x, dtype))
+
+
+def test_another_byte_order():
+    made = episodes([3, 4])
+    fields, terminated, truncated, later = flat(made)
+    swapped = lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">"))
+    fields, later = jax.tree.map(swapped, (fields, later))
+    flags = {"terminated": terminated, "truncated": swapped(truncated.astype(np.int32))}
+    assert_holds(from_arrays(fields, **flags, next_observation=later, **NEW), made)
+
+
 def test_fields_that_the_buffer_lacks_are_left_out():
     made = episodes([3, 2])
     wanted = {"reward": 0.0}
-    state = loaded(made, fbuf.init(wanted, 5), casts={"reward": "float32"})
+    casts = {"reward": "float32"}
+    state = loaded(made, fbuf.init(wanted, 5), following=False, casts=casts)
     assert_same(fbuf.rows(state).data, {"reward": np.float32(flat(made)[0]["reward"])})
 
 
@@ -161,7 +185,7 @@ def test_a_store_is_added_to_in_place(small_chunks, following, tmp_path, recwarn
 @pytest.mark.sweep
 def test_the_sampler_is_that_of_the_caller():
     sampler = fbuf.Prioritized(window=3)
-    assert loaded(episodes([5, 5]), sampler=sampler, casts=CASTS).sampler == sampler
+    assert loaded(episodes([5, 5]), None, False, sampler=sampler, casts=CASTS).sampler == sampler
 
 
 def test_a_bar_shows_where_it_is(capsys, monkeypatch):
@@ -181,7 +205,7 @@ def test_a_file_is_never_in_memory_as_a_whole(tmp_path):
         file["observations"] = frames
         for name in ("actions", "rewards"):
             file[name] = np.zeros(20_000, np.float32)
-        file["terminals"] = np.zeros(20_000, bool)
+        file["terminals"] = np.arange(20_000) % 100 == 99
     tracemalloc.start()
     try:
         state = from_d4rl(tmp_path / "x.hdf5")
@@ -300,6 +324,18 @@ def test_d4rl_without_timeouts(tmp_path):
     assert ends.tolist() == [6, 21, 23]
 
 
+def test_d4rl_without_any_end(tmp_path):
+    made = episodes([5])
+    path = d4rl(tmp_path / "x.hdf5", made, ["timeouts"], terminals=np.zeros(5, bool))
+    with pytest.warns(
+        UserWarning,
+        match="^from_d4rl: no row of the data set ends an episode, so all 5 count as one episode; "
+        "if there are more, give max_episode_steps$",
+    ):
+        from_d4rl(path, **NEW)
+    from_d4rl(path, max_episode_steps=5, **NEW)  # said, so no warning
+
+
 def test_d4rl_with_a_limit_of_steps(tmp_path):
     made = episodes([3, 5, 5, 4, 2])
     path = d4rl(tmp_path / "x.hdf5", made, ["timeouts"])
@@ -358,18 +394,70 @@ def test_npz_of_environments_removed_rows_and_a_full_ring(tmp_path):
         "truncated": [n in (3, 4, 6) for n in range(7)],
         "last_observation": [4, 6, 9, 12],
         "last_observation_row": [1, 3, 4, 6],
+        "last_observation_of": ["x"],
     }
+    again = from_npz(tmp_path / "x.npz", next_of="x")
+    assert_same(fbuf.rows(again, view=fbuf.Transition()).data.next_observation[-1], np.int32(12))
+    # A file of before does not say of which field they are.
+    np.savez(tmp_path / "y.npz", **{n: found[n] for n in found if n != "last_observation_of"})
+    again = from_npz(tmp_path / "y.npz", next_of="x", casts={"x": "int32"})
+    assert_same(fbuf.rows(again, view=fbuf.Transition()).data.next_observation[-1], np.int32(12))
 
 
 def test_npz_of_dtypes_that_numpy_lacks(tmp_path):
-    state = fbuf.init({"x": jnp.zeros(3, jnp.bfloat16), "y": jnp.uint8(0)}, 4, next_of="x")
+    state = fbuf.init({"x": jnp.zeros(3, jnp.bfloat16), "y=": jnp.bfloat16(0)}, 4, next_of="x")
     x = jnp.arange(9, dtype=jnp.bfloat16).reshape(3, 3) / 7
-    rows = {"x": x, "y": jnp.arange(3, dtype=jnp.uint8)}
+    rows = {"x": x, "y=": jnp.arange(3, dtype=jnp.bfloat16)}
     state = fbuf.add(state, rows, next_observation=x + 1)
     to_npz(state, tmp_path / "x.npz")
     again = from_npz(tmp_path / "x.npz", next_of="x")
     assert_same(fbuf.rows(again).data, rows)
     assert_same(fbuf.rows(again, view=fbuf.Transition()).data.next_observation[-1], x[-1] + 1)
+
+
+def test_npz_of_columns(tmp_path, small_chunks):
+    made = episodes([9, 14])
+    fields, terminated, truncated, later = flat(made)
+    columns = {"observation": np.asfortranarray(fields["observation"])}
+    columns["next_observation"] = np.asfortranarray(later)
+    rest = {"action": fields["action"], "reward": fields["reward"], "truncated": truncated}
+    np.savez(tmp_path / "x.npz", **columns, **rest, terminated=terminated)
+    item = {"observation": jnp.zeros(3), "action": jnp.int32(0), "reward": 0.0}
+    state = fbuf.init(item, 23, next_of="observation")
+    assert_holds(from_npz(tmp_path / "x.npz", state, casts=CASTS), made)
+
+
+def test_npz_of_names_that_only_files_of_ours_have_for_themselves(tmp_path):
+    names = ("dtypes", "last_observation", "last_observation_of", "observation.dtypes")
+    arrays = {name: np.arange(3, dtype=np.int32) for name in names}
+    np.savez(tmp_path / "x.npz", **arrays, terminated=np.ones(3, bool))
+    rows = fbuf.rows(from_npz(tmp_path / "x.npz")).data
+    assert_same(rows.pop("observation")["dtypes"], arrays.pop("observation.dtypes"))
+    assert_same({name: np.asarray(leaf) for name, leaf in rows.items()}, arrays)
+
+
+def test_npz_without_any_end(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros(3, np.float32), terminated=np.zeros(3, bool))
+    with pytest.warns(UserWarning, match=r"all 3 count .* write an array 'truncated' into the fi"):
+        from_npz(tmp_path / "x.npz")
+
+
+@pytest.mark.sweep
+def test_npz_of_a_buffer_that_keeps_next_observations_twice(tmp_path):
+    made = episodes([3, 4])
+    fields, terminated, truncated, later = flat(made)
+    fields["next_observation"] = later + 1  # another thing, of the caller's
+    state = fbuf.init(
+        item(made, next_observation=jnp.zeros(3)), 7, next_of="observation", max_ends=2
+    )
+    casts = {"action": np.int32, "reward": np.float32}
+    fields |= {name: fields[name].astype(dtype) for name, dtype in casts.items()}
+    flags = {"terminated": terminated, "truncated": truncated}
+    state = fbuf.add(state, fields, **flags, next_observation=later)
+    to_npz(state, tmp_path / "x.npz")
+    rows = fbuf.rows(from_npz(tmp_path / "x.npz", next_of="observation"), view=fbuf.Transition())
+    assert_same(rows.data.item["next_observation"], later + 1)
+    assert_same(rows.data.next_observation, later)
 
 
 @pytest.mark.sweep

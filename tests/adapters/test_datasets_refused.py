@@ -2,8 +2,11 @@
 
 import io
 import re
+import types
+import warnings
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,7 +42,16 @@ def at(array, row, value):
     return changed
 
 
+class Tensor:
+    """As far as anyone looks, a torch tensor."""
+
+    shape = (12,)
+
+
+Tensor.__module__ = "torch"
+TENSOR = Tensor()
 NONE = {"into": None}
+NEXT = {"into": into(next_of="observation")}
 REFUSED = {
     "casts not stated": (
         {"casts": {}},
@@ -67,6 +79,34 @@ REFUSED = {
         "from_arrays: reward is float16, and the buffer stores float32; if it may be cast, give "
         "casts={'reward': 'float32', 'action': 'int32'}",
     ),
+    "a cast to no dtype": (
+        {"casts": {**CASTS, "reward": "flaot32"}},
+        "from_arrays: casts has 'flaot32' for 'reward', which is no dtype; write it as in "
+        "{'reward': 'float32'}",
+    ),
+    "a cast to nothing": (
+        {"casts": {**CASTS, "reward": None}},
+        "from_arrays: casts has None for 'reward', which is no dtype; write it as in "
+        "{'reward': 'float32'}",
+    ),
+    "an integer between two floats": (
+        {**rows(reward=at(np.zeros(12, np.int64), 5, 2**24 + 1)), "next_observation": None},
+        "from_arrays: episode 1, row 5 of the data set: reward holds 16777217, which float32 "
+        "cannot hold exactly",
+    ),
+    "the largest integer": (
+        {**rows(reward=at(np.zeros(12, np.uint64), 3, 2**64 - 1)), "next_observation": None},
+        "from_arrays: episode 1, row 3 of the data set: reward holds 18446744073709551615, which "
+        "float32 cannot hold exactly",
+    ),
+    "an integer between two floats of 16 bits": (
+        {
+            **rows(reward=at(np.zeros(12, np.int16), 0, 2049)),
+            **{"into": None, "casts": {**CASTS, "reward": "float16"}, "next_observation": None},
+        },
+        "from_arrays: episode 0, row 0 of the data set: reward holds 2049, which float16 cannot "
+        "hold exactly",
+    ),
     "a field that is missing": (
         {"into": into(item={**ITEM, "log_prob": 0.0})},
         "from_arrays: the buffer has a field 'log_prob', which the data set lacks; it has action, "
@@ -85,6 +125,66 @@ REFUSED = {
     "another length": (
         rows(action=ROWS["action"][:-1]),
         "from_arrays: action has 11 rows, and terminated has 12",
+    ),
+    "a tensor": (
+        rows(reward=TENSOR),
+        "from_arrays: reward is a torch tensor; give reward.numpy(force=True)",
+    ),
+    "flags in a tensor": (
+        {"terminated": TENSOR},
+        "from_arrays: terminated is a torch tensor; give terminated.numpy(force=True)",
+    ),
+    "masked rows": (
+        rows(reward=np.ma.masked_array(ROWS["reward"], TERMINATED)),
+        "from_arrays: reward is a masked array, whose mask would be lost; leave the masked rows "
+        "out, and give .data of the rest",
+    ),
+    "masked flags": (
+        {"truncated": np.ma.masked_array(TRUNCATED, TERMINATED)},
+        "from_arrays: truncated is a masked array, whose mask would be lost; leave the masked rows "
+        "out, and give .data of the rest",
+    ),
+    "an array of another kind": (
+        rows(reward=types.SimpleNamespace(shape=(12,), dtype="float32", __getitem__=None)),
+        "from_arrays: reward must be an array [rows, ...], got SimpleNamespace",
+    ),
+    "two fields of one name": (
+        {**NONE, **rows(**{"a.b": ROWS["reward"], "a": {"b": ROWS["reward"]}})},
+        "two fields are called 'a.b': {'a.b': x} has the same name as {'a': {'b': x}}; call one of "
+        "them something else",
+    ),
+    "next observations that nothing takes": (
+        {},
+        "from_arrays: next_observation is given, and the buffer has no place for it; give "
+        "next_of='observation', or the item a field 'next_observation', or leave it out",
+    ),
+    "next observations given twice": (
+        rows(next_observation=LATER),
+        "from_arrays: next_observation is given, and arrays have a field 'next_observation'; leave "
+        "one of them out",
+    ),
+    "next observations of a shape that would be broadcast": (
+        {**NEXT, "next_observation": LATER[:, :1]},
+        "from_arrays: next_observation has shape (1,) in each row, and observation has (3,); they "
+        "must be alike",
+    ),
+    "next observations of another shape": (
+        {**NONE, "next_of": "observation", "next_observation": np.zeros((12, 4), np.float32)},
+        "from_arrays: next_observation has shape (4,) in each row, and observation has (3,); they "
+        "must be alike",
+    ),
+    "next observations of another shape, for a field": (
+        {
+            "into": into(item={**ITEM, "next_observation": jnp.zeros(3)}),
+            "next_observation": LATER[:, :1],
+        },
+        "from_arrays: next_observation has shape (1,) in each row, and observation has (3,); they "
+        "must be alike",
+    ),
+    "next observations of other parts": (
+        {**NEXT, "next_observation": {"camera": LATER}},
+        "from_arrays: next_observation must have the same parts as observation, which has "
+        "observation; it has next_observation.camera",
     ),
     "next observations of another length": (
         {"next_observation": LATER[1:]},
@@ -201,6 +301,14 @@ def test_what_is_wrong_is_said(name):
         int(fbuf.size(buffer))  # and nothing consumed
 
 
+def test_casts_are_a_dict():
+    with pytest.raises(
+        TypeError,
+        match=r"^from_arrays: casts must be a dict, such as {'reward': 'float32'}, got 'float32'$",
+    ):
+        from_arrays(ROWS, terminated=TERMINATED, casts="float32")
+
+
 def test_what_is_no_buffer():
     with pytest.raises(TypeError, match=r"into must be a fbuf.State or a HostStore, got dict"):
         from_arrays(GOOD["arrays"], {}, terminated=TERMINATED)
@@ -264,6 +372,12 @@ D4RL = {
         {"infos": ["reward"]},
         "from_d4rl: infos has 'reward', which is a field already",
     ),
+    "next observations that would be broadcast": (
+        {"next_observations": LATER[:, :1]},
+        {"next_of": "observation"},
+        "from_d4rl: next_observations has shape (1,) in each row, and observations has (3,); they "
+        "must be alike",
+    ),
     "timeouts and a limit": (
         {},
         {"max_episode_steps": 5},
@@ -280,6 +394,22 @@ def test_hdf5_files(tmp_path, name):
     with pytest.raises(DatasetError) as raised:
         from_d4rl(path, casts=CASTS, **options)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_episode_steps": 0}, ValueError, "max_episode_steps must be from 1 to .*, got 0"),
+        ({"max_episode_steps": -1}, ValueError, "max_episode_steps must be from 1 to .*, got -1"),
+        ({"max_episode_steps": True}, TypeError, "max_episode_steps must be an int, got True"),
+        ({"infos": "qpos"}, TypeError, r"infos must be a list of names, .*, got 'qpos'"),
+        ({"infos": 3}, TypeError, r"infos must be a list of names, .*, got 3"),
+    ],
+)
+def test_arguments_of_hdf5_files(tmp_path, options, error, message):
+    path = hdf5(tmp_path / "x.hdf5", leave_out=["timeouts"])
+    with pytest.raises(error, match=f"from_d4rl: {message}"):
+        from_d4rl(path, casts=CASTS, **options)
 
 
 def test_an_hdf5_file_that_is_cut_off(tmp_path):
@@ -301,14 +431,18 @@ def npz(**arrays):
     return file.getvalue()
 
 
-WHOLE = npz(x=np.arange(5000, dtype=np.float32), terminated=np.zeros(5000, bool))
+WHOLE = npz(x=np.arange(5000, dtype=np.float32), terminated=np.arange(5000) % 100 == 99)
 LONGER = io.BytesIO(WHOLE)
 with zipfile.ZipFile(LONGER, "a") as file:
     header = io.BytesIO()
     np.save(header, np.zeros(5000, np.float32))
     file.writestr("y.npy", header.getvalue() + b"0")
+TWICE = io.BytesIO(WHOLE)
+with zipfile.ZipFile(TWICE, "a") as file, warnings.catch_warnings(action="ignore"):
+    file.writestr("terminated.npy", header.getvalue())
 FLIPPED = bytearray(WHOLE)
 FLIPPED[9000] ^= 1
+LAST = {"last_observation": np.zeros(1)}
 NPZ = {
     "cut off": (WHOLE[:-9000], "it is cut off, damaged, or no npz (File is not a zip file)"),
     "a flipped byte": (bytes(FLIPPED), "it is cut off, damaged, or no npz (Bad CRC-32"),
@@ -317,9 +451,26 @@ NPZ = {
         npz(x=np.array([{}, None]), terminated=np.zeros(2, bool)),
         "no npz (x holds objects of Python, which are not read)",
     ),
-    "columns": (
-        npz(x=np.asfortranarray(np.zeros((2, 3))), terminated=np.zeros(2, bool)),
-        "no npz (x is stored column by column; save a numpy.ascontiguousarray)",
+    "two arrays of one name": (
+        TWICE.getvalue(),
+        "from_npz: the file has two arrays 'terminated', and only one of them can be read; write "
+        "it again with two names",
+    ),
+    "an array with parts": (
+        npz(**{"a.b": np.zeros(2, np.float32), "a": np.zeros(2)}, terminated=np.ones(2)),
+        "'a.b' would be a part of 'a', which is an array itself; call one of them something else",
+    ),
+    "dtypes of no kind": (
+        npz(x=np.zeros(2, "V2"), terminated=np.ones(2), dtypes=np.array(["x=bfloat61"])),
+        "no npz (dtypes: data type 'bfloat61' not understood)",
+    ),
+    "last observations of no row": (
+        npz(x=np.zeros(2), terminated=np.ones(2), **LAST, last_observation_row=np.array([2])),
+        "no npz (last_observation_row must be from 0 to 1)",
+    ),
+    "last observations of too many rows": (
+        npz(x=np.zeros(2), terminated=np.ones(2), **LAST, last_observation_row=np.array([0, 1])),
+        "no npz (last_observation_row must be an int for each entry of last_observation)",
     ),
     "no ends": (
         npz(x=np.zeros(2)),
@@ -340,10 +491,64 @@ def test_npz_files(tmp_path, name):
         from_npz(tmp_path / "x.npz")
 
 
+def test_last_observations_of_another_field(tmp_path):
+    last = {"last_observation": np.zeros((1, 2)), "last_observation_row": np.array([1])}
+    fields = {"x": np.zeros((2, 2), np.float32), "y": np.zeros(2, np.float32)}
+    np.savez(tmp_path / "x.npz", **last, **fields, terminated=np.arange(2) == 1)
+    with pytest.raises(DatasetError) as raised:
+        from_npz(tmp_path / "x.npz", next_of="y")
+    assert str(raised.value) == (
+        "from_npz: last_observation has shape (2,) in each row, and y has (); they must be alike"
+    )
+    last["last_observation_of"] = np.array(["x"])
+    np.savez(tmp_path / "x.npz", **last, **fields, terminated=np.arange(2) == 1)
+    with pytest.raises(DatasetError) as raised:
+        from_npz(tmp_path / "x.npz", next_of="y")
+    assert str(raised.value) == (
+        "from_npz: the data set has the last values of 'x', and not of 'y'; give next_of='x'"
+    )
+
+
+def held(item):
+    """A buffer that holds three such rows."""
+    rows = jax.tree.map(lambda leaf: jnp.zeros((3, *jnp.shape(leaf))), item)
+    return lambda: fbuf.add(fbuf.init(item, 3), rows)
+
+
+FILES_OWN = "; call it something else in the item, or use fbuf.save, which keeps any names"
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
         (into(), "to_npz: the buffer holds no rows"),
+        *(
+            (
+                held({"x": 0.0, name: 0.0}),
+                f"to_npz: the item has a field {name!r}, and the file has an array of this name "
+                f"for itself{FILES_OWN}",
+            )
+            for name in (
+                "terminated",
+                "truncated",
+                "dtypes",
+                "last_observation",
+                "last_observation_row",
+                "last_observation_of",
+            )
+        ),
+        *(
+            (
+                held(tree),
+                f"to_npz: the item has {name!r}, whose key {key!r} cannot be told from a place in "
+                f"a tuple or in a dict of dicts{FILES_OWN}",
+            )
+            for tree, name, key in (
+                ({"a.b": 0.0, "a": {"b": 0.0}}, "a.b", "a.b"),
+                ({"x": {"0": 0.0, "1": 0.0}}, "x.0", "0"),
+                ({"x": {0: 0.0, 1: 0.0}}, "x.0", 0),
+            )
+        ),
         (
             lambda: fbuf.add(fbuf.init(jnp.zeros(()), 3), jnp.zeros(2)),
             "to_npz: the item is a ShapeDtypeStruct, and the arrays of a file have names; make the "

@@ -1,5 +1,7 @@
 """Data sets of the real Minari, in and out again."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,28 @@ def test_a_field_holds_the_next_observation():
     assert_holds(from_minari(out(state), next_of="observation"), made)
 
 
+def test_infos_are_a_list():
+    dataset = written(episodes([3]), seen=np.arange(4))
+    with pytest.raises(TypeError, match=r"infos must be a list of names, .*, got 'seen'"):
+        from_minari(dataset, infos="seen", **NEW)
+
+
+@pytest.mark.parametrize(
+    ("stated", "found"),
+    [
+        (5, "episode 1 ends after 7"),
+        (13, "the episodes have 12"),
+        (0, "episode 0 has 3"),
+    ],
+)
+def test_steps_that_the_metadata_miscount(stated, found):
+    dataset = written(episodes([3, 4, 5]))
+    dataset.storage.update_metadata({"total_steps": stated})
+    message = f"the metadata of the data set say that it has {stated} steps, and {found}; correct"
+    with pytest.raises(DatasetError, match=message):
+        from_minari("test/mine-v0", **NEW)
+
+
 # Out.
 
 
@@ -154,6 +178,74 @@ def add(state, made, open_end=False):
     }
     flags = {"terminated": terminated, "truncated": truncated}
     return fbuf.add(state, fields, **flags, next_observation=later)
+
+
+class Point(NamedTuple):
+    here: Any
+    there: Any
+
+
+class Step(NamedTuple):
+    observation: Any
+    action: Any
+    reward: Any
+    at: Any
+
+
+def test_named_tuples_are_dicts_of_their_fields():
+    made = episodes([3, 4])
+    fields, terminated, truncated, later = flat(made)
+    point = Point(fields["observation"], np.arange(7, dtype=np.int32))
+    rows = Step(point, np.int32(fields["action"]), np.float32(fields["reward"]), point)
+    item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    flags = {"terminated": terminated, "truncated": truncated}
+    state = fbuf.init(item, 7, next_of="observation", max_ends=2)
+    state = fbuf.add(state, rows, **flags, next_observation=Point(later, point.there + 1))
+    space = spaces.Dict(here=VECTOR, there=spaces.Box(0, 9, (), np.int32))
+    dataset = to_minari(state, "test/out-v0", observation_space=space, action_space=ACTIONS)
+    assert_same(dataset[1].observations["there"], np.arange(3, 8, dtype=np.int32))
+    assert_same(dataset[1].infos["at"]["here"], made[1].observation[:-1])
+    again = from_minari(dataset, fbuf.clear(state), infos=["at"])
+    assert_same(fbuf.rows(again).data, rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"observation_space": spaces.Box(-1, 1, (4,))},
+            "to_minari: rows have the shapes {'observation': (3,)}, and observation_space has "
+            "{'observation': (4,)}; give the observation_space of these rows",
+        ),
+        (
+            {"action_space": spaces.Tuple([ACTIONS, ACTIONS])},
+            "to_minari: rows have the shapes {'action': ()}, and action_space has {'action.0': "
+            "(), 'action.1': ()}; give the action_space of these rows",
+        ),
+        pytest.param(
+            {"env": "CartPole-v1", "observation_space": None},
+            "to_minari: rows have the shapes {'observation': (3,)}, and observation_space has "
+            "{'observation': (4,)}; give the observation_space of these rows",
+            marks=pytest.mark.sweep,
+        ),
+    ],
+)
+def test_spaces_are_those_of_the_rows(given, message, tmp_path):
+    state = filled(4, episodes([3]))
+    space = {"observation_space": VECTOR, "action_space": ACTIONS}
+    with pytest.raises(DatasetError) as raised:
+        to_minari(state, "test/out-v0", **{**space, **given})
+    assert str(raised.value) == message
+    assert not (tmp_path / "test/out-v0").exists()
+    assert out(state).total_steps == 3
+
+
+def test_an_id_needs_a_version():
+    with pytest.raises(DatasetError) as raised:
+        out(None, "test/out")
+    assert str(raised.value) == (
+        "to_minari: dataset_id must end in a version, as name-v0 does, got 'test/out'"
+    )
 
 
 def test_an_episode_whose_beginning_was_overwritten_is_left_out():
@@ -231,6 +323,14 @@ REFUSED_OUT = {
         lambda: fbuf.init({"observation": 0.0, "action": 0.0, "reward": 0.0}, 4),
         "to_minari: Minari stores the observation after the last step, and this buffer keeps none; "
         "make it with next_of='observation', or with a field 'next_observation'",
+    ),
+    "bfloat16": (
+        lambda: fbuf.init(
+            {"observation": jnp.bfloat16(0), "action": 0.0, "reward": 0.0}, 4, next_of="observation"
+        ),
+        "to_minari: observation is bfloat16, which Minari's files cannot hold; write the buffer "
+        "with to_npz, load that with from_npz(path, next_of='observation', casts={'observation': "
+        "'float32'}), and write the result",
     ),
     "empty": (
         lambda: fbuf.clear(filled(4, episodes([1]))),

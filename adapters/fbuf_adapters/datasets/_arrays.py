@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, flags, named, spec, under
+from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._loading import Options, load
 
@@ -28,8 +28,9 @@ def from_arrays(
 ) -> Any:
     """Load rows that lie one after another, episode by episode, into a buffer.
 
-    `N` is the number of rows. All are checked before the first one is added, but for values that a
-    cast may meet. What is loaded begins an episode: one that is open in `into` is ended.
+    `N` is the number of rows. Fields, shapes, dtypes, flags and room are checked before the first
+    one is added, values as they are read. What is loaded begins an episode: one that is open in
+    `into` is ended.
 
     Args:
         arrays: The item's tree: leaves `[N, ...]`, of NumPy or of anything with `shape`, `dtype`
@@ -44,23 +45,26 @@ def from_arrays(
             last row of all counts as truncated if it ends no episode.
         next_observation: What each row's step led to, leaves `[N, ...]`. None takes the field
             `next_observation` of `arrays`. If there is none, the following row has it, and at ends
-            of episodes nobody knows it: views that return it mask those rows.
+            of episodes nobody knows it: views that return it mask those rows. Give it only with
+            `next_of`, or if the item of `into` has a field `next_observation`.
         sampler: Of a new buffer, as for `fbuf.init`.
         next_of: Of a new buffer, as for `fbuf.init`.
         casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
-            for all leaves under it. Nothing else is ever cast. Floats are rounded; a number that
-            the new dtype cannot hold is an error.
+            for all leaves under it. Nothing else is ever cast. Floats are rounded, integers keep
+            their values; a number for which the new dtype cannot do that is an error.
         progress: Show a bar if it takes more than a second; None shows it on a terminal.
 
     Returns:
         The buffer, or the store.
 
     Raises:
-        DatasetError: If a field is missing or has another shape or dtype than the buffer's; if
-            fields have different lengths; if a flag is neither 0 nor 1; if the buffer has no room
-            for all rows, or for the last observations of all episodes; if it has `next_of` and a
-            `next_observation` is not the observation of the following row.
-        TypeError: If `into` is neither a buffer nor a store.
+        DatasetError: If a field is missing, has another shape or dtype than the buffer's, or is no
+            plain array; if fields have different lengths; if a flag is neither 0 nor 1; if the
+            buffer has no room for all rows, or for the last observations of all episodes; if
+            `next_observation` has other leaves or shapes than what it is the next value of, or if
+            nothing takes it; if the buffer has `next_of` and a `next_observation` is not the
+            observation of the following row.
+        TypeError: If `into` is neither a buffer nor a store, or if `casts` is no dict.
         RuntimeError: If `into` has been consumed.
 
     An exception in the middle, Ctrl-C too, leaves the rows that were added before in the buffer,
@@ -82,17 +86,25 @@ def from_arrays(
     fields = {name: _array(where, name, leaf) for name, leaf in named(arrays).items()}
     following = under(fields, NEXT)
     if next_observation is not None:
+        if following:
+            raise DatasetError(
+                f"{where}: next_observation is given, and arrays have a field {NEXT!r}; leave one "
+                "of them out"
+            )
         led_to = named({NEXT: next_observation})
         following = under({name: _array(where, name, leaf) for name, leaf in led_to.items()}, NEXT)
     ended = flags(where, "terminated", terminated)
     cut = np.zeros_like(ended) if truncated is None else flags(where, "truncated", truncated)
     item = jax.tree.unflatten(jax.tree.structure(arrays), [spec(x) for x in fields.values()])
-    data = Flat(where, fields, ended, cut, following=following, item=item)
+    asked = next_observation is not None
+    data = Flat(where, fields, ended, cut, following=following, asked=asked, item=item)
     return load(where, data, into, Options(sampler, next_of, casts, progress))
 
 
 def _array(where: str, name: str, leaf: Any) -> Any:
-    if all(hasattr(leaf, part) for part in ("shape", "dtype", "__getitem__")) and leaf.shape:
+    refuse_foreign(where, name or "arrays", leaf)
+    is_array = hasattr(leaf, "__getitem__") and isinstance(getattr(leaf, "dtype", None), np.dtype)
+    if is_array and getattr(leaf, "shape", ()):
         return leaf
     raise DatasetError(
         f"{where}: {name or 'arrays'} must be an array [rows, ...], got {type(leaf).__name__}"

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fbuf.checks import values as check
 from fbuf_adapters.datasets._errors import DatasetError, needed
-from fbuf_adapters.datasets._fields import NEXT, Array, flags, named, under
+from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, under
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._loading import Options, load
 
@@ -36,14 +37,15 @@ def from_d4rl(
 
     Without `next_observations`, the following row has the next observation. At the end of an
     episode nobody has it: the following row is of another episode. Views that return next
-    observations mask these rows. A warning says how many of them terminated.
+    observations mask these rows. A warning says how many of them terminated. Another one comes if
+    nothing says where an episode ends, for then all rows count as one.
 
     Args:
         path: The file.
         into: As for `from_arrays`.
         infos: More fields to load: `"qpos"` is the file's `infos/qpos`.
-        max_episode_steps: For a file without `timeouts`: an episode that has not terminated after
-            so many steps is truncated.
+        max_episode_steps: For a file without `timeouts`, at least 1: an episode that has not
+            terminated after so many steps is truncated.
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
@@ -55,6 +57,7 @@ def from_d4rl(
     Raises:
         DatasetError: As from `from_arrays`; and if the file is cut off, is no HDF5, or lacks an
             array.
+        TypeError: As from `from_arrays`; and if `infos` is no list of names.
         ImportError: If h5py is not installed.
 
     Cost: as of `from_arrays`; the flags of all rows are read first, the rest a chunk at a time.
@@ -77,12 +80,15 @@ def from_d4rl(
         Learning. https://arxiv.org/abs/2004.07219
     """
     where = "from_d4rl"
+    named_infos = info_names(where, infos)
+    if max_episode_steps is not None:
+        check.integer(where, "max_episode_steps", max_episode_steps)
     h5py = needed(where, "h5py")
     if not os.path.exists(path):
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
     try:
         with h5py.File(path, "r") as file:
-            data = _flat(where, file, infos, max_episode_steps)
+            data = _flat(where, file, named_infos, max_episode_steps)
             return load(where, data, into, Options(sampler, next_of, casts, progress))
     except OSError as error:
         wrong = DatasetError(
@@ -99,7 +105,7 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
     called = {"terminated": "terminals", "truncated": "timeouts"}
     fields: dict[str, Any] = {}
     for name, theirs in [*_CALLED.items(), *((name, f"infos/{name}") for name in infos)]:
-        if name in fields:
+        if under(fields, name):
             raise DatasetError(f"{where}: infos has {name!r}, which is a field already")
         for leaf, array in _arrays(where, file, name, theirs).items():
             fields[leaf] = array
@@ -109,8 +115,10 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
         following = under(_arrays(where, file, NEXT, "next_observations"), NEXT)
         called |= {NEXT + name: "next_observations" + name.replace(".", "/") for name in following}
     terminated = _flags(where, file, "terminals")
+    endless = ""
     if "timeouts" not in file:
         truncated = _timeouts(terminated, steps)
+        endless = "give max_episode_steps" if steps is None else ""
     elif steps is None:
         truncated = _flags(where, file, "timeouts")
     else:
@@ -118,7 +126,15 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
             f"{where}: the file has timeouts, so it says itself where episodes are truncated; "
             "leave max_episode_steps out"
         )
-    return Flat(where, fields, terminated, truncated, following=following, called=called)
+    return Flat(
+        where,
+        fields,
+        terminated,
+        truncated,
+        following=following,
+        endless=endless,
+        called=called,
+    )
 
 
 def _arrays(where: str, file: Any, name: str, theirs: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -19,16 +19,38 @@ NEXT = "next_observation"
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by name: `"observation.camera"`, `"observation.0"` in a tuple."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    """The leaves of a tree by name: `"observation.camera"`, `"observation.0"` in a tuple.
+
+    Raises:
+        DatasetError: If two leaves have one name.
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in leaves:
+            raise DatasetError(
+                f"two fields are called {name!r}: {{'a.b': x}} has the same name as "
+                "{'a': {'b': x}}; call one of them something else"
+            )
+        leaves[name] = leaf
+    return leaves
 
 
 def nested(leaves: Mapping[str, Any]) -> Any:
-    """The dicts and tuples of leaves by name."""
+    """The dicts and tuples of leaves by name.
+
+    Raises:
+        DatasetError: If a leaf is named as a dict of others is.
+    """
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *above, last = name.split(".")
+        for depth in range(1, len(above) + 1):
+            if (upper := ".".join(above[:depth])) in leaves:
+                raise DatasetError(
+                    f"{name!r} would be a part of {upper!r}, which is an array itself; call one of "
+                    "them something else"
+                )
         at = tree
         for part in above:
             at = at.setdefault(part, {})
@@ -55,16 +77,70 @@ def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def spec(array: Any) -> jax.ShapeDtypeStruct:
-    """Of one row of an array."""
-    return jax.ShapeDtypeStruct(tuple(array.shape[1:]), np.dtype(array.dtype))
+    """Of one row of an array, in the byte order of this machine."""
+    return jax.ShapeDtypeStruct(tuple(array.shape[1:]), _native(np.dtype(array.dtype)))
+
+
+def native(array: Any) -> Array:
+    """The array in the byte order of this machine."""
+    found = np.asarray(array)
+    return found.astype(_native(found.dtype), copy=False)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def refuse_foreign(where: str, name: str, array: Any) -> None:
+    """Refuse what NumPy would take for an array, but not as it is meant."""
+    if type(array).__module__.partition(".")[0] == "torch":
+        raise DatasetError(f"{where}: {name} is a torch tensor; give {name}.numpy(force=True)")
+    if isinstance(array, np.ma.MaskedArray):
+        raise DatasetError(
+            f"{where}: {name} is a masked array, whose mask would be lost; leave the masked rows "
+            "out, and give .data of the rest"
+        )
+
+
+def info_names(where: str, infos: Any) -> tuple[str, ...]:
+    """The names of infos to load.
+
+    Raises:
+        TypeError: If they are one string, or no strings.
+    """
+    if isinstance(infos, Iterable) and not isinstance(infos, str):
+        names = tuple(infos)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise TypeError(f"{where}: infos must be a list of names, such as ['qpos'], got {infos!r}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Casts:
-    """Which fields may be cast, as the caller has said."""
+    """Which fields may be cast, as the caller has said.
+
+    Raises:
+        TypeError: If that is no dict.
+        DatasetError: If a dtype is none.
+    """
 
     where: str
-    given: Mapping[str, Any]
+    given: Any
+
+    def __post_init__(self) -> None:
+        example = "{'reward': 'float32'}"
+        if not isinstance(self.given, Mapping):
+            raise TypeError(
+                f"{self.where}: casts must be a dict, such as {example}, got {self.given!r}"
+            )
+        for name, dtype in self.given.items():
+            try:
+                jnp.dtype("" if dtype is None else dtype)  # NumPy takes None for float64
+            except TypeError as error:
+                raise DatasetError(
+                    f"{self.where}: casts has {dtype!r} for {name!r}, which is no dtype; write it "
+                    f"as in {example}"
+                ) from error
 
     def of(self, name: str) -> np.dtype[Any] | None:
         """The dtype that a leaf may be cast to; that of the longest name counts."""
@@ -82,6 +158,9 @@ class Casts:
 
     def cast(self, array: Array, stored: np.dtype[Any], name: str, place: Callable[[int], str]):
         """An array as it is stored: floats may be rounded, integers keep their values.
+
+        Raises:
+            DatasetError: If it may not be cast, or if a number does not fit.
 
         Args:
             array: `[B, ...]`.
@@ -103,18 +182,30 @@ class Casts:
             )
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(stored)
+        exactly = ""
         if jnp.issubdtype(stored, jnp.integer):
             limits = jnp.iinfo(stored)
             bad = (array < int(limits.min)) | (array > int(limits.max))
+        elif jnp.issubdtype(array.dtype, jnp.integer):
+            bad, exactly = ~_is_exact(array, cast), " exactly"
         else:
             bad = ~np.isfinite(cast.astype(np.float64)) & np.isfinite(array)
         if bad.any():
             at = np.argwhere(bad)[0]
             raise DatasetError(
                 f"{self.where}: {place(int(at[0]))}: {name} holds {array[tuple(at)]}, which "
-                f"{stored} cannot hold"
+                f"{stored} cannot hold{exactly}"
             )
         return cast
+
+
+def _is_exact(integers: Array, floats: Array) -> Array:
+    """Whether floats have the values of the integers that they were cast from."""
+    limits = jnp.iinfo(integers.dtype)
+    wide = floats.astype(np.float64)
+    # No float that is out of range is cast back: what NumPy makes of it is not defined.
+    within = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
+    return within & (np.where(within, wide, 0).astype(integers.dtype) == integers)
 
 
 def castable(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
@@ -194,6 +285,7 @@ def flags(where: str, name: str, found: Any, episode: int | None = None) -> Arra
     Raises:
         DatasetError: If there is another value than 0 and 1.
     """
+    refuse_foreign(where, name, found)
     array = np.asarray(found)
     if array.dtype == np.bool_ and array.ndim == 1:
         return array

@@ -14,14 +14,16 @@ import numpy as np
 
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
-from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._flat import LAST, Flat, Last
 from fbuf_adapters.datasets._loading import Options, load
 from fbuf_adapters.datasets._npz_members import Member
 
-LAST = "last_observation"
-"""The last observations of episodes, whose rows are in `LAST_ROW`."""
-
 LAST_ROW = "last_observation_row"
+"""The rows that led to the last observations, which are `LAST`."""
+
+LAST_OF = "last_observation_of"
+"""The field that they are of. Files of before lack it."""
+
 DTYPES = "dtypes"
 """Lines `name=dtype`, of arrays whose dtypes NumPy does not know."""
 
@@ -40,7 +42,8 @@ def from_npz(
     The arrays have one axis of rows, episode after episode. `terminated` has to be there, and
     `truncated` may; the others are fields. `observation.camera` is the field `camera` of
     `observation`, and `observation.0` the first part of a tuple. Next observations are those of
-    `next_observation`, a row each, if it is there.
+    `next_observation`, a row each, if it is there; in a file of `to_npz`, those that the buffer
+    kept. A warning says so if nothing says where an episode ends, for then all rows count as one.
 
     Args:
         path: The file.
@@ -57,8 +60,10 @@ def from_npz(
         DatasetError: As from `from_arrays`; and if the file is cut off, damaged, or no npz. A
             flipped byte is found when its array has been read to the end, so rows may have been
             added. Nothing in the file is run: there is no pickle.
+        TypeError: As from `from_arrays`.
 
-    Cost: as of `from_arrays`; the flags are read first, the rest a chunk at a time.
+    Cost: as of `from_arrays`; the flags are read first, the rest a chunk at a time, but an array in
+    Fortran order as a whole.
 
     Examples:
         >>> import numpy as np, os, tempfile
@@ -91,6 +96,12 @@ class _Unreadable(Exception):
 def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat:
     """The arrays of a file, which are open as long as `held` is."""
     names = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
+    for name in names:
+        if names.count(name) > 1:
+            raise DatasetError(
+                f"{where}: the file has two arrays {name!r}, and only one of them can be read; "
+                "write it again with two names"
+            )
     dtypes: dict[str, Any] = {}
 
     def member(name: str) -> Member:
@@ -104,23 +115,36 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
         found = member(name)
         return found[slice(0, found.shape[0])] if found.shape else np.empty(0)
 
-    if DTYPES in names:
-        lines = [str(line).partition("=") for line in whole(DTYPES)]
-        dtypes |= {name: np.dtype(jnp.dtype(dtype)) for name, _, dtype in lines}
+    apart = {"terminated", "truncated"}
+    if DTYPES in names and member(DTYPES).dtype.kind == "U":  # else it is a field of that name
+        apart.add(DTYPES)
+        lines = [str(line).rpartition("=") for line in whole(DTYPES)]
+        try:
+            dtypes |= {name: np.dtype(jnp.dtype(dtype)) for name, _, dtype in lines}
+        except TypeError as error:
+            raise _Unreadable(f"{DTYPES}: {error}") from error
     if "terminated" not in names:
         raise DatasetError(
             f"{where}: the file has no 'terminated', which says where episodes end; it has "
             f"{', '.join(names) or 'nothing'}"
         )
     terminated = flags(where, "terminated", whole("terminated"))
-    truncated = np.zeros_like(terminated)
+    truncated, endless = np.zeros_like(terminated), "write an array 'truncated' into the file, too"
     if "truncated" in names:
-        truncated = flags(where, "truncated", whole("truncated"))
-    apart = {"terminated", "truncated", DTYPES, LAST_ROW}
+        truncated, endless = flags(where, "truncated", whole("truncated")), ""
     last = None
-    if LAST_ROW in names:
-        kept = {n.removeprefix(LAST): whole(n) for n in names if under({n: 0}, LAST)}
-        last = kept, whole(LAST_ROW)
-        apart |= {LAST + name for name in kept}
+    if LAST_ROW in names and (of_last := under(dict.fromkeys(names), LAST)):
+        kept = {name: whole(LAST + name) for name in of_last}
+        rows = whole(LAST_ROW)
+        if any(leaf.shape[0] != len(rows) for leaf in kept.values()) or rows.dtype.kind != "i":
+            raise _Unreadable(f"{LAST_ROW} must be an int for each entry of {LAST}")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(terminated):
+            raise _Unreadable(f"{LAST_ROW} must be from 0 to {len(terminated) - 1}")
+        last = Last(kept, rows, str(whole(LAST_OF)[0]) if LAST_OF in names else None)
+        apart |= {LAST_ROW, LAST_OF, *(LAST + name for name in kept)}
     fields = {name: member(name) for name in names if name not in apart}
-    return Flat(where, fields, terminated, truncated, following=under(fields, NEXT), last=last)
+    # A buffer that kept last observations knows which of them nobody knows, a field does not.
+    following = under(fields, NEXT) if last is None else {}
+    return Flat(
+        where, fields, terminated, truncated, following=following, last=last, endless=endless
+    )

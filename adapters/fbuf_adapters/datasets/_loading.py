@@ -32,6 +32,7 @@ class Data(Protocol):
         ends: How many episodes end in them.
         unknown: Of how many of these the last observation is lacking.
         unknown_terminated: How many of those were terminated.
+        endless: What to give, if nothing says where an episode ends; else empty.
     """
 
     item: Any
@@ -39,9 +40,10 @@ class Data(Protocol):
     ends: int
     unknown: int
     unknown_terminated: int
+    endless: str
 
     def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
-        """The rows in order.
+        """The rows in order. What is wrong beforehand is refused before any of them is read.
 
         Args:
             names: The leaves that are wanted.
@@ -66,7 +68,7 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     """Add a data set to a buffer, or to a new one; see `from_arrays`."""
     if not data.rows:
         raise DatasetError(f"{where}: the data set has no rows")
-    casts = Casts(where, options.casts or {})
+    casts = Casts(where, {} if options.casts is None else options.casts)
     found = named(data.item)
     if into is None:
         stored = stored_specs(where, found, None, casts)
@@ -85,7 +87,9 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     of = target.next_of or ("observation" if as_field else None)
     if of is not None and not under(found, of):
         raise DatasetError(f"{where}: the data set has no field {of!r}, which next_of names")
-    target.check(where, data.rows, data.ends, data.unknown)
+    target.check(where, data.rows, data.ends)
+    names = [name for name in stored if name in found]
+    blocks = data.blocks(names, of, _size(stored, data.rows), target.next_of is not None)
     if data.unknown and as_field:
         raise DatasetError(
             f"{where}: the data set lacks the last observation of {data.unknown} of {data.ends} "
@@ -99,8 +103,12 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
             "is made of their rewards",
             stacklevel=3,
         )
-    names = [name for name in stored if name in found]
-    blocks = data.blocks(names, of, _size(stored, data.rows), target.next_of is not None)
+    if data.endless:
+        warnings.warn(
+            f"{where}: no row of the data set ends an episode, so all {data.rows} count as one "
+            f"episode; if there are more, {data.endless}",
+            stacklevel=3,
+        )
     filler = Filler(target, stored, of, _size(stored, data.rows), casts)
     return _run(where, data.rows, target, filler.chunks(blocks), options.progress)
 

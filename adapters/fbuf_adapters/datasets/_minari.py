@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed
-from fbuf_adapters.datasets._fields import Array, flags, named, spec, under
+from fbuf_adapters.datasets._fields import Array, flags, info_names, named, native, spec, under
 from fbuf_adapters.datasets._loading import Options, load
 
 
@@ -55,8 +55,10 @@ def from_minari(
 
     Raises:
         DatasetError: As from `from_arrays`; and if an episode has no end, an end in its middle, or
-            fields of the wrong length. Minari's files say this only when an episode is read, so
-            episodes before it may have been added.
+            fields of another length, shape or dtype than those of the first one; if the episodes
+            have another number of steps than the metadata of the data set say. Minari's files say
+            this only when an episode is read, so episodes before it may have been added.
+        TypeError: As from `from_arrays`; and if `dataset` is none, or `infos` no list of names.
         FileNotFoundError: If there is no such data set on this machine.
         ImportError: If minari is not installed.
 
@@ -75,7 +77,7 @@ def from_minari(
     """
     where = "from_minari"
     minari = needed(where, "minari")
-    data = _Episodes(where, _opened(minari, dataset), infos)
+    data = _Episodes(where, _opened(minari, dataset), info_names(where, infos))
     return load(where, data, into, Options(sampler, next_of, casts, progress))
 
 
@@ -100,15 +102,18 @@ class _Episodes:
     """A data set of Minari, see `Data`. Its last observations are all there."""
 
     unknown = unknown_terminated = 0
+    endless = ""
 
-    def __init__(self, where: str, dataset: Any, infos: Sequence[str]) -> None:
-        self._where, self._dataset, self._infos = where, dataset, tuple(infos)
+    def __init__(self, where: str, dataset: Any, infos: tuple[str, ...]) -> None:
+        self._where, self._dataset, self._infos = where, dataset, infos
         taken = {"observation", "action", "reward"}.intersection(infos)
         if taken:
             raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
         self.rows, self.ends = int(dataset.total_steps), len(dataset)
         with_steps = (episode for episode in self._episodes() if len(episode.rewards))
         first = next(with_steps, None)
+        if first is not None and not self.rows:
+            self._miscounted(f"episode {first.id} has {len(first.rewards)}")
         self.item: Any = {} if first is None else jax.tree.map(spec, self._tree(first))
 
     def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
@@ -116,6 +121,8 @@ class _Episodes:
         row = 0
         for episode in self._episodes():
             steps = len(episode.rewards)
+            if row + steps > self.rows:
+                self._miscounted(f"episode {episode.id} ends after {row + steps}")
             if not steps:
                 continue
             leaves = named(self._tree(episode))
@@ -133,6 +140,15 @@ class _Episodes:
                 first=row,
             )
             row += steps
+        if row < self.rows:
+            self._miscounted(f"the episodes have {row}")
+
+    def _miscounted(self, found: str) -> NoReturn:
+        """There is room only for as many rows as the metadata say."""
+        raise DatasetError(
+            f"{self._where}: the metadata of the data set say that it has {self.rows} steps, and "
+            f"{found}; correct total_steps in its metadata.json, or write the data set anew"
+        )
 
     def _episodes(self) -> Iterator[Any]:
         """The episodes in order, each read when it is asked for."""
@@ -161,7 +177,7 @@ class _Episodes:
                 )
             tree[name] = episode.infos[name]
         is_list = lambda part: isinstance(part, list)  # of strings
-        tree = jax.tree.map(np.asarray, tree, is_leaf=is_list)
+        tree = jax.tree.map(native, tree, is_leaf=is_list)
         for name, leaf in named(tree).items():
             if not leaf.ndim:
                 raise DatasetError(

@@ -14,6 +14,8 @@ from fbuf_adapters.datasets._fields import Array
 class Member:
     """An array of an npz file; its rows are read once, in order.
 
+    One in Fortran order, in which no row is in one piece, is read as a whole at its first row.
+
     Args:
         stream: The member of the npz file, at its beginning; the caller closes it.
         name: What the array is called.
@@ -31,8 +33,8 @@ class Member:
             raise ValueError(f"{name} is of version {version} of npy")
         if stored.hasobject:
             raise ValueError(f"{name} holds objects of Python, which are not read")
-        if fortran and len(shape) > 1:
-            raise ValueError(f"{name} is stored column by column; save a numpy.ascontiguousarray")
+        self._fortran: bool = fortran and len(shape) > 1
+        self._whole: Array | None = None
         self.shape: tuple[int, ...] = shape
         self.dtype, self._name = stored if dtype is None else dtype, name
         self._read, self._last = 0, np.empty((0, *shape[1:]), self.dtype)
@@ -43,17 +45,25 @@ class Member:
             return self._last
         if part.start != self._read:
             raise IndexError(f"{self._name}: rows are read once, in order")
-        rows = part.stop - part.start
-        count = math.prod(self.shape[1:]) * rows * self.dtype.itemsize
-        found = self._stream.read(count)
-        if len(found) != count:
-            raise EOFError(f"{self._name} ends in row {self._read + rows}")
-        if part.stop == self.shape[0] and self._stream.read(1):  # which checks its checksum, too
-            raise zipfile.BadZipFile(f"{self._name} is longer than its header says")
-        # A copy, for the bytes cannot be written to.
-        self._last = np.frombuffer(found, self.dtype).reshape(rows, *self.shape[1:]).copy()
+        if self._fortran:
+            if self._whole is None:
+                self._whole = self._array(self.shape[::-1], last=True).T
+            self._last = self._whole[part].copy()
+        else:
+            shape = (part.stop - part.start, *self.shape[1:])
+            self._last = self._array(shape, last=part.stop == self.shape[0]).copy()
         self._read = part.stop
         return self._last
+
+    def _array(self, shape: tuple[int, ...], last: bool) -> Array:
+        """What comes next in the stream, which cannot be written to."""
+        count = math.prod(shape) * self.dtype.itemsize
+        found = self._stream.read(count)
+        if len(found) != count:
+            raise EOFError(f"{self._name} ends after row {self._read}")
+        if last and self._stream.read(1):  # which checks its checksum, too
+            raise zipfile.BadZipFile(f"{self._name} is longer than its header says")
+        return np.frombuffer(found, self.dtype).reshape(shape)
 
 
 def begin(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

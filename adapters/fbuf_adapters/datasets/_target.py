@@ -52,7 +52,7 @@ class Target(Protocol):
         """The field whose next value is kept."""
         ...
 
-    def check(self, where: str, rows: int, ends: int, unknown: int) -> None:
+    def check(self, where: str, rows: int, ends: int) -> None:
         """Refuse a data set that there is no room for."""
         ...
 
@@ -116,7 +116,7 @@ class _Buffer:
         kept = self._state.next_obs
         return None if kept is None else kept.field
 
-    def check(self, where: str, rows: int, ends: int, unknown: int) -> None:
+    def check(self, where: str, rows: int, ends: int) -> None:
         state = self._state
         room = state.capacity
         if isinstance(state.sampler, fbuf.Fifo):

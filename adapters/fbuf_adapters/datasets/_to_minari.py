@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
+from fbuf_adapters.datasets._npz_members import is_native
 from fbuf_adapters.datasets._stored import Stored
 
 _FIELDS = ("observation", "action", "reward")
@@ -22,8 +24,9 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     """Write the whole episodes of a buffer as a data set of Minari.
 
     The item needs the fields `observation`, `action` and `reward`, as those of the collectors have;
-    all other fields become infos. Environments come one after another. Values and dtypes are those
-    of the buffer, and images are stored as they are: JPEG, Minari's default, would change them.
+    all other fields become infos. NamedTuples and classes become dicts of their fields.
+    Environments come one after another. Values and dtypes are those of the buffer, and images are
+    stored as they are: JPEG, Minari's default, would change them.
 
     An episode needs its first row and its last observation. Episodes are left out, with a warning
     that counts them, whose beginning was overwritten, of which rows were removed, or whose last
@@ -33,8 +36,8 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     Args:
         state: The buffer, a `fbuf.State` or a `HostStore`, made with `next_of="observation"`, or
             with a field `next_observation`; not consumed.
-        dataset_id: As Minari has it: `"cartpole/expert-v0"`. `MINARI_DATASETS_PATH` says where data
-            sets are.
+        dataset_id: As Minari has it, with a version: `"cartpole/expert-v0"`.
+            `MINARI_DATASETS_PATH` says where data sets are.
         **about: What else `minari.create_dataset_from_buffers` takes: `env`, or `observation_space`
             and `action_space`; `author`, `description` and the like. `jpeg_encoding=True` makes
             images smaller, and changes them.
@@ -43,8 +46,9 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
         The `minari.MinariDataset`.
 
     Raises:
-        DatasetError: If a field is missing, if no next observations are kept, or if no episode is
-            whole.
+        DatasetError: If a field is missing, or of a dtype that HDF5 lacks, such as bfloat16; if no
+            next observations are kept; if no episode is whole; if observations or actions have
+            another shape than the spaces; if `dataset_id` has no version.
         TypeError: If `state` is no buffer.
         ValueError: By Minari, if there is a data set of this id, or if it lacks a space.
         ImportError: If minari is not installed.
@@ -59,6 +63,10 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     """
     where = "to_minari"
     minari = needed(where, "minari")
+    if not re.search(r"-v\d+$", dataset_id):
+        raise DatasetError(
+            f"{where}: dataset_id must end in a version, as name-v0 does, got {dataset_id!r}"
+        )
     stored = Stored(where, state)
     leaves = named(stored.item)
     for field in _FIELDS:
@@ -70,6 +78,14 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
         raise DatasetError(
             f"{where}: Minari stores the observation after the last step, and this buffer keeps "
             f"none; make it with next_of='observation', or with a field {NEXT!r}"
+        )
+    foreign = {name: leaf.dtype.name for name, leaf in leaves.items() if not is_native(leaf.dtype)}
+    if foreign:
+        casts = dict.fromkeys(foreign, "float32")
+        raise DatasetError(
+            f"{where}: {', '.join(f'{name} is {dtype}' for name, dtype in foreign.items())}, which "
+            "Minari's files cannot hold; write the buffer with to_npz, load that with "
+            f"from_npz(path, next_of='observation', casts={casts}), and write the result"
         )
     ends = np.flatnonzero(stored.terminated | stored.truncated)
     starts = np.append(0, ends[:-1] + 1)
@@ -92,7 +108,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     last = {name: leaf[known] for name, leaf in last.items()}
     episodes = _episodes(stored, starts[complete], ends[complete], last)
     buffers = (_buffer(minari, stored.item, *episode) for episode in episodes)
-    return _written(minari, dataset_id, buffers, about)
+    return _written(where, minari, dataset_id, stored.item, buffers, about)
 
 
 def _episodes(
@@ -133,7 +149,8 @@ def _buffer(
     """An episode as Minari takes it."""
     for name, leaf in last.items():
         rows["observation" + name] = np.append(rows["observation" + name], leaf[None], axis=0)
-    tree = jax.tree.unflatten(jax.tree.structure(item), [rows[name] for name in named(item)])
+    leaves = [rows[name] for name in named(item)]
+    tree = _plain(jax.tree.unflatten(jax.tree.structure(item), leaves))
     infos = {name: part for name, part in tree.items() if name not in (*_FIELDS, NEXT)}
     return minari.data_collector.EpisodeBuffer(
         observations=tree["observation"],
@@ -145,13 +162,56 @@ def _buffer(
     )
 
 
-def _written(minari: Any, dataset_id: str, buffers: Iterator[Any], about: dict[str, Any]) -> Any:
+def _plain(tree: Any) -> Any:
+    """NamedTuples and classes as dicts of their fields: Minari has only dicts and tuples."""
+    below = lambda part: part is not tree
+    parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=below)[0]
+    if any(not path for path, _ in parts):
+        return tree
+    if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
+        return tuple(_plain(part) for part in tree)
+    return {jax.tree_util.keystr(path, simple=True): _plain(part) for path, part in parts}
+
+
+def _row(space: Any) -> Any:
+    """One row of a space, as a tree."""
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict):
+        return {name: _row(part) for name, part in parts.items()}
+    if parts is not None:
+        return tuple(_row(part) for part in parts)
+    return jax.ShapeDtypeStruct(space.shape or (), np.float32)
+
+
+def _check_space(where: str, field: str, space: Any, item: Any) -> None:
+    """Refuse a space whose elements have other parts or shapes than the rows."""
+    shapes = lambda tree: {name: tuple(leaf.shape) for name, leaf in named(tree).items()}
+    needs = shapes({field: _row(space)})
+    has = {name: shape for name, shape in shapes(item).items() if under({name: 0}, field)}
+    if has != needs:
+        raise DatasetError(
+            f"{where}: rows have the shapes {has}, and {field}_space has {needs}; give the "
+            f"{field}_space of these rows"
+        )
+
+
+def _written(
+    where: str,
+    minari: Any,
+    dataset_id: str,
+    item: Any,
+    buffers: Iterator[Any],
+    about: dict[str, Any],
+) -> Any:
     """A data set of episodes; none if anything raises."""
     options = {"jpeg_encoding": False, **about}
     path = minari.storage.datasets_root_dir.get_dataset_path(dataset_id)
     there = os.path.exists(path)
     try:
-        dataset = minari.create_dataset_from_buffers(dataset_id, [next(buffers)], **options)
+        # Empty first: Minari finds the spaces, which may be those of an environment.
+        dataset = minari.create_dataset_from_buffers(dataset_id, [], **options)
+        for field in ("observation", "action"):
+            _check_space(where, field, getattr(dataset, f"{field}_space"), item)
         for buffer in buffers:
             dataset.update_dataset_from_buffer([buffer])
     except BaseException:

@@ -7,14 +7,18 @@ import pathlib
 import zipfile
 from typing import Any
 
+import jax
 import numpy as np
 
 from fbuf.disk import files
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import Array, named
-from fbuf_adapters.datasets._from_npz import DTYPES, LAST, LAST_ROW
+from fbuf_adapters.datasets._fields import Array, named, under
+from fbuf_adapters.datasets._flat import LAST
+from fbuf_adapters.datasets._from_npz import DTYPES, LAST_OF, LAST_ROW
 from fbuf_adapters.datasets._npz_members import begin, is_native
 from fbuf_adapters.datasets._stored import Stored
+
+_OWN = ("terminated", "truncated", LAST_ROW, LAST_OF, DTYPES)
 
 
 def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
@@ -28,7 +32,8 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     and bool `[N]` `terminated` and `truncated`. A row that is not followed by the next one of its
     episode is truncated: the newest, and one before a removed row. `last_observation` has the
     observations after the last rows of episodes that are known, and `last_observation_row` int64
-    the numbers of these rows, if the buffer was made with `next_of`.
+    the numbers of these rows, if the buffer was made with `next_of`, which `last_observation_of`
+    names. `dtypes` names the dtypes that NumPy lacks. So no field may have one of these names.
 
     Args:
         state: The buffer, a `fbuf.State` or a `HostStore`; not consumed.
@@ -36,7 +41,9 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
             disk: at any moment there is the old one or the new one, whole.
 
     Raises:
-        DatasetError: If the buffer is empty, or if its item is no dict.
+        DatasetError: If the buffer is empty; if its item is no dict, has a field of a name that the
+            file has for itself, or a dict with other keys than strings, or with a key that is a
+            number or has a dot: `from_npz` would make another tree of it.
         TypeError: If `state` is no buffer.
         RuntimeError: If `state` has been consumed.
         OSError: If the file cannot be written. What was there stays.
@@ -63,6 +70,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
             f"{where}: the item is a {type(stored.item).__name__}, and the arrays of a file have "
             "names; make the item a dict"
         )
+    _check_names(where, stored.item)
     ends = np.flatnonzero(stored.terminated | stored.truncated)
     small: dict[str, Array] = {"terminated": stored.terminated, "truncated": stored.truncated}
     dtypes = {name: np.dtype(leaf.dtype) for name, leaf in named(stored.item).items()}
@@ -72,6 +80,8 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
         small[LAST_ROW] = ends[known].astype(np.int64)
     every = {**dtypes, **{name: array.dtype for name, array in small.items()}}
     foreign = [f"{name}={dtype.name}" for name, dtype in every.items() if not is_native(dtype)]
+    if stored.next_of is not None:
+        small[LAST_OF] = np.array([stored.next_of])
     if foreign:
         small[DTYPES] = np.array(foreign)
 
@@ -89,3 +99,22 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
 
     final = pathlib.Path(path)
     files.write(final.parent, {final.name: write})
+
+
+def _check_names(where: str, item: Any) -> None:
+    """Refuse names of which `from_npz` would make something else."""
+    advice = "call it something else in the item, or use fbuf.save, which keeps any names"
+    for path, _ in jax.tree_util.tree_flatten_with_path(item)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for part in path:
+            key = part.key if isinstance(part, jax.tree_util.DictKey) else "a"
+            if not isinstance(key, str) or "." in key or key.isdecimal():
+                raise DatasetError(
+                    f"{where}: the item has {name!r}, whose key {key!r} cannot be told from a "
+                    f"place in a tuple or in a dict of dicts; {advice}"
+                )
+        if name in _OWN or under({name: None}, LAST):
+            raise DatasetError(
+                f"{where}: the item has a field {name!r}, and the file has an array of this name "
+                f"for itself; {advice}"
+            )
