@@ -115,6 +115,7 @@ def test_samplers_that_store_other_priorities():
         np.testing.assert_allclose(got, np.array(expected) / sum(expected), rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_the_largest_ever_is_that_of_both():
     sampler = fbuf.Prioritized(**EXACT, new_priority="largest_ever")
     low, high = (numbered(0, 0 + 1, sampler=sampler) for _ in range(2))
@@ -146,6 +147,7 @@ def test_a_queue_takes_what_nobody_has_read(overwrite):
     assert rows(drawn) == [0, 10, 11, 12, 13, 14, 15]  # those that were read, too
 
 
+@pytest.mark.sweep
 def test_lost_ends_stay_lost_and_faults_add_up():
     obs = jnp.arange(6, dtype=jnp.int32)
 

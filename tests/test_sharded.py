@@ -481,6 +481,81 @@ def test_meshes_of_both_kinds_and_of_several_axes(explicit):
     assert len(counts) > 3
 
 
+def test_keys_that_differ_along_another_axis_are_noticed():
+    """Where there are copies of the buffer, which would each go another way."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("model", "data"))
+    state = sharded.init(jnp.int32(0), 32, mesh=mesh, axis="data", sampler=fbuf.Prioritized())
+    state = sharded.add(state, np.arange(8, dtype=np.int32))
+
+    def draw(state, keys):
+        batch = sharded.sample(state, jax.random.wrap_key_data(keys[0]), 16)
+        return batch.mask, batch.fault
+
+    each = jax.shard_map(
+        draw,
+        mesh=mesh,
+        in_specs=(sharded.specs(state), jax.P("model")),
+        out_specs=(jax.P(("model", "data")), jax.P()),
+    )
+    for seeds in ((3, 3), (3, 4)):
+        keys = jnp.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
+        mask, fault = jax.jit(each)(state, keys)
+        assert bool(mask.all()) == bool(mask.any()) == (seeds[0] == seeds[1])
+        assert int(fault) == (0 if seeds[0] == seeds[1] else fbuf.Fault.CALLS_DIFFER)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized", "window", "shuffled"])
+def test_a_mesh_that_is_set(sampler, tmp_path):
+    """Made and used inside `jax.set_mesh`: the same batch as outside."""
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    sampler, step = SAMPLERS[sampler], {"step": 0} if sampler == "shuffled" else {}
+
+    def drawn():
+        state = sharded.init(jnp.int32(0), 64, mesh=mesh, num_envs=4, sampler=sampler)
+        for number in range(3):
+            state = sharded.add(state, np.arange(4, dtype=np.int32) + 4 * number)
+        batch = sharded.sample(state, jax.random.key(0), 8, **step)
+        return sharded.remove(state, batch.ids), batch
+
+    _, outside = drawn()
+    with jax.set_mesh(mesh):
+        state, inside = drawn()
+        assert int(sharded.size(state)) < 12
+        for call in (
+            lambda: sharded.save(tmp_path, state),
+            lambda: sharded.load(tmp_path, mesh=mesh),
+            lambda: sharded.reshard(state, 4),
+        ):
+            with pytest.raises(RuntimeError, match=r"inside jax.set_mesh .*call it outside"):
+                call()
+    same(outside, inside)
+    sharded.save(tmp_path, state)
+
+
+@pytest.mark.sweep
+def test_misuse_is_said():
+    mesh = meshes.mesh(2)
+    state = sharded.init(jnp.int32(0), 8, mesh=mesh, num_envs=4)
+    state = sharded.add(state, np.arange(4, dtype=np.int32))
+    batch = sharded.sample(state, jax.random.key(0), 4)
+    with pytest.raises(TypeError, match="fields must be a dict of names"):
+        sharded.write(state, batch.ids, 3)
+    with pytest.raises(TypeError, match="state is traced; call it outside of jit"):
+        jax.jit(sharded.reshard, static_argnums=1)(state, 4)
+    inside = jax.shard_map(
+        lambda: sharded.size(sharded.init(jnp.int32(0), 8, mesh=mesh)),
+        mesh=mesh,
+        in_specs=(),
+        out_specs=jax.P(),
+    )
+    with pytest.raises(ValueError, match="inside shard_map over 'data'; make the buffer outside"):
+        inside()
+    other = sharded.init(jnp.int32(0), 8, mesh=meshes.mesh(1), num_envs=4)
+    with pytest.raises(ValueError, match="ids name rows of the buffer that gave them"):
+        sharded.remove(other, batch.ids)
+
+
 def test_a_place_is_how_many_of_its_shard_come_before(monkeypatch):
     """By each of the three ways to count: the one of a CPU, and two of accelerators."""
     parts = np.random.default_rng(0).integers(0, 5, (3, 200), np.int32)

@@ -72,6 +72,7 @@ def test_only_what_is_new_is_written(tmp_path):
     same(unmarked(state), unmarked(sharded.load(tmp_path, mesh=meshes.mesh(2)).state))
 
 
+@pytest.mark.sweep
 def test_what_no_manifest_names_was_never_saved(tmp_path):
     """Shards that were written, and then the process died before the manifest."""
     state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})

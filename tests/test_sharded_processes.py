@@ -122,7 +122,17 @@ def test_what_a_process_has_for_itself_is_refused(tmp_path):
             assert "of this process alone" in found[name], name
             assert "make_array_from_process_local_data" in found[name]
         assert "CheckpointError: fbuf.sharded.load: processes see different" in found["load"]
+        missing = "CheckpointError: fbuf.sharded.save: " in found["save"]
+        assert missing or "another process has failed" in found["save"], found["save"]
         assert found["size"] == (3 * 2 + 1) * meshes.ENVS
+
+
+def test_processes_with_a_copy_or_a_buffer_of_their_own(tmp_path):
+    for number, found in enumerate(results(start("apart", tmp_path / "there", devices=2))):
+        assert found["same"]
+        assert not found["other"]
+        assert found["size"] == 8 + 2 * number
+        assert found["extra"] == 1
 
 
 def test_what_two_processes_save_one_loads(tmp_path):

@@ -87,6 +87,7 @@ def test_how_many_episodes_each_part_has(count, fraction, sizes):
     assert items(parts[0]) + items(parts[1]) == list(range(2 * count))
 
 
+@pytest.mark.sweep
 def test_the_key_decides_and_parts_take_rows():
     state = of_episodes(10)
     one, same, other = (fbuf.split(state, jax.random.key(k), 0.5)[0] for k in (0, 0, 1))

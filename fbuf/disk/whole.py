@@ -113,17 +113,19 @@ def read(folder: pathlib.Path, number: int) -> Whole:
         ) from None
 
 
-def check_part(folder: pathlib.Path, shard: int, expected: Part) -> pathlib.Path:
+def check_part(
+    folder: pathlib.Path, shard: int, expected: Part, function: str = "sharded.load"
+) -> pathlib.Path:
     """The directory of a shard, which must have the checkpoint that the manifest names."""
     own = folder_of(folder, shard)
     path = own / manifest.name_of(expected.number)
     if not path.is_file():
         raise CheckpointError(
-            f"fbuf.sharded.load: {path} is missing; every process must see the files of all "
-            "others, so save to a disk that they share"
+            f"fbuf.{function}: {path} is missing; every process must see the files of all "
+            "others, so give all the same path, on a disk that they share"
         )
     if part(own, expected.number) != expected:
-        raise CheckpointError(f"fbuf.sharded.load: {path} is damaged: its checksum is wrong")
+        raise CheckpointError(f"fbuf.{function}: {path} is damaged: its checksum is wrong")
     return own
 
 

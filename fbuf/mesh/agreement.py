@@ -17,7 +17,7 @@ from jax import lax
 from fbuf.mesh import local
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import PlannedSampler
-from fbuf.xla.across import summed
+from fbuf.xla.across import largest, summed
 from fbuf.xla.varying import varying
 
 
@@ -68,6 +68,13 @@ def agreed(
     told = summed(lax.dynamic_update_slice_in_dim(blank, own, at, axis=0), (state.axis,))
     calls = told[:, len(leaves) :]
     alike = (calls == calls[:1]).all()
+    # Processes may lie along another axis of the mesh, each with a copy of the buffer.
+    others = local.other_axes(state)
+    if others:
+        differ = jnp.logical_not(alike).astype(jnp.uint32)[None]
+        most = largest(jnp.concatenate([calls[0], ~calls[0], differ]), others)
+        size = calls.shape[1]
+        alike = (most[:size] == ~most[size : 2 * size]).all() & (most[-1] == 0)
     told = varying(told, own)  # as the rows of the device are, which it is computed with
     masses = [lax.bitcast_convert_type(told[:, at], leaf.dtype) for at, leaf in enumerate(leaves)]
     calls = told[:, len(leaves) :]

@@ -80,6 +80,11 @@ def init(
     """
     flax.register(ShardedState)
     axis = axis_of("sharded.init", mesh, axis)
+    if axis in jax.sharding.get_abstract_mesh().manual_axes:
+        raise ValueError(
+            f"fbuf.sharded.init: this is inside shard_map over {axis!r}; make the buffer outside, "
+            "and give it to shard_map with in_specs=fbuf.sharded.specs(state)"
+        )
     devices = mesh.shape[axis]
     shards = devices if shards is None else shards
     shards = check.integer("sharded.init", "shards", shards, MOST_SHARDS)
@@ -130,7 +135,9 @@ def init(
         return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), make())
 
     made = jax.shard_map(block, mesh=mesh, in_specs=(), out_specs=jax.P(axis))
-    return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(jax.tree.leaves(one)))
+    # Shapes and dtypes alone: inside `jax.set_mesh` they would also say how they lie on it.
+    leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
+    return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(leaves))
 
 
 def axis_of(function: str, mesh: Mesh, axis: str | None) -> str:

@@ -20,7 +20,8 @@ from fbuf.disk.whole import Whole
 from fbuf.door import batches
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
-from fbuf.mesh.processes import all_have, all_say
+from fbuf.mesh.local import refuse_set_mesh
+from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, regrouping
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import Sampler
@@ -87,12 +88,14 @@ def load(
         See `fbuf.sharded.save`.
     """
     name = "sharded.load"
+    refuse_set_mesh(name)
     check.boolean(name, "fallback", fallback)
     check.boolean(name, "with_extra", with_extra)
     extra = extra if with_extra else extras.LEFT_OUT
     axis = axis_of(name, mesh, axis)
     folder = files.directory("sharded.load", path)
-    known = _known_to_all(folder)
+    alone = is_alone(name, mesh)
+    known = _known_to_all(folder, alone)
     if not known:
         plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
         raise CheckpointError(
@@ -105,14 +108,14 @@ def load(
         try:
             found = _read(folder, number, mesh, axis, item, sampler, extra, shards)
         except Mismatch:
-            all_have(False)
+            all_have(False, alone)
             raise
         except CheckpointError as error:
             failure = error
         except BaseException:
-            all_have(False)
+            all_have(False, alone)
             raise
-        if all_have(failure is None) and found is not None:
+        if all_have(failure is None, alone) and found is not None:
             history.came_to(folder, known[-1])
             return found
         if failure is None:
@@ -126,14 +129,14 @@ def load(
     raise AssertionError("the last one is read, or raises")
 
 
-def _known_to_all(folder: pathlib.Path) -> list[int]:
+def _known_to_all(folder: pathlib.Path, alone: bool) -> list[int]:
     """The checkpoints that are there, which must be the same ones for all processes."""
     try:
         own = whole.numbers(folder)
     except BaseException:
-        all_say(np.array([-1, 0], np.int64))
+        all_say(np.array([-1, 0], np.int64), alone)
         raise
-    said = all_say(np.array([len(own), zlib.crc32(repr(own).encode())], np.int64))
+    said = all_say(np.array([len(own), zlib.crc32(repr(own).encode())], np.int64), alone)
     if (said != said[0]).any():
         raise CheckpointError(
             f"fbuf.sharded.load: processes see different checkpoints in {folder}: "

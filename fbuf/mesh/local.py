@@ -25,6 +25,15 @@ def is_inside(state: ShardedState[Any]) -> bool:
     return state.axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
+def refuse_set_mesh(function: str) -> None:
+    """Refuse to handle shards one by one where JAX computes on a whole mesh alone."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        raise RuntimeError(
+            f"fbuf.{function}: this is inside jax.set_mesh (or shard_map), where JAX computes on "
+            "that mesh alone, and not on one device after the other; call it outside"
+        )
+
+
 def on_devices(
     function: str,
     run: Callable[..., Any],
@@ -87,6 +96,16 @@ def changed(
         only = [jax.tree.map(lambda leaf: leaf[0], arg) for arg in args]
         new = run(shards_of(state), *only)
     return dataclasses.replace(state, blocks=_joined(new, state))
+
+
+def other_axes(state: ShardedState[Any]) -> tuple[str, ...]:
+    """The axes of the mesh along which there are copies of the buffer, as far as code sees them."""
+    seen = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(
+        name
+        for name in state.mesh.axis_names
+        if name != state.axis and name in seen and state.mesh.shape[name] > 1
+    )
 
 
 def device_number(state: ShardedState[Any]) -> jax.Array:

@@ -16,6 +16,7 @@ from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.entry import require_sharded
 from fbuf.mesh.init import check_room
+from fbuf.mesh.local import refuse_set_mesh
 from fbuf.mesh.parts import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
@@ -65,6 +66,9 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
     """
     name = "sharded.reshard"
     require_sharded(name, state)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        raise TypeError(f"fbuf.{name}: state is traced; call it outside of jit")
+    refuse_set_mesh(name)
     refuse_consumed(name, state)
     if not state.fault.is_fully_addressable:
         raise RuntimeError(

@@ -21,8 +21,9 @@ from fbuf.disk import files, history, lock, whole, writer
 from fbuf.disk.whole import Part, Whole
 from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.local import refuse_set_mesh
 from fbuf.mesh.parts import shards_here
-from fbuf.mesh.processes import all_have, all_say
+from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
 from fbuf.storage.store import Item
@@ -56,10 +57,12 @@ def save(
     Raises:
         BlockingIOError: If somebody else is saving to the directory.
         OSError: If the directory cannot be written to, or the disk is full.
-        CheckpointError: As `fbuf.save`.
+        CheckpointError: As `fbuf.save`. Also if the first process does not find the files of the
+            others: the path is on no disk that all share.
+        ValueError: If the mesh has devices of some processes, and not of all.
         TypeError: As `fbuf.save`.
-        RuntimeError: If `state` has been consumed; or if another process failed to write its
-            shards: that one says why.
+        RuntimeError: If `state` has been consumed; inside `jax.set_mesh`; or if another process
+            failed to write its shards: that one says why.
 
     Cost: as for `fbuf.save`, on each process for its shards; the rows of one shard are copied at a
     time where a device has several.
@@ -78,24 +81,27 @@ def save(
     require_sharded(name, state)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, extra))):
         raise TypeError(f"fbuf.{name}: state or extra is traced; call it outside of jit")
+    refuse_set_mesh(name)
     refuse_consumed(name, state)
     keep = check.integer(name, "keep", keep)
-    folder = files.directory("sharded.save", path)
+    folder = files.directory(name, path)
+    alone = is_alone(name, state.mesh)
+    leads = alone or jax.process_index() == 0
     # Of each shard the number of its checkpoint, the checksum, and the mark; 0 for those of others.
     parts = np.zeros((state.num_shards, 3), np.int64)
     with contextlib.ExitStack() as held:
-        with _told_to_all(name):
+        with _told_to_all(name, alone):
             files.make_folder(folder)
-            if jax.process_index() == 0:
+            if leads:
                 held.enter_context(lock.held(folder))
                 history.require_newest(name, folder, whole.numbers(folder))
-        with _told_to_all(name):
+        with _told_to_all(name, alone):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
         written = np.flatnonzero(parts[:, 2]).tolist()
-        parts = all_say(parts.reshape(-1)).sum(axis=0).reshape(parts.shape)
-        with _told_to_all(name):
-            if jax.process_index() == 0:
+        parts = all_say(parts.reshape(-1), alone).sum(axis=0).reshape(parts.shape)
+        with _told_to_all(name, alone):
+            if leads:
                 _commit(folder, parts, keep)
         for number in written:
             # What is left behind is deleted at the next save.
@@ -107,14 +113,14 @@ def save(
 
 
 @contextlib.contextmanager
-def _told_to_all(function: str) -> Generator[None]:
+def _told_to_all(function: str, alone: bool) -> Generator[None]:
     """Do something in each process, and go on only where all have done it."""
     try:
         yield
     except BaseException:
-        all_have(False)
+        all_have(False, alone)
         raise
-    if not all_have(True):
+    if not all_have(True, alone):
         raise RuntimeError(
             f"fbuf.{function}: another process has failed, and says why; nothing was committed, "
             "and the checkpoint before is still there"
@@ -143,6 +149,8 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
+    for shard, part in enumerate(found.parts):  # those of other processes, too
+        whole.check_part(folder, shard, part, "sharded.save")
     number = known[-1] + 1 if known else 1
     whole.write(folder, number, found)
     history.came_to(folder, number)

@@ -22,7 +22,7 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 
-def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
+def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
     """A dict of names to values."""
     if not isinstance(value, Mapping):
         raise TypeError(
@@ -34,7 +34,7 @@ def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-@verb(checks={"fields": _by_name})
+@verb(checks={"fields": by_name})
 def write(
     state: State[Item],
     ids: Ids,

@@ -524,8 +524,9 @@ def test_a_buffer_that_is_forgotten_leaves_no_thread(kind):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_every_tensor_of_a_batch_is_pinned(kind, prefetch, can_pin):
-    buffer = kind.make(device="cpu", prefetch=prefetch, pin_memory=True, sampler=EXACT)
+@pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_every_tensor_of_a_batch_is_pinned(kind, prefetch, host, can_pin):
+    buffer = kind.make(device="cpu", prefetch=prefetch, host=host, pin_memory=True, sampler=EXACT)
     kind.extend(buffer, jax.tree.map(torch.Tensor.cpu, rows()))
     for _ in range(2 + prefetch):
         batch = buffer.sample()

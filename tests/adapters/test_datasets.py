@@ -70,6 +70,7 @@ def test_one_program_adds_all_chunks(small_chunks, monkeypatch):
     assert sizes == [16, 16, 16]
 
 
+@pytest.mark.sweep
 def test_an_unknown_end_takes_nobodys_place(recwarn):
     made = episodes([3, 1, 4])
     state = loaded(made, following=False)

@@ -467,6 +467,7 @@ def test_a_checkpoint_is_opened_as_a_data_set(tmp_path, lockstep):
     assert not store._rows._count  # what changes is a copy
 
 
+@pytest.mark.sweep
 def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
     """Opened, changed in every way, and saved: only what is new is written, and it is all there."""
     rng, path = np.random.default_rng(4), tmp_path / "saved"

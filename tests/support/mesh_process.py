@@ -106,6 +106,7 @@ def alone(path):
         ),
         "ids": lambda: sharded.update_priority(state, ids, np.ones(8, np.float32)),
         "load": lambda: sharded.load(path if NUMBER else path + "-elsewhere", mesh=mesh()),
+        "save": lambda: sharded.save(f"{path}-of-{NUMBER}", state),
     }
     sharded.save(path, state)
     found = {}
@@ -113,7 +114,7 @@ def alone(path):
         try:
             call()
             found[name] = ""
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
     # What is the same in all processes may come as it is.
     state = sharded.add(state, own_rows(6), mask=np.array([True, False]))
@@ -123,6 +124,28 @@ def alone(path):
     for _ in range(100):  # JAX would hang if nobody waited
         state = sharded.add(state, rows)
     return {**found, "size": size}
+
+
+def apart(path):
+    """Meshes on which processes do not share the buffer: a copy in each, and one for each."""
+    devices = np.array(jax.devices()).reshape(COUNT, -1)
+    both = jax.sharding.Mesh(devices, ("model", "data"))
+    item = {"x": np.int32(0)}
+    state = sharded.init(item, 64, mesh=both, axis="data", sampler=fbuf.Prioritized())
+    rows = jax.device_put({"x": np.arange(16, dtype=np.int32)}, jax.NamedSharding(both, jax.P()))
+    state = sharded.add(state, rows)
+    drawn = {}
+    for name, key in (("same", 5), ("other", NUMBER)):
+        batch = sharded.sample(state, jax.random.key(key), 16)
+        here = [bool(part.data.any()) for part in batch.mask.addressable_shards]
+        drawn[name] = all(here) if name == "same" else any(here)
+    own = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    mine = sharded.init(item, 64, mesh=own)
+    mine = sharded.add(mine, {"x": np.arange(8 + 2 * NUMBER, dtype=np.int32)})
+    for turn in range(2):
+        mine = sharded.save(f"{path}-of-{NUMBER}", mine, extra=turn)
+    again, extra = sharded.load(f"{path}-of-{NUMBER}", mesh=own)
+    return {**drawn, "size": int(sharded.size(again)), "extra": extra}
 
 
 def saved(path, times):
@@ -208,6 +231,7 @@ DONE = {
     "histories": lambda names, turns: histories(names.split(","), int(turns)),
     "other_keys": other_keys,
     "alone": alone,
+    "apart": apart,
     "saved": saved,
     "loaded": loaded,
     "killed": killed,

@@ -16,13 +16,18 @@ def final_observation(info: dict[str, Any], env: int, space: Any) -> Any:
     Gymnasium's vector environments give an object array of observations, and of dicts a dict of
     arrays. Others give one dense array.
     """
+    found = info.get("final_obs")
+    if isinstance(space, Spec) and isinstance(found, np.ndarray):  # mostly, so it comes first
+        final = found[env]
+        if isinstance(final, np.ndarray) and final.shape == space.shape:
+            return final
     if "final_obs" not in info:
         raise CollectorError(
             "Collector: an episode ended, and info has no 'final_obs', though the environments say "
             "that they reset in the same step; have them return it, or make them with "
             "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
         )
-    return _picked(info["final_obs"], env, space)
+    return _picked(found, env, space)
 
 
 def _picked(found: Any, env: int, space: Any) -> Any:
@@ -35,7 +40,7 @@ def _picked(found: Any, env: int, space: Any) -> Any:
 
 def _checked(final: Any, space: Any) -> Any:
     if isinstance(space, Spec) and isinstance(final, np.ndarray) and final.shape == space.shape:
-        return final  # mostly, so it comes first
+        return final
     if isinstance(space, dict) and isinstance(final, dict):
         return {name: _checked(final[name], part) for name, part in space.items()}
     if isinstance(space, tuple) and isinstance(final, tuple):

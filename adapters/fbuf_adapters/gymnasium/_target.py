@@ -79,9 +79,10 @@ class Target:
             "reward": chunk.reward,
             **chunk.extras,
             "next_observation": chunk.next_observation,
-            "version": np.full(chunk.reward.shape, chunk.version, np.int32),
         }
         wanted = state.storage.item
+        if "version" in wanted:
+            there["version"] = np.full(chunk.reward.shape, chunk.version, np.int32)
         given: dict[str, Any] = {
             "items": {name: there[name] for name in wanted if name in there},
             "terminated": chunk.terminated,
@@ -91,7 +92,8 @@ class Target:
             given["next_observation"] = chunk.next_observation
         steps, num_envs = chunk.reward.shape
         lead = (self._padded_size(steps), num_envs)
-        given = map_leaves(lambda array: _padded(array, lead[0]), given)
+        if steps != lead[0]:
+            given = map_leaves(lambda array: _padded(array, lead[0]), given)
         for name in self._blank.keys() & wanted.keys():
             zeros = lambda spec: np.zeros((*lead, *spec.shape), spec.dtype)
             given["items"][name] = jax.tree.map(zeros, self._blank[name])
@@ -110,8 +112,6 @@ class Target:
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    if len(array) == size:
-        return array
     padded = np.zeros((size, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded
