@@ -510,9 +510,13 @@ MUTANTS = [
         ("return isinstance(leaf, np.ndarray) and leaf.ndim > 0", "return False", "dtype", ("test_sharded_processes.py", "itself")),
     ),
     *of(
+        "mesh/agreement.py",
+        ("    if others:\n", "    if False:\n", "seam", ("test_sharded.py", "along_another")),
+    ),
+    *of(
         "mesh/load.py",
         ("if (said != said[0]).any():", "if False:", "read", ("test_sharded_processes.py", "itself")),
-        ("if all_have(failure is None) and found is not None:", "if found is not None:", "read", ("test_sharded_disk.py", "damage")),
+        ("if all_have(failure is None, alone) and found is not None:", "if found is not None:", "read", ("test_sharded_disk.py", "damage")),
     ),
     *of(
         "disk/whole.py",
