@@ -7,10 +7,10 @@ It needs fbuf, JAX and Gymnasium.
 
 CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
 comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in chunks of 128 steps, with one `fbuf.add` a chunk; "an add a step" is the same with
-chunks of one step. All of them step the same environments, in turns of 256 steps: equal ones that
-lie elsewhere in memory differ by more than what is measured. (A buffer then lacks the steps of the
-others, which makes no difference to the time.)
+`next_of`, in its own chunks, with one `fbuf.add` a chunk (512 steps of 8 environments, 128 of 64);
+"an add a step" is the same with chunks of one step. All of them step the same environments, in
+turns of 512 steps: equal ones that lie elsewhere in memory differ by more than what is measured. (A
+buffer then lacks the steps of the others, which makes no difference to the time.)
 
 Figures are microseconds a step of all environments, medians over the turns: of CPU time, which adds
 up all threads and does not know of other programs, and of wall time.
@@ -38,7 +38,7 @@ HOW: dict[str, dict[str, Any] | None] = {
 }
 """What the collector of each way to step is made with."""
 
-_STEPS = 256
+_STEPS = 512
 
 
 def _nothing(envs: Any, policy: Any, mode: str) -> Callable[[], None]:

@@ -20,10 +20,14 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._limit import limit
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
-from fbuf_adapters.gymnasium._target import Target
+from fbuf_adapters.gymnasium._target import SMALL, Target
 
 _PATIENCE = 5.0
 """Seconds that a step may take when the collector is closed."""
+
+
+_ROWS, _LONGEST = 4096, 512
+"""Of a chunk: so many rows, but at most so many steps, make an add cheap beside the steps."""
 
 
 class Collector:
@@ -52,7 +56,8 @@ class Collector:
             the environments return, `[num_envs, ...]`. The action is an array of NumPy with that
             first axis, or a list of numbers; the extras are a dict of such arrays. With a method
             `load(weights)`, it can be given weights by `publish`.
-        chunk: How many steps of each environment go into the buffer at once.
+        chunk: How many steps of each environment go into the buffer at once. None is as many as
+            make 4,096 rows, from 128 to 512; with `background` it is 128.
         seed: For the first reset, as the environments take it. If it is one number, and the policy
             has a method `seed`, that is called before the first action, with another number that is
             made of it: with the same, the noise of the policy would be that of an environment.
@@ -89,7 +94,7 @@ class Collector:
         envs: Any,
         policy: Any,
         *,
-        chunk: int = 128,
+        chunk: int | None = None,
         seed: Any = None,
         background: bool = False,
         queue: int = 2,
@@ -97,11 +102,15 @@ class Collector:
         blank: dict[str, Any] | None = None,
         progress: bool | None = None,
     ) -> None:
-        check.integer("Collector", "chunk", chunk)
+        if chunk is not None:
+            check.integer("Collector", "chunk", chunk)
         check.integer("Collector", "queue", queue)
         if not timeout > 0:
             raise ValueError(f"Collector: timeout must be above 0 seconds, got {timeout!r}")
         self._producer = Producer(envs, policy, seed)
+        if chunk is None:
+            rows = _ROWS // self._producer.stepper.num_envs
+            chunk = SMALL if background else min(max(rows, SMALL), _LONGEST)
         limit(envs, timeout)
         self._envs = envs
         self._chunk = chunk
@@ -148,7 +157,7 @@ class Collector:
 
         Args:
             state: The buffer. It is consumed.
-            steps: How many. All numbers share three compiled programs.
+            steps: How many. All numbers share four compiled programs.
 
         Returns:
             The buffer with the rows in it.

@@ -106,7 +106,7 @@ class CrewCollector:
 
         Args:
             state: The buffer. It is consumed.
-            steps: How many. All numbers share three compiled programs.
+            steps: How many. All numbers share a few compiled programs.
 
         Returns:
             The buffer with the rows in it.

@@ -16,6 +16,9 @@ from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._spaces import Spec
 from fbuf_adapters.gymnasium._trees import map_leaves
 
+SMALL = 128
+"""Steps; fewer are not worth an add of their own, but where little is collected at a time."""
+
 _VERSION = Spec((), np.dtype(np.int32))
 
 
@@ -26,8 +29,8 @@ class Target:
         spec: The fields that are filled, see `Stepper.spec`.
         blank: Those that are not, see `blank_specs`.
         options: What `fbuf.init` has to be given.
-        size: The most steps of a chunk. All are brought to this length or an eighth of it, so that
-            at most three programs add them all.
+        size: The most steps of a chunk. All are brought to this length, to 128 or to 16 (if it is
+            less, to an eighth of it), so that at most four programs add them all.
         owner: Who collects, for errors.
     """
 
@@ -46,6 +49,8 @@ class Target:
         self._blank = blank
         self._options = options
         self._size = size
+        small = min(size, SMALL)
+        self._sizes = sorted({-(-small // 8), small, size})
 
     @property
     def item(self) -> dict[str, Any]:
@@ -106,9 +111,8 @@ class Target:
         return fbuf.add(state, **given, time_major=True)
 
     def _padded_size(self, steps: int) -> int:
-        """One of two sizes: who collects a few steps at a time shall not pay for many."""
-        few = -(-self._size // 8)
-        return few if steps <= few else self._size
+        """One of a few sizes: who collects a few steps at a time shall not pay for many."""
+        return next(size for size in self._sizes if steps <= size)
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
