@@ -446,7 +446,7 @@ def test_a_save_changes_nothing(tmp_path):
 
 
 def test_a_bar_shows_how_far_it_is(tmp_path, monkeypatch):
-    """All bytes of a save and of a load, where a terminal is there; none in the background."""
+    """All bytes that a caller waits for, where a terminal is there; none in the background."""
     bars = []
 
     class Bar:
@@ -469,7 +469,11 @@ def test_a_bar_shows_how_far_it_is(tmp_path, monkeypatch):
     fbuf.load(tmp_path)
     fbuf.save(tmp_path, fbuf.add(state, jnp.ones((700, 100))), background=True)
     fbuf.wait()
-    assert [bar.options["desc"] for bar in bars] == ["fbuf.save", "fbuf.load"]
+    assert [bar.options["desc"] for bar in bars] == [
+        *("fbuf: hashing rows", "fbuf.save"),
+        *("fbuf.load", "fbuf: hashing rows"),
+        *("fbuf: hashing rows", "fbuf.save: copying rows", "fbuf.save: copying rows"),
+    ]
     for bar in bars:
         assert (bar.options["delay"], bar.options["disable"]) == (1, None)
         assert bar.total <= bar.done < bar.total + 4000  # and the headers, and the manifest

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from fbuf.checks import memory
-from fbuf.disk import stores
+from fbuf.disk import progress, stores
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.manifest import Manifest
 from fbuf.disk.stores import Range, Store
@@ -29,6 +29,9 @@ from fbuf.storage.ring import WRITTEN
 
 _HASHED = 2**22
 """Bytes of rows that are looked at together."""
+
+_TURNS = 2**6
+"""How many times a device does that before a progress bar moves."""
 
 _MOST = 16
 """How many directories are remembered."""
@@ -200,27 +203,36 @@ def _hashed(arrays: tuple[Any, ...]) -> np.ndarray:
     width = max(memory.nbytes(arrays) // max(rows, 1), 1)
     # Some rows at a time: XLA would lay out all of their bits.
     step = min(max(_HASHED // width, 1), rows)
+    turns = -(-rows // step)
     if isinstance(arrays[0], jax.Array):
-        return np.asarray(_hashed_by(step, arrays))
+        hashed = jnp.zeros((rows, 2), jnp.uint32)
+        for turn in range(0, turns, _TURNS):
+            until = min(turn + _TURNS, turns)
+            hashed = _hashed_by(step, hashed, turn, until, arrays).block_until_ready()
+            progress.moved((min(until * step, rows) - turn * step) * width)
+        return np.asarray(hashed)
     found = np.empty((rows, 2), np.uint32)
-    for turn in range(-(-rows // step)):
+    for turn in range(turns):
         first = min(turn * step, rows - step)
         part = [array[first : first + step] for array in arrays]
         found[first : first + step] = _some_hashed(part)
+        progress.moved(min(step, rows - turn * step) * width)
     return found
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _hashed_by(step: int, arrays: tuple[jax.Array, ...]) -> jax.Array:
-    """The same on a device, so many rows at a time."""
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _hashed_by(
+    step: int, hashed: jax.Array, turn: int, until: int, arrays: tuple[jax.Array, ...]
+) -> jax.Array:
+    """The same on a device, for some of the turns, with so many rows in each."""
     rows = arrays[0].shape[0]
 
-    def some(turn: jax.Array, found: jax.Array) -> jax.Array:
+    def some(turn: jax.Array, hashed: jax.Array) -> jax.Array:
         first = jnp.minimum(turn * step, rows - step)
         part = [lax.dynamic_slice_in_dim(array, first, step) for array in arrays]
-        return lax.dynamic_update_slice_in_dim(found, _of_rows(part), first, 0)
+        return lax.dynamic_update_slice_in_dim(hashed, _of_rows(part), first, 0)
 
-    return lax.fori_loop(0, -(-rows // step), some, jnp.zeros((rows, 2), jnp.uint32))
+    return lax.fori_loop(turn, until, some, hashed)
 
 
 def _of_rows(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -270,7 +282,9 @@ _some_hashed = jax.jit(_of_rows)
 
 def hashes(state: State[Any]) -> dict[str, np.ndarray]:
     """Two numbers for what each row of each store holds. It reads all of them once."""
-    return {store.name: _hashed(store.arrays) for store in stores.of_state(state)}
+    found = stores.of_state(state)
+    with progress.shown("fbuf: hashing rows", sum(memory.nbytes(of.arrays) for of in found)):
+        return {store.name: _hashed(store.arrays) for store in found}
 
 
 def places(

@@ -7,14 +7,24 @@ import datetime
 import functools
 import pathlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk import config, container, files, history, manifest, merge, stores, trees
+from fbuf.disk import (
+    config,
+    container,
+    files,
+    history,
+    manifest,
+    merge,
+    progress,
+    stores,
+    trees,
+)
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.files import UNFINISHED, Block
 from fbuf.disk.history import Saved
@@ -92,7 +102,7 @@ def prepare(
     def file(kind: str, blocks: list[Block]) -> str:
         name = f"{SHARD}/{kind}-{number:08}.npy"
         if now:
-            blocks = [dataclasses.replace(b, chunks=list(b.chunks)) for b in blocks]
+            blocks = _read_now(blocks)
         contents[name] = blocks
         return name
 
@@ -144,6 +154,18 @@ def prepare(
         lambda written: Saved(number, written, (mark,), looked, hashes),
         before,
     )
+
+
+def _read_now(blocks: list[Block]) -> list[Block]:
+    """Blocks of which all is in the host's memory."""
+
+    def chunks(block: Block) -> Iterator[np.ndarray]:
+        for chunk in block.chunks:
+            yield chunk
+            progress.moved(chunk.nbytes)
+
+    with progress.shown("fbuf.save: copying rows", sum(b.rows * b.width for b in blocks)):
+        return [dataclasses.replace(block, chunks=list(chunks(block))) for block in blocks]
 
 
 def _check_newest(folder: pathlib.Path, number: int, state: State[Any]) -> None:

@@ -72,8 +72,8 @@ def save(
 
     Cost: time in proportion to what is written; the flags and the index are 1 to 6 bytes a row,
     and up to 5 more with `next_of`.
-    Memory, besides the background: that of the flags and the index, and some 64 MB. A save in the
-    foreground that takes more than a second shows a progress bar, if there is a terminal.
+    Memory, besides the background: that of the flags and the index, and some 64 MB. What takes
+    more than a second before this returns shows a progress bar, if there is a terminal.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp, tempfile
