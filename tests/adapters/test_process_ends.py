@@ -38,6 +38,8 @@ GUARDED = '\nif __name__ == "__main__":\n    main()\n'
 
 pytestmark = pytest.mark.sweep  # each program takes seconds to start
 BOTH = [None, "hangs"]
+PATHS = [str(HERE), str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 class Run:
@@ -45,11 +47,10 @@ class Run:
 
     def __init__(self, folder, text):
         (folder / "program.py").write_text(text)
-        paths = [str(HERE), str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]
         self.memory = orphans()
         self.process = subprocess.Popen(
             [sys.executable, str(folder / "program.py")],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -127,6 +128,21 @@ def test_a_program_without_a_guard_is_told(tmp_path):
     assert errors.count("Traceback") == 1, errors
     assert re.search(r"CollectorError: .* put all that the script does under", errors)
     assert 'if __name__ == "__main__":' in errors
+
+
+def test_a_program_from_standard_input_is_told():
+    """Its processes could not import it."""
+    done = subprocess.run(
+        [sys.executable],
+        input=program(),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert re.search(r"CollectorError: .* there is no file <stdin>; save", done.stderr)
 
 
 def test_workers_import_nothing_that_they_need_not():

@@ -15,11 +15,12 @@ from fbuf_adapters.gymnasium._crew_collector import (
     check_loads,
     payload,
 )
+from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._memory import Memory
 from fbuf_adapters.gymnasium._place import SIZE, Board
 from fbuf_adapters.gymnasium._process import Process
 from fbuf_adapters.gymnasium._slots import Room
-from fbuf_adapters.gymnasium._spawn import end_if_unguarded
+from fbuf_adapters.gymnasium._spawn import end_if_unguarded, script_without_a_file
 from fbuf_adapters.gymnasium._weights import Weights
 from fbuf_adapters.gymnasium._worker import Job
 
@@ -109,6 +110,12 @@ class ProcessCollector(CrewCollector):
         progress: bool | None = None,
     ) -> None:
         end_if_unguarded()
+        nowhere = script_without_a_file()
+        if nowhere is not None:
+            raise CollectorError(
+                f"{_OWNER}: each process imports your script, and there is no file {nowhere}; save "
+                "the script to a file, and run that"
+            )
         counts = {"processes": processes, "envs_per_process": envs_per_process}
         check_arguments(
             _OWNER,

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from multiprocessing import resource_tracker
@@ -26,6 +27,18 @@ def end_if_unguarded() -> None:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(UNGUARDED)
+
+
+def script_without_a_file() -> str | None:
+    """The name of a main script that new processes would look for in vain; None if there is none.
+
+    Python calls a script that it reads from standard input `<stdin>`.
+    """
+    main = sys.modules["__main__"]
+    name = getattr(main, "__file__", None)
+    if name is None or main.__spec__ is not None or os.path.exists(name):
+        return None
+    return name
 
 
 def spawn(target: Callable[..., None], job: Any, name: str) -> tuple[Any, Any]:
