@@ -29,6 +29,7 @@ import argparse
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -164,13 +165,13 @@ def network(inputs: int, outputs: int, last_scale: float) -> nn.Sequential:
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
 
-def evaluate(policy: Policy, episodes: int, seed: int) -> float:
-    """The mean return of whole episodes without exploration."""
+def evaluate(act: Callable[[np.ndarray], np.ndarray], episodes: int, seed: int) -> float:
+    """The mean return of whole episodes."""
     envs = gymnasium.make_vec(ENV, episodes, vectorization_mode="sync")
     observation, _ = envs.reset(seed=seed)
     playing, total = np.ones(episodes, bool), np.zeros(episodes)
     while playing.any():
-        observation, reward, terminated, truncated, _ = envs.step(policy.best(observation))
+        observation, reward, terminated, truncated, _ = envs.step(act(observation))
         total += playing * reward
         playing &= ~(terminated | truncated)
     envs.close()
@@ -189,10 +190,13 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
     learner, curve, ages = Learner(), [], []
     # On the learner's memory: this copy always acts with the newest weights.
     policy = Policy([weight.detach().numpy() for weight in learner.weights()])
+    policy.seed(seed)
     progress = tqdm(total=steps, unit=" steps", mininterval=0.5, disable=None)
 
     def note(done: int) -> None:
-        curve.append((done, evaluate(policy, 20, seed=10**6 + done)))
+        # The likeliest actions of a new policy may happen to be good ones. Those it draws are not.
+        drawn = lambda observation: policy(observation)[0]
+        curve.append((done, evaluate(drawn, 20, seed=10**6 + done)))
         progress.write(f"{done:>9,} steps   return {curve[-1][1]:7.1f}")
 
     note(0)
@@ -232,7 +236,7 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
         stats = collector.stats()
     progress.close()
     ended = time.perf_counter()
-    final = evaluate(policy, 100, seed=10**9)
+    final = evaluate(policy.best, 100, seed=10**9)
     age = torch.cat(ages).float()
     print(f"\nevaluation return   {final:.1f}, the mean of 100 episodes without exploring")
     print(f"training return     {stats['mean_return']:.1f}, the mean of the last 100 episodes")
@@ -257,7 +261,7 @@ def plot(curve: list[tuple[int, float]], path: pathlib.Path) -> None:
     axes.plot([step / 1000 for step in steps], returns, marker="o", markersize=4)
     axes.set(
         xlabel="environment steps (thousands)",
-        ylabel="mean return of 20 episodes",
+        ylabel="mean return of 20 episodes, exploring",
         xlim=(0, None),
         ylim=(0, 520),
         title=f"{ENV}: actors in processes, IMPALA in PyTorch",
@@ -306,7 +310,6 @@ def main() -> None:
         parser.error(f"--steps must be at least {10 * NUM_ENVS * SEGMENT}")
     final, exploring, curve = train(QUICK_STEPS if options.quick else options.steps, options.seed)
     plot(curve, options.plot)
-    # The likeliest actions of a new policy may happen to be good ones. Those it draws are not.
     reached, bar = (exploring, QUICK_BAR) if options.quick else (final, SOLVED)
     if reached < bar:
         sys.exit(f"failed: a mean return of {reached:.1f}, below {bar:.0f}")

@@ -240,6 +240,7 @@ def test_a_newer_format_is_no_damage(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
     item = {"reward": jnp.zeros(())}

@@ -126,7 +126,8 @@ def test_the_largest_ever_is_that_of_both():
         assert float(fbuf.stats(fbuf.extend(one, other))["new_priority"]) == largest
 
 
-@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=SWEEP)])
+@SWEEP
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_queue_takes_what_nobody_has_read(overwrite):
     queue = fbuf.Fifo(overwrite=overwrite)
     state, _ = fbuf.pop(numbered(0, 5, sampler=queue), 2)

@@ -209,6 +209,7 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert fbuf.pop(state, 8)[1].data[:2].tolist() == [20, 21]
 
 
+@SWEEP
 def test_an_end_that_was_left_out_still_resets():
     """The step after it is a dummy, though the row that said so was not kept."""
     state = fbuf.init(jnp.int32(0), 4, num_envs=1, autoreset="next_step", sampler=fbuf.Fifo())
@@ -293,9 +294,8 @@ def test_it_is_the_same_compiled_and_for_many_at_once():
         jax.tree.map(np.testing.assert_array_equal, alone[at], tuple(leaf[at] for leaf in got))
 
 
-@pytest.mark.parametrize(
-    "capacity", [4, pytest.param(8, marks=SWEEP), pytest.param(12, marks=SWEEP)]
-)
+@SWEEP
+@pytest.mark.parametrize("capacity", [4, 8, 12])
 def test_resize_keeps_what_is_unread(capacity):
     state = fbuf.add(queue(), numbers(0, 8))
     state, _ = fbuf.pop(state, 3)

@@ -108,6 +108,7 @@ def test_more_rows_than_are_removed_at_a_time():
     assert float(fbuf.stats(state)["priority_total"]) == pytest.approx(410)
 
 
+@SWEEP
 def test_an_empty_buffer_and_ids_of_no_row():
     state = fbuf.init(jnp.int32(0), 8)
     none = fbuf.Ids(jnp.array([-1]), jnp.array([0]))

@@ -209,6 +209,7 @@ def test_ids_from_before_are_stale(capacity):
         assert not fbuf.read(fbuf.resize(resized, 6), ids).mask.any()
 
 
+@SWEEP
 def test_faults_and_an_empty_buffer():
     state = fbuf.init({"obs": jnp.zeros(3)}, 8, sampler=fbuf.Prioritized())
     empty = fbuf.resize(state, 16)
@@ -221,6 +222,7 @@ def test_faults_and_an_empty_buffer():
     assert int(fbuf.size(state)) == 4
 
 
+@SWEEP
 def test_more_ends_than_there_is_room_for():
     state = fbuf.init({"obs": jnp.int32(0)}, 32, next_of="obs", max_ends=8)
     obs = jnp.arange(8, dtype=jnp.int32)

@@ -8,6 +8,7 @@ import pytest
 import fbuf
 
 
+@pytest.mark.sweep
 def test_a_rollout_has_its_oldest_row_first():
     state = fbuf.init({"n": jnp.int32(0), "x": jnp.zeros(())}, 12, num_envs=3)
     n = np.arange(9, dtype=np.int32).reshape(3, 3)

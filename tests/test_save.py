@@ -197,7 +197,8 @@ def test_training_goes_on_as_if_it_had_never_stopped(
     same(run.state, other.state)
 
 
-@pytest.mark.parametrize("overwrite", [False, pytest.param(True, marks=SWEEP)])
+@SWEEP
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_queue_goes_on_as_if_it_had_never_stopped(tmp_path, overwrite):
     """Each row is handed out once, though a process hands out some and the next one the others."""
 
@@ -326,6 +327,7 @@ def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
     same(fbuf.load(tmp_path).state, state)
 
 
+@SWEEP
 def test_only_neighbours_are_joined(tmp_path, monkeypatch):
     """Of an environment that seldom steps an old file stays, while those behind it have gone."""
     monkeypatch.setattr(merge, "MOST", 3)

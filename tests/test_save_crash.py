@@ -109,7 +109,14 @@ def there(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["new", "whole", "joined"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("new", marks=pytest.mark.sweep),
+        pytest.param("whole", marks=pytest.mark.sweep),
+        "joined",
+    ],
+)
 def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     """Whatever of it has come to the disk: the order of calls alone makes a checkpoint safe."""
     folder, copy = tmp_path / "saved", tmp_path / "copy"

@@ -89,6 +89,7 @@ def test_a_byte_or_a_length_is_another(saved, tmp_path, times):
     assert not refused_or_right(folder, saved)
 
 
+@SWEEP
 def test_files_that_are_missing_or_swapped(saved, tmp_path):
     names = sorted(p.relative_to(saved[0]) for p in saved[0].rglob("*.npy"))
     for name in names:

@@ -298,6 +298,7 @@ def test_every_byte_is_in_place(name, shards):
     assert not re.findall(r" (?:collective-permute|reduce-scatter)(?:-start)?\(", text)
 
 
+@pytest.mark.sweep
 def test_a_stale_id_and_one_of_no_shard_are_skipped():
     state, _ = build(fbuf.Prioritized(), shards=4, devices=4)
     ids = sharded.sample(state, jax.random.key(0), 4).ids
@@ -481,6 +482,7 @@ def test_meshes_of_both_kinds_and_of_several_axes(explicit):
     assert len(counts) > 3
 
 
+@pytest.mark.sweep
 def test_keys_that_differ_along_another_axis_are_noticed():
     """Where there are copies of the buffer, which would each go another way."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("model", "data"))

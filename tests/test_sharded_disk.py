@@ -61,6 +61,7 @@ def test_a_checkpoint_is_read_on_any_mesh_that_divides_the_shards(tmp_path, devi
         sharded.load(tmp_path, mesh=meshes.mesh(3))
 
 
+@pytest.mark.sweep
 def test_only_what_is_new_is_written(tmp_path):
     state = made(SAMPLERS["uniform"], turns=3)
     state = sharded.save(tmp_path, state)

@@ -158,6 +158,7 @@ def test_few_starts_among_many_slots():
     assert sorted(drawn) == list(range(0, 4000, 100))
 
 
+@SWEEP
 def test_a_full_ring_keeps_its_order_while_it_is_written():
     state = fbuf.init(jnp.int32(0), 64, sampler=fbuf.Shuffled())
     state = fbuf.add(state, jnp.arange(64, dtype=jnp.int32))

@@ -16,12 +16,11 @@ import fbuf
 SWEEP = pytest.mark.sweep
 
 CASES = [  # environments, sampler, autoreset, in lockstep, next observations
-    case := (3, fbuf.Prioritized(window=2, first_only=True, **EXACT), "next_step", False, True),
-    pytest.param(*case, marks=SWEEP),
-    pytest.param(None, fbuf.Uniform(window=3, strict=False), "same_step", True, True, marks=SWEEP),
-    pytest.param(None, fbuf.Prioritized(**EXACT), "same_step", True, True, marks=SWEEP),
-    pytest.param(2, fbuf.Uniform(window=2, by="episode"), "next_step", True, False, marks=SWEEP),
-    pytest.param(2, fbuf.Shuffled(window=2, stride=2), "same_step", True, False, marks=SWEEP),
+    (3, fbuf.Prioritized(window=2, first_only=True, **EXACT), "next_step", False, True),
+    (None, fbuf.Uniform(window=3, strict=False), "same_step", True, True),
+    (None, fbuf.Prioritized(**EXACT), "same_step", True, True),
+    (2, fbuf.Uniform(window=2, by="episode"), "next_step", True, False),
+    (2, fbuf.Shuffled(window=2, stride=2), "same_step", True, False),
 ]
 
 
@@ -37,14 +36,13 @@ def expected(episodes, state):
     return oracle
 
 
+@SWEEP
 @pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
-def test_each_episode_is_in_one_part(envs, sampler, autoreset, lockstep, next_of, request):
-    swept = request.node.get_closest_marker("sweep") is not None
-    # Each part has a capacity of its own, and so programs of its own.
-    for seed, steps in ((1, 8), (2, 20)) if swept else ((2, 20),):
+def test_each_episode_is_in_one_part(envs, sampler, autoreset, lockstep, next_of):
+    for seed, steps in (1, 8), (2, 20):
         whole = Recorded(10, envs, sampler, seed, autoreset, lockstep, next_of).steps(steps)
         episodes = whole.oracle.episodes()
-        for key, fraction in ((None, 0.6), (jax.random.key(seed), 0.5))[0 if swept else 1 :]:
+        for key, fraction in ((None, 0.6), (jax.random.key(seed), 0.5)):
             parts = fbuf.split(whole.state, key, fraction)
             number = min(max(round(fraction * len(episodes)), 1), len(episodes) - 1)
             firsts = [[row.item for row in episode if not row.removed] for episode in episodes]

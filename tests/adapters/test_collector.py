@@ -130,6 +130,7 @@ def test_cart_pole_is_what_it_is_without_a_collector(mode):
     assert not rows
 
 
+@pytest.mark.sweep
 def test_continuous_actions_and_extras():
     def act(observation):
         action = np.stack([environments.chosen(observation), observation[:, 0]], -1)
@@ -146,6 +147,7 @@ def test_continuous_actions_and_extras():
     assert (action[:, 1] == observation[:, 0]).all()
 
 
+@pytest.mark.sweep
 def test_fields_can_be_left_out():
     act = lambda observation: (policy(observation), {"value": np.zeros(3)})
     with Collector(vector(3), act, chunk=8) as collector:
@@ -158,6 +160,7 @@ def test_fields_can_be_left_out():
 BLANK = {"target": np.float32(0), "of": {"both": (jax.ShapeDtypeStruct((2,), jnp.int8), [True])}}
 
 
+@pytest.mark.sweep
 def test_fields_that_are_written_later():
     with Collector(vector(3), policy, chunk=8, blank=BLANK) as collector:
         assert collector.item["of"]["both"][0] == jax.ShapeDtypeStruct((2,), jnp.int8)

@@ -186,6 +186,7 @@ def test_a_thread_makes_the_same_steps(mode):
     assert steps(state) == [s for env in range(3) for s in steps_of(env, made, dummies)]
 
 
+@pytest.mark.sweep
 def test_behind_a_chunk_that_cannot_be_stored_is_a_reset(monkeypatch):
     """It is lost, so the steps behind it are not those that follow what is in the buffer."""
 

@@ -96,6 +96,7 @@ def test_only_rows_that_are_added_are_marked(small_chunks, recwarn):
     assert np.asarray(led.mask).tolist() == [True] * 3 + [False] * 17
 
 
+@pytest.mark.sweep
 def test_an_open_episode_is_ended_before():
     made = episodes([4, 2])
     state = fbuf.init(item(made), 50, next_of="observation")
@@ -153,6 +154,7 @@ def test_integers_that_a_float_holds(dtype, largest):
     assert_same(fbuf.rows(state).data["x"], jnp.asarray(x, dtype))
 
 
+@pytest.mark.sweep
 def test_another_byte_order():
     made = episodes([3, 4])
     fields, terminated, truncated, later = flat(made)
@@ -170,7 +172,8 @@ def test_fields_that_the_buffer_lacks_are_left_out():
     assert_same(fbuf.rows(state).data, {"reward": np.float32(flat(made)[0]["reward"])})
 
 
-@pytest.mark.parametrize("following", [pytest.param(True, marks=pytest.mark.sweep), False])
+@pytest.mark.sweep
+@pytest.mark.parametrize("following", [True, False])
 def test_a_store_is_added_to_in_place(small_chunks, following, tmp_path, recwarn):
     made = episodes([5, 40, 1])
     store = HostStore(item(made), 60, next_of="observation", files=tmp_path / "rows")
@@ -236,6 +239,7 @@ class Interrupting:
         return self._array[part]
 
 
+@pytest.mark.sweep
 def test_ctrl_c_leaves_whole_rows(small_chunks):
     made = episodes([10, 20, 30])
     fields, terminated, truncated, later = flat(made)
@@ -337,6 +341,7 @@ def test_d4rl_without_any_end(tmp_path):
     from_d4rl(path, max_episode_steps=5, **NEW)  # said, so no warning
 
 
+@pytest.mark.sweep
 def test_d4rl_with_a_limit_of_steps(tmp_path):
     made = episodes([3, 5, 5, 4, 2])
     path = d4rl(tmp_path / "x.hdf5", made, ["timeouts"])
@@ -371,6 +376,7 @@ def test_npz_and_back(tmp_path, kind, small_chunks):
         assert_same(file["reward"], np.float32(flat(made)[0]["reward"]))
 
 
+@pytest.mark.sweep
 def test_npz_keeps_which_ends_are_unknown(tmp_path, recwarn):
     made = episodes([3, 4, 5])
     state = fbuf.init(item(made), 12, next_of="observation")
@@ -380,6 +386,7 @@ def test_npz_keeps_which_ends_are_unknown(tmp_path, recwarn):
     assert_holds(from_npz(tmp_path / "x.npz", next_of="observation"), made, unknown=[0])
 
 
+@pytest.mark.sweep
 def test_npz_of_environments_removed_rows_and_a_full_ring(tmp_path):
     state = fbuf.init({"x": jnp.int32(0)}, 8, num_envs=2, next_of="x")
     x = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)  # of each lane the last four stay
@@ -405,6 +412,7 @@ def test_npz_of_environments_removed_rows_and_a_full_ring(tmp_path):
     assert_same(fbuf.rows(again, view=fbuf.Transition()).data.next_observation[-1], np.int32(12))
 
 
+@pytest.mark.sweep
 def test_npz_of_dtypes_that_numpy_lacks(tmp_path):
     state = fbuf.init({"x": jnp.zeros(3, jnp.bfloat16), "y=": jnp.bfloat16(0)}, 4, next_of="x")
     x = jnp.arange(9, dtype=jnp.bfloat16).reshape(3, 3) / 7
@@ -416,6 +424,7 @@ def test_npz_of_dtypes_that_numpy_lacks(tmp_path):
     assert_same(fbuf.rows(again, view=fbuf.Transition()).data.next_observation[-1], x[-1] + 1)
 
 
+@pytest.mark.sweep
 def test_npz_of_columns(tmp_path, small_chunks):
     made = episodes([9, 14])
     fields, terminated, truncated, later = flat(made)
@@ -480,6 +489,7 @@ def test_npz_of_ones_own(tmp_path):
     assert_holds(state, made, unknown=[0, 1])
 
 
+@pytest.mark.sweep
 def test_a_file_that_is_there_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
     path = tmp_path / "x.npz"
     state = loaded(episodes([3]))

@@ -36,15 +36,16 @@ def random_rows(random, *lead):
 
 
 VIEWS = [
-    pytest.param(fbuf.Item(), marks=pytest.mark.sweep),
+    fbuf.Item(),
     fbuf.NStep(2, gamma=0.9),
-    pytest.param(fbuf.Sequence(3, boundary="pad"), marks=pytest.mark.sweep),
-    pytest.param(fbuf.ReturnToGo(gamma=0.9), marks=pytest.mark.sweep),
+    fbuf.Sequence(3, boundary="pad"),
+    fbuf.ReturnToGo(gamma=0.9),
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: type(view).__name__)
-@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
     """Batches of several sizes, drawn ahead or not, through all that changes and saves rows."""
     random = torch.Generator().manual_seed(0)

@@ -81,6 +81,7 @@ def test_in_and_out_again(kind):
     assert_holds(from_minari(again, next_of="observation"), made)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its own folder
 def test_what_a_collector_of_minari_wrote():
     env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=12))
@@ -192,6 +193,7 @@ class Step(NamedTuple):
     at: Any
 
 
+@pytest.mark.sweep
 def test_named_tuples_are_dicts_of_their_fields():
     made = episodes([3, 4])
     fields, terminated, truncated, later = flat(made)
@@ -248,6 +250,7 @@ def test_an_id_needs_a_version():
     )
 
 
+@pytest.mark.sweep
 def test_an_episode_whose_beginning_was_overwritten_is_left_out():
     made = episodes([5, 4, 6])
     with pytest.warns(
@@ -264,6 +267,7 @@ def test_an_open_episode_is_truncated():
     assert_holds(from_minari(out(state), next_of="observation"), made)
 
 
+@pytest.mark.sweep
 def test_an_episode_with_a_removed_row_is_left_out():
     made = episodes([5, 4, 3])
     state = filled(20, made)

@@ -75,15 +75,12 @@ def test_an_environment_that_fails_is_named(fails, message):
     assert len(found[3]["reward"]) == 12
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fails", "message"),
     [
         ("raises", "in the policy: KeyError: 'no such weight'"),
-        pytest.param(
-            "shape",
-            r"in the policy: .*must return action as int64 of shape \(2,\).*shape \(3,\)",
-            marks=pytest.mark.sweep,
-        ),
+        ("shape", r"in the policy: .*must return action as int64 of shape \(2,\).*shape \(3,\)"),
     ],
 )
 def test_a_policy_that_fails(fails, message):

@@ -158,6 +158,7 @@ def test_a_blank_field_that_the_policy_fills():
         make(processes=1, blank={"calls": 0})
 
 
+@pytest.mark.sweep
 def test_environments_may_write_to_the_array_they_returned():
     with make({"reuses": True}, mode="barrier", processes=1) as collector:
         state = collector.collect(buffer(collector), 24)

@@ -374,13 +374,14 @@ def test_a_collector_that_nobody_has_ends_its_actors(cluster):
 @pytest.mark.parametrize("mode", ["free", "barrier"])
 def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
-        state = buffer(collector)
+        call = collector.drain if mode == "free" else collector.collect
+        steps = "at_least" if mode == "free" else "steps"
+        state = call(buffer(collector), **{steps: 1})  # all actors have started
         for _ in range(2):
             timer = threading.Timer(1.5, _thread.interrupt_main)
             timer.start()
-            call = collector.drain if mode == "free" else collector.collect
             with pytest.raises(KeyboardInterrupt):
-                call(state, **{"at_least" if mode == "free" else "steps": 10_000})
+                call(state, **{steps: 10_000})
             timer.join()
             state = collector.recover()
             had = [len(rows["reward"]) for rows in lanes(state)]

@@ -659,6 +659,7 @@ def test_it_says_what_it_is():
     assert repr(ReplayBuffer(4)).startswith("ReplayBuffer(0 of 4 rows")
 
 
+@pytest.mark.sweep
 def test_tensordicts_and_tensorclasses_come_back_as_such():
     tensordict = pytest.importorskip("tensordict")
 

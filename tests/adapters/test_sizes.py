@@ -221,7 +221,8 @@ def test_sizes_that_come_twice_in_a_row_have_programs_of_their_own():
     assert sizes.fitting("sample", 7) is None
 
 
-@pytest.mark.parametrize("lockstep", [pytest.param(True, marks=pytest.mark.sweep), False])
+@pytest.mark.sweep
+@pytest.mark.parametrize("lockstep", [True, False])
 def test_large_rows_of_environments_are_stored_as_small_ones_are(lockstep):
     """They are turned to steps before the state is touched."""
     shape, width = (ENVS, 4), 4096

@@ -113,6 +113,7 @@ def test_slices_are_laid_out_as_those_of_torchrl(flags):
     assert drawn == WHOLE
 
 
+@pytest.mark.sweep
 def test_slices_around_the_end_name_their_rows():
     rb = ours(fbuf.Prioritized(window=LENGTH, **EXACT))
     for start in (0, COUNT, 2 * COUNT):

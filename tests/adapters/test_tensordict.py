@@ -1142,6 +1142,7 @@ def test_what_was_saved_of_a_transform_is_nobody_elses():
     assert torch.equal(batch["next", "reward"].squeeze(-1), batch["number"] / 4)
 
 
+@pytest.mark.sweep
 def test_what_a_view_made_is_saved_too(tmp_path):
     rb, new = endless(prefetch=1), endless(prefetch=1)
     rb.extend(rows(8))
