@@ -344,6 +344,20 @@ def test_no_gradient_flows_through_a_buffer():
     assert float(slope) == float(value) / 2
 
 
+@pytest.mark.parametrize("size", [1.0, True, np.float32(1), jnp.int32(1)])
+def test_what_equals_a_static_argument_is_checked_all_the_same(size):
+    """The program of an int is there, and 1.0 and True are the same number."""
+    state = filled()
+    assert fbuf.sample(state, KEY, 1).mask.shape == (1,)
+    assert fbuf.sample(state, KEY, np.int64(1)).mask.shape == (1,)
+    with pytest.raises(TypeError, match="batch_size must be an int"):
+        fbuf.sample(state, KEY, size)
+    with pytest.raises(ValueError, match="batch_size must be from 1"):
+        fbuf.sample(state, KEY, 0)
+    with pytest.raises(ValueError, match="one random key, got uint32 of shape"):
+        fbuf.sample(state, jnp.zeros((2, 2), jnp.uint32), 1)
+
+
 def test_sampling_before_adding_is_told_while_tracing():
     def step(state, key):
         batch = fbuf.sample(state, key, 2)

@@ -2,12 +2,15 @@
 
 A verb is written once, as the plain function that is traced. `verb` makes of it what users call:
 
-1. Arguments that must be known before tracing, such as a batch size, are checked. 2. Values of the
-host become the buffer's own. NumPy arrays are copied, because JAX may read them after the call has
-returned, when their owner has filled them anew. Anything that is not an array, or that JAX would
-cut to 32 bits, is refused by the name of its argument. 3. Inside a trace the function runs as it
-is. From Python it runs compiled, and a verb that changes the state writes into the memory of the
-given state, unless `donate=False`.
+1. Numbers are checked, such as an exponent. 2. Values of the host become the buffer's own. NumPy
+arrays are copied, because JAX may read them after the call has returned, when their owner has
+filled them anew. Anything that is not an array, or that JAX would cut to 32 bits, is refused by the
+name of its argument. 3. Inside a trace the function runs as it is. From Python it runs compiled,
+and a verb that changes the state writes into the memory of the given state, unless `donate=False`.
+
+What is part of the program, such as a batch size, is checked while the program is made: a call that
+finds one has had its arguments checked. Each line here costs a call several times what it takes
+alone, for the rows that a draw reads have pushed it out of the core's cache.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def verb(
     *,
     static: tuple[str, ...] = (),
     checks: Mapping[str, Check] | None = None,
+    typed: tuple[str, ...] = (),
     host_check: Callable[[Any, dict[str, Any]], None] | None = None,
     kind: Kind | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -66,33 +70,68 @@ def verb(
     Args:
         static: The arguments that are part of the program.
         checks: How some arguments are checked before anything else is done with them.
+        typed: Those of them whose check looks at the dtype and the shape alone.
         host_check: What is called with the state and the arguments if Python numbers are among
             them: inside `jit` they have no value any more.
         kind: What kind of state it takes; None is a `fbuf.State`.
     """
     kind = kind or Kind(require_state)
-    return lambda plain: _wrapped(plain, static, checks or {}, host_check, kind)
+    return lambda plain: _wrapped(plain, static, checks or {}, typed, host_check, kind)
 
 
 def function(
     *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """As `verb`, for a function that takes no state."""
-    return lambda plain: _wrapped(plain, static, checks or {}, None, None)
+    return lambda plain: _wrapped(plain, static, checks or {}, (), None, None)
 
 
 def _wrapped(
     plain: Callable[P, R],
     static: tuple[str, ...],
     checks: Mapping[str, Check],
+    typed: tuple[str, ...],
     host_check: Callable[[Any, dict[str, Any]], None] | None,
     kind: Kind | None,
 ) -> Callable[P, R]:
-    entry = _Entry(plain, static, checks, host_check, kind)
+    entry = _Entry(plain, static, checks, typed, host_check, kind)
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return entry(args, kwargs)
+        given = entry.bound(args, kwargs)
+        before: tuple[Any, ...] = () if entry.state is None else (given.pop(entry.state),)
+        states = before[0] if before and isinstance(before[0], tuple) else before
+        for state in states:
+            entry.kind.require(entry.name, state)
+        donate = entry.changes
+        if "donate" in given:
+            donate = check.boolean(entry.name, "donate", given.pop("donate"))
+        if not entry.of_values.keys().isdisjoint(given):
+            given = entry.passed(entry.of_values, given)
+        fixed = {name: given.pop(name) for name in static if name in given}
+        types = (*fixed, *map(type, fixed.values()))
+        if types not in entry.known:
+            fixed = entry.passed(entry.of_types, fixed)
+            entry.known.add(types)
+        leaves = tree_leaves((states, given))
+        kinds = _kinds(frozenset(map(type, leaves)))
+        if "host" in kinds:
+            given = entry.taken_over(before, entry.passed(entry.of_types, given))
+        if "tracer" in kinds:
+            return entry.program(*before, **given, **fixed)
+        for state in states:
+            if is_deleted(state.fault):  # one array stands for all: each costs time in every call
+                refuse_consumed(entry.name, state)
+        if entry.kind.check_arrays is not None:
+            entry.kind.check_arrays(entry.name, before[0], given)
+        # JAX refuses an array that is given and consumed, but on several devices it may end Python.
+        if donate and len(set(map(id, leaves))) < len(leaves):
+            _refuse_own_arrays(entry.name, tree_leaves(states), given)
+        run = entry.consume if donate else entry.keep
+        result = run(*before, **given, **fixed)
+        if entry.kind.finish is not None:
+            entry.kind.finish(before[0], result)
+        return result
 
     call.__dict__["_entry"] = entry
     return call
@@ -108,19 +147,33 @@ def checked(verb: Callable[..., Any], state: Any, given: dict[str, Any]) -> dict
 
 
 class _Entry:
-    """The way into one verb."""
+    """What the way into one verb needs.
+
+    Attributes:
+        kind: See `Kind`.
+        name: That of the verb, in messages.
+        state: The name of the argument that is the state; None if there is none.
+        changes: Whether it changes the state.
+        of_values: Checks to make at every call.
+        of_types: Checks to make while the program is made.
+        known: Names and types of static arguments that came, and passed. A value of another type
+            may have no hash, and then never gets as far as the program.
+        program: The function, with these checks.
+        keep: It compiled.
+        consume: It compiled, and writing into the memory of the state.
+    """
 
     def __init__(
         self,
         plain: Callable[..., Any],
         static: tuple[str, ...],
         checks: Mapping[str, Check],
+        typed: tuple[str, ...],
         host_check: Callable[[Any, dict[str, Any]], None] | None,
         kind: Kind | None,
     ) -> None:
-        self._plain = plain
-        self._kind = kind or Kind(require_state)
-        self._name = self._kind.prefix + plain.__name__.lstrip("_")
+        self.kind = kind or Kind(require_state)
+        self.name = self.kind.prefix + plain.__name__.lstrip("_")
         self._signature = inspect.signature(plain)
         parameters = self._signature.parameters
         self._names = tuple(parameters)
@@ -129,69 +182,49 @@ class _Entry:
         self._required = frozenset(n for n, p in parameters.items() if p.default is empty)
         by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self._positional = sum(p.kind is by_place for p in parameters.values())
-        self._state = None if kind is None else self._names[0]
-        self._static = frozenset(static)
+        self.state = None if kind is None else self._names[0]
+        self._static = static
         self._checks = checks
+        self.of_values = {n: c for n, c in checks.items() if n not in (*static, *typed)}
+        self.of_types = {n: c for n, c in checks.items() if n in (*static, *typed)}
         self._host_check = host_check
-        self._changes = "donate" in parameters
-        self._keep = jax.jit(plain, static_argnames=static)
-        self._consume = jax.jit(plain, static_argnames=static, donate_argnums=0)
+        self.changes = "donate" in parameters
+        self.known: set[tuple[Any, ...]] = set()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = self._bound(args, kwargs)
-        before: tuple[Any, ...] = () if self._state is None else (given.pop(self._state),)
-        states = before[0] if before and isinstance(before[0], tuple) else before
-        for state in states:
-            self._kind.require(self._name, state)
-        donate = self._changes
-        if "donate" in given:
-            donate = check.boolean(self._name, "donate", given.pop("donate"))
-        for argument, checked in self._checks.items():
-            if argument in given:
-                given[argument] = checked(self._name, argument, given[argument])
-        fixed = {name: given.pop(name) for name in self._static if name in given}
-        own, leaves = tree_leaves(states), tree_leaves(given)
-        kinds = _kinds(frozenset(map(type, own + leaves)))
-        if "host" in kinds:
-            given = self._taken_over(before, given, frozenset(map(type, leaves)))
-        if "tracer" in kinds:
-            return self._plain(*before, **given, **fixed)
-        for state in states:
-            if is_deleted(state.fault):  # one array stands for all: each costs time in every call
-                refuse_consumed(self._name, state)
-        if self._kind.check_arrays is not None:
-            self._kind.check_arrays(self._name, before[0], given)
-        # JAX refuses an array that is given and consumed, but on several devices it may end Python.
-        if donate and not set(map(id, own)).isdisjoint(map(id, leaves)):
-            _refuse_own_arrays(self._name, own, given)
-        run = self._consume if donate else self._keep
-        result = run(*before, **given, **fixed)
-        if self._kind.finish is not None:
-            self._kind.finish(before[0], result)
-        return result
+        @functools.wraps(plain)
+        def program(*before: Any, **given: Any) -> Any:
+            return plain(*before, **self.passed(self.of_types, given))
+
+        self.program = program
+        self.keep = jax.jit(program, static_argnames=static)
+        self.consume = jax.jit(program, static_argnames=static, donate_argnums=0)
 
     def checked(self, state: Any, given: dict[str, Any]) -> dict[str, Any]:
         """See the function of this name."""
-        for argument, checked in self._checks.items():
-            if argument in given:
-                given = {**given, argument: checked(self._name, argument, given[argument])}
+        given = self.passed(self._checks, given)
         fixed = {name: value for name, value in given.items() if name in self._static}
         arrays = {name: value for name, value in given.items() if name not in self._static}
-        types = frozenset(map(type, tree_leaves(arrays)))
-        if "host" in _kinds(types):
-            arrays = self._taken_over((state,), arrays, types)
+        if "host" in _kinds(frozenset(map(type, tree_leaves(arrays)))):
+            arrays = self.taken_over((state,), arrays)
         return arrays | fixed
 
-    def _taken_over(
-        self, before: tuple[Any, ...], given: dict[str, Any], types: frozenset[type]
-    ) -> dict[str, Any]:
+    def passed(self, checks: Mapping[str, Check], given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, as some checks return them."""
+        passed = given
+        for argument, checked in checks.items():
+            if argument in given:
+                passed = {**passed, argument: checked(self.name, argument, given[argument])}
+        return passed
+
+    def taken_over(self, before: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
         """The arguments, of which those of the host are the buffer's own."""
-        given = {name: _owned(self._name, name, value) for name, value in given.items()}
+        types = set(map(type, tree_leaves(given)))
+        given = {name: _owned(self.name, name, value) for name, value in given.items()}
         if self._host_check is not None and not types.isdisjoint((int, float)):
             self._host_check(before[0], given)
         return given
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. As `inspect.Signature.bind`, in a tenth of the time."""
         given = dict(zip(self._names, args, strict=False))
         fits = len(args) <= self._positional
@@ -202,7 +235,7 @@ class _Entry:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"fbuf.{self._name}: {error}") from None
+                raise TypeError(f"fbuf.{self.name}: {error}") from None
         return given
 
 

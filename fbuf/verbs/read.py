@@ -36,7 +36,7 @@ def is_key_or_none(function: str, argument: str, value: Any) -> Any:
     return value
 
 
-@verb(static=("view",), checks={"view": is_view, "key": is_key_or_none})
+@verb(static=("view",), checks={"view": is_view, "key": is_key_or_none}, typed=("key",))
 def read(
     state: State[Any],
     ids: Ids,

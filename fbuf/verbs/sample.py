@@ -40,7 +40,11 @@ def is_step(function: str, argument: str, value: Any) -> Any:
 CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
 
 
-@verb(static=("batch_size", "view"), checks=CHECKS | {"step": is_step, "count": check.count})
+@verb(
+    static=("batch_size", "view"),
+    checks=CHECKS | {"step": is_step, "count": check.count},
+    typed=("key",),
+)
 def sample(
     state: State[Any],
     key: chex.PRNGKey,

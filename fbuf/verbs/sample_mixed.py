@@ -169,7 +169,11 @@ def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@verb(static=("counts", "view"), checks={n: CHECKS[n] for n in ("key", "view", "beta")})
+@verb(
+    static=("counts", "view"),
+    checks={n: CHECKS[n] for n in ("key", "view", "beta")},
+    typed=("key",),
+)
 def _sample_mixed(
     states: tuple[State[Any], ...], key: Any, *, beta: Any, counts: tuple[int, ...], view: View
 ) -> MixedSample[Any]:
