@@ -285,6 +285,21 @@ def test_weights_are_never_read_half():
     assert len(seen) > 1
 
 
+def test_the_weights_before_are_read_while_new_ones_are_written(monkeypatch):
+    """By a reader that never finds the writer at rest."""
+    written, seen, copy = Weights([np.zeros(3), np.zeros(2)]), [], np.copyto
+
+    def copy_and_read(*given):
+        copy(*given)
+        version, arrays = written.read()
+        seen.append((version, *(set(array.tolist()) for array in arrays)))
+
+    monkeypatch.setattr(np, "copyto", copy_and_read)
+    for number in (1.0, 2.0, 3.0):
+        written.publish([np.full(3, number), np.full(2, number)])
+    assert seen == [(number, {number}, {number}) for number in (0, 0, 1, 1, 2, 2)]
+
+
 def test_weights_come_in_their_own_order():
     tree = {"z": np.zeros(2), "a": {"y": np.ones(2), "b": np.zeros(1)}}
     written = Weights(tree)

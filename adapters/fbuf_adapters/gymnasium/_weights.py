@@ -14,7 +14,10 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._memory import Memory
 
 _HEADER = 64
-"""Bytes before the arrays: the count of writes begun and ended, and the checksum."""
+"""Bytes before the arrays: the number of writes, and of each slot which write it has, and a sum."""
+
+_SLOTS = 2
+"""How many versions there is room for: one is read while the next is written."""
 
 
 class Form:
@@ -59,8 +62,10 @@ class Form:
 class Weights:
     """The newest weights, in shared memory, with a version that counts up from 0.
 
-    The writer makes the count odd, writes, and makes it even again; who has read meanwhile reads
-    again. Processors may reorder that, so there is a checksum as well.
+    They are written to two slots by turns. The writer makes the number of a slot 0, writes, and
+    says which write it has; who has read meanwhile reads again. That happens to a reader only if
+    it takes longer than a whole write, so nobody waits for ever for a writer that never rests, nor
+    for one that was interrupted. Processors may reorder all this, so there is a checksum as well.
     """
 
     def __init__(self, tree: Any, owner: str = "ProcessCollector") -> None:
@@ -73,14 +78,15 @@ class Weights:
             size += -(-dtype.itemsize * math.prod(shape) // 64) * 64
         self._size = size
         self._memory: Memory | None = None
-        self.attach(Memory(_HEADER + size))
+        self.attach(Memory(_HEADER + _SLOTS * size))
         self.publish(tree)
 
     def attach(self, memory: Memory) -> None:
         """Use this memory: a process unpickles the rest, and gets that as an argument."""
         self._memory = memory
-        self._header = memory.view(np.int64, (2,))
-        self._data = memory.view(np.uint8, (self._size,), _HEADER)
+        self._writes = memory.view(np.int64, (1,))
+        self._slots = memory.view(np.int64, (_SLOTS, 2), 8)
+        self._data = memory.view(np.uint8, (_SLOTS, self._size), _HEADER)
 
     @property
     def memory(self) -> Memory:
@@ -91,33 +97,37 @@ class Weights:
     @property
     def version(self) -> int:
         """That of the newest weights."""
-        return int(self._header[0]) // 2 - 1
+        return int(self._writes[0]) - 1
 
     def publish(self, tree: Any) -> int:
         """Replace them, and return the version of the new ones."""
         arrays = self._form.arrays(tree)
-        count = int(self._header[0]) // 2 * 2  # even, also if a write before was interrupted
-        self._header[0] = count + 1
+        write = int(self._writes[0]) + 1
+        slot, data = self._slot(write)
+        slot[0] = 0
         for array, place in zip(arrays, self._places, strict=True):
-            np.copyto(_array(self._data, *place), array)
-        self._header[1] = zlib.crc32(self._data.data)
-        self._header[0] = count + 2
+            np.copyto(_array(data, *place), array)
+        slot[:] = write, zlib.crc32(data.data)
+        self._writes[0] = write
         return self.version
 
     def read(self) -> tuple[int, Any]:
         """The newest version, and its weights, in memory of their own."""
         while True:
-            count = int(self._header[0])
-            if count % 2 == 0:
-                data = self._data.copy()
-                checksum = int(self._header[1])
-                if int(self._header[0]) == count and zlib.crc32(data.data) == checksum:
-                    arrays = [_array(data, *place) for place in self._places]
-                    return count // 2 - 1, self._form.tree(arrays)
+            write = int(self._writes[0])
+            slot, data = self._slot(write)
+            data, (of, checksum) = data.copy(), slot.tolist()
+            if of == write and zlib.crc32(data.data) == checksum:
+                arrays = [_array(data, *place) for place in self._places]
+                return write - 1, self._form.tree(arrays)
             time.sleep(1e-4)
 
+    def _slot(self, write: int) -> tuple[Any, Any]:
+        """Of the slot of a write: which one it has and its sum, and the bytes."""
+        return self._slots[write % _SLOTS], self._data[write % _SLOTS]
+
     def __getstate__(self) -> dict[str, Any]:
-        views = ("_memory", "_header", "_data")
+        views = ("_memory", "_writes", "_slots", "_data")
         return {name: value for name, value in self.__dict__.items() if name not in views}
 
 
