@@ -95,24 +95,31 @@ def _wrapped(
     kind: Kind | None,
 ) -> Callable[P, R]:
     entry = _Entry(plain, static, checks, typed, host_check, kind)
+    # Looked up here once, and not at every call.
+    name, state_name, changes = entry.name, entry.state, entry.changes
+    require, check_arrays, finish = entry.kind.require, entry.kind.check_arrays, entry.kind.finish
+    bound, keep, consume, known = entry.bound, entry.keep, entry.consume, entry.known
+    of_values = frozenset(entry.of_values)
 
     @functools.wraps(plain)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = entry.bound(args, kwargs)
-        before: tuple[Any, ...] = () if entry.state is None else (given.pop(entry.state),)
+        given = bound(args, kwargs)
+        before: tuple[Any, ...] = () if state_name is None else (given.pop(state_name),)
         states = before[0] if before and isinstance(before[0], tuple) else before
         for state in states:
-            entry.kind.require(entry.name, state)
-        donate = entry.changes
+            require(name, state)
+        donate = changes
         if "donate" in given:
-            donate = check.boolean(entry.name, "donate", given.pop("donate"))
-        if not entry.of_values.keys().isdisjoint(given):
+            donate = check.boolean(name, "donate", given.pop("donate"))
+        if not of_values.isdisjoint(given):
             given = entry.passed(entry.of_values, given)
-        fixed = {name: given.pop(name) for name in static if name in given}
-        types = (*fixed, *map(type, fixed.values()))
-        if types not in entry.known:
-            fixed = entry.passed(entry.of_types, fixed)
-            entry.known.add(types)
+        fixed = {}
+        if static:
+            fixed = {argument: given.pop(argument) for argument in static if argument in given}
+            types = (*fixed, *map(type, fixed.values()))
+            if types not in known:
+                fixed = entry.passed(entry.of_types, fixed)
+                known.add(types)
         leaves = tree_leaves((states, given))
         kinds = _kinds(frozenset(map(type, leaves)))
         if "host" in kinds:
@@ -121,16 +128,15 @@ def _wrapped(
             return entry.program(*before, **given, **fixed)
         for state in states:
             if is_deleted(state.fault):  # one array stands for all: each costs time in every call
-                refuse_consumed(entry.name, state)
-        if entry.kind.check_arrays is not None:
-            entry.kind.check_arrays(entry.name, before[0], given)
+                refuse_consumed(name, state)
+        if check_arrays is not None:
+            check_arrays(name, before[0], given)
         # JAX refuses an array that is given and consumed, but on several devices it may end Python.
         if donate and len(set(map(id, leaves))) < len(leaves):
-            _refuse_own_arrays(entry.name, tree_leaves(states), given)
-        run = entry.consume if donate else entry.keep
-        result = run(*before, **given, **fixed)
-        if entry.kind.finish is not None:
-            entry.kind.finish(before[0], result)
+            _refuse_own_arrays(name, tree_leaves(states), given)
+        result = (consume if donate else keep)(*before, **given, **fixed)
+        if finish is not None:
+            finish(before[0], result)
         return result
 
     call.__dict__["_entry"] = entry

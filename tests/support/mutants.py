@@ -227,11 +227,11 @@ MUTANTS = [
         "door/entry.py",
         ("np.array(leaf) if isinstance(leaf, np.ndarray) else leaf", "leaf", "door", DOOR),
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
-        ("            fixed = entry.passed(entry.of_types, fixed)", "            fixed = dict(fixed)", "door", ("test_door.py", "equals")),
+        ("                fixed = entry.passed(entry.of_types, fixed)", "                fixed = dict(fixed)", "door", ("test_door.py", "equals")),
         ("return plain(*before, **self.passed(self.of_types, given))", "return plain(*before, **given)", "door", ("test_door.py", "equals")),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
-        ("donate = entry.changes", "donate = False", "door", EAGER),
+        ("donate = changes", "donate = False", "door", EAGER),
         ("types.isdisjoint((int, float))", "types.isdisjoint((float,))", "door", REFUSED),
     ),
     *of(
