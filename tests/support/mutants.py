@@ -85,7 +85,7 @@ MUTANTS = [
         ("(replaced & REMOVED > 0) & self.holds(slots)", "replaced & REMOVED > 0", "count", FLAT),
         ("removed += jnp.sum(in_episode.dummy & inside,", "removed += jnp.sum(in_episode.dummy,", "count", SEGMENTS_DUMMY),
         ("by.astype(jnp.uint32)) % size).astype", "by.astype(jnp.uint32)) % (size + 1)).astype", "seam", SEGMENTS),
-        ("+ size - 1 - offset.astype", "+ size - offset.astype", "seam", SEGMENTS),
+        ("+ size - 1 - offset.astype", "+ size - offset.astype", "seam", N_STEP),
         ("(self.lanes // self.heads) - 1 - self.newer(slots)", "(self.lanes // self.heads) - self.newer(slots)", "seam", FRAMES),
         ("(offset < cursor[2])", "(offset <= cursor[2])", "count", FLAT),
         ("live = inside & same & (flags & REMOVED == 0)", "live = inside & same", "fault bit", FLAT),
