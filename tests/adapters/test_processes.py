@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import threading
+import types
 
 import gymnasium
 import jax
@@ -15,7 +16,7 @@ import fbuf
 
 pytest.importorskip("gymnasium")
 
-from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector
+from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector, _weights
 from fbuf_adapters.gymnasium._process import Process
 from fbuf_adapters.gymnasium._weights import Weights
 
@@ -294,6 +295,10 @@ def test_the_weights_before_are_read_while_new_ones_are_written(monkeypatch):
         version, arrays = written.read()
         seen.append((version, *(set(array.tolist()) for array in arrays)))
 
+    def never(seconds):
+        pytest.fail("the reader waits for the writer")
+
+    monkeypatch.setattr(_weights, "time", types.SimpleNamespace(sleep=never))
     monkeypatch.setattr(np, "copyto", copy_and_read)
     for number in (1.0, 2.0, 3.0):
         written.publish([np.full(3, number), np.full(2, number)])
