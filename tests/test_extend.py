@@ -43,7 +43,7 @@ def test_it_has_the_rows_of_both(
     together = lockstep if envs else True
     swept = request.node.get_closest_marker("sweep") is not None
     steps = [(6, 4), (13, 12), (0, 3), (4, 0), (7, 13)]
-    for seed, (own, its) in enumerate(steps if swept else steps[:2]):
+    for seed, (own, its) in enumerate(steps if swept else steps[1:2]):
         one = Recorded(lengths[0], envs, sampler, seed, autoreset, together, next_of)
         other = Recorded(
             lengths[1], others, sampler, seed + 50, autoreset, lockstep, next_of, first=10_000

@@ -92,7 +92,7 @@ def buffers():
     return plain, per, apart
 
 
-@pytest.mark.parametrize("jitted", [False, pytest.param(True, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("jitted", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_a_batch_from_several_buffers(jitted):
     plain, per, apart = buffers()
     mix = lambda states, key: fbuf.sample_mixed(

@@ -43,7 +43,7 @@ def history():
         yield jax.tree.map(jnp.copy, state), {"turn": turn, "key": jax.random.key(turn)}
 
 
-@pytest.mark.parametrize("name", ["format-1", "format-2"])
+@pytest.mark.parametrize("name", [pytest.param("format-1", marks=pytest.mark.sweep), "format-2"])
 def test_it_is_read_as_it_was_saved(tmp_path, name):
     """And goes on in today's format."""
     folder = tmp_path / name

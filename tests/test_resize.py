@@ -266,7 +266,7 @@ def test_misuse(capacity, error, text):
         fbuf.resize(state, 6)
 
 
-@pytest.mark.parametrize("capacity", [3, 8])
+@pytest.mark.parametrize("capacity", [3, pytest.param(8, marks=SWEEP)])
 def test_the_oldest_row_is_no_first_step_if_its_episode_began_before(capacity):
     """Also where the new ring has room left, so that nothing seems to have been overwritten."""
     state = fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.arange(6, dtype=jnp.int32))

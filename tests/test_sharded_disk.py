@@ -95,7 +95,10 @@ def numbers(folder):
     return [path.name.split("-")[1] for path in folder.glob("SHARDS-*")]
 
 
-@pytest.mark.parametrize("how", ["manifest", "shard", "missing"])
+@pytest.mark.parametrize(
+    "how",
+    ["manifest", *(pytest.param(how, marks=pytest.mark.sweep) for how in ("shard", "missing"))],
+)
 def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
     state = sharded.save(tmp_path, made(SAMPLERS["uniform"]), extra={"step": 1})
     first = unmarked(state)

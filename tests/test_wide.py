@@ -36,7 +36,13 @@ def words(numbers: list[int]) -> Wide:
     return Wide(high, jnp.asarray(np.array([number & 0xFFFFFFFF for number in numbers], np.uint32)))
 
 
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param(counts, id=name, marks=[pytest.mark.sweep] * (name in ("one", "two", "none")))
+        for name, counts in COUNTS.items()
+    ],
+)
 def test_running_sums_and_ranks(counts: list[int]) -> None:
     array = jnp.array(counts, jnp.int32)
     ends = list(itertools.accumulate(counts))

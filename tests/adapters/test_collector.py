@@ -54,7 +54,7 @@ KINDS = ["array", "dict", "tuple", "float64"]
 @pytest.mark.parametrize(
     ("mode", "kind"),
     [
-        pytest.param(mode, kind, marks=[pytest.mark.sweep] * (n != m or mode == "next_step"))
+        pytest.param(mode, kind, marks=[pytest.mark.sweep] * (n != m or mode != "same_step"))
         for m, mode in enumerate(MODES)
         for n, kind in enumerate(KINDS)
     ],

@@ -44,7 +44,7 @@ def small_chunks(monkeypatch):
     ("kind", "following"),
     [
         ("dict", True),
-        ("vector", False),
+        pytest.param("vector", False, marks=pytest.mark.sweep),
         pytest.param("vector", True, marks=pytest.mark.sweep),
         pytest.param("dict", False, marks=pytest.mark.sweep),
     ],

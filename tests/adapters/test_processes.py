@@ -167,7 +167,7 @@ def test_environments_may_write_to_the_array_they_returned():
         assert_whole(rows, env)
 
 
-@pytest.mark.parametrize("place", [0, 3])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.sweep), 3])
 def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
     """It waits for the last one, so that none is noted and was never sent."""
     with make(mode="barrier", slots=2) as collector:
