@@ -231,7 +231,9 @@ MUTANTS = [
         ("return plain(*before, **self.passed(self.of_types, given))", "return plain(*before, **given)", "door", ("test_door.py", "equals")),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
-        ("donate = changes", "donate = False", "door", EAGER),
+        ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
+        ("            if by_place:", "            if given:", "door", DOOR),
+        ("looked_at.isdisjoint(self._names[:count])", "count", "door", REFUSED),
         ("types.isdisjoint((int, float))", "types.isdisjoint((float,))", "door", REFUSED),
     ),
     *of(
