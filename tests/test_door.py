@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
+import types
 import warnings
 
 import jax
@@ -188,6 +190,18 @@ def lanes(**options):
     return fbuf.init(ITEM, 8, num_envs=2, **options)
 
 
+class Action(enum.IntEnum):
+    JUMP = 300
+
+
+def narrow():
+    return fbuf.init({"a": np.int8(0)}, 4)
+
+
+def one_id():
+    return fbuf.Ids(jnp.int32(0), jnp.int32(0))
+
+
 MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.sample(filled(), 0, 2), TypeError, "sample: key must be a random key"),
     (lambda: fbuf.sample(filled(), TENSOR, 2), TypeError, "sample: key must be a random key"),
@@ -286,6 +300,31 @@ MISUSE = [  # what is called, exactly which exception, and what it says
         "needs a key",
     ),
     (lambda: fbuf.add(s := filled(), fbuf.add(s, rows(1), donate=False)), ValueError, "tree"),
+    (lambda: fbuf.add((filled(),), rows(1)), TypeError, "got tuple; give the state alone"),
+    (lambda: fbuf.sample((), KEY, 2), TypeError, "state must be a fbuf.State, got tuple"),
+    (lambda: fbuf.add(filled(), rows(1), True), TypeError, "give these by name: terminated"),
+    (lambda: fbuf.update_priority(filled(), ids(), None), TypeError, "priority must be an array"),
+    (
+        lambda: fbuf.add(narrow(), {"a": jnp.full(2, 300)}),
+        TypeError,
+        r"items\['a'\] must be int8.*got int32",
+    ),
+    (lambda: fbuf.add(narrow(), {"a": Action.JUMP}), ValueError, "which int8 cannot hold"),
+    (
+        lambda: fbuf.write(filled(), one_id(), {"n": 3_000_000_000}),
+        TypeError,
+        r"fields\['n'\] must be int32",
+    ),
+    (
+        lambda: fbuf.write(filled(), one_id(), {"x": (1e300, 0.0, 0.0)}),
+        ValueError,
+        r"fields\['x'\] must have the tree",
+    ),
+    (
+        lambda: fbuf.write(fbuf.add(fbuf.init(0.0, 4), 1.0), one_id(), {"": 1e300}),
+        ValueError,
+        "fields",
+    ),
 ]
 
 
@@ -301,6 +340,69 @@ def test_arrays_of_the_state_itself_are_refused_and_the_state_stays():
     with pytest.raises(ValueError, match=r"items\['image'\] is an array of the state itself"):
         fbuf.add(wide, {"image": wide.storage.wide[0]})
     assert int(fbuf.size(wide)) == 4
+
+
+def test_own_arrays_are_found_in_any_mapping():
+    state = filled()
+    fields = types.MappingProxyType({"n": state.ring.removed})
+    with pytest.raises(ValueError, match=r"fields\['n'\] is an array of the state itself"):
+        fbuf.write(state, one_id(), fields)
+
+
+@pytest.fixture
+def traced():
+    """The names of the functions that are traced."""
+    found = []
+    listen = lambda event, seconds, **about: (
+        found.append(about.get("fun_name")) if event.endswith("jaxpr_trace_duration") else None
+    )
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_one_program_is_for_arguments_by_position_and_by_name(traced):
+    sampler = fbuf.Prioritized(alpha=0.375)  # nobody else's: all of it is traced here
+    state, named, new = filled(sampler=sampler), ids(), np.ones(2, np.float32)
+    device, wide = jax.tree.map(jnp.asarray, (named, new))
+    state = fbuf.update_priority(state, device, wide)
+    state = fbuf.update_priority(state, device, priority=wide)
+    state = fbuf.update_priority(state, priority=wide, ids=device)
+    state = fbuf.update_priority(priority=new, ids=named, state=state)
+    state = fbuf.update_priority(state, named, new)
+    fbuf.update_priority(state, device, wide, donate=True)
+    assert traced.count("update_priority") == 1
+
+
+def test_a_number_of_numpys_is_the_same_program(traced):
+    state = filled(sampler=fbuf.Prioritized(alpha=0.625))
+    for size in (np.int64(3), np.int64(3), np.int32(3), 3):
+        assert fbuf.sample(state, KEY, size).mask.shape == (3,)
+    assert traced.count("sample") == 1
+
+
+def test_a_state_of_numpy_arrays_is_its_owners_again():
+    state = jax.device_get(fbuf.add(fbuf.init(jnp.zeros(ROWS), ROWS), np.ones((ROWS, ROWS), "f")))
+    state = jax.tree.map(np.array, state)
+    batch = fbuf.read(state, ids(ROWS))
+    kept = fbuf.add(state, np.ones((1, ROWS), "f"))
+    spoil(state.storage)
+    assert (np.asarray(batch.data) == 1).all()
+    assert (np.asarray(fbuf.rows(kept).data) == 1).all()
+
+
+def test_a_consumed_state_is_refused_inside_a_trace_too():
+    state = filled()
+    fbuf.add(state, rows(1))
+    with pytest.raises(RuntimeError, match=r"fbuf\.sample: this state was consumed"):
+        jax.jit(lambda key: fbuf.sample(state, key, 2))(KEY)
+
+
+def test_large_ints_are_unsigned():
+    state = fbuf.add(fbuf.init({"u": np.uint32(0)}, 4), {"u": 3_000_000_000})
+    assert int(fbuf.rows(state).data["u"][-1]) == 3_000_000_000
+    state = fbuf.update_priority(filled(), one_id(), 3_000_000_000)
+    assert float(fbuf.stats(state)["priority_total"]) > 2.9e9
 
 
 def test_environments_come_first_unless_it_is_said_otherwise():

@@ -445,10 +445,17 @@ def test_misuse_is_refused_with_what_to_do(call, kind, message):
         call(meshes.mesh(4))
 
 
+def test_numbers_that_a_field_cannot_hold_are_refused():
+    state = sharded.init({"a": np.int8(0)}, 8, mesh=meshes.mesh(1), shards=1, next_of="a")
+    for given, following in ((300, 1), (1, 300)):
+        with pytest.raises(ValueError, match=r"fbuf\.sharded\.add: .* is 300, which int8 cannot"):
+            sharded.add(state, {"a": given}, next_observation=following)
+
+
 def test_a_consumed_state_is_refused():
     state = small(meshes.mesh(2))
     sharded.add(state, jnp.zeros(4))
-    with pytest.raises(RuntimeError, match="this state was consumed"):
+    with pytest.raises(RuntimeError, match=r"was consumed.*state = fbuf\.sharded\.add"):
         sharded.size(state)
     assert repr(state) == "ShardedState(consumed)"
 

@@ -180,7 +180,9 @@ def key(function: str, value: Any) -> None:
 
 
 def no_list(function: str, argument: str, value: Any) -> None:
-    """No Python list or tuple, of which JAX would make many arrays."""
+    """No Python list or tuple, of which JAX would make many arrays, and not None."""
+    if value is None:
+        raise TypeError(f"fbuf.{function}: {argument} must be an array, got None")
     if isinstance(value, list | tuple):
         raise TypeError(
             f"fbuf.{function}: {argument} must be an array, got a {type(value).__name__}; use "

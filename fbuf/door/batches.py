@@ -180,7 +180,8 @@ def python_numbers(function: str, argument: str, item: Any, items: Any) -> None:
         return  # which is refused elsewhere
     specs = jax.tree.leaves(item)
     for (path, leaf), spec in zip(jax.tree.leaves_with_path(items), specs, strict=True):
-        is_number = type(leaf) is int or (type(leaf) is float and math.isfinite(leaf))
+        is_int = isinstance(leaf, int) and not isinstance(leaf, bool)
+        is_number = is_int or (isinstance(leaf, float) and math.isfinite(leaf))
         if is_number and not _can_hold(spec.dtype, leaf):
             raise ValueError(
                 f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is {leaf}, which "
@@ -305,8 +306,13 @@ def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
 
 
 def _keeps(leaf: Any, dtype: Any) -> bool:
-    """Whether a leaf is of this dtype, or a Python scalar that becomes it without loss of kind."""
+    """Whether a leaf is of this dtype, or a Python scalar that becomes it without loss of kind.
+
+    An array that JAX made of a Python scalar, such as `jnp.full(2, 300)`, is refused as any other.
+    """
     if jnp.result_type(leaf) == dtype:
         return True
+    if jnp.ndim(leaf):
+        return False
     weak = getattr(leaf, "weak_type", isinstance(leaf, bool | int | float | complex))
     return bool(weak) and jax.dtypes.result_type(leaf, jax.ShapeDtypeStruct((), dtype)) == dtype

@@ -2,15 +2,17 @@
 
 A verb is written once, as the plain function that is traced. `verb` makes of it what users call:
 
-1. Numbers are checked, such as an exponent. 2. Values of the host become the buffer's own. NumPy
-arrays are copied, because JAX may read them after the call has returned, when their owner has
-filled them anew. Anything that is not an array, or that JAX would cut to 32 bits, is refused by the
-name of its argument. 3. Inside a trace the function runs as it is. From Python it runs compiled,
-and a verb that changes the state writes into the memory of the given state, unless `donate=False`.
+1. The state is checked, and then numbers, such as an exponent. 2. Values of the host become the
+buffer's own. NumPy arrays are copied, because JAX may read them after the call has returned, when
+their owner has filled them anew. Anything that is not an array, or that JAX would cut to 32 bits,
+is refused by the name of its argument. 3. A consumed state is refused. 4. Inside a trace the
+function runs as it is. From Python it runs compiled, and a verb that changes the state writes into
+the memory of the given state, unless `donate=False`.
 
 What is part of the program, such as a batch size, is checked while the program is made: a call that
-finds one has had its arguments checked. Each line here costs a call several times what it takes
-alone, for the rows that a draw reads have pushed it out of the core's cache.
+finds its program there has had these checked. Arrays by position and arrays by name would be two
+programs to JAX, so all go by position where that is possible. Each line here costs a call several
+times what it takes alone, for the rows that a draw reads have pushed it out of the core's cache.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ def verb(
     typed: tuple[str, ...] = (),
     host_check: Callable[[Any, dict[str, Any]], None] | None = None,
     kind: Kind | None = None,
+    several: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a verb of a function whose first argument is a state, or a tuple of states.
+    """Make a verb of a function whose first argument is a state.
 
     A verb with an argument `donate` changes the state. The function itself ignores it.
 
@@ -74,9 +77,10 @@ def verb(
         host_check: What is called with the state and the arguments if Python numbers are among
             them: inside `jit` they have no value any more.
         kind: What kind of state it takes; None is a `fbuf.State`.
+        several: The first argument is a tuple of states.
     """
     kind = kind or Kind(require_state)
-    return lambda plain: _wrapped(plain, static, checks or {}, typed, host_check, kind)
+    return lambda plain: _wrapped(plain, static, checks or {}, typed, host_check, kind, several)
 
 
 def function(
@@ -93,21 +97,21 @@ def _wrapped(
     typed: tuple[str, ...],
     host_check: Callable[[Any, dict[str, Any]], None] | None,
     kind: Kind | None,
+    several: bool = False,
 ) -> Callable[P, R]:
     entry = _Entry(plain, static, checks, typed, host_check, kind)
     # Looked up here once, and not at every call.
-    name, changes, arrays_alone = entry.name, entry.changes, entry.arrays_alone
+    name, changes, counts = entry.name, entry.changes, entry.counts
+    takes_state = int(entry.state is not None)
     require, check_arrays, finish = entry.kind.require, entry.kind.check_arrays, entry.kind.finish
     bound, keep, consume, known = entry.bound, entry.keep, entry.consume, entry.known
     of_values = frozenset(entry.of_values)
 
     @functools.wraps(plain)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        by_place = len(args) in arrays_alone and not kwargs  # JAX takes those in less time
-        before, given = (args, {}) if by_place else bound(args, kwargs)
-        states: tuple[Any, ...] = (
-            before[0] if before and isinstance(before[0], tuple) else before[:1]
-        )
+    def call(*args: Any, **kwargs: Any) -> R:
+        by_place = len(args) in counts and not kwargs
+        arrays, given = (args, {}) if by_place else bound(args, kwargs)
+        states = arrays[0] if several else arrays[:takes_state]
         for state in states:
             require(name, state)
         donate, fixed = changes, {}
@@ -120,27 +124,30 @@ def _wrapped(
                 fixed = {argument: given.pop(argument) for argument in static if argument in given}
                 types = (*fixed, *map(type, fixed.values()))
                 if types not in known:
-                    fixed = entry.passed(entry.of_types, fixed)
-                    known.add(types)
-        leaves = tree_leaves((before, given))
+                    fixed = entry.looked_at(types, fixed)
+        leaves = tree_leaves((arrays, given))
         kinds = _kinds(frozenset(map(type, leaves)))
         if "host" in kinds:
             if by_place:
-                before, given = bound(args, kwargs)
-            given = entry.taken_over(before, entry.passed(entry.of_types, given))
-        if "tracer" in kinds:
-            return entry.program(*before, **given, **fixed)
+                arrays, given = bound(args, kwargs)
+            given = entry.taken_over(arrays, entry.passed(entry.of_types, given))
+            if not all(isinstance(state.fault, jax.Array) for state in states):
+                arrays = _owned(name, "state", arrays)
         for state in states:
             if is_deleted(state.fault):  # one array stands for all: each costs time in every call
                 refuse_consumed(name, state)
+        if "tracer" in kinds:
+            return entry.program(*arrays, **given, **fixed)
         if check_arrays is not None:
-            check_arrays(name, before[0], given)
+            check_arrays(name, arrays[0], given)
+        if given and counts:
+            arrays, given = entry.by_place(arrays, given)
         # JAX refuses an array that is given and consumed, but on several devices it may end Python.
         if donate and len(set(map(id, leaves))) < len(leaves):
-            _refuse_own_arrays(name, tree_leaves(states), bound(args, kwargs)[1])
-        result = (consume if donate else keep)(*before, **given, **fixed)
+            entry.refuse_own_arrays(arrays, given)
+        result = (consume if donate else keep)(*arrays, **given, **fixed)
         if finish is not None:
-            finish(before[0], result)
+            finish(arrays[0], result)
         return result
 
     call.__dict__["_entry"] = entry
@@ -164,7 +171,8 @@ class _Entry:
         name: That of the verb, in messages.
         state: The name of the argument that is the state; None if there is none.
         changes: Whether it changes the state.
-        arrays_alone: How many arguments by position are arrays, none of which has a check.
+        counts: With so many arguments by position, they are the state and arrays without checks.
+            JAX takes those in less time than by name. Over a mesh the names are needed.
         of_values: Checks to make at every call.
         of_types: Checks to make while the program is made.
         known: Names and types of static arguments that came, and passed. A value of another type
@@ -201,15 +209,16 @@ class _Entry:
         self._host_check = host_check
         self.changes = "donate" in parameters
         self.known: set[tuple[Any, ...]] = set()
-        looked_at = {*static, *checks, "donate"}
-        self.arrays_alone = frozenset(
+        checked = {*static, *checks, "donate"}
+        self.counts = frozenset(
             count
             for count in range(1, self._positional + 1)
             if self.state is not None
             and self.kind.check_arrays is None
             and self._required <= set(self._names[:count])
-            and looked_at.isdisjoint(self._names[:count])
+            and checked.isdisjoint(self._names[:count])
         )
+        self._places = {frozenset(self._names[1:n]): self._names[1:n] for n in self.counts}
 
         @functools.wraps(plain)
         def program(*before: Any, **given: Any) -> Any:
@@ -236,13 +245,42 @@ class _Entry:
                 passed = {**passed, argument: checked(self.name, argument, given[argument])}
         return passed
 
+    def looked_at(self, types: tuple[Any, ...], fixed: dict[str, Any]) -> dict[str, Any]:
+        """Static arguments, checked; of these types they need not be again."""
+        passed = self.passed(self.of_types, fixed)
+        if all(passed[argument] is value for argument, value in fixed.items()):
+            self.known.add(types)
+        return passed
+
     def taken_over(self, before: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
         """The arguments, of which those of the host are the buffer's own."""
         types = set(map(type, tree_leaves(given)))
         given = {name: _owned(self.name, name, value) for name, value in given.items()}
-        if self._host_check is not None and not types.isdisjoint((int, float)):
+        if self._host_check is not None and any(issubclass(of, int | float) for of in types):
             self._host_check(before[0], given)
         return given
+
+    def by_place(
+        self, before: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position, if they can be: given by name, they would be another program."""
+        names = self._places.get(frozenset(given))
+        if names is None:
+            return before, given
+        return (*before, *(given[name] for name in names)), {}
+
+    def refuse_own_arrays(self, arrays: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """Refuse arrays of the state as arguments of a call that consumes it."""
+        own = set(map(id, tree_leaves(arrays[0])))
+        by_place = zip(self._names[1:], arrays[1:], strict=False)
+        for argument, value in (*by_place, *given.items()):
+            for path, leaf in jax.tree.leaves_with_path(value):
+                if id(leaf) in own:
+                    raise ValueError(
+                        f"fbuf.{self.name}: {argument}{jax.tree_util.keystr(path)} is an array of "
+                        "the state itself, which this call consumes; give a copy (jnp.copy), or "
+                        "use donate=False"
+                    )
 
     def bound(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -260,7 +298,10 @@ class _Entry:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"fbuf.{self.name}: {error}") from None
+                by_name = self._names[self._positional :]
+                many = len(args) > self._positional and by_name
+                hint = f"; give these by name: {', '.join(by_name)}" if many else ""
+                raise TypeError(f"fbuf.{self.name}: {error}{hint}") from None
         return () if self.state is None else (given.pop(self.state),), given
 
 
@@ -287,9 +328,14 @@ def _owned(function: str, argument: str, value: Any) -> Any:
         for path, leaf in jax.tree.leaves_with_path(value):
             if not isinstance(leaf, jax.Array):
                 check.array(function, argument + jax.tree_util.keystr(path), leaf)
-    return tree.unflatten(
-        [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-    )
+    return tree.unflatten(map(_own, leaves))
+
+
+def _own(leaf: Any) -> Any:
+    """A leaf that is nobody else's, and of a type that holds it: an int is one of 32 bits."""
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf)
+    return np.uint32(leaf) if isinstance(leaf, int) and leaf >= 2**31 else leaf
 
 
 def require_state(function: str, state: Any, argument: str = "state") -> None:
@@ -304,6 +350,8 @@ def require_state(function: str, state: Any, argument: str = "state") -> None:
                 if there
                 else "it does not work over a mesh"
             )
+        elif isinstance(state, tuple):
+            instead = "give the state alone, as in state, batch = fbuf.pop(...)"
         raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.State, got {name}; {instead}")
 
 
@@ -318,27 +366,17 @@ def one_buffer(function: str, state: State[Any]) -> None:
 
 def is_deleted(array: Any) -> bool:
     """Whether an array's memory is gone; of what is no array of JAX's it never is."""
-    return isinstance(array, jax.Array) and array.is_deleted()
+    is_array = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+    return is_array and array.is_deleted()
 
 
 def refuse_consumed(function: str, state: Any) -> None:
     """Raise if an earlier call has taken the state's memory."""
     if any(map(is_deleted, jax.tree.leaves(state))):
+        over_mesh = "sharded." if function.startswith("sharded.") else ""
         raise RuntimeError(
             f"fbuf.{function}: this state was consumed: an earlier call wrote its result into the "
             "memory of this state. Use the state that the call returned "
-            "(state = fbuf.add(state, ...)), or give it donate=False to keep the old one"
+            f"(state = fbuf.{over_mesh}add(state, ...)), or give it donate=False to keep the old "
+            "one"
         )
-
-
-def _refuse_own_arrays(function: str, own: list[Any], given: dict[str, Any]) -> None:
-    """Refuse arrays of the state as arguments of a call that consumes it."""
-    arrays = set(map(id, own))
-    for argument, value in given.items():
-        for path, leaf in jax.tree.leaves_with_path(value):
-            if id(leaf) in arrays:
-                raise ValueError(
-                    f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is an array of the "
-                    "state itself, which this call consumes; give a copy (jnp.copy), or use "
-                    "donate=False"
-                )

@@ -10,7 +10,6 @@ import jax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import values as check
-from fbuf.door import batches
 from fbuf.door.batches import Lead
 from fbuf.mesh import local
 from fbuf.mesh.entry import sharded_verb
@@ -18,21 +17,15 @@ from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
-from fbuf.verbs.add import Given, parsed
+from fbuf.verbs.add import Given, numbers_fit, parsed
 from fbuf.verbs.add import add as plain_add
 from fbuf.xla.across import largest
-
-
-def _numbers_fit(state: ShardedState[Any], given: dict[str, Any]) -> None:
-    """Refuse Python numbers that the buffer cannot store."""
-    item = state.blocks.storage.item
-    batches.python_numbers("sharded.add", "items", item, given["items"])
 
 
 @sharded_verb(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
-    host_check=_numbers_fit,
+    host_check=lambda state, given: numbers_fit("sharded.add", state.blocks, given),
 )
 def add(
     state: ShardedState[Item],

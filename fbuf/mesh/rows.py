@@ -21,7 +21,7 @@ from fbuf.storage.store import Item
 from fbuf.verbs.add import no_priorities
 from fbuf.verbs.remove import remove as plain_remove
 from fbuf.verbs.update_priority import update_priority as plain_update
-from fbuf.verbs.write import by_name
+from fbuf.verbs.write import by_name, numbers_fit
 from fbuf.verbs.write import write as plain_write
 
 
@@ -87,7 +87,10 @@ def update_priority(
     return _by_ids(name, run, state, flat, (given, chosen), alpha)
 
 
-@sharded_verb(checks={"fields": by_name})
+@sharded_verb(
+    checks={"fields": by_name},
+    host_check=lambda state, given: numbers_fit("sharded.write", state.blocks, given["fields"]),
+)
 def write(
     state: ShardedState[Item],
     ids: ShardedIds,

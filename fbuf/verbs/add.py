@@ -21,18 +21,18 @@ from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
 
 
-def _numbers_fit(state: State[Any], given: dict[str, Any]) -> None:
+def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
     """Refuse Python numbers that the buffer cannot store."""
-    batches.python_numbers("add", "items", state.storage.item, given["items"])
+    batches.python_numbers(function, "items", state.storage.item, given["items"])
     if state.next_obs is not None and "next_observation" in given:
         item = state.next_obs.rows.item
-        batches.python_numbers("add", "next_observation", item, given["next_observation"])
+        batches.python_numbers(function, "next_observation", item, given["next_observation"])
 
 
 @verb(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
-    host_check=_numbers_fit,
+    host_check=lambda state, given: numbers_fit("add", state, given),
 )
 def add(
     state: State[Item],

@@ -77,7 +77,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     return _extend((state, other))
 
 
-@verb()
+@verb(several=True)
 def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     """As `extend`."""
     state, other = states

@@ -173,6 +173,7 @@ def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
     static=("counts", "view"),
     checks={n: CHECKS[n] for n in ("key", "view", "beta")},
     typed=("key",),
+    several=True,
 )
 def _sample_mixed(
     states: tuple[State[Any], ...], key: Any, *, beta: Any, counts: tuple[int, ...], view: View

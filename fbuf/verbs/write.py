@@ -34,7 +34,19 @@ def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-@verb(checks={"fields": by_name})
+def numbers_fit(function: str, state: State[Any], fields: Mapping[str, Any]) -> None:
+    """Refuse Python numbers that a field cannot store."""
+    layout = state.storage.layout
+    for name, values in fields.items():
+        numbers = layout.find(function, "fields", name)
+        specs = jax.tree.map(lambda number: layout.fields[number], numbers)
+        batches.python_numbers(function, f"fields[{name!r}]", specs, values)
+
+
+@verb(
+    checks={"fields": by_name},
+    host_check=lambda state, given: numbers_fit("write", state, given["fields"]),
+)
 def write(
     state: State[Item],
     ids: Ids,
