@@ -227,7 +227,7 @@ MUTANTS = [
         "door/entry.py",
         ("        return np.array(leaf)\n", "        return leaf\n", "door", DOOR),
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
-        ("                fixed = entry.passed(entry.of_types, fixed)", "                fixed = dict(fixed)", "door", ("test_door.py", "equals")),
+        ("fixed = entry.looked_at(types, fixed)", "fixed = dict(fixed)", "door", ("test_door.py", "equals")),
         ("return plain(*before, **self.passed(self.of_types, given))", "return plain(*before, **given)", "door", ("test_door.py", "equals")),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
