@@ -403,6 +403,11 @@ def test_large_ints_are_unsigned():
     assert int(fbuf.rows(state).data["u"][-1]) == 3_000_000_000
     state = fbuf.update_priority(filled(), one_id(), 3_000_000_000)
     assert float(fbuf.stats(state)["priority_total"]) > 2.9e9
+    with jax.enable_x64(True):
+        state = fbuf.init({"n": np.int64(0), "u": np.uint64(0)}, 4)
+        for number in (3_000_000_000, 2**40):
+            state = fbuf.add(state, {"n": number, "u": np.uint64(number)})
+            assert int(fbuf.rows(state).data["n"][-1]) == number
 
 
 def test_environments_come_first_unless_it_is_said_otherwise():

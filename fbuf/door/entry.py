@@ -332,10 +332,13 @@ def _owned(function: str, argument: str, value: Any) -> Any:
 
 
 def _own(leaf: Any) -> Any:
-    """A leaf that is nobody else's, and of a type that holds it: an int is one of 32 bits."""
+    """A leaf that is nobody else's, and of a type that holds it."""
     if isinstance(leaf, np.ndarray):
         return np.array(leaf)
-    return np.uint32(leaf) if isinstance(leaf, int) and leaf >= 2**31 else leaf
+    # JAX takes an int as a signed one, and raises an error of its own if that cannot hold it.
+    if isinstance(leaf, int) and leaf > jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:
+        return jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)
+    return leaf
 
 
 def require_state(function: str, state: Any, argument: str = "state") -> None:

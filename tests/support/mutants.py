@@ -237,7 +237,8 @@ MUTANTS = [
         ("arrays, given = entry.by_place(arrays, given)", "fixed = dict(fixed)", "door", ("test_door.py", "one_program")),
         ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_door.py", "numpys")),
         ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_door.py", "numpy_arrays")),
-        ("np.uint32(leaf) if isinstance(leaf, int) and leaf >= 2**31 else leaf", "leaf", "door", ("test_door.py", "unsigned")),
+        ("return jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_door.py", "unsigned")),
+        ("jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:", "2**31 - 1:", "door", ("test_door.py", "unsigned")),
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_door.py", "misuse")),
     ),
     *of(
