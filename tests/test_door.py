@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import types
 import warnings
@@ -349,16 +350,24 @@ def test_own_arrays_are_found_in_any_mapping():
         fbuf.write(state, one_id(), fields)
 
 
+TRACED = []
+"""The names of the functions that are traced."""
+
+
+@functools.cache  # the oldest JAX cannot take a listener back
+def listen():
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **about: (
+            TRACED.append(about.get("fun_name")) if event.endswith("jaxpr_trace_duration") else None
+        )
+    )
+
+
 @pytest.fixture
 def traced():
-    """The names of the functions that are traced."""
-    found = []
-    listen = lambda event, seconds, **about: (
-        found.append(about.get("fun_name")) if event.endswith("jaxpr_trace_duration") else None
-    )
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
+    listen()
+    TRACED.clear()
+    return TRACED
 
 
 def test_one_program_is_for_arguments_by_position_and_by_name(traced):
