@@ -376,7 +376,8 @@ def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
         call = collector.drain if mode == "free" else collector.collect
         steps = "at_least" if mode == "free" else "steps"
-        state = call(buffer(collector), **{steps: 1})  # all actors have started
+        ring = buffer(collector, capacity=40_000)  # 50 s of steps: nothing is overwritten
+        state = call(ring, **{steps: 1})  # all actors have started
         for _ in range(2):
             timer = threading.Timer(1.5, _thread.interrupt_main)
             timer.start()
