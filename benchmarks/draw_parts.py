@@ -75,10 +75,14 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
         return sum_tree.draw(state.index.tree, bits(state, key))
 
     def ranks(state: Any, key: Any) -> Any:
+        if not is_new:
+            return random_bits.ranks(key, BATCH, state.ring.count())
         return random_bits.below(random_bits.bits(key, (2, BATCH)), state.ring.count())
 
     def looked_up(state: Any, key: Any) -> Any:
         starts, ring = state.index.starts, state.ring
+        if not is_new:
+            return start_index.draw(starts, ring, key, BATCH)
         counts = start_index.total(starts, ring)[None]
         plan = start_index.plan(starts, ring, counts, key, BATCH)
         return start_index.pick(starts, ring, plan.picks)

@@ -66,6 +66,7 @@ from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
 from fbuf.views import TransitionStep as TransitionStep
+from fbuf.xla.platform import any_platform as any_platform
 
 __all__ = [
     "Batch",
@@ -97,6 +98,7 @@ __all__ = [
     "Uniform",
     "add",
     "after",
+    "any_platform",
     "can_sample",
     "capacity_for",
     "clear",

@@ -88,14 +88,8 @@ def test_both_forms_give_the_same():
     np.testing.assert_array_equal(first, expected[0])
     np.testing.assert_array_equal(found, [expected[2], expected[2][::-1]])
 
-    def one_form(*args, cpu, default):
-        return default(*args)
-
-    jax.clear_caches()  # of what has been traced with the other form
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.lax, "platform_dependent", one_form)
+    with inside.forms_of_other_platforms():
         other = all_three()
-    jax.clear_caches()
     np.testing.assert_array_equal(expected, other)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from support import inside
 from support.programs import built
 
 import fbuf
@@ -97,14 +97,11 @@ def test_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "shape", [(2, 2, 5), *(pytest.param(s, marks=pytest.mark.sweep) for s in ((1,), (4, 256)))]
 )
-def test_random_bits_of_other_platforms_are_the_same(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_bits_of_other_platforms_are_the_same(shape: tuple[int, ...]) -> None:
     """There each row is made by itself."""
     expected = jax.random.bits(jax.random.key(3), shape, jnp.uint32)
-    other = lambda *operands, cpu, default: default(*operands)
-    monkeypatch.setattr(lax, "platform_dependent", other)
-    np.testing.assert_array_equal(random_bits.bits(jax.random.key(3), shape), expected)
+    with inside.forms_of_other_platforms():
+        np.testing.assert_array_equal(random_bits.bits(jax.random.key(3), shape), expected)
 
 
 @pytest.mark.skipif(

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from support import meshes
+from support import inside, meshes
 from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS, same
 from support.programs import built
 
@@ -569,8 +568,8 @@ def test_a_place_is_how_many_of_its_shard_come_before(monkeypatch):
     """By each of the three ways to count: the one of a CPU, and two of accelerators."""
     parts = np.random.default_rng(0).integers(0, 5, (3, 200), np.int32)
     expected = [[row[:at].tolist().count(of) for at, of in enumerate(row)] for row in parts]
-    for most in (None, 200, 199):
-        if most is not None:
-            monkeypatch.setattr(exchange, "_COMPARED", most)
-            monkeypatch.setattr(lax, "platform_dependent", lambda x, cpu, default: default(x))
-        np.testing.assert_array_equal(exchange._places(jnp.asarray(parts), 5), expected)
+    np.testing.assert_array_equal(exchange._places(jnp.asarray(parts), 5), expected)
+    for most in (200, 199):
+        monkeypatch.setattr(exchange, "_COMPARED", most)
+        with inside.forms_of_other_platforms():
+            np.testing.assert_array_equal(exchange._places(jnp.asarray(parts), 5), expected)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from support import inside
 
 from fbuf.storage.ring import Span
@@ -32,15 +31,13 @@ def filled(values, keeps=(Aggregate.SUM,)):
 
 
 @pytest.fixture(params=["cpu", "gpu"])
-def form(request, monkeypatch):
+def form(request):
     """The form XLA gets on CPU, and the one it gets on GPU, both run here."""
-    if request.param == "gpu":
-
-        def pick(*args, default, **_):
-            return default(*args)
-
-        monkeypatch.setattr(lax, "platform_dependent", pick)
-    return request.param
+    if request.param == "cpu":
+        yield request.param
+        return
+    with inside.forms_of_other_platforms():
+        yield request.param
 
 
 CPU = pytest.mark.parametrize(
@@ -157,7 +154,7 @@ def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
 
 
 @pytest.mark.sweep
-def test_both_forms_give_the_same_bits(monkeypatch):
+def test_both_forms_give_the_same_bits():
     def everything():
         rng = np.random.default_rng(0)
         tree = filled(rng.random(5000), ALL)
@@ -183,8 +180,8 @@ def test_both_forms_give_the_same_bits(monkeypatch):
         return tree, sum_tree.draw(tree, u), spans, scattered
 
     on_cpu = run(everything)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    on_gpu = run(everything)
+    with inside.forms_of_other_platforms():
+        on_gpu = run(everything)
     for a, b in zip(jax.tree.leaves(on_cpu), jax.tree.leaves(on_gpu), strict=True):
         np.testing.assert_array_equal(a, b)
     *_, spans, scattered = on_cpu

@@ -95,7 +95,7 @@ FETCHED = (
 HALVES = (
     text(
         "xla/loop.py",
-        "return lax.platform_dependent(*batch, cpu=halves, default=make)",
+        "return by_platform(*batch, cpu=halves, default=make)",
         "return make(*batch)",
     ),
 )

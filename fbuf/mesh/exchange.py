@@ -22,6 +22,7 @@ from jax import lax
 from fbuf.mesh import local
 from fbuf.mesh.state import ShardedState
 from fbuf.storage import words
+from fbuf.xla.platform import by_platform
 from fbuf.xla.varying import varying
 
 _RARE = 0.01
@@ -132,7 +133,7 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
         return jnp.zeros_like(parts).at[row, order].set(place, unique_indices=True)
 
     default = compared if parts.shape[1] <= _COMPARED else ordered
-    return lax.platform_dependent(parts, cpu=counted, default=default)
+    return by_platform(parts, cpu=counted, default=default)
 
 
 def fetched(

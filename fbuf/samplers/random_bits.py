@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.xla.loop import blank, zero_after
+from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import tie
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -52,7 +53,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
         made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
         return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
 
-    return lax.platform_dependent(words, cpu=loop, default=plain).reshape(shape)
+    return by_platform(words, cpu=loop, default=plain).reshape(shape)
 
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:

@@ -15,6 +15,7 @@ from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
 from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import once, tie
 
 
@@ -145,7 +146,7 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
         return bit_tree.select(bits, ranks)
 
     # On a GPU a branch waits for the host, which takes longer than to look a rank up.
-    return lax.platform_dependent(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
+    return by_platform(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
 
 
 def _all_at_first(index: StartIndex, ring: Ring) -> bool:

@@ -25,6 +25,7 @@ from jax import lax
 
 from fbuf.trees.levels import FANOUT, rows_for
 from fbuf.xla.loop import blank, fetched, gathered, is_large, zero_after
+from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import read_rows
 from fbuf.xla.varying import varying
 
@@ -120,7 +121,7 @@ def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Arra
         int32 `[B]` slots. O(B log N); on CPU, outside of `vmap`, only slots whose bits are not set
         take the way down.
     """
-    return lax.platform_dependent(tree, slots, ranks, cpu=_select_few, default=_select_all)
+    return by_platform(tree, slots, ranks, cpu=_select_few, default=_select_all)
 
 
 def _select_all(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
@@ -250,7 +251,7 @@ def _each_level(
             carry = step(row, number, *carry)
         return carry
 
-    return lax.platform_dependent(nodes, *carry, cpu=loops, default=gather)
+    return by_platform(nodes, *carry, cpu=loops, default=gather)
 
 
 def _loop_over(

@@ -8,7 +8,7 @@ On CPU a level is written by one `fori_loop` that carries that level alone: XLA 
 and as one kernel, while the vectorised form costs several times as much, and a loop that carries
 two levels copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a
 kernel a turn, and the vectorised gather and scatter is one kernel a level. Both give the same
-bits: `lax.platform_dependent` picks one at lowering.
+bits: `fbuf.xla.platform` picks one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jax import lax
 
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.loop import by_halves, gathered, zero_after
+from fbuf.xla.platform import by_platform
 
 FANOUT = 16
 """Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
@@ -63,7 +64,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
         row, child = row_and_child(jnp.where(last_of_each(slots), slots, leaves.size))
         return leaves.at[row, child].set(values, mode="drop", unique_indices=True)
 
-    return lax.platform_dependent(leaves, slots, values, cpu=loop, default=scatter)
+    return by_platform(leaves, slots, values, cpu=loop, default=scatter)
 
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
@@ -116,7 +117,7 @@ def refresh(
         nodes = reduce(children.at[rows].get(mode="promise_in_bounds"), several)
         return parent.at[row_and_child(rows)].set(nodes, mode="promise_in_bounds")
 
-    return lax.platform_dependent(parent, children, below, cpu=loop, default=scatter)
+    return by_platform(parent, children, below, cpu=loop, default=scatter)
 
 
 def read_row(level: jax.Array, row: jax.Array) -> jax.Array:

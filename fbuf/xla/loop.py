@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import tie
 
 _CACHED = 2**20
@@ -84,7 +85,7 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
         zero = zero_after(batch[0])
         return lax.fori_loop(zero, 2, body, blank(zero, (count, *made.shape[1:]), made.dtype))
 
-    return lax.platform_dependent(*batch, cpu=halves, default=make)
+    return by_platform(*batch, cpu=halves, default=make)
 
 
 def with_room(make: Callable[[jax.Array], jax.Array], batch: jax.Array) -> jax.Array:
@@ -99,7 +100,7 @@ def with_room(make: Callable[[jax.Array], jax.Array], batch: jax.Array) -> jax.A
         room = blank(zero, (made.shape[0] + 1, *made.shape[1:]), made.dtype)
         return lax.dynamic_update_slice_in_dim(room, made, zero, 0)[:-1]
 
-    return lax.platform_dependent(batch, cpu=part, default=make)
+    return by_platform(batch, cpu=part, default=make)
 
 
 def is_large(size: int, dtype: jnp.dtype) -> bool:
@@ -141,7 +142,7 @@ def fetched(
         seen = [gathered(array, rows, at) == 1 for at in places]
         return functools.reduce(operator.or_, seen).astype(jnp.int32)
 
-    return lax.platform_dependent(
+    return by_platform(
         rows,
         batch,
         cpu=lambda rows, batch: tie(batch, by_halves(look, rows)),

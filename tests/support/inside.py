@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax import lax
 
 import fbuf
 from fbuf.trees import bit_tree
 from fbuf.trees.sum_tree import Aggregate
+from fbuf.xla import platform
+
+
+@contextlib.contextmanager
+def forms_of_other_platforms():
+    """What is traced in here has the forms for other platforms, and runs here all the same."""
+    with pytest.MonkeyPatch.context() as patch, platform._any_platform("their forms alone"):
+        patch.setattr(lax, "platform_dependent", lambda *of, cpu, default: default(*of))
+        yield
 
 
 @jax.jit
