@@ -1,7 +1,7 @@
 """One meaning in two forms: one for CPU, and one for every other platform.
 
 `jax.lax.platform_dependent` traces both and lowers one. Where all devices of the process are CPUs
-the other form is not even traced: that takes a quarter of the time from the first call of a draw.
+the other form is not traced at all: that saves a tenth to a fifth of the time to compile a draw.
 """
 
 from __future__ import annotations
