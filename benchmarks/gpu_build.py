@@ -348,8 +348,7 @@ def compile_for_gpu(
     # jit leaves out an argument that is overwritten without being read (the top of a tree, say),
     # and then has no memory to write in: that would say nothing about the program.
     jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
-    with fbuf.any_platform():
-        compiled = jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
+    compiled = jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
     memory = compiled.memory_analysis()
     kernels, unknown, copies, found = read(compiled.as_text(), large)
     return Program(

@@ -194,8 +194,7 @@ def compiled(
     """Compile a function and read its program."""
     writes = function in IN_PLACE
     jitted = jax.jit(call, donate_argnums=(0,) if writes else (), keep_unused=True)
-    with fbuf.any_platform():
-        program = jitted.trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
+    program = jitted.trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
     text, memory = program.as_text(), program.memory_analysis()
     parts = {frame: part_of(calls) for frame, calls in gpu_build.calls_of_frames(text).items()}
     _, _, copies, launches = gpu_build.read(text, LARGE, parts, conditions=True)

@@ -19,7 +19,6 @@ THEMES: dict[str, tuple[str, ...]] = {
     ),
     "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
     "Asking": ("size", "can_sample", "stats", "raise_on_fault", "Fault"),
-    "Compiling": ("any_platform",),
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture", "Fifo"),
     "Views": (

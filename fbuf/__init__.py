@@ -66,7 +66,6 @@ from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
 from fbuf.views import TransitionStep as TransitionStep
-from fbuf.xla.platform import any_platform as any_platform
 
 __all__ = [
     "Batch",
@@ -98,7 +97,6 @@ __all__ = [
     "Uniform",
     "add",
     "after",
-    "any_platform",
     "can_sample",
     "capacity_for",
     "clear",

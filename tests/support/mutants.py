@@ -563,6 +563,12 @@ MUTANTS = [
         ("fits = rank < room.astype(jnp.uint32) * (self.lanes // self.heads)", "fits = rank < room.astype(jnp.uint32)", "queue", ("test_fifo.py", "history")),
     ),
     *of(
+        "xla/platform.py",
+        ("if not _compiles_for_others() and set", "if set", "platform", ("test_platform.py", "")),
+        ('and set(backends()) == {"cpu"}:', ":", "platform", ("test_platform.py", "")),
+        ("return bool(plugins) or", "return", "platform", ("test_platform.py", "")),
+    ),
+    *of(
         "verbs/rollout.py",
         ("back = jnp.maximum(count - 1 - step, 0)", "back = jnp.maximum(ring.lane_length - 1 - step, 0)", "queue", ("test_rollout.py", "rollout")),
     ),
