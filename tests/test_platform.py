@@ -21,7 +21,7 @@ from fbuf import sharded
 from fbuf.xla import platform
 
 pytestmark = pytest.mark.skipif(
-    platform._compiles_for_others() or set(jax.extend.backend.backends()) != {"cpu"},
+    platform.compiles_for_others() or set(jax.extend.backend.backends()) != {"cpu"},
     reason="wants a JAX that knows CPUs alone",
 )
 
@@ -33,7 +33,7 @@ SAMPLERS = {
     "episode": fbuf.Uniform(window=3, by="episode"),
     "priority_window": fbuf.Prioritized(window=3),
     "shuffled": fbuf.Shuffled(),
-    "mixture": fbuf.Mixture(0.5, 0.5),
+    "mixture": fbuf.Mixture(0.5),
 }
 
 
@@ -43,10 +43,10 @@ def buffer(sampler: str = "prioritized") -> fbuf.State[Any]:
 
 def step(state: fbuf.State[Any], key: jax.Array) -> fbuf.State[Any]:
     """What a training does with a buffer."""
-    state = fbuf.add(state, {"x": jnp.ones(16)}, terminated=jnp.ones(16, bool))
-    batch = fbuf.sample(state, key, 4)
+    state = fbuf.add(state, {"x": jnp.ones(16, jnp.float32)}, terminated=jnp.ones(16, bool))
+    batch = fbuf.sample(state, key, 4, step=0 if state.sampler.in_order else None)
     if state.sampler.keeps_priorities:
-        state = fbuf.update_priority(state, batch.ids, jnp.ones(4))
+        state = fbuf.update_priority(state, batch.ids, jnp.ones(4, jnp.float32))
     return fbuf.remove(state, batch.ids)
 
 
@@ -66,7 +66,7 @@ def traced_anew() -> Iterator[None]:
 @pytest.fixture
 def other_platforms(traced_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX can compile for others."""
-    monkeypatch.setattr(platform, "_compiles_for_others", lambda: True)
+    monkeypatch.setattr(platform, "compiles_for_others", lambda: True)
 
 
 def test_where_jax_knows_cpus_alone_only_their_form_is_traced() -> None:
@@ -81,7 +81,7 @@ def test_where_there_is_another_device_both_are_traced(
 
 
 def test_plugins_are_found_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = platform._compiles_for_others.__wrapped__
+    found = platform.compiles_for_others.__wrapped__
     assert not found()
     plugin = importlib.metadata.EntryPoint("xla_cuda13", "jax_plugins.xla_cuda13", "jax_plugins")
     of_group = lambda group: [plugin] if group == "jax_plugins" else []

@@ -26,13 +26,13 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
         cpu: The form for CPU.
         default: The form for every other platform, of the same meaning, shapes and dtypes.
     """
-    if not _compiles_for_others() and set(backends()) == {"cpu"}:
+    if not compiles_for_others() and set(backends()) == {"cpu"}:
         return cpu(*operands)
     return lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
 @functools.cache
-def _compiles_for_others() -> bool:
+def compiles_for_others() -> bool:
     """Whether JAX has what it takes to compile for other devices, even if there are none here."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     return bool(plugins) or importlib.util.find_spec("libtpu") is not None

@@ -564,7 +564,7 @@ MUTANTS = [
     ),
     *of(
         "xla/platform.py",
-        ("if not _compiles_for_others() and set", "if set", "platform", ("test_platform.py", "")),
+        ("if not compiles_for_others() and set", "if set", "platform", ("test_platform.py", "")),
         ('and set(backends()) == {"cpu"}:', ":", "platform", ("test_platform.py", "")),
         ("return bool(plugins) or", "return", "platform", ("test_platform.py", "")),
     ),
