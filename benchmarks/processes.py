@@ -53,6 +53,7 @@ WAYS = {
 def _env(heavy: bool) -> Any:
     import gymnasium
 
+    # Its four types are those of any environment.
     class Heavy(gymnasium.Wrapper):  # type: ignore[type-arg]
         def step(self, action: Any) -> Any:
             until = time.process_time() + 1e-3
@@ -67,7 +68,7 @@ def _env(heavy: bool) -> Any:
 def _policy(observation: Any) -> Any:
     import numpy as np
 
-    return np.random.randint(2, size=len(observation))  # noqa: NPY002
+    return np.random.randint(2, size=len(observation))  # noqa: NPY002 (as users' policies do)
 
 
 def cpu_seconds() -> float:

@@ -5,7 +5,7 @@ functions of it that compile into the training step.
 """
 
 from fbuf import sharded as sharded
-from fbuf._versions import VERSION as __version__  # noqa: F401
+from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.disk.errors import CheckpointError as CheckpointError
 from fbuf.pace import Pace as Pace

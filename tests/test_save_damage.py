@@ -29,6 +29,7 @@ def saved(tmp_path_factory):
     )
     extra = {"key": jax.random.key(1), "of": [1, 2.5, np.arange(3)]}
     for turn in range(4):
+        # The function is called in the same turn.
         rows = jax.tree.map(lambda leaf: jnp.full((2, *leaf.shape), turn + 1, leaf.dtype), item)  # noqa: B023
         ends = jnp.array([turn == 1, False])
         state = fbuf.add(state, rows, next_observation=rows["x"] + 1, terminated=ends)
@@ -47,6 +48,7 @@ def refused_or_right(folder, saved, may_be_another=False):
     try:
         state, extra = fbuf.load(folder)
     except fbuf.CheckpointError as error:
+        # To load may also succeed, so `pytest.raises` will not do.
         assert str(error).startswith("fbuf.load: ")  # noqa: PT017
         return True
     if may_be_another:

@@ -1,7 +1,7 @@
 """One meaning in two forms: one for CPU, and one for every other platform.
 
 `jax.lax.platform_dependent` traces both and lowers one. Where JAX knows nothing but CPUs, the other
-form is not traced at all: that saves a tenth to a fifth of the time to compile a draw.
+form is not traced at all, which takes less time.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ class Counting(gymnasium.Env):
         if self.fails == "reset" and self.seeds == (seed,):
             raise ValueError("no such level")
         if seed is not None:
+            # What is drawn from the global generators is what it is about.
             self.seed, self.draws = seed, (random.random(), np.random.rand())  # noqa: NPY002
         self.episode, self.step_in_it = self.episode + 1, 0
         self.total += 1

@@ -26,6 +26,7 @@ jax.distributed.initialize(
     heartbeat_timeout_seconds=int(os.environ.get("FBUF_HEARTBEAT", "30")),
 )
 
+# Only now, as the lines above say how many devices JAX has.
 import fbuf  # noqa: E402
 from fbuf import sharded  # noqa: E402
 from support import meshes  # noqa: E402

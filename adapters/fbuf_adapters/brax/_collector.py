@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+
+# brax is no extra of fbuf, so pyright may find neither it nor the type of its classes.
 from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
 from brax.envs.wrappers.training import (  # pyright: ignore[reportMissingImports]
     AutoResetWrapper,

@@ -167,6 +167,7 @@ def _run(
                 f"{where}: {added} of {rows} rows were added before, {episodes} whole episodes"
                 f"{part}; the attribute 'state' of this exception is the buffer with them"
             )
+            # An exception may be given any attribute; pyright knows those of its class alone.
             error.state = target.result  # pyright: ignore[reportAttributeAccessIssue]
         raise
     return target.result

@@ -337,6 +337,7 @@ class HostStore(Generic[Item]):
             first = 0 if self._index.sampler.in_order else None
             given = self._asked(key, batch_size, view, beta, first, None)
         key, beta, size = given["key"], given.get("beta"), given["batch_size"]
+        # JAX makes the names of its options at run time.
         x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
 
         def draw(number: int) -> Callable[[], Any]:
