@@ -45,7 +45,10 @@ def uninterrupted() -> Generator[None]:
     try:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            handler = handler.handler if isinstance(handler, _Later) else handler
+            if isinstance(handler, _Later):
+                if handler.waiting is not None:  # the block around this one has it wait
+                    continue
+                handler = handler.handler
             if callable(handler):
                 put.append((number, _Later(handler, waiting)))
                 signal.signal(*put[-1])

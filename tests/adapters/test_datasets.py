@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from episodes import Episode, assert_holds, assert_same, episodes, flat
 from fbuf_adapters import datasets
-from fbuf_adapters.datasets import _loading, from_arrays, from_d4rl, from_npz, to_npz
-from fbuf_adapters.host import HostStore
+from fbuf_adapters.datasets import _loading, _target, from_arrays, from_d4rl, from_npz, to_npz
+from fbuf_adapters.host import HostStore, _rows
 
 import fbuf
 
@@ -255,6 +255,38 @@ def test_ctrl_c_leaves_whole_rows(small_chunks):
     begun = made[2]
     there = Episode(begun.observation[:3], begun.action[:2], begun.reward[:2], False)
     assert_holds(raised.value.state, [*made[:2], there])
+
+
+@pytest.mark.parametrize("kind", [fbuf.init, HostStore])
+def test_ctrl_c_within_an_add_has_it_end(kind, small_chunks, monkeypatch, recwarn):
+    """Rows, flags, counts, and which next observations nobody knows: all of them or none."""
+    made = episodes([10, 20, 30])
+    into = kind(item(made), 100, next_of="observation")
+    given, apply = _target._given, _rows.Rows.apply
+    chunks, waiting = [], [kind]
+
+    def noted(chunk):
+        chunks.append(chunk)
+        if len(chunks) == 2 and fbuf.init in waiting:
+            waiting.remove(fbuf.init)
+            signal.raise_signal(signal.SIGINT)
+        return given(chunk)
+
+    def interrupted(rows, *changes):  # in the middle of a change of the store's own
+        if len(chunks) == 2 and HostStore in waiting:
+            waiting.remove(HostStore)
+            signal.raise_signal(signal.SIGINT)
+        apply(rows, *changes)
+
+    monkeypatch.setattr(_target, "_given", noted)
+    monkeypatch.setattr(_rows.Rows, "apply", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        loaded(made, into, following=False)
+    monkeypatch.undo()
+    assert "32 of 60 rows were added before, 2 whole episodes" in raised.value.__notes__[0]
+    begun = made[2]
+    there = Episode(begun.observation[:3], begun.action[:2], begun.reward[:2], False)
+    assert_holds(raised.value.state, [*made[:2], there], unknown=range(2))
 
 
 def test_a_refused_data_set_consumes_nothing():

@@ -462,6 +462,7 @@ MUTANTS = [
     *of(
         "disk/interrupts.py",
         ("            self.waiting.append((self.handler, number, frame))\n", "            self.handler(number, frame)\n", "order", ("test_save.py", "ctrl_c")),
+        ("                if handler.waiting is not None:  # the block around this one has it wait\n", "                if False:\n", "order", ("adapters/test_datasets.py", "within_an_add")),
     ),
     *of(
         "disk/files.py",

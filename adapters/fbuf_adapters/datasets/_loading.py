@@ -12,6 +12,7 @@ import jax
 from tqdm import tqdm
 
 import fbuf
+from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under
@@ -154,9 +155,11 @@ def _run(
                 if not begun:
                     begun = True
                     target.end_episode()
-                target.add(chunk)
                 ends = (chunk.terminated | chunk.truncated)[: chunk.rows]
-                added, episodes, ended = added + chunk.rows, episodes + int(ends.sum()), ends[-1]
+                with uninterrupted():  # what is counted has been added
+                    target.add(chunk)
+                    added, episodes = added + chunk.rows, episodes + int(ends.sum())
+                    ended = ends[-1]
                 shown.update(chunk.rows)
     except BaseException as error:
         if begun:

@@ -61,7 +61,7 @@ class Target(Protocol):
         ...
 
     def add(self, chunk: Chunk) -> None:
-        """Add rows."""
+        """Add rows. No signal may cut this in two."""
         ...
 
     @property
@@ -140,9 +140,8 @@ class _Buffer:
             self.result = fbuf.end_episode(self.result)
 
     def add(self, chunk: Chunk) -> None:
-        with uninterrupted():
-            state = self.result = fbuf.add(self.result, chunk.items, **_given(chunk))
-            self.result = _marked(state, chunk)
+        state = self.result = fbuf.add(self.result, chunk.items, **_given(chunk))
+        self.result = _marked(state, chunk)
 
     @property
     def _state(self) -> Any:
@@ -157,7 +156,7 @@ class _Store(_Buffer):
         self.result.end_episode()
 
     def add(self, chunk: Chunk) -> None:
-        with uninterrupted(), self.result.lock:
+        with self.result.lock:
             self.result.add(chunk.items, **_given(chunk))
             self.result.change_index(lambda index: _marked(index, chunk))
 
