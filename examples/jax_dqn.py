@@ -257,6 +257,7 @@ def main() -> None:
     )
     if rounds < EVALUATIONS or options.seeds < 1:
         parser.error(f"there must be at least {EVALUATIONS * NUM_ENVS} steps and one agent")
+    rounds -= rounds % EVALUATIONS  # as many as are made
     started = time.perf_counter()
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     program = train.lower(keys, rounds).compile()

@@ -424,6 +424,7 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = flags  # read when JAX is first used, in the lines below
     if updates < EVALUATIONS or seeds < 1:
         parser.error(f"there must be at least {EVALUATIONS} updates and one agent")
+    updates -= updates % EVALUATIONS  # as many as are made
     if options.data and (options.data / DATASET).exists():
         parser.error(f"--data {options.data}: there is a {DATASET} already")
     live_key, learn_key = jax.random.split(jax.random.key(options.seed))

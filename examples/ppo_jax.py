@@ -343,6 +343,7 @@ def main() -> None:
     )
     if iterations < EVALUATIONS or options.seeds < 1:
         parser.error(f"there must be at least {EVALUATIONS * ROWS} steps and one agent")
+    iterations -= iterations % EVALUATIONS  # as many as are made
     started = time.perf_counter()
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     progress = tqdm(total=EVALUATIONS, unit=" evaluations", disable=None)

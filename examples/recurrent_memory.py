@@ -366,6 +366,7 @@ def main() -> None:
     rounds, bar = (QUICK_ROUNDS, QUICK_BAR) if options.quick else (options.steps // NUM_ENVS, BAR)
     if rounds < EVALUATIONS:
         parser.error(f"there must be at least {EVALUATIONS * NUM_ENVS} steps")
+    rounds -= rounds % EVALUATIONS  # as many as are made
     started = time.perf_counter()
     key = jax.random.key(options.seed)
     program = train.lower(key, ABILITIES, rounds).compile()

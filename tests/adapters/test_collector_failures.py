@@ -462,3 +462,78 @@ print("drained")
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "drained\n", "")
+
+
+def test_weights_whose_load_was_broken_off_are_loaded_by_the_next_chunk():
+    class Loads:
+        loads = 0
+
+        def __call__(self, observation):
+            return policy(observation)
+
+        def load(self, weights):
+            self.loads += 1
+            if self.loads == 1:
+                raise KeyboardInterrupt
+
+    loads = Loads()
+    with Collector(vector(3), loads, chunk=8) as collector:
+        state = buffer(collector)
+        collector.publish({"w": 1.0})
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(state, 8)
+        collector.collect(collector.recover(), 8)
+        assert loads.loads == 2
+        assert collector.stats()["policy_version"] == 1
+
+
+def test_a_reset_that_raised_is_done_again_with_the_seed(monkeypatch):
+    envs, seeds = vector(3), []
+    reset = envs.reset
+
+    def fails_once(*, seed=None, **options):
+        seeds.append(seed)
+        if len(seeds) == 1:
+            raise ZeroDivisionError
+        return reset(seed=seed, **options)
+
+    monkeypatch.setattr(envs, "reset", fails_once)
+    with Collector(envs, policy, seed=7) as collector:
+        with pytest.raises(ZeroDivisionError):
+            _ = collector.item
+        _ = collector.item
+    assert seeds == [7, 7]
+
+
+def test_a_close_that_was_broken_off_is_done_by_the_next(monkeypatch):
+    envs, closes = vector(3), []
+
+    def fails_once():
+        closes.append(1)
+        if len(closes) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(envs, "close", fails_once)
+    collector = Collector(envs, policy)
+    with pytest.raises(KeyboardInterrupt):
+        collector.close()
+    collector.close()
+    collector.close()
+    assert len(closes) == 2
+
+
+def test_what_the_thread_raised_is_told_after_a_ctrl_c_too(monkeypatch):
+    with Collector(vector(3, fails=(1, 6)), policy, chunk=8, background=True) as collector:
+        state, get = buffer(collector), collector._background.get
+
+        def pressed(wait):
+            entry = get(wait)
+            if entry is not None and not hasattr(entry, "steps"):
+                signal.raise_signal(signal.SIGINT)
+            return entry
+
+        monkeypatch.setattr(collector._background, "get", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            collector.drain(state, at_least=100)
+        with pytest.raises(CollectorError, match="environment 1 raised"):
+            collector.drain(collector.recover(), at_least=100)

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+import types
 import warnings
 
 import numpy as np
@@ -18,6 +19,7 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import CollectorError
+from fbuf_adapters.gymnasium._crew import Crew, Ended
 from fbuf_adapters.gymnasium._stepper import apart
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -254,3 +256,22 @@ def test_ctrl_c_loses_no_whole_chunk(mode):
         assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
         np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)
         np.testing.assert_array_equal(rows["observation"][:, 0], env)
+
+
+def test_a_closed_crew_starts_and_commands_nobody():
+    calls = []
+
+    def no_more():
+        raise Ended("has ended")
+
+    worker = types.SimpleNamespace(number=0, envs=slice(0, 1), ready=True, waitable=[])
+    worker.listen, worker.stop, worker.end = no_more, lambda: None, lambda patience: None
+    worker.restart = lambda: calls.append("restart")
+    worker.command = calls.append
+    room = types.SimpleNamespace(make=lambda spec: None)
+    crew = Crew([worker], lambda ends, seconds: None, room, restarts=1, owner="C", noun="process")
+    crew.close()
+    crew.command(worker, 0, 1, newest=True)
+    with pytest.raises(CollectorError, match="is closed"):
+        crew.listen(wait=False)
+    assert not calls

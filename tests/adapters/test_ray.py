@@ -365,6 +365,15 @@ def test_a_collector_that_hangs_is_closed_in_seconds(cluster):
     assert int(fbuf.size(state)) >= 8
 
 
+def test_the_answer_of_a_worker_that_was_stopped_is_no_chunk(cluster):
+    """Another thread may close the collector."""
+    with make(mode="barrier") as collector:
+        worker = collector._crew.workers[0]
+        worker._answers.append(ray.put(None))
+        assert worker.listen() is None
+        assert not worker.filled
+
+
 def test_a_collector_that_nobody_has_ends_its_actors(cluster):
     collector = make(workers=1)
     assert len(actors(cluster)) == 1

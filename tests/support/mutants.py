@@ -437,7 +437,7 @@ MUTANTS = [
         ("(before & (ENDS | DUMMY) == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
         ("gone = (step < taken) & (flags", "gone = (step < taken) & False & (flags", "mask", ("test_resize.py", "smaller")),
         ("index, faults = new.sampler.moved(index, ring, own, of.state.index, slots)", "faults = jnp.zeros(1, jnp.uint32)", "weights", ("test_resize.py", "smaller")),
-        ("fault |= of.state.fault", "fault |= 0", "queue", ("test_fifo.py", "resize")),
+        ("fault |= of.state.fault", "fault |= 0", "queue", ("test_resize.py", "faults")),
         ("dataclasses.replace(new.ring, open=still_open)", "dataclasses.replace(new.ring, open=new.ring.open)", "episode end", ("test_resize.py", "smaller")),
         ("read = kept - jnp.minimum(kept, unread)", "read = kept * 0", "queue", ("test_fifo.py", "resize")),
         ("is_open = (flags & ENDS == 0) &", "is_open = (flags & ENDS > 0) &", "episode end", ("test_split.py", "each_episode")),

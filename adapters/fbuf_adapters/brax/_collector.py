@@ -15,6 +15,7 @@ from brax.envs.wrappers.training import (  # pyright: ignore[reportMissingImport
     VmapWrapper,
 )
 
+from fbuf.checks import values as check
 from fbuf_adapters._scanned import ScanCollector, Stepped
 
 _FINAL = "final_observation"
@@ -89,6 +90,8 @@ class Collector(ScanCollector):
                     "brax.envs.get_environment(...), and episode_length and action_repeat"
                 )
             inner = inner.env
+        check.integer("Collector", "episode_length", episode_length)
+        check.integer("Collector", "action_repeat", action_repeat)
         whole: Any = VmapWrapper(EpisodeWrapper(env, episode_length, action_repeat))
         whole = AutoResetWrapper(_KeepFinal(whole))
 

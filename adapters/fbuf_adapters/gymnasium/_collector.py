@@ -131,6 +131,8 @@ class Collector:
         self._added = 0
         self._newest_version = 0
         self._left: Any = None
+        self._failed: Failed | None = None
+        """What the thread raised, from when it is taken out until it is raised here."""
         self._closed = False
 
     @property
@@ -141,6 +143,8 @@ class Collector:
         returns. The first step takes the action of that call.
 
         Raises:
+            CollectorError: If the collector is closed, or if the policy returns something else than
+                actions.
             ValueError: If `blank` has a field that is filled.
         """
         self._open("item")
@@ -166,8 +170,10 @@ class Collector:
             CollectorError: If the collector is closed or steps in the background, if the policy
                 returns something else than such actions, or if an environment hangs. What
                 environments and the policy raise comes out as it is.
+            TypeError: If `state` is no `fbuf.State`.
+            RuntimeError: If `state` has been consumed.
             ValueError: If the buffer was made for other rows or environments, or if an integer does
-                not fit in 32 bits.
+                not fit in 32 bits. The steps of a chunk (`chunk` of them at most) are then lost.
         """
         self._open("collect")
         if self._background is not None:
@@ -225,13 +231,18 @@ class Collector:
             came, limit = 0, max(background.depth, 1)
             while came < at_least or limit > 0:
                 self._open("drain")  # another thread may close it
-                with uninterrupted():  # a chunk that was taken out is in no queue
-                    entry = background.get(wait=came < at_least)
-                    if isinstance(entry, Chunk):
-                        self._pending.append(entry)
-                if isinstance(entry, Failed):
-                    raise self._failure(entry.error) from entry.error
-                if entry is not None:
+                entry = None
+                if self._failed is None:
+                    with uninterrupted():  # what was taken out is in no queue
+                        entry = background.get(wait=came < at_least)
+                        if isinstance(entry, Chunk):
+                            self._pending.append(entry)
+                        elif entry is not None:
+                            self._failed = entry
+                if self._failed is not None:
+                    failed, self._failed = self._failed, None
+                    raise self._failure(failed.error) from failed.error
+                if isinstance(entry, Chunk):
                     came += entry.steps
                     shown.update(entry.steps)
                 limit -= 1
@@ -306,11 +317,15 @@ class Collector:
             return
         self._closed = True
         background = self._background
-        if background is not None and not background.close(_PATIENCE):
-            _closing.end(self._envs)  # then the step fails, if it waits for one of them
-            if not background.close(_PATIENCE):
-                return  # closing the environments would wait for it, too
-        self._producer.stepper.close()
+        try:
+            if background is not None and not background.close(_PATIENCE):
+                _closing.end(self._envs)  # then the step fails, if it waits for one of them
+                if not background.close(_PATIENCE):
+                    return  # closing the environments would wait for it, too
+            self._producer.stepper.close()
+        except BaseException:  # Ctrl-C, say
+            self._closed = False  # the next call closes what is left
+            raise
 
     def __enter__(self) -> Collector:
         """Itself."""

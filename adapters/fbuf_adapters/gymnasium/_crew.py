@@ -138,7 +138,8 @@ class Crew:
 
     def command(self, worker: Worker, slot: int, steps: int, newest: bool) -> None:
         """Have a worker fill a slot, unless all have been ended."""
-        worker.command(Command(slot, steps, newest))
+        if not self.closed:
+            worker.command(Command(slot, steps, newest))
 
     def listen(self, *, wait: bool) -> None:
         """Take in what the workers have sent; with `wait`, wait a moment for something.
@@ -179,7 +180,7 @@ class Crew:
         first, last = worker.envs.start, worker.envs.stop - 1
         of = f"environment {first}" if first == last else f"environments {first} to {last}"
         said = f"{self.noun} {worker.number} ({of}) {ended.reason}"
-        if self.restarts:
+        if self.restarts and not self.closed:
             self.restarts -= 1
             worker.restart()
             warnings.warn(
@@ -205,9 +206,10 @@ class Crew:
         """End all workers, hanging ones too."""
         if self.closed or os.getpid() != self._process:  # of a fork, whose workers these are not
             return
-        self.closed = True
-        for worker in self.workers:
-            worker.stop()
-        until = time.monotonic() + _PATIENCE
-        for worker in self.workers:
-            worker.end(max(0.0, until - time.monotonic()))
+        with uninterrupted():  # a second Ctrl-C would leave some behind; it takes seconds at most
+            self.closed = True
+            for worker in self.workers:
+                worker.stop()
+            until = time.monotonic() + _PATIENCE
+            for worker in self.workers:
+                worker.end(max(0.0, until - time.monotonic()))

@@ -114,6 +114,8 @@ class CrewCollector:
         Raises:
             CollectorError: If a worker cannot go on, or if the collector is closed or has
                 `mode="free"`.
+            TypeError: If `state` is no `fbuf.State`.
+            RuntimeError: If `state` has been consumed.
             ValueError: If the buffer was made for other rows or environments.
         """
         self._open("collect", "barrier")

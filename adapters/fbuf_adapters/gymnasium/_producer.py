@@ -45,10 +45,12 @@ class Producer:
 
     def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> Chunk:
         """Make steps."""
-        with self._lock:
-            weights, self._weights = self._weights, None
+        weights = self._weights
         if weights is not None:
             self.stepper.load(*weights)
+            with self._lock:
+                if self._weights is weights:  # else there are newer ones, for the next chunk
+                    self._weights = None
         begun = time.perf_counter()
         chunk = self.stepper.chunk(steps, stop)
         self.seconds += time.perf_counter() - begun

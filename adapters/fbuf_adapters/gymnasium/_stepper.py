@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +90,8 @@ class Stepper:
         """Make steps. The arrays are new ones, and nobody writes to them again.
 
         If anything raises, the whole steps made so far wait in `begun`, and the next chunk begins
-        with a reset. Once `stop()` is True there are no further steps, and the chunk is shorter.
+        with a reset. If they hold a number that cannot be stored, they are lost. Once `stop()` is
+        True there are no further steps, and the chunk is shorter.
         """
         if self._closed or getattr(self._envs, "closed", False):
             raise CollectorError(
@@ -103,11 +105,12 @@ class Stepper:
         self.restart()  # unless all goes well: the making of the chunk may raise, too
         try:
             observation = self._fill(rows, steps, stop, observation, acted)
+            chunk = rows.chunk(self._version, fresh)
         except BaseException:
             if rows.steps:
-                self._begun = rows.chunk(self._version, fresh)
+                with contextlib.suppress(ValueError):  # a number that cannot be stored
+                    self._begun = rows.chunk(self._version, fresh)
             raise
-        chunk = rows.chunk(self._version, fresh)
         self._observation = observation
         self._fresh = fresh and not rows.steps
         return chunk
@@ -125,15 +128,14 @@ class Stepper:
     def close(self) -> None:
         """Close the environments."""
         if not self._closed:
-            self._closed = True
             close(self._envs)
+            self._closed = True
 
     def _reset(self) -> None:
         if self._observation is not None:
             return
-        seed, self._seed = self._seed, None
         try:
-            observation, _ = self._envs.reset(seed=seed)
+            observation, _ = self._envs.reset(seed=self._seed)
         except Exception as error:
             if not self._begun_once:
                 raise
@@ -141,7 +143,7 @@ class Stepper:
                 "Collector: the environments raised before, and cannot be reset; make new ones, "
                 "and another collector"
             ) from error
-        self._begun_once = True
+        self._begun_once, self._seed = True, None
         self._check(observation)
         self._observation = observation
 

@@ -104,6 +104,8 @@ class Actor:
         while self._answers and _has_come(self._answers[0]):
             message = _got(self._answers.popleft())
             self._heard = time.monotonic()
+            if message is None:  # it was stopped: another thread closes the collector
+                return None
             if isinstance(message, Failed):
                 raise Ended.by(message, "worker")
             if isinstance(message, Ready):
