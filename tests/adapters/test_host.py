@@ -727,6 +727,22 @@ def test_a_pop_that_fails_reads_nothing():
     assert store.pop(2).data.tolist() == [0, 1]
 
 
+def test_ctrl_c_within_a_pop_reads_nothing(monkeypatch):
+    store = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
+    store.add(np.arange(6, dtype=np.int32))
+    take = _programs.take
+
+    def interrupted(*given):
+        signal.raise_signal(signal.SIGINT)
+        return take(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_programs, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.pop(2)
+    assert store.pop(2).data.tolist() == [0, 1]
+
+
 @pytest.mark.sweep
 def test_batches_of_64_bits():
     with jax.enable_x64(True):

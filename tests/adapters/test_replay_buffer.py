@@ -496,6 +496,13 @@ def test_before_the_first_row_there_are_figures_and_a_state_dict():
     assert_same(buffer.sample(), resumed.sample())
     resumed.load_state_dict(ReplayBuffer(8, batch_size=4, sampler=EXACT).state_dict())
     assert len(resumed) == 0
+    assert len(resumed.state.storage.item) == 1  # it knows its item still
+
+
+def test_where_the_rows_lie_is_one_of_a_few():
+    for host in (None, 1, 0.0):
+        with pytest.raises(TypeError, match="host must be True, False, a directory or a HostStore"):
+            ReplayBuffer(8, host=host)
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -488,6 +488,14 @@ def test_update_priority_takes_what_torchrl_takes():
     assert priorities(rb)[:8] == [4, 4, 1.5, 1.5, 6, 7, 8, 1]
 
 
+def test_update_priority_takes_no_mask_and_no_floats():
+    rb = filled()
+    for index in (torch.tensor([False, True]), [0.9]):
+        with pytest.raises(TypeError, match="index must be integers"):
+            rb.update_priority(index, 5.0)
+    rb.update_priority([], 5.0)
+
+
 def test_update_priority_takes_a_column():
     rb = filled()
     rb.update_priority(torch.tensor([5, 6]), torch.tensor([[2.0], [3.0]]))
@@ -1198,6 +1206,37 @@ def test_what_does_not_fit_is_not_loaded():
     again.load_state_dict(saved)
     assert_same(again.sample(), before)
     assert_same(again.sample(), rb.sample())  # nothing of rb has changed
+
+
+@pytest.mark.parametrize("part", ["rows", "transform"])
+def test_a_load_that_fails_halfway_changes_nothing(part, tmp_path, monkeypatch):
+    rb, other = agent(0), agent(0, scale=7.0)
+    for count, one in ((8, rb), (4, other)):
+        one.extend(rows(count))
+    saved, form = rb.state_dict(), other._form
+    rb.dumps(tmp_path)
+    load_transform, loads = ObservationNorm.load_state_dict, []
+
+    def fails(transform, state):
+        load_transform(transform, state)
+        loads.append(state)
+        if len(loads) % 2:
+            raise MemoryError
+
+    def raises(*_):
+        raise MemoryError
+
+    if part == "rows":
+        monkeypatch.setattr(type(other.buffer), "_resumed", raises)
+    else:
+        monkeypatch.setattr(ObservationNorm, "load_state_dict", fails)
+    for load in (lambda: other.load_state_dict(saved), lambda: other.loads(tmp_path)):
+        with pytest.raises(MemoryError):
+            load()
+        (transform,) = other._beside()["transforms"]
+        assert transform["scale"] == 7
+        assert other._form is form
+        assert len(other) == 4
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda rb: pickle.loads(pickle.dumps(rb))])

@@ -59,7 +59,11 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        """The next batch."""
+        """The next batch.
+
+        Raises:
+            RuntimeError: If the batches were closed.
+        """
         # A Ctrl-C may come between any two instructions: the next call then finds things as they
         # were before this one, but for a batch that nobody waits for.
         first: _Ahead | None = None
@@ -68,7 +72,8 @@ class Batches:
                 worker = self._worker
                 if worker is None:
                     raise _closed()
-                waiting = [ahead for ahead in self._ahead if not ahead.claimed]
+                # A copy: another thread may take its own out meanwhile.
+                waiting = [ahead for ahead in list(self._ahead) if not ahead.claimed]
                 while len(waiting) <= self._prefetch:
                     number = self._ahead[-1].number + 1 if self._ahead else 0
                     ahead = _Ahead(number, self._draw(number))
@@ -94,7 +99,7 @@ class Batches:
         """Draw nothing more, and end the thread. Batches that were not handed out are gone."""
         with self._store.lock:
             worker, self._worker = self._worker, None
-            for ahead in self._ahead:
+            for ahead in list(self._ahead):
                 ahead.task.cancel()
         if worker is not None:
             worker.close()

@@ -318,8 +318,8 @@ class HostStore(Generic[Item]):
 
         Batch `i` is `sample(jax.random.fold_in(key, i), batch_size)` of the buffer at the moment at
         which batch `i - prefetch` is handed out, so it has not seen what is done to the buffer
-        afterwards. A thread draws it and takes its rows. When the thread gets to it changes
-        nothing: what changes the buffer waits for the batches of the moment before.
+        afterwards. A thread draws it and takes its rows. Its timing has no effect: a call that
+        changes the buffer first waits until the batches asked for before have their rows.
 
         Args:
             key: A key of `jax.random`. Use a key once only.
@@ -331,6 +331,10 @@ class HostStore(Generic[Item]):
         Returns:
             An iterator, which is a context manager, too: `close` ends its thread. With
             `fbuf.Shuffled` batch `i` is `sample(key, batch_size, step=i)`.
+
+        Raises:
+            ValueError: If `prefetch` or `batch_size` is below 1.
+            TypeError: If `key` is no key of `jax.random`.
         """
         check.key("HostStore.batches", key)
         with self.lock:
@@ -389,11 +393,13 @@ class HostStore(Generic[Item]):
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         given = {"count": count, "keep": keep, "view": view}
         given |= {} if mask is None else {"mask": mask}
-        with self._changing():
+        with self.lock:
             given = entry.checked(fbuf.pop, self._index, given)
             mask = given.pop("mask", None)
+            # A signal that comes while they are read raises before they count as read.
             batch = self.read(_programs.next_ids(self._index, mask, **given), view=view)
-            self._index = _programs.pop(self._index, mask, **given)
+            with self._changing():
+                self._index = _programs.pop(self._index, mask, **given)
             return batch
 
     def newest_ids(self, count: int) -> fbuf.Ids:

@@ -74,9 +74,10 @@ class Run:
 
 def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
     """All of it in memory of its own, on CPU; `options` are those of `fbuf.init`."""
-    # Rows on the host are read as they are indexed.
+    # Rows on the host are read as they are indexed, and may be more than a GPU holds.
+    cpu = jax.devices("cpu")[0]
     arrays = {
-        _name(path): leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf[:])
+        _name(path): leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf[:], cpu)
         for path, leaf in jax.tree.leaves_with_path(run.state)
     }
     return {

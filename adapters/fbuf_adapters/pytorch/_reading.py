@@ -35,6 +35,8 @@ def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     slots = torch.arange(count)
     if isinstance(index, range | np.ndarray):
         index = torch.as_tensor(np.asarray(index))
+    if isinstance(index, torch.Tensor):
+        index = index.cpu()
     return (slots if lanes is None else slots.reshape(-1, lanes).T)[index]
 
 

@@ -71,10 +71,10 @@ class ReplayBuffer:
     Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
     The buffer neither reads nor changes a global random generator.
 
-    Batches may have any length. JAX compiles a program for every size that it sees. So of a method,
-    the first size has a program of its own, and a size that comes twice in a row; all others go up
-    to the next of 16, 64, 256, 1024, 4096, 8192, and so on by two: what is added is padded and
-    masked, and of what is drawn you get as much as you asked for.
+    Batches may have any length. JAX compiles a program for each size that it sees. Each method has
+    programs of at most four exact sizes: the first size, and sizes that come twice in a row. Other
+    sizes are rounded up to 16, 64, 256, 1024, 4096, 8192, and so on by two. Rows to add are then
+    padded and masked. A drawn batch has the size that you asked for.
 
     An exception may come at any moment, from Ctrl-C or another signal. The buffer then holds the
     state from before the call or from after it, and the next call of `sample` returns the batch
@@ -170,6 +170,11 @@ class ReplayBuffer:
                 f"{_where('__init__')} this object draws batches, and {type(sampler).__name__} is "
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
                 "to_torch(batch.data)"
+            )
+        if not isinstance(host, bool | str | os.PathLike | HostStore):
+            raise TypeError(
+                f"{_where('__init__')} host must be True, False, a directory or a HostStore, got "
+                f"{host!r}"
             )
         check.instance(_NAME, "view", view, View, "fbuf.Item()")
         check.integer(_NAME, "prefetch", prefetch, smallest=0)
@@ -727,7 +732,7 @@ class ReplayBuffer:
     def close(self) -> None:
         """Stop the prefetch thread, and free the memory. Batches stay valid.
 
-        A thread that waits for a batch, and every later call, gets a `RuntimeError`.
+        A thread that waits for a batch still gets it. Every later call gets a `RuntimeError`.
         """
         with self.lock:
             self._closed = True
@@ -785,7 +790,7 @@ class ReplayBuffer:
                         fallback,
                     )
                 check(extra)
-                return *self._resumed(run), extra
+                return *self._resumed(where, run), extra
 
             rows, draws, extra = self._calls.apart(read)
             before = self._draws
@@ -850,21 +855,23 @@ class ReplayBuffer:
 
     def _loaded(self, where: str, saved: dict[str, Any]) -> tuple[_Rows | None, Draws]:
         """What was saved, as this buffer has it."""
-        return self._resumed(_checkpoint.load(where, saved, self._init, self._batch_size))
+        return self._resumed(where, _checkpoint.load(where, saved, self._init, self._batch_size))
 
-    def _resumed(self, run: _checkpoint.Run) -> tuple[_Rows | None, Draws]:
+    def _resumed(self, where: str, run: _checkpoint.Run) -> tuple[_Rows | None, Draws]:
         """A run, as this buffer has it."""
         if self._rows is not None and run.learned is not None:
             own, found = self._rows.learned.item, run.learned.item
             if jax.tree.structure(own) != jax.tree.structure(found) or own != found:
                 raise ValueError(
-                    f"{_where('load')} what was saved has the item {found}, but this buffer has "
+                    f"{where} what was saved has the item {found}, but this buffer has "
                     f"{own}; use the same item, or give none"
                 )
         rows = None
         if run.state is not None and run.learned is not None:
             owner = self._owner(run.learned.item, run.state)
             rows = _Rows(run.learned, owner, None if run.written else owner.leaves)
+        elif self._rows is not None:  # the other has learned no item yet
+            rows = self._make(self._rows.learned)
         ahead = [
             map_tensors(batch, lambda x: x.to(self._device), moved_to=self._device)
             for batch in run.ahead

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 import torch
@@ -263,10 +264,17 @@ class TensorDictReplayBuffer:
 
         Raises:
             InteropError: If JAX cannot take a tensor.
+            TypeError: If `index` are no integers.
             ValueError: If the sampler keeps no priorities.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
-        slots = torch.as_tensor(index, dtype=torch.int64).reshape(-1).cpu()
+        slots = torch.as_tensor(index)
+        if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
+            raise TypeError(
+                f"{_NAME}.update_priority: index must be integers, got {slots.dtype}; for a mask "
+                "give mask.nonzero()[:, 0]"
+            )
+        slots = slots.long().reshape(-1).cpu()
         slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
         count = len(slots)
         if count == 0:
@@ -584,8 +592,8 @@ class TensorDictReplayBuffer:
                 TensorDict(batch, batch_size=size, device=self._device)
                 for size, batch in buffer["ahead"]
             ]
-            self.buffer.load_state_dict(buffer)
-            self._resume(state_dict)
+            with self._resumed(state_dict):
+                self.buffer.load_state_dict(buffer)
 
     def _check_transforms(self, function: str, saved: dict[str, Any]) -> None:
         """Raise if there are others than there were."""
@@ -596,16 +604,25 @@ class TensorDictReplayBuffer:
                 f"buffer has {len(self._transforms)}; append the same transforms first"
             )
 
-    def _resume(self, saved: dict[str, Any]) -> None:
-        """Take over what `_beside` has said."""
-        for transform, state in zip(self._transforms, saved["transforms"], strict=True):
-            if state is not None:
-                transform.load_state_dict(state)
+    @contextlib.contextmanager
+    def _resumed(self, saved: dict[str, Any]) -> Generator[None]:
+        """Take over what `_beside` has said, if the block loads the rows; else nothing."""
+        before = self._beside()["transforms"]
+        try:
+            _load_transforms(self._transforms, saved["transforms"])
+            yield
+        except BaseException:
+            _load_transforms(self._transforms, before)
+            raise
         dtypes = dict(saved["dtypes"])
-        self._form = Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None
-        self.alpha, self.beta = saved["alpha"], saved["beta"]
-        self._write_count, self._ready = saved["write_count"], False
-        self._seen = None  # and so the episodes are looked up when rows are added
+        self.__dict__.update(  # one instruction: an exception comes before all of it, or after
+            _form=Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None,
+            alpha=saved["alpha"],
+            beta=saved["beta"],
+            _write_count=saved["write_count"],
+            _ready=False,
+            _seen=None,  # and so the episodes are looked up when rows are added
+        )
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`."""
@@ -614,7 +631,7 @@ class TensorDictReplayBuffer:
 
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Go on where `dumps` was called; see `ReplayBuffer.load`."""
-        with self.buffer.lock:
+        with self.buffer.lock, contextlib.ExitStack() as stack:
 
             def check(extra: Any) -> None:
                 if not isinstance(extra, dict) or "tensordict" not in extra:
@@ -622,8 +639,9 @@ class TensorDictReplayBuffer:
                         f"{_NAME}.loads: {os.fspath(path)!r} was saved by another kind of buffer"
                     )
                 self._check_transforms("loads", extra["tensordict"])
+                stack.enter_context(self._resumed(extra["tensordict"]))
 
-            self._resume(self.buffer.load_checked(path, False, check)["tensordict"])
+            self.buffer.load_checked(path, False, check)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Another name of `dumps`, as in TorchRL."""
@@ -830,6 +848,13 @@ def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
             "one, or use fbuf_adapters.pytorch.ReplayBuffer for other trees of tensors"
         )
     return data
+
+
+def _load_transforms(transforms: Sequence[Any], states: Sequence[Any]) -> None:
+    """Put each transform that has a state into it."""
+    for transform, state in zip(transforms, states, strict=True):
+        if state is not None:
+            transform.load_state_dict(state)
 
 
 def _may_lack_rows(sampler: Any, view: Any) -> bool:
