@@ -17,7 +17,7 @@ _PARTS = 10_000
 """The largest denominator that a float stands for; of a ratio below 1, the largest numerator."""
 
 _LARGEST = 2**30
-"""Products of the two parts of a ratio, and what is owed, stay below it: exact in int32."""
+"""The most that the product of a ratio's parts, and what is owed, may be: exact in int32."""
 
 
 @jax.tree_util.register_dataclass
@@ -167,7 +167,7 @@ class Pace:
 
         Returns:
             How many gradient steps to make now, an int32 scalar: the bound of a `fori_loop`, say;
-            and the counter after them. What is owed stays below 2**30; more is not counted.
+            and the counter after them. What is owed is at most 2**30; more is not counted.
 
         Raises:
             TypeError: If `counter` is not a counter, or `added` is left out.

@@ -124,6 +124,18 @@ def test_the_largest_ever_is_that_of_both():
     low, high = fbuf.add(empty, row, priority=0.25, donate=False), fbuf.add(high, row, priority=9)
     for one, other, largest in ((low, high, 9), (high, low, 9), (empty, low, 0.25)):
         assert float(fbuf.stats(fbuf.extend(one, other))["new_priority"]) == largest
+    other = fbuf.init(ITEM, 8, sampler=fbuf.Prioritized(**EXACT))  # which keeps it not
+    for largest in (0.25, 50.0):
+        known = fbuf.add(other, row, priority=largest, donate=False)
+        assert float(fbuf.stats(fbuf.extend(empty, known))["new_priority"]) == largest
+
+
+@SWEEP
+def test_a_queue_of_environments_that_reset_in_the_next_step_goes_on():
+    queue = fbuf.init(jnp.int32(0), 8, sampler=fbuf.Fifo(), autoreset="next_step")
+    both = fbuf.extend(queue, fbuf.add(fbuf.init(jnp.int32(0), 8), jnp.int32(1)))
+    both, batch = fbuf.pop(fbuf.add(both, jnp.int32(2)), 3)
+    assert batch.data[batch.mask].tolist() == [1, 2]
 
 
 @SWEEP

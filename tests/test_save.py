@@ -19,7 +19,7 @@ import tqdm
 from jax import lax
 
 import fbuf
-from fbuf.disk import history, manifest, merge
+from fbuf.disk import history, manifest, merge, writer
 
 SWEEP = pytest.mark.sweep
 ITEM = {
@@ -325,6 +325,34 @@ def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
     state = fbuf.add(state, jnp.arange(count, dtype=jnp.int32) + 5000)
     fbuf.save(tmp_path, state)
     same(fbuf.load(tmp_path).state, state)
+
+
+@SWEEP
+def test_rows_that_were_overwritten_are_not_joined(tmp_path, monkeypatch):
+    """Of the oldest file some rows may count no more, and others still do."""
+    monkeypatch.setattr(merge, "MOST", 3)
+    monkeypatch.setattr(merge, "TOGETHER", 2)
+    state = fbuf.init(jnp.int32(0), 10)
+    for turn in range(12):
+        given = fbuf.add(state, jnp.arange(3, dtype=jnp.int32) + 3 * turn)
+        state = fbuf.save(tmp_path, given, keep=1)
+        known = history.last(tmp_path)
+        same(fbuf.load(tmp_path).state, given)
+        history.remember(tmp_path, known)
+
+
+def test_what_a_save_that_failed_has_written_is_deleted(tmp_path, monkeypatch):
+    state = fbuf.save(tmp_path, fbuf.init(jnp.zeros(10), 100))
+    before = files(tmp_path)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(manifest, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            fbuf.save(tmp_path, fbuf.add(state, jnp.ones((3, 10))))
+    assert files(tmp_path) == before
 
 
 @SWEEP
@@ -864,14 +892,18 @@ def test_an_optimiser_beside_the_buffer(tmp_path, several):
         fbuf.load(tmp_path, extra={"a": 0})
 
 
-def test_in_the_background(tmp_path):
+def test_in_the_background(tmp_path, monkeypatch):
+    commit, overwritten = writer.commit, threading.Event()
+    monkeypatch.setattr(writer, "commit", lambda *given: (overwritten.wait(10), commit(*given)))
     state = fbuf.init(jnp.zeros(10), 100)
     for turn in range(5):
         state = fbuf.add(state, jnp.full((30, 10), turn, jnp.float32))
         expected = jax.tree.map(jnp.copy, state)
         fbuf.save(tmp_path, state, background=True)
         state = fbuf.add(state, jnp.full((50, 10), -1.0))  # written over while it is saved
+        overwritten.set()
         same(fbuf.load(tmp_path).state, expected)  # waits for it
+        overwritten.clear()
 
 
 def test_a_failure_in_the_background_is_raised_once(tmp_path, monkeypatch):
@@ -938,6 +970,11 @@ def test_nothing_of_the_state_is_held(tmp_path):
 
 
 @SWEEP
+def test_another_capacity_that_is_none(tmp_path):
+    with pytest.raises(ValueError, match="fbuf.load: capacity must be from 1"):
+        fbuf.load(tmp_path, capacity=-1)  # before anything is read
+
+
 def test_into_another_capacity(tmp_path):
     state = fbuf.init(jnp.int32(0), 10, sampler=fbuf.Prioritized())
     state = fbuf.add(state, jnp.arange(14, dtype=jnp.int32))

@@ -227,6 +227,41 @@ def test_new_rows_get_the_largest_priority_of_all_shards():
 
 
 @pytest.mark.sweep
+def test_the_largest_priority_may_be_below_1():
+    state = sharded.init(
+        jnp.int32(0),
+        8,
+        mesh=meshes.mesh(1),
+        shards=2,
+        sampler=fbuf.Prioritized(alpha=1.0, eps=0.0),
+    )
+    one = {"priority": jnp.float32([0.25, 0.125]), "mask": jnp.array([True, False])}
+    state = sharded.add(state, jnp.zeros(2, jnp.int32), **one)
+    assert float(sharded.stats(state)["new_priority"]) == 0.25
+    state = sharded.add(state, jnp.zeros(2, jnp.int32))
+    assert float(sharded.stats(state)["priority_total"]) == 0.75
+
+
+@pytest.mark.sweep
+def test_the_size_of_an_epoch_is_that_of_all_shards():
+    state = sharded.init(jnp.int32(0), 8, mesh=meshes.mesh(2), sampler=fbuf.Shuffled())
+    assert int(sharded.stats(state)["epoch_size"]) == 0
+    state = sharded.add(state, jnp.zeros(6, jnp.int32))
+    assert int(sharded.stats(state)["epoch_size"]) == 6
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("width", [(), (3,)])
+def test_one_step_of_all_environments_may_say_that_time_comes_first(width):
+    options = {"mesh": meshes.mesh(1), "num_envs": 4, "shards": 2}
+    states = [sharded.init(jnp.zeros(width), 16, **options) for _ in range(2)]
+    step = jnp.arange(4.0 * max(len(width) * 3, 1)).reshape(4, *width)
+    states[0] = sharded.add(states[0], step, time_major=True)
+    states[1] = sharded.add(states[1], step)
+    same(*states)
+
+
+@pytest.mark.sweep
 def test_a_step_inside_shard_map_is_that_from_outside():
     mesh = meshes.mesh(4)
     state, _ = build(fbuf.Prioritized(), shards=4, devices=4)

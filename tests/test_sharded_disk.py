@@ -188,6 +188,32 @@ def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
         assert contents(again) == contents(state)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", ["in memory", "on disk"])
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_ids_from_before_are_stale_though_lanes_are_not_in_step(shards, way, tmp_path):
+    mesh = meshes.mesh(1)
+    options = {"mesh": mesh, "num_envs": 8, "shards": 4, "lockstep": False}
+    state, seen = sharded.init(jnp.int32(0), 32, **options), set()
+    lanes = jnp.arange(8)
+    for turn in range(24):
+        # Of one lane there are as many laps as it has been around; of others fewer, or none.
+        state = sharded.add(state, jnp.full(8, turn, jnp.int32), mask=turn < 3 * lanes)
+        ids = sharded.sample(state, jax.random.key(turn), 64).ids
+        seen |= set(zip(*(np.asarray(leaf).tolist() for leaf in jax.tree.leaves(ids)), strict=True))
+    if way == "on disk":
+        sharded.save(tmp_path, state)
+        other = sharded.load(tmp_path, mesh=mesh, shards=shards).state
+    else:
+        other = sharded.reshard(state, shards)
+    old = sharded.ShardedIds(*(jnp.int32(leaf) for leaf in zip(*sorted(seen), strict=True)))
+    assert len(seen) == sum(3 * n for n in range(1, 8))
+    assert int(sharded.size(other)) == 3 + 6 * 4
+    assert int(sharded.size(sharded.remove(other, old, donate=False))) == int(sharded.size(other))
+    new = sharded.sample(other, jax.random.key(9), 256).ids
+    assert int(sharded.size(sharded.remove(other, new))) == 0
+
+
 def test_shards_that_do_not_fit_are_refused():
     state = sharded.init(jnp.zeros(()), 48, mesh=meshes.mesh(2), num_envs=12, shards=4)
     with pytest.raises(ValueError, match=r"got 8; take one of \[2, 4, 6, 12\]"):

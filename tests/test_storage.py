@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fbuf.storage import store
+from fbuf.storage.ring import Ring
 
 NARROW = ["bool", "uint8", "int8", "float8_e4m3fn", "bfloat16", "int16", "float16", "float32"]
 NEVER = ["complex64", "int4"]
@@ -110,3 +111,12 @@ def test_64_bit_numbers_are_two_words():
         read = jax.jit(store.Storage.read)(storage, jnp.array([1]))
         for was, now in zip(jax.tree.leaves(rows), jax.tree.leaves(read), strict=True):
             np.testing.assert_array_equal(was, now)
+
+
+@pytest.mark.parametrize(("head", "newest"), [(10**9, 10**9 - 1), (0, 15 * 10**8 - 1)])
+def test_the_newest_row_of_a_ring_of_more_than_2_to_the_30(head, newest):
+    cursor = jnp.array([[head], [1], [10**9], [0]], jnp.int32)
+    flags = jax.ShapeDtypeStruct((15 * 10**8,), jnp.uint8)  # only its length is looked at
+    options = {"removed": jnp.int32(0), "open": None, "num_envs": None}
+    ring = Ring(cursor, flags=flags, lockstep=True, autoreset="same_step", **options)
+    assert ring.newest().tolist() == [newest]

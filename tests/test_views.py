@@ -280,3 +280,13 @@ def test_a_field_without_numbers_is_written_as_any_other():
     fields = {"none": jnp.zeros((2, 3, 0)), "n": jnp.array([7, 8])}
     state = fbuf.write(state, fbuf.newest_ids(state, 2), fields)
     assert fbuf.rows(state).data["n"][-4:].tolist() == [0, 1, 7, 8]
+
+
+def test_a_gamma_of_numpys_makes_no_return_wider():
+    with jax.enable_x64(True):
+        item = {"reward": jnp.float32(0), "next_observation": jnp.float32(0)}
+        state = fbuf.init(item, 8, sampler=fbuf.Uniform(window=3))
+        view = fbuf.NStep(3, gamma=np.float64(0.9))
+        draw = lambda state, key: fbuf.sample(state, key, 2, view=view)
+        data = jax.eval_shape(draw, state, jax.random.key(0)).data
+        assert data.reward.dtype == data.discount.dtype == jnp.float32

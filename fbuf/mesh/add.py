@@ -74,8 +74,8 @@ def add(
     Faults:
         As for `fbuf.add`.
 
-    Cost: that of `fbuf.add` on each device for its rows, and no collective; with priorities by
-    default, one of 4 bytes.
+    Cost: that of `fbuf.add` on each device for its rows, and no collective; if the sampler keeps
+    priorities, one of 4 bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -85,10 +85,10 @@ def add(
         6
     """
     given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
-    _fits(state, given, time_major)
+    lead = _fits(state, given, time_major)
     rows = (items, terminated, truncated, next_observation, priority)
     shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
-    at = int(time_major)
+    at = int(time_major and len(lead.shape) == 2)  # one step may come without an axis of steps
     row_specs = tuple(local.along(state, part, at) for part in rows)
     mask_spec = PartitionSpec() if shared else local.along(state, mask, at)
 
@@ -120,8 +120,8 @@ def add(
     return local.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
 
 
-def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> None:
-    """Refuse rows of the wrong shapes, in the words of who gave them."""
+def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> Lead:
+    """The axes before those of the item; rows of the wrong shapes are refused in plain words."""
     parts = state.num_devices if local.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
     lead = _lead(state, given, num_envs, time_major)
@@ -132,6 +132,7 @@ def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> None:
             f"fbuf.sharded.add: the rows must be a multiple of {shards}, so that each shard gets "
             f"as many, got {came}; pad them, and leave the padding out with mask"
         )
+    return lead
 
 
 def _lead(state: ShardedState[Any], given: Given, num_envs: int | None, time_major: bool) -> Lead:

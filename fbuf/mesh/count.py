@@ -18,7 +18,7 @@ from fbuf.xla.across import summed
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """A number of rows above 2**31, as two words; `int(count)` is the number.
+    """A number of rows that may be 2**31 or more, as two words; `int(count)` is the number.
 
     Attributes:
         high: uint32 scalar; the upper 32 bits.

@@ -22,7 +22,7 @@ from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.local import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
-from fbuf.mesh.reshard import check_shards, regrouping
+from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
@@ -175,7 +175,9 @@ def _read(
         config: Any = manifest.read(own, found.parts[0].number).config
         num_envs: Any = config["num_envs"] and config["num_envs"] * there
         shards = check_shards("sharded.load", shards, devices, num_envs)
-        state = assembled(mesh, axis, shards, regrouping(one, num_envs // there, there, shards))
+        lap = latest_lap(_cursor(folder, found, shard) for shard in range(there))
+        make = regrouping(one, lap, num_envs // there, there, shards)
+        state = assembled(mesh, axis, shards, make)
     elif there % devices == 0:
         state = assembled(mesh, axis, there, one)
     else:
@@ -197,6 +199,14 @@ def _read_shard(
     plan, state, _ = read(own, expected.number, item, sampler, init)
     history.remember(own, saved(expected.number, plan, state))
     return state
+
+
+def _cursor(folder: pathlib.Path, found: Whole, shard: int) -> np.ndarray:
+    """That of the ring of one shard."""
+    own = whole.check_part(folder, shard, found.parts[shard])
+    plan = manifest.read(own, found.parts[shard].number)
+    with as_damage(own, found.parts[shard].number):
+        return reader.read_index(own, plan)[0][".ring.cursor"]
 
 
 def _beside(folder: pathlib.Path, found: Whole, example: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import memory
 from fbuf.checks import values as check
@@ -88,7 +89,13 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
         state.mesh,
         state.axis,
         shards,
-        regrouping(source, state.shard.ring.lanes, state.num_shards, shards),
+        regrouping(
+            source,
+            latest_lap(shard.ring.cursor for shard in old.values()),
+            state.shard.ring.lanes,
+            state.num_shards,
+            shards,
+        ),
     )
 
 
@@ -109,13 +116,24 @@ def check_shards(function: str, shards: Any, devices: int, num_envs: int | None)
     return shards
 
 
+def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
+    """The latest lap of all lanes of all shards, of the cursors of their rings: int32.
+
+    A slot belongs to another lane afterwards. So ids from before are stale only behind all laps.
+    """
+    laps = np.concatenate([np.asarray(cursor)[1] for cursor in cursors]).view(np.uint32)
+    ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # they wrap around
+    return (laps[:1] + ahead.view(np.uint32)).view(np.int32)
+
+
 def regrouping(
-    source: Callable[[int], State[Any]], each: int, before: int, after: int
+    source: Callable[[int], State[Any]], lap: np.ndarray, each: int, before: int, after: int
 ) -> Callable[[int], State[Any]]:
     """What makes a shard of another number of shards, of those before.
 
     Args:
         source: The shard of a number, before, as a plain buffer.
+        lap: `latest_lap` of all of them.
         each: How many environments each had.
         before: How many there were.
         after: How many there will be.
@@ -131,14 +149,15 @@ def regrouping(
         )
         device = next(iter(jnp.zeros(()).devices()))
         states = tuple(jax.device_put(source(of), device) for of in own)
-        return _regrouped(states, places, envs, after, before / after)
+        return _regrouped(states, lap, places, envs, after, before / after)
 
     return make
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
 def _regrouped(
     states: tuple[State[Any], ...],
+    lap: jax.Array,
     places: tuple[tuple[int, int], ...],
     envs: int,
     shards: int,
@@ -155,4 +174,4 @@ def _regrouped(
     next_of = None if kept is None else kept.field
     new = of_ring(states[0].storage.item, ring, states[0].sampler, next_of, ends)
     sources = [Lanes(state, *place) for state, place in zip(states, places, strict=True)]
-    return dataclasses.replace(filled(new, sources), sampler=states[0].sampler)
+    return dataclasses.replace(filled(new, sources, lap), sampler=states[0].sampler)

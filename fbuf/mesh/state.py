@@ -99,8 +99,8 @@ class ShardedIds:
 
     Attributes:
         shard: int32 in `[0, num_shards)`; -1 for no row.
-        slot: int32, as in `fbuf.Ids`.
-        generation: int32, as in `fbuf.Ids`.
+        slot: int32 in `[0, capacity of a shard)`; -1 for no row.
+        generation: int32; compare it for equality only.
     """
 
     shard: jax.Array

@@ -243,26 +243,30 @@ def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
 
 def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     axes = (state.axis,)
+    sampler = cast(PlannedSampler, state.blocks.sampler)
+    mine = local.in_shards(lambda shard: sampler.largest(shard.index), state)
+    of_all = None if mine is None else largest(mine.max(), axes)
 
     def one(shard: State[Any]) -> dict[str, Any]:
-        sampler, index, ring = shard.sampler, shard.index, shard.ring
+        index, ring = shard.index, shard.ring
+        told = index if of_all is None else sampler.told(index, of_all)
+        epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.in_order else {}
         return {
             "size": plain_size(shard),
             "removed": ring.removed,
             "oldest": ring.stored.max() // (ring.lanes // ring.heads),
             "filled": ring.count(),
-            "of_sampler": sampler.stats(index, ring),
+            "of_sampler": {**epoch, **sampler.stats(told, ring)},
         }
 
     found = local.in_shards(one, state)
-    most = cast(PlannedSampler, state.blocks.sampler).largest_stats
 
     def together(name: str, each: jax.Array) -> jax.Array:
         # In the order of the shards, whatever devices they are on.
-        of_all = lax.all_gather(each, state.axis, tiled=True)
+        every = lax.all_gather(each, state.axis, tiled=True)
         if count.is_wide(state):  # sums of counts may pass int32
-            of_all = of_all.astype(jnp.float32)
-        return largest(of_all.max() if name in most else of_all.sum(), axes)
+            every = every.astype(jnp.float32)
+        return largest(every.max() if name in sampler.largest_stats else every.sum(), axes)
 
     size_, filled = count.total(state, found["size"]), count.total(state, found["filled"])
     whole = jnp.maximum(count.as_float(size_), 1)

@@ -49,9 +49,9 @@ class Fifo(Sampler):
     Cost: that of the rows alone; 4 bytes for each head.
 
     Raises:
-        TypeError: If `overwrite` is not a bool. When traced, for what is only for other samplers:
-            priorities.
-        ValueError: When traced, if you call `fbuf.sample`.
+        TypeError: If `overwrite` is not a bool.
+        ValueError: When traced, if you call `fbuf.sample` or `fbuf.update_priority`, or give
+            `fbuf.add` a priority.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp

@@ -75,7 +75,8 @@ class Mixture(PlannedSampler):
         recent_rows: How many rows are recent, counting all environments together. Over a mesh
             each shard has an equal part of them, its newest rows.
         priorities: The sampler of the draws by priority. Its `window`, `stride` and `first_only`
-            hold for all three ways. Its `normalize` and `draws` do not matter here.
+            hold for all three ways. Its `beta` holds for the weights, and its `draws` for the draws
+            by priority. Its `normalize` changes nothing here.
 
     Cost: that of `fbuf.Prioritized` and `fbuf.Uniform` together, whatever the shares; 4.7 bytes a
     row, 4.9 with `fbuf.Prioritized(normalize="buffer")`.

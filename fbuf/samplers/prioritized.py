@@ -90,7 +90,8 @@ class Prioritized(PlannedSampler):
         eps: Added to every priority before the power, so that no row is lost. At least 0.
         new_priority: What a row gets if you give `add` no priority. `"largest"`: the largest in the
             buffer now. `"largest_ever"`: the largest ever stored, which is cheaper to keep, but
-            never forgets an outlier. In an empty buffer it is 1.
+            forgets an outlier only at `fbuf.clear`. As long as that largest is 0, as in an empty
+            buffer, a row gets 1. These are priorities as they are stored, after the power.
         normalize: `"batch"`: weights are divided by the largest in the batch. `"buffer"`: by the
             largest that any row of the buffer would have; these weights are smaller and vary less.
         window: How many steps of one episode must follow from a row, counting itself, for it to be
@@ -258,8 +259,8 @@ class Prioritized(PlannedSampler):
             value = jnp.where(jnp.signbit(mine), -value, value)
         tree = sum_tree.write(index.tree, slots, value)
         largest = index.largest_ever
-        if largest is not None and old.largest_ever is not None:
-            largest = jnp.maximum(largest, old.largest_ever)
+        if largest is not None:
+            largest = jnp.maximum(largest, self.largest(old))
         moved = PriorityIndex(tree, largest, index.num_starts)
         return moved, jnp.zeros(slots.shape, jnp.uint32)
 

@@ -179,7 +179,9 @@ class Ring:
         """The slot of each lane's newest row, and `capacity` if it has none: int32 `[lanes]`."""
         lane = jnp.arange(self.lanes, dtype=jnp.int32)
         # With one head a step is `lanes` slots, so that the head is at the first of them.
-        offset = (self.head + self.head_capacity - self.lanes // self.heads) % self.head_capacity
+        # Unsigned, for the sum may pass 2**31.
+        size, step = jnp.uint32(self.head_capacity), jnp.uint32(self.lanes // self.heads)
+        offset = ((self.head.astype(jnp.uint32) + size - step) % size).astype(jnp.int32)
         slots = offset * self.heads + lane
         return jnp.where(self.stored > 0, slots, self.capacity)
 

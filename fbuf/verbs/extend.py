@@ -31,9 +31,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     one time environment by environment. There `other`'s open episodes are truncated, too, and what
     no view can read is left out: rows of resets, and episodes of which every row was removed.
 
-    Priorities stay as they are stored if both samplers store them alike: both are
-    `fbuf.Prioritized` of the same `alpha` and `eps`, or a `fbuf.Mixture` with these. Otherwise the
-    rows get the priority that `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; of
+    Priorities stay as they are stored if both samplers are `fbuf.Prioritized`, or both are
+    `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; of
     another `fbuf.Fifo` it takes only those that nobody has read. What it has no room for is left
     out, as by `fbuf.add`.
 
@@ -99,6 +98,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     resets = None
     if isinstance(source, Episodes):  # as its own open episode: whole, and no reset is due
         new = ended(new, taken > 0)
+        resets = None if new.ring.open is None else new.ring.open.resets
     elif new.ring.open is not None and other.ring.open is not None:
         resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
         now_open = dataclasses.replace(new.ring.open, resets=resets)

@@ -81,15 +81,26 @@ class Episodes(NamedTuple):
 Source = Lanes | Episodes
 
 
-def filled(new: State[Item], sources: Sequence[Source]) -> State[Item]:
+def filled(
+    new: State[Item], sources: Sequence[Source], lap: jax.Array | None = None
+) -> State[Item]:
     """An empty buffer, filled with the newest rows of the sources, whose lanes lie side by side.
 
     If environments step together, all lanes must have as many steps.
+
+    Args:
+        new: It has room for them.
+        sources: Where the rows come from.
+        lap: That of the newest ids which must be stale, int32. None if an id from before may only
+            meet rows of its own lane, or if there is one lane: it is then the latest of these.
     """
     kept = joined([jnp.minimum(of.steps(), new.ring.lane_length) for of in sources])
-    laps = [of.of(jnp.broadcast_to(of.state.ring.lap, (of.state.ring.lanes,))) for of in sources]
     # Ids from before have one of the last two laps.
-    lap = joined(laps) if new.ring.heads > 1 else _latest(laps)
+    if lap is None:
+        laps = [
+            of.of(jnp.broadcast_to(of.state.ring.lap, (of.state.ring.lanes,))) for of in sources
+        ]
+        lap = joined(laps) if new.ring.heads > 1 else _latest(laps)
     ring = dataclasses.replace(new.ring, cursor=new.ring.cursor.at[1].set(lap + 1))
     new = appended(dataclasses.replace(new, ring=ring), sources, kept, kept)
     fault = new.fault

@@ -85,8 +85,9 @@ def load(
     Raises:
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
-        TypeError: If `item` or `sampler` is none.
-        ValueError: If `item` has nothing to store, or `path` is empty.
+        TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
+        ValueError: If `item` has no leaf, `path` is empty, or `capacity` does not fit (see
+            `fbuf.resize`).
         MemoryError: If the device has no room for it.
         Exception: What a save to the directory has failed with in the background.
 
@@ -102,6 +103,8 @@ def load(
         Array([2., 3., 4., 5.], dtype=float32)
     """
     check.boolean("load", "with_extra", with_extra)
+    if capacity is not None:
+        capacity = check.integer("load", "capacity", capacity, check.LARGEST_CAPACITY)
     found = newest(path, item, sampler, extra if with_extra else extras.LEFT_OUT, fallback, init)
     if capacity is None:
         return found

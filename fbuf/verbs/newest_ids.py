@@ -25,14 +25,14 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     Args:
         state: The buffer; never consumed.
         count: How many rows, a static int from 1 to the capacity. With `num_envs`, how many of each
-            environment.
+            environment, from 1 to `capacity // num_envs`.
 
     Returns:
         Their ids, `[count]`, or `[num_envs, count]`, the newest row last. Ids of removed rows name
         no row (slot -1). If there are fewer rows, the first ids name no row.
 
     Raises:
-        ValueError: When traced, if `count` is larger than a lane.
+        ValueError: When traced, if `count` is below 1, or larger than a lane.
         TypeError: When traced, if `count` is not an int.
         RuntimeError: If `state` has been consumed.
 

@@ -24,7 +24,8 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
     Returns:
         float32, shaped like `ids`. It is 0 where an id names no row, a row that was overwritten or
         removed, or a row that the sampler does not draw, because its window is not complete for
-        example. For `fbuf.Shuffled` it is 1 divided by the number of rows in an epoch.
+        example. For `fbuf.Shuffled` it is the share of an epoch's draws that the row has on
+        average: 1 / starts, or by episode 1 / (episodes * starts of its episode).
 
     Raises:
         ValueError: When traced, if `ids` is empty.

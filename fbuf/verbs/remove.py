@@ -48,15 +48,16 @@ def remove(
         The buffer without the rows.
 
     Raises:
-        ValueError: When traced, if a shape does not fit, or `ids` names no rows at all.
-        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` is not bool.
+        ValueError: When traced, if a shape does not fit, or if `ids` is empty.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` or `episodes` is not bool.
         RuntimeError: If `state` has been consumed.
 
     Faults:
         ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
         STALE_ID: A row has been overwritten, or removed before; that entry is skipped.
 
-    Cost: O(B log N) time, O(B) memory. It sorts more than 1024 ids, and compares fewer in pairs.
+    Cost: O(B log N) time, O(B) memory; with a window of L rows, L times that. It sorts more than
+    1024 ids. Of fewer it compares every pair.
     By episode it looks at the flags of all rows: O(N + R log N) time to remove R rows, O(N) memory.
 
     Examples:

@@ -24,7 +24,8 @@ def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
 
     Returns:
         The rows: leaves `[capacity, ...]`, or `[num_envs, capacity // num_envs, ...]`. The newest
-        row is last. `mask` is False where a row was removed, and before the oldest row.
+        row is last. `mask` is False before the oldest row, and where a row was removed or is the
+        dummy of a reset.
 
     Raises:
         ValueError: When traced, if the view leaves something to chance, or if it has

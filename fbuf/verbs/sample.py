@@ -65,7 +65,7 @@ def sample(
         batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
         view: What a drawn row turns into; static.
         beta: A number of at least 0, may be traced. It replaces the sampler's `beta` in the
-            importance weights.
+            importance weights. A traced one that is negative, infinite or NaN counts as 0.
         step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced. Or a pair
             `(epoch, first)`: of this epoch the `batch_size` rows from this place on, both counted
             from 0. So batches of several sizes can share an epoch.
@@ -79,11 +79,15 @@ def sample(
         0, and `update_priority` ignores such ids.
 
     Raises:
-        ValueError: When traced, if `batch_size` or `beta` is out of range.
-        TypeError: When traced, if `batch_size` is not a Python int.
+        ValueError: If `beta`, `step` or `count` is out of range. When traced, if `batch_size` is,
+            if `fbuf.Shuffled` gets no `step` or another sampler gets one, if the sampler is
+            `fbuf.Fifo`, or if the view does not fit the buffer.
+        TypeError: If `key` is no key of `jax.random`. When traced, if `batch_size` is not a Python
+            int, or `view` is not a view.
         RuntimeError: If `state` has been consumed.
 
-    Cost: uniform O(B), prioritised O(B log N), and the gather of B rows.
+    Cost: O(B) if every row is as likely; O(B log N) by priority, with a window, by episode, or
+    after a removal. Then what the view reads.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

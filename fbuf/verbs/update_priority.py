@@ -51,7 +51,8 @@ def update_priority(
         RuntimeError: If `state` has been consumed.
 
     Faults:
-        BAD_PRIORITY: A priority is NaN, infinite, negative or too large to be summed.
+        BAD_PRIORITY: A priority is NaN, infinite, negative or too large to be summed; or a traced
+            `alpha` is negative, infinite or NaN, and then every entry.
         ID_OUT_OF_RANGE: A slot is outside the buffer.
         STALE_ID: A row has been overwritten or removed since it was drawn.
         In each case that entry is skipped, and all others are applied.

@@ -34,6 +34,7 @@ class FrameStack(View):
     Raises:
         ValueError: If `k` is out of range. When traced, if it is longer than a lane, if the items
             have no such field, or if `fields` leaves it out.
+        TypeError: If `k` is not an int, `field` is not a str, or `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -26,7 +26,9 @@ class SequenceSteps:
         item: The steps as you added them; leaves `[B, T, ...]`, zeros where `valid` is False.
         valid: bool `[B, T]`: there is such a step.
         loss_mask: bool `[B, T]`: the step is valid, and one of the `length` steps to learn from.
-        is_first: bool `[B, T]`: the step is known to be the first of an episode.
+        is_first: bool `[B, T]`: the step is known to be the first of an episode. With
+            `boundary="cross"` also the first step behind an end, whether or not its episode began
+            there.
         state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
 
     With `time_major=True` all but `state` are `[T, B, ...]`.

@@ -243,6 +243,34 @@ def test_tensordicts_of_a_store():
         TensorDictReplayBuffer(8, host=HostStore(jnp.int32(0), 8))
 
 
+def test_a_buffer_that_is_refused_leaves_the_store_free():
+    pytest.importorskip("tensordict")
+    from fbuf_adapters.tensordict import TensorDictReplayBuffer
+
+    store = HostStore({"n": jnp.int32(0)}, 32, autoreset="next_step")
+    options = {"autoreset": "next_step", "host": store}
+    with pytest.raises(ValueError, match="leave traj_key out"):
+        TensorDictReplayBuffer(32, **options, traj_key="episode")
+    with pytest.raises(TypeError, match="sampler must be a Sampler"):
+        TensorDictReplayBuffer(32, **options, sampler="uniform")
+    assert len(TensorDictReplayBuffer(32, **options)) == 0
+
+
+def test_a_store_in_files_is_loaded_into_files(tmp_path):
+    store = HostStore({"n": jnp.int32(0)}, 16, files=tmp_path / "rows")
+    buffer = ReplayBuffer(16, host=store)
+    buffer.extend({"n": torch.arange(10)})
+    buffer.save(tmp_path / "saved")
+    buffer.load(tmp_path / "saved")
+    for _ in range(2):
+        loaded = buffer.owner._store
+        assert loaded is not store
+        assert loaded._rows.maps
+        assert loaded.files == tmp_path / "rows"
+        buffer.load_state_dict(buffer.state_dict())
+    assert len(buffer) == 10
+
+
 @pytest.mark.sweep
 def test_an_opened_buffer_goes_on_with_its_draws(tmp_path):
     options = {"sampler": fbuf.Prioritized(), "batch_size": 8, "prefetch": 2}

@@ -1,5 +1,7 @@
 """Reading rows of a buffer of TensorDicts by position, and whole episodes."""
 
+import threading
+
 import pytest
 
 import fbuf
@@ -9,6 +11,7 @@ pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
 import numpy as np  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import _reading  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
 from tensordict import TensorDict  # noqa: E402 (after the skip)
 from torchrl.data import LazyTensorStorage  # noqa: E402 (after the skip)
@@ -117,6 +120,21 @@ def test_environments():
         [3, 4, 5, 6, 7],
         [103, 104, 105, 106, 107],
     ]
+
+
+def test_rows_become_tensors_in_the_callers_thread(monkeypatch):
+    """The stream that waits for rows on a GPU is that of the thread that makes tensors of them."""
+    threads, to_torch = [], _reading.to_torch
+
+    def noted(tree):
+        threads.append(threading.current_thread())
+        return to_torch(tree)
+
+    monkeypatch.setattr(_reading, "to_torch", noted)
+    mine, _ = both(6)
+    assert len(mine[:]) == 6
+    assert [len(episode) for episode in mine.episodes()] == [4, 2]
+    assert threads == [threading.current_thread()] * 3
 
 
 def test_nothing_to_read():

@@ -689,6 +689,30 @@ def test_tensordicts_and_tensorclasses_come_back_as_such():
         assert (stored == items).all()
 
 
+@pytest.mark.parametrize("way", ["state_dict", "directory"])
+def test_tensordicts_come_back_as_such_after_a_load(way, tmp_path):
+    tensordict = pytest.importorskip("tensordict")
+    buffer, resumed, other = (ReplayBuffer(8, batch_size=5) for _ in range(3))
+    buffer.extend(tensordict.TensorDict({"obs": torch.arange(3).int()}, [3]))
+    if way == "directory":
+        buffer.save(tmp_path)
+        resumed.load(tmp_path)
+    else:
+        saved = buffer.state_dict()
+        resumed.load_state_dict(saved)
+        saved.pop("tensordict", None)  # older ones do not say so
+        other.load_state_dict(saved)
+        assert type(other.sample().data) is dict
+    assert type(resumed.sample().data) is type(resumed[:]) is tensordict.TensorDict
+    assert (resumed[:] == buffer[:]).all()
+
+
+def test_what_has_another_item_says_which_call_was_refused():
+    buffer, other = ReplayBuffer(8, item=torch.zeros(())), ReplayBuffer(8, item=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.load_state_dict: what was saved has"):
+        buffer.load_state_dict(other.state_dict())
+
+
 def test_nested_tuples_are_items():
     buffer = ReplayBuffer(8, batch_size=5)
     buffer.extend((torch.ones(3, 2), (torch.arange(3).int(), {"r": torch.zeros(3)})))

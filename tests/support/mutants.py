@@ -474,11 +474,11 @@ MUTANTS = [
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
         ("secrets.randbelow(2**31 - 1) + 1", "1", "seam", ("test_save.py", "mark")),
-        ("        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})\n", "", "order", ("test_save_crash.py", "full_disk")),
+        ("        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})\n", "            pass\n", "order", ("test_save.py", "that_failed")),
     ),
     *of(
         "disk/merge.py",
-        ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "joined")),
+        ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "overwritten")),
         ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
         ("        container.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
         ("last == first or first <= begin", "True", "seam", ("test_save.py", "joined")),

@@ -123,6 +123,8 @@ class HostStore(Generic[Item]):
         self._failed: BaseException | None = None
         self.owned = False
         """Whether a buffer for PyTorch has it."""
+        self.files = folder
+        """The directory whose disk has the files of its rows; None if they lie elsewhere."""
         self._rows = rows
         self._index = index
         self._kept: Rows | None = None
@@ -206,6 +208,8 @@ class HostStore(Generic[Item]):
         Raises:
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
+            MemoryError: If an opened store has no memory for the new rows.
+            RuntimeError: If an earlier change has failed half way, or in a forked process.
 
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """

@@ -54,6 +54,7 @@ class Run:
     Attributes:
         state: The state, or what has its rows on the host; None if nothing has been added yet.
         learned: The item; None if it is not known yet.
+        tensordict: Whether items were given as TensorDicts.
         key: The words of the key that chooses batches.
         turns: The turns of the batches drawn ahead, and that of the next one: uint32 `[ahead, 2]`.
         written: Whether there has been a row since the buffer was made or emptied.
@@ -64,6 +65,7 @@ class Run:
 
     state: fbuf.State[Any] | HostStore[Any] | None
     learned: Learned | None
+    tensordict: bool
     key: jax.Array
     turns: jax.Array
     written: bool
@@ -84,6 +86,7 @@ def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         "version": VERSION,
         "made_with": _made_with(options),
         "item": None if run.learned is None else example(run.learned),
+        "tensordict": run.tensordict,
         "state": {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()},
         "key": to_torch(run.key, copy=True).cpu(),
         "turns": to_torch(run.turns, copy=True).cpu(),
@@ -116,6 +119,7 @@ def load(
     return Run(
         state=None if learned is None else _state(where, saved, init, learned),
         learned=learned,
+        tensordict=bool(saved.get("tensordict")),  # which older ones lack
         key=jnp.copy(from_torch(saved["key"])),
         turns=jnp.copy(from_torch(saved["turns"])),
         written=bool(saved["written"]),
@@ -132,6 +136,7 @@ def beside(where: str, run: Run, init: functools.partial[fbuf.State[Any]], extra
         "version": VERSION,
         "made_with": _made_with(init.keywords),
         "given": given,
+        "tensordict": run.tensordict,
         "key": np.asarray(run.key),
         "turns": np.asarray(run.turns),
         "written": run.written,
@@ -199,6 +204,7 @@ def read(
     return Run(
         state=None if known is None else state,
         learned=known,
+        tensordict=bool(saved.get("tensordict")),  # as above
         key=jnp.asarray(saved["key"]),
         turns=jnp.asarray(saved["turns"]),
         written=saved["written"],

@@ -16,11 +16,18 @@ def plain(items: Any) -> tuple[Any, Rebuild | None]:
     """Items as a tree, and what makes them what they were; None where they are one."""
     if not (hasattr(items, "batch_size") and callable(getattr(items, "to_dict", None))):
         return items, None
-    return items.to_dict(), functools.partial(_rebuilt, type(items))
+    from tensordict import TensorDictBase  # which whoever gave one has
+
+    of_class = functools.partial(_rebuilt, type(items))
+    return items.to_dict(), TENSORDICT if isinstance(items, TensorDictBase) else of_class
 
 
 def _rebuilt(kind: Any, data: Any, lead: torch.Size) -> Any:
-    from tensordict import TensorDict, TensorDictBase  # which whoever gave one has
+    from tensordict import TensorDict
 
     made = TensorDict(data, batch_size=lead)
-    return made if issubclass(kind, TensorDictBase) else kind.from_tensordict(made)
+    return made if kind is None else kind.from_tensordict(made)
+
+
+TENSORDICT: Rebuild = functools.partial(_rebuilt, None)
+"""Makes TensorDicts, and needs no example for it, as it does for the class of a tensorclass."""

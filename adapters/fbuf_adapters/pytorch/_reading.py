@@ -40,14 +40,14 @@ def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     return (slots if lanes is None else slots.reshape(-1, lanes).T)[index]
 
 
-def read(owner: Owner, slots: Any, generations: Any = None) -> tuple[Any, torch.Tensor]:
-    """The rows of slots `[B]`, leaves `[B, ...]`, and of which there is one, bool `[B]`.
+def read(owner: Owner, slots: Any, generations: Any = None) -> list[tuple[fbuf.Batch[Any], int]]:
+    """The rows of slots `[B]`, in parts, and how many of each were asked for.
 
     Without generations they are those that lie there now. Numbers of rows go up to a few steps, so
     that all share a few programs.
     """
     slots = np.asarray(slots, np.int32)
-    parts: list[Any] = []
+    parts: list[tuple[fbuf.Batch[Any], int]] = []
     for start in range(0, max(len(slots), 1), _MOST):
         here = slice(start, start + _MOST)
         count = len(slots[here])
@@ -57,8 +57,19 @@ def read(owner: Owner, slots: Any, generations: Any = None) -> tuple[Any, torch.
         if generations is not None:
             laps: Any = np.pad(np.asarray(generations)[here], (0, more))
             ids = fbuf.Ids(wanted, laps)
-        batch: Any = to_torch(owner.read(ids))
-        both = batch.data, batch.mask
+        parts.append((owner.read(ids), count))
+    return parts
+
+
+def as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Tensor]:
+    """Rows that were read, leaves `[B, ...]`, and of which there is one, bool `[B]`.
+
+    Whoever wants them calls it in his own thread, for it is the current stream of a thread that
+    waits for the rows.
+    """
+    parts: list[Any] = []
+    for batch, count in found:
+        both = to_torch((batch.data, batch.mask))
         parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], both))
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *part: torch.cat(part), *parts)
 

@@ -171,7 +171,8 @@ class ReplayBuffer:
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
                 "to_torch(batch.data)"
             )
-        if not isinstance(host, bool | str | os.PathLike | HostStore):
+        given: Any = host  # users may have no type checker
+        if not isinstance(given, bool | str | os.PathLike | HostStore):
             raise TypeError(
                 f"{_where('__init__')} host must be True, False, a directory or a HostStore, got "
                 f"{host!r}"
@@ -220,6 +221,8 @@ class ReplayBuffer:
         """What makes items what they were, if they were no trees of JAX's."""
         self._host = host is not False
         self._files = host if isinstance(host, str | os.PathLike) else None
+        if isinstance(host, HostStore):
+            self._files = host.files
         self._opens = isinstance(host, HostStore) and host.folder is not None
         if view == fbuf.Item():
             transform = functools.partial(_as_given, self._rebuild, transform)
@@ -656,14 +659,7 @@ class ReplayBuffer:
                 The buffer is then unchanged.
             RuntimeError: If the buffer is closed.
         """
-        with self.lock:
-            self._check_open("load_state_dict")
-            where = _where("load_state_dict")
-            rows, draws = self._calls.apart(lambda: self._loaded(where, state_dict))
-            before = self._draws
-            # One instruction: an exception comes before all of it, or after.
-            self.__dict__.update(_rows=rows, _draws=draws)
-            before.drop()
+        self.load_state_checked(state_dict, lambda: None)
 
     def save(
         self,
@@ -768,6 +764,19 @@ class ReplayBuffer:
         with self.lock:
             return self.owner.leaves
 
+    def load_state_checked(self, state_dict: dict[str, Any], check: Callable[[], object]) -> None:
+        """As `load_state_dict`; `check` may raise before anything has changed."""
+        with self.lock:
+            self._check_open("load_state_dict")
+            where = _where("load_state_dict")
+            rows, draws, rebuild = self._calls.apart(lambda: self._loaded(where, state_dict))
+            check()
+            before = self._draws
+            # One instruction: an exception comes before all of it, or after.
+            self.__dict__.update(_rows=rows, _draws=draws)
+            self._rebuild += rebuild
+            before.drop()
+
     def load_checked(
         self, path: str | os.PathLike[str], fallback: bool, check: Callable[[Any], None]
     ) -> Any:
@@ -776,7 +785,7 @@ class ReplayBuffer:
             self._check_open("load")
             where, known = _where("load"), self._rows
 
-            def read() -> tuple[_Rows | None, Draws, Any]:
+            def read() -> tuple[_Rows | None, Draws, list[_containers.Rebuild], Any]:
                 learned = None if known is None else known.learned
                 with jax.default_device(self._jax_device):
                     load: Any = functools.partial(HostStore.load, files=self._files)
@@ -792,9 +801,10 @@ class ReplayBuffer:
                 check(extra)
                 return *self._resumed(where, run), extra
 
-            rows, draws, extra = self._calls.apart(read)
+            rows, draws, rebuild, extra = self._calls.apart(read)
             before = self._draws
             self.__dict__.update(_rows=rows, _draws=draws)  # one instruction, as above
+            self._rebuild += rebuild
             before.drop()
             return extra
 
@@ -803,7 +813,8 @@ class ReplayBuffer:
         with self.lock:
             owner = self._made("__getitem__").owner
             slots = self._calls.apart(lambda: _reading.positions(owner.state, index))
-            data, there = self._calls.apart(lambda: _reading.read(owner, slots.reshape(-1)))
+            read = functools.partial(_reading.read, owner, slots.reshape(-1))
+            data, there = _reading.as_tensors(self._calls.apart(read))
         if not bool(there.all()):
             if not isinstance(index, slice) or self._leading:
                 slot = int(slots.reshape(-1)[~there.cpu()][0])
@@ -822,7 +833,7 @@ class ReplayBuffer:
             with self.lock:
                 owner = self._made("episodes").owner
                 read = functools.partial(_reading.read, owner, slots, generations)
-                data, there = self._calls.apart(read)
+                data, there = _reading.as_tensors(self._calls.apart(read))
             if bool(there.all()):
                 yield torch.from_numpy(slots).long(), data
 
@@ -845,6 +856,7 @@ class ReplayBuffer:
         return _checkpoint.Run(
             state=None if rows is None else rows.owner.whole(),
             learned=None if rows is None else rows.learned,
+            tensordict=self._rebuild == [_containers.TENSORDICT],
             written=rows is not None and rows.owner.leaves is not rows.blank,
             key=jax.random.key_data(self._draws.key),
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
@@ -853,12 +865,16 @@ class ReplayBuffer:
             sizes=self._draws.sizes.own.get("sample", []),
         )
 
-    def _loaded(self, where: str, saved: dict[str, Any]) -> tuple[_Rows | None, Draws]:
+    def _loaded(
+        self, where: str, saved: dict[str, Any]
+    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild]]:
         """What was saved, as this buffer has it."""
         return self._resumed(where, _checkpoint.load(where, saved, self._init, self._batch_size))
 
-    def _resumed(self, where: str, run: _checkpoint.Run) -> tuple[_Rows | None, Draws]:
-        """A run, as this buffer has it."""
+    def _resumed(
+        self, where: str, run: _checkpoint.Run
+    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild]]:
+        """A run, as this buffer has it, and what is to be added to `_rebuild`."""
         if self._rows is not None and run.learned is not None:
             own, found = self._rows.learned.item, run.learned.item
             if jax.tree.structure(own) != jax.tree.structure(found) or own != found:
@@ -877,7 +893,8 @@ class ReplayBuffer:
             for batch in run.ahead
         ]
         key = jax.random.wrap_key_data(run.key)
-        return rows, self._draws.elsewhere(key, run.turns, ahead, run.sizes)
+        rebuild = [_containers.TENSORDICT] if run.tensordict and not self._rebuild else []
+        return rows, self._draws.elsewhere(key, run.turns, ahead, run.sizes), rebuild
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""

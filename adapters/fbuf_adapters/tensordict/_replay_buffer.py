@@ -15,6 +15,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
+from fbuf.checks import values as check
+from fbuf.samplers import Sampler
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 from fbuf_adapters.pytorch._sizes import next_step
@@ -159,6 +161,10 @@ class TensorDictReplayBuffer:
             None if init_key is None else _leaves.path_of(init_key),
         )
         self._batch_size = batch_size
+        # What may raise comes before the buffer, which a HostStore is given to for good.
+        check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
+        self._ends = _ends_of(traj_key, end_keys, num_envs, autoreset, sampler, view)
+        self._form = _leaves.form_of(host.item) if isinstance(host, HostStore) else None
         self.buffer = ReplayBuffer(
             capacity,
             num_envs=num_envs,
@@ -189,8 +195,6 @@ class TensorDictReplayBuffer:
         self._prioritized = sampler.keeps_priorities
         self._looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
         """Whether to look at each batch for rows that were not drawn; on a GPU it has to wait."""
-        self._ends = _ends_of(traj_key, end_keys, num_envs, autoreset, sampler, view)
-        self._form = _leaves.form_of(host.item) if isinstance(host, HostStore) else None
         self._cursor = 0
         self._seen: Any = None
         """The state that the cursor is of: another one may have been written to elsewhere."""
@@ -585,15 +589,15 @@ class TensorDictReplayBuffer:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
-        with self.buffer.lock:
+        with self.buffer.lock, contextlib.ExitStack() as stack:
             self._check_transforms("load_state_dict", state_dict)
             buffer = dict(state_dict["buffer"])
             buffer["ahead"] = [
                 TensorDict(batch, batch_size=size, device=self._device)
                 for size, batch in buffer["ahead"]
             ]
-            with self._resumed(state_dict):
-                self.buffer.load_state_dict(buffer)
+            resume = lambda: stack.enter_context(self._resumed(state_dict))
+            self.buffer.load_state_checked(buffer, resume)
 
     def _check_transforms(self, function: str, saved: dict[str, Any]) -> None:
         """Raise if there are others than there were."""
