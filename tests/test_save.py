@@ -971,7 +971,7 @@ def test_nothing_of_the_state_is_held(tmp_path):
 
 @SWEEP
 def test_another_capacity_that_is_none(tmp_path):
-    with pytest.raises(ValueError, match="fbuf.load: capacity must be from 1"):
+    with pytest.raises(ValueError, match=r"fbuf\.load: capacity must be from 1"):
         fbuf.load(tmp_path, capacity=-1)  # before anything is read
 
 

@@ -1,6 +1,7 @@
 """A buffer over a mesh on disk, and with another number of shards."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +187,21 @@ def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
         again = sharded.load(tmp_path, mesh=meshes.mesh(devices), shards=shards).state
         assert again.num_shards == shards
         assert contents(again) == contents(state)
+
+
+@pytest.mark.sweep
+def test_a_shard_of_another_save_is_refused(tmp_path):
+    """It is whole, and yet not of this checkpoint."""
+    mesh = meshes.mesh(1)
+    for name, turns in (("one", 1), ("other", 2)):
+        state = sharded.init(jnp.int32(0), 16, mesh=mesh, shards=2)
+        for _ in range(turns):
+            state = sharded.add(state, jnp.arange(2, dtype=jnp.int32))
+        sharded.save(tmp_path / name, state)
+    shutil.rmtree(tmp_path / "one" / "of-shard-00001")
+    shutil.copytree(tmp_path / "other" / "of-shard-00001", tmp_path / "one" / "of-shard-00001")
+    with pytest.raises(fbuf.CheckpointError, match="damaged"):
+        sharded.load(tmp_path / "one", mesh=mesh)
 
 
 @pytest.mark.sweep

@@ -90,7 +90,8 @@ def add(
 
     Faults:
         BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed; or a traced
-            `alpha` is negative, infinite or NaN, and then every priority is bad. The buffer writes the row with the sampler's default priority.
+            `alpha` is negative, infinite or NaN, and then every priority is bad. The buffer writes
+            the row with the sampler's default priority.
         LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
         FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
         LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest

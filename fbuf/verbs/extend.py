@@ -32,9 +32,9 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     no view can read is left out: rows of resets, and episodes of which every row was removed.
 
     Priorities stay as they are stored if both samplers are `fbuf.Prioritized`, or both are
-    `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; of
-    another `fbuf.Fifo` it takes only those that nobody has read. What it has no room for is left
-    out, as by `fbuf.add`.
+    `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that
+    `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; of another `fbuf.Fifo` it
+    takes only those that nobody has read. What it has no room for is left out, as by `fbuf.add`.
 
     Args:
         state: The buffer; not consumed. Inside `jit`, donate it at the outermost `jit`, and the

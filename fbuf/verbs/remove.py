@@ -49,7 +49,8 @@ def remove(
 
     Raises:
         ValueError: When traced, if a shape does not fit, or if `ids` is empty.
-        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` or `episodes` is not bool.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if `mask` or `episodes` is not
+            bool.
         RuntimeError: If `state` has been consumed.
 
     Faults:
