@@ -32,9 +32,14 @@ update_priority, end_episode = compiled("update_priority"), compiled("end_episod
 sample = compiled("sample")
 
 
+def emitters(on):
+    """The option of XLA that makes kernels of fusions; from JAX 0.11 on it always does."""
+    return {"xla_cpu_use_fusion_emitters": on} if jax.__version_info__ < (0, 11) else {}
+
+
 def built(jitted, *args):
     """The program that users have. What compiles fast for the tests makes other kernels."""
-    return jitted.lower(*args).compile(compiler_options={"xla_cpu_use_fusion_emitters": True})
+    return jitted.lower(*args).compile(compiler_options=emitters(True))
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
