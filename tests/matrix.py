@@ -175,7 +175,7 @@ def write_table(lines: list[list[str]]) -> None:
     head = ["Python", *SHOWN, "why", "passed", "failed", "skipped"]
     rule = ["---"] * (len(head) - 3) + ["---:"] * 3
     table = "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "fbuf" / "__init__.py").read_text())
+    version = re.search(r'VERSION = "(.+)"', (ROOT / "fbuf" / "_versions.py").read_text())
     assert version
     today = datetime.date.today().isoformat()
     text = f"<!-- written by make matrix -->\n\nfbuf {version[1]}, {today}, on CPU:\n\n{table}\n\n"
