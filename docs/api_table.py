@@ -13,6 +13,7 @@ HERE = pathlib.Path(__file__).parent
 THEMES: dict[str, tuple[str, ...]] = {
     "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
     "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
+    "Checking a step": ("check_in_place",),
     "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),

@@ -1,82 +1,101 @@
-"""Sampling, then changing other rows, in one compiled step: the one order that must be said.
+"""Reads before writes, within one trace.
 
-An update of priorities names the rows that were drawn, and so comes after their reading by itself.
-An `add` names none, and ids from `fbuf.ids_at` may be of any rows. XLA then cannot see that rows
-are read before they are overwritten, and copies the storage. `fbuf.after` says it; whoever leaves
-it out is warned while tracing. Ids that come from outside the step, or of which a part was taken,
-cannot be told from those of the batch: they bring no warning.
+XLA writes an array in place only if it can see that every read of the old content comes first. A
+write that depends on the read shows it. An `add` depends on no batch, so the two must be tied, or
+XLA copies the storage. Where a traced state was read, and is changed in the same trace, `tied` does
+so. What it cannot see is a state that goes in or out of a trace in between: through the carry of a
+loop, or a function that is compiled by itself. There `fbuf.after` ties them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.core
+from jax.extend.core import get_opaque_trace_state
 
 from fbuf.state import State
-from fbuf.storage.ids import Ids
+from fbuf.xla.tie import tie
+
+Stored = TypeVar("Stored")
 
 
-class _Noted:
-    """Traced arrays, told apart by identity, for as long as they live."""
+class _Read(NamedTuple):
+    """An array that is known once a read is over, and the trace that it is of."""
+
+    trace: Any
+    array: jax.Array
+
+
+class _Reads:
+    """The reads of traced states. The fault bits of a state identify it while they live."""
 
     def __init__(self) -> None:
-        self._arrays: dict[int, weakref.ref[Any]] = {}
+        self._of: dict[int, tuple[weakref.ref[Any], list[_Read]]] = {}
 
-    def add(self, array: Any) -> None:
-        """Take note of an array, if it is traced."""
-        if isinstance(array, jax.core.Tracer):
-            key = id(array)
-            self._arrays[key] = weakref.ref(array, lambda _: self._arrays.pop(key, None))
+    def note(self, fault: jax.Array, read: _Read) -> None:
+        """Keep a read for as long as the state can be changed."""
+        if not self.of(fault):
+            key = id(fault)
+            self._of[key] = weakref.ref(fault, lambda _: self._of.pop(key, None)), []
+        self.of(fault).append(read)
 
-    def __contains__(self, array: Any) -> bool:
-        found = self._arrays.get(id(array))
-        return found is not None and found() is array
-
-
-_read = _Noted()
-"""The fault bits of states that were read. They stand for a state: whatever comes after the reading
-of a batch has others."""
-
-_other = _Noted()
-"""The slots of ids that do not wait for the reading of any batch."""
+    def of(self, fault: Any) -> list[_Read]:
+        """The reads of a state."""
+        state, reads = self._of.get(id(fault), (lambda: None, []))
+        return reads if state() is fault else []
 
 
-def sampled(state: State[Any]) -> None:
-    """Take note that a traced state was read."""
-    _read.add(state.fault)
+_reads = _Reads()
 
 
-def was_sampled(state: State[Any]) -> bool:
-    """Whether a traced state was read, and nothing tells that this comes before what follows."""
-    return state.fault in _read
+def note_read(state: Any, read: jax.Array) -> None:
+    """Note that a state was read.
+
+    Args:
+        state: A `State`, or a `ShardedState`.
+        read: What is known once the read is over, such as the slots of a batch.
+    """
+    if isinstance(state.fault, jax.core.Tracer):
+        _reads.note(state.fault, _Read(get_opaque_trace_state(), read))
 
 
-def named_other_rows(ids: Ids) -> Ids:
-    """The same ids, with a note that they may be of other rows than those that were drawn."""
-    _other.add(ids.slot)
-    return ids
+def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Array]:
+    """List the reads of a state that a change of it must come after.
+
+    Args:
+        function: The verb, for the warning if a read is of another trace.
+        state: A `State`, or a `ShardedState`.
+        ids: The rows to be changed. They come after the read that they are the result of.
+    """
+    reads = _reads.of(state.fault)
+    if not reads:
+        return []
+    now = get_opaque_trace_state()
+    if any(read.trace != now for read in reads):
+        warnings.warn(
+            f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
+            "loop, a compiled function), and XLA may then copy the whole storage at every step. "
+            "Return the batch from there, and call state = fbuf.after(state, batch) before "
+            f"fbuf.{function}; fbuf.check_in_place says whether it copies",
+            stacklevel=6,
+        )
+    named = getattr(ids, "slot", None)
+    return [read.array for read in reads if read.trace == now and read.array is not named]
 
 
-def warn_if_sampled(function: str, state: State[Any]) -> None:
-    """Warn if a state was read, before a change that names no rows."""
-    if was_sampled(state):
-        _warn(function, f"call fbuf.{function} before you sample", frames=6)
+def tied(function: str, state: State[Stored], ids: Any = None) -> State[Stored]:
+    """Return the state, whose next change waits for the reads that this trace has made of it."""
+    reads = reads_to_wait_for(function, state, ids)
+    return waiting(state, reads) if reads else state
 
 
-def warn_if_others(function: str, state: State[Any], ids: Any) -> None:
-    """Warn if a state was read, before a change of rows that are not those of the batch."""
-    if was_sampled(state) and isinstance(ids, Ids) and ids.slot in _other:
-        _warn(function, "give it batch.ids", frames=7)
-
-
-def _warn(function: str, otherwise: str, frames: int) -> None:
-    """Warn at the line that called the verb, so many frames up."""
-    warnings.warn(
-        f"fbuf.{function}: this compiled step samples the state before it changes it, and XLA "
-        "may then copy the whole storage at every step. Call state = fbuf.after(state, batch) "
-        f"before fbuf.{function}, or {otherwise}",
-        stacklevel=frames,
-    )
+def waiting(state: State[Stored], reads: Any) -> State[Stored]:
+    """Return the state, whose next change waits for these arrays."""
+    # An add, an end and a removal wait for the fault, an update and a write for the count.
+    ring = dataclasses.replace(state.ring, removed=tie(state.ring.removed, reads))
+    return dataclasses.replace(state, ring=ring, fault=tie(state.fault, reads))

@@ -13,6 +13,7 @@ from fbuf.checks import values as check
 from fbuf.door.batches import Lead
 from fbuf.mesh import local
 from fbuf.mesh.entry import sharded_verb
+from fbuf.mesh.order import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
@@ -86,6 +87,7 @@ def add(
     """
     given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
     lead = _fits(state, given, time_major)
+    state = tied("add", state)
     rows = (items, terminated, truncated, next_observation, priority)
     shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
     at = int(time_major and len(lead.shape) == 2)  # one step may come without an axis of steps

@@ -7,7 +7,7 @@ import os
 import pathlib
 import warnings
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from jax.sharding import Mesh
@@ -24,10 +24,11 @@ from fbuf.mesh.local import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
 from fbuf.mesh.state import ShardedState
+from fbuf.mesh.whole import end_episode
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 from fbuf.verbs.init import init
-from fbuf.verbs.load import as_damage, read, saved
+from fbuf.verbs.load import Episodes, as_damage, read, saved
 
 
 class ShardedCheckpoint(NamedTuple):
@@ -53,12 +54,14 @@ def load(
     extra: Any = None,
     with_extra: bool = True,
     fallback: bool = False,
+    episodes: Episodes = "end",
 ) -> ShardedCheckpoint:
     """Read the newest checkpoint of `fbuf.sharded.save`; as `fbuf.load`.
 
-    The buffer is bit for bit the one that was saved, on any mesh with a number of devices that
-    divides the number of shards, in any number of processes. In several processes all must call it.
-    For other numbers of devices give another number of `shards`.
+    The buffer is the one that was saved, on any mesh with a number of devices that divides the
+    number of shards, in any number of processes. Its open episodes are ended; with
+    `episodes="keep"` it is the same bit for bit. In several processes all must call it. For other
+    numbers of devices give another number of `shards`.
 
     Args:
         path: The directory.
@@ -71,6 +74,7 @@ def load(
         extra: As for `fbuf.load`.
         with_extra: As for `fbuf.load`.
         fallback: As for `fbuf.load`.
+        episodes: As for `fbuf.load`.
 
     Returns:
         The buffer, and what was saved beside it, in every process.
@@ -91,6 +95,7 @@ def load(
     refuse_set_mesh(name)
     check.boolean(name, "fallback", fallback)
     check.boolean(name, "with_extra", with_extra)
+    check.choice(name, "episodes", episodes, get_args(Episodes))
     extra = extra if with_extra else extras.LEFT_OUT
     axis = axis_of(name, mesh, axis)
     folder = files.directory("sharded.load", path)
@@ -117,7 +122,7 @@ def load(
             raise
         if all_have(failure is None, alone) and found is not None:
             history.came_to(folder, known[-1])
-            return found
+            return found._replace(state=end_episode(found.state)) if episodes == "end" else found
         if failure is None:
             failure = CheckpointError(
                 f"fbuf.{name}: another process cannot read checkpoint {number} of {folder}, and "

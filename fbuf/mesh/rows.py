@@ -14,6 +14,7 @@ from fbuf.checks import values as check
 from fbuf.door import batches
 from fbuf.mesh import local, route
 from fbuf.mesh.entry import sharded_verb
+from fbuf.mesh.order import tied
 from fbuf.mesh.state import ShardedIds, ShardedState
 from fbuf.state import State
 from fbuf.storage.ids import Ids
@@ -70,6 +71,7 @@ def update_priority(
         >>> state = fbuf.sharded.update_priority(state, batch.ids, jnp.abs(batch.data - 1.0))
     """
     name = "sharded.update_priority"
+    state = tied("update_priority", state, ids)
     if not state.blocks.sampler.keeps_priorities:
         raise ValueError(no_priorities(name, state.blocks))
     flat, shape = route.flat_ids(name, ids)
@@ -131,6 +133,7 @@ def write(
         >>> state = fbuf.sharded.write(state, batch.ids, {"value": batch.data["x"]})
     """
     name = "sharded.write"
+    state = tied("write", state, ids)
     flat, shape = route.flat_ids(name, ids)
     chosen = batches.mask(name, mask, shape, "ids")
     layout = state.shard.storage.layout
@@ -190,6 +193,7 @@ def remove(
         5
     """
     name = "sharded.remove"
+    state = tied("remove", state, ids)
     flat, shape = route.flat_ids(name, ids)
     chosen = batches.mask(name, mask, shape, "ids")
 
@@ -216,5 +220,4 @@ def _by_ids(
         )
     each = tuple(jax.tree.map(lambda _: state.spec, part) for part in rows)
     specs = (state.spec, *each, PartitionSpec())
-    out = state.spec
-    return local.on_devices(name.split(".")[1], run, state, (ids, *rows, more), specs, out)
+    return local.on_devices(name.split(".")[1], run, state, (ids, *rows, more), specs, state.spec)

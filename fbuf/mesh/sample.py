@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from fbuf.door import order
 from fbuf.mesh import exchange, local
 from fbuf.mesh.agreement import agreed
 from fbuf.mesh.entry import sharded_verb
@@ -89,7 +90,9 @@ def sample(
         return drawn(state, key, beta, step, batch_size, view)
 
     out, same = _spec(state, view), PartitionSpec()
-    return local.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
+    batch = local.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
+    order.note_read(state, batch.ids.slot)
+    return batch
 
 
 def _spec(state: ShardedState[Any], view: View) -> Any:

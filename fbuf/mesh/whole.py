@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import chex
@@ -20,6 +19,7 @@ from fbuf.door.entry import refuse_consumed
 from fbuf.mesh import count, local
 from fbuf.mesh.count import Count
 from fbuf.mesh.entry import require_sharded, sharded_verb
+from fbuf.mesh.order import tied, waiting
 from fbuf.mesh.state import ShardedSample, ShardedState
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
@@ -30,7 +30,6 @@ from fbuf.verbs.end_episode import end_episode as plain_end
 from fbuf.verbs.raise_on_fault import raise_for
 from fbuf.verbs.size import size as plain_size
 from fbuf.xla.across import largest, smallest
-from fbuf.xla.tie import tie
 
 
 def specs(state: ShardedState[Any]) -> Any:
@@ -92,6 +91,7 @@ def end_episode(
         >>> state.blocks.ring.flags.tolist()
         [2, 0, 0, 0, 2, 0, 0, 0]
     """
+    state = tied("end_episode", state)
     envs = state.num_envs
     here = envs if envs is None or not local.is_inside(state) else envs // state.num_devices
     shape = () if here is None else (here,)
@@ -369,11 +369,4 @@ def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
         refuse_consumed("sharded.after", state)
         return state  # called from Python, it has nothing to do: those calls are in order
 
-    def run(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
-        blocks = state.blocks
-        ring = dataclasses.replace(blocks.ring, removed=tie(blocks.ring.removed, reads))
-        blocks = dataclasses.replace(blocks, ring=ring, fault=tie(blocks.fault, reads))
-        return dataclasses.replace(state, blocks=blocks)
-
-    specs = (local.along(state, reads),)
-    return local.on_devices("after", run, state, (reads,), specs, state.spec)
+    return waiting(state, reads)

@@ -166,6 +166,11 @@ class Prioritized(PlannedSampler):
         return self.window if self.strict else 1
 
     @property
+    def may_draw_nothing(self) -> bool:
+        """Whether a full buffer can have no row to draw."""
+        return self.window > 1 or self.eps == 0
+
+    @property
     def weighs_by_batch(self) -> bool:
         """Whether weights are divided by the largest in the batch."""
         return self.normalize == "batch"

@@ -91,6 +91,11 @@ class Sampler(abc.ABC):
         return self.window
 
     @property
+    def may_draw_nothing(self) -> bool:
+        """Whether a full buffer can have no row to draw."""
+        return self.window > 1
+
+    @property
     def weighs_by_batch(self) -> bool:
         """Whether weights are divided by the largest in the batch."""
         return True

@@ -38,6 +38,10 @@ class Fault(enum.IntFlag):
     """A buffer made with `fbuf.Fifo` has lost rows that nobody had read."""
     CALLS_DIFFER = 64
     """Processes drew a batch together, but gave different keys or steps; it is masked."""
+    BROKEN_EPISODE = 128
+    """A row did not begin where the row before in its open episode led to (`next_of`)."""
+    NOTHING_TO_DRAW = 256
+    """The buffer was full, and no row in it could be drawn."""
 
 
 MEANING = {
@@ -69,6 +73,16 @@ MEANING = {
     Fault.CALLS_DIFFER: (
         "processes called fbuf.sharded.sample with different keys or steps, and the batch was "
         "masked. Make the key of the same seed in each, and split it in the same way"
+    ),
+    Fault.BROKEN_EPISODE: (
+        "a row was added whose observation is not the next_observation of the row before, and no "
+        "episode ended between them: n-step returns and windows go across. If you have reset an "
+        "environment, give truncated=True with its last row, or call fbuf.end_episode. If your "
+        "observations change between steps (normalised anew, say), store them as they come"
+    ),
+    Fault.NOTHING_TO_DRAW: (
+        "the buffer was full, and not one row could be drawn, so every batch was masked. No "
+        "stored episode is as long as the sampler's window, or all priorities are 0"
     ),
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fbuf.storage import store
 from fbuf.storage.faults import Fault, bits_where
@@ -22,6 +23,10 @@ from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
+
+_COMPARED = 256
+"""How many numbers of a leaf tell two observations apart: to compare images costs as much as to
+store them."""
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +62,7 @@ class NextObs:
     Attributes:
         rows: `lanes + ends` rows of the field; first that of each lane's newest row, unless that
             ended an episode, then those of ends.
-        owner: int32 `[lanes + ends]`; the slot of the row an end belongs to, -1 for none.
+        owner: int32 `[lanes + ends]`; the slot of the row that each belongs to, -1 for none.
         kept_at: int32 `[capacity]`; where in `rows` that of a row lies which ended an episode, -1
             for nowhere. That it lies there still, the owner tells.
         cursor: int32 `[2, heads]`; where in the ring of a head the next end goes, and how many
@@ -78,6 +83,7 @@ class NextObs:
         flags: jax.Array,
         next_observation: Any,
         known: jax.Array | None = None,
+        observation: Any = None,
     ) -> tuple[NextObs, jax.Array]:
         """Keep the next observations of an add, where no following row will have them.
 
@@ -87,17 +93,23 @@ class NextObs:
             flags: uint8 `[B]`; their flags, as they were given.
             next_observation: Leaves `[B, ...]`.
             known: bool `[B]`; of which rows it is known. None is all.
+            observation: Leaves `[B, ...]`; the field in the new rows, to be held against the next
+                observations of the rows before. None leaves that out.
 
         Returns:
             What is kept, and the fault bits of each row.
         """
+        broken = jnp.zeros_like(span.drawable)
+        if observation is not None:
+            broken = self._broken(ring, span, flags, observation, next_observation)
         inside = jnp.minimum(span.slots, ring.capacity - 1)
         ends = span.drawable & (flags & ENDS > 0)
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
             ends &= known
         write = lambda where: self.rows.write(where, next_observation)
-        return self._keep(ring, span.slots, ends, newest, write)
+        kept, lost = self._keep(ring, tie(span.slots, broken), ends, newest, write)
+        return kept, lost | bits_where(broken, Fault.BROKEN_EPISODE)
 
     def end(self, ring: Ring, slots: jax.Array) -> tuple[NextObs, jax.Array]:
         """Keep those of the newest row of each lane, now that it is the end of an episode.
@@ -150,6 +162,41 @@ class NextObs:
             known=~ended | ((kept_at >= 0) & (read_rows(self.owner, inside) == slots)),
         )
 
+    def _broken(
+        self, ring: Ring, span: Span, flags: jax.Array, observation: Any, next_observation: Any
+    ) -> jax.Array:
+        """Tell which new rows do not begin where the row before in their open episode led to.
+
+        Of each leaf at most `_COMPARED` numbers are looked at. bool `[B]`.
+        """
+        lanes, slots = ring.lanes, span.slots
+        there = slots < ring.capacity
+        lane = slots % lanes
+        # With all rows dropped that came in between, the first one follows nothing that is kept.
+        whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
+        follows = whole & (
+            self.owner[lane] == ring.later(jnp.minimum(slots, ring.capacity - 1), -1)
+        )
+        place = jnp.where(there, lane, 0)
+        if slots.shape[0] > lanes:
+            before = _row_before(there.reshape(-1, lanes)).reshape(-1)
+            inside = jnp.maximum(before, 0)
+            is_open = span.drawable & (flags & ENDS == 0)
+            follows = jnp.where(before < 0, follows, is_open[inside])
+            place = jnp.where(before < 0, place, lanes + inside)
+        differs = jnp.zeros_like(there)
+        kept = self.rows.read(jnp.arange(lanes, dtype=jnp.int32))
+        for new, old, led_to in zip(
+            *map(jax.tree.leaves, (observation, kept, next_observation)), strict=True
+        ):
+            new, old, led_to = map(_some_numbers, (new, old, led_to))
+            if slots.shape[0] > lanes:
+                old = jnp.concatenate([old, led_to])
+            expected = old[place]
+            is_nan = (new != new) & (expected != expected)
+            differs |= ((new != expected) & ~is_nan).any(axis=1)
+        return differs & follows & span.drawable
+
     def _keep(
         self,
         ring: Ring,
@@ -174,7 +221,12 @@ class NextObs:
         where = first + ((cursor + rank) % jnp.uint32(room)).astype(jnp.int32)
         where = jnp.where(kept, where.reshape(-1), nowhere)
         before = read_rows(self.owner, jnp.minimum(where, nowhere - 1))
-        owner = write_rows(self.owner, tie(where, before), slots)
+        # Of each lane, too, the row whose next observation is kept there; an end's is not.
+        last = newest | (ends & (ring.newer(jnp.minimum(slots, ring.capacity - 1)) == 0))
+        places = jnp.concatenate([tie(where, before), jnp.where(last, slots % lanes, nowhere)])
+        owner = write_rows(
+            self.owner, places, jnp.concatenate([slots, jnp.where(newest, slots, -1)])
+        )
         kept_at = write_rows(self.kept_at, slots, jnp.where(kept, where, -1))
         # Someone else's, whose row is still there and looks for it here.
         looks = kept_at.at[jnp.maximum(before, 0)].get(mode="promise_in_bounds") == where
@@ -209,6 +261,22 @@ def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
 def of_one_end(storage: Storage[Any], field: str) -> Any:
     """What there is for an end of an episode: a tree of `jax.ShapeDtypeStruct`."""
     return _observation(storage, field), jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _row_before(there: jax.Array) -> jax.Array:
+    """Return which row of a batch is the one before in its lane, -1 for none: int32 `[T, lanes]`.
+
+    `there` says which rows are written.
+    """
+    number = jnp.arange(there.size, dtype=jnp.int32).reshape(there.shape)
+    newest = lax.cummax(jnp.where(there, number, -1), axis=0)
+    return jnp.concatenate([jnp.full_like(newest[:1], -1), newest[:-1]])
+
+
+def _some_numbers(leaf: jax.Array) -> jax.Array:
+    """Return numbers of each row, `[B, ...]`, at even distances: `[B, most]`."""
+    flat = leaf.reshape(leaf.shape[0], -1)
+    return flat[:, :: -(-flat.shape[1] // _COMPARED) or 1]
 
 
 def _observation(storage: Storage[Any], field: str) -> Any:

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.door import batches
+from fbuf.door import batches, order
 from fbuf.door.batches import Lead
 from fbuf.door.entry import one_buffer, verb
-from fbuf.door.order import warn_if_sampled
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.next_obs import NextObs
@@ -93,6 +92,11 @@ def add(
             `alpha` is negative, infinite or NaN, and then every priority is bad. The buffer writes
             the row with the sampler's default priority.
         LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
+        BROKEN_EPISODE: With `next_of`: an observation is not the `next_observation` of the row
+            before, and no episode ended between them. The buffer writes the row. Of a large field
+            256 numbers are compared.
+        NOTHING_TO_DRAW: The buffer is full, and no row can be drawn: all episodes are shorter than
+            the sampler's window, or all priorities are 0.
         FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
         LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest
             unread rows.
@@ -108,7 +112,7 @@ def add(
         4
     """
     one_buffer("add", state)
-    warn_if_sampled("add", state)
+    state = order.tied("add", state)
     ring, sampler = state.ring, state.sampler
     given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
     new = parsed("add", state, ring.num_envs, given, time_major)
@@ -123,8 +127,14 @@ def add(
     index, faults = sampler.add(state.index, ring, span, new.priority, alpha)
     next_obs = state.next_obs
     if next_obs is not None:
-        next_obs, lost = next_obs.add(ring, span, flags, new.following)
+        field = state.storage.layout.find("add", "next_of", next_obs.field)
+        leaves = jax.tree.leaves(new.rows)
+        observation = jax.tree.map(lambda number: leaves[number], field)
+        next_obs, lost = next_obs.add(ring, span, flags, new.following, observation=observation)
         faults |= lost
+    if sampler.may_draw_nothing:
+        nothing = ring.is_full() & ~sampler.can_sample(index, ring)
+        faults |= bits_where(nothing, Fault.NOTHING_TO_DRAW)
     added = dataclasses.replace(
         state,
         storage=state.storage.write(span.slots, new.rows),

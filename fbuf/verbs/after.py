@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.core
 
+from fbuf.door import order
 from fbuf.door.entry import one_buffer, refuse_consumed, require_state
 from fbuf.state import Batch, State
 from fbuf.storage.store import Item
-from fbuf.xla.tie import tie
 
 
 def after(state: State[Item], batch: Any) -> State[Item]:
@@ -65,6 +64,4 @@ def after(state: State[Item], batch: Any) -> State[Item]:
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
         refuse_consumed("after", state)
         return state  # called from Python, it has nothing to do: those calls are in order
-    # An add, an end and a removal wait for the fault, an update and a write for the count.
-    ring = dataclasses.replace(state.ring, removed=tie(state.ring.removed, reads))
-    return dataclasses.replace(state, ring=ring, fault=tie(state.fault, reads))
+    return order.waiting(state, reads)

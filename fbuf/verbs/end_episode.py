@@ -7,9 +7,8 @@ import dataclasses
 import chex
 import jax
 
-from fbuf.door import batches
+from fbuf.door import batches, order
 from fbuf.door.entry import one_buffer, verb
-from fbuf.door.order import warn_if_sampled
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.store import Item
@@ -54,7 +53,7 @@ def end_episode(
         [0, 0, 2, 0]
     """
     one_buffer("end_episode", state)
-    warn_if_sampled("end_episode", state)
+    state = order.tied("end_episode", state)
     ring = state.ring
     shape = () if ring.num_envs is None else (ring.num_envs,)
     lanes = batches.mask("end_episode", mask, shape, "the environments")

@@ -47,4 +47,6 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
         raise TypeError(
             f"fbuf.ids_at: slots must be int32, got {jnp.result_type(slots)}; cast them with astype"
         )
-    return order.named_other_rows(state.ring.name_live(jnp.asarray(slots)))
+    ids = state.ring.name_live(jnp.asarray(slots))
+    order.note_read(state, ids.slot)
+    return ids

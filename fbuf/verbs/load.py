@@ -7,7 +7,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
@@ -19,6 +19,7 @@ from fbuf.disk.manifest import Manifest
 from fbuf.door import batches
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
+from fbuf.verbs.end_episode import end_episode
 from fbuf.verbs.init import init
 from fbuf.verbs.resize import resize
 
@@ -27,6 +28,10 @@ _NOT_OURS = (
     *(RecursionError, StopIteration, AssertionError),
 )
 """What a manifest can cause that somebody has edited, checksum and all."""
+
+
+Episodes = Literal["end", "keep"]
+"""What becomes of the episodes that were open when a buffer was saved."""
 
 
 class Checkpoint(NamedTuple):
@@ -58,11 +63,14 @@ def load(
     with_extra: bool = True,
     capacity: int | None = None,
     fallback: bool = False,
+    episodes: Episodes = "end",
 ) -> Checkpoint:
     """Read the newest checkpoint of a directory.
 
-    The buffer is bit for bit the one that was saved, so training goes on as if it had never
-    stopped. All bytes are held against their checksums. Nothing that a file says is run.
+    A run that goes on from there resets its environments, as a rule. So the episodes that were open
+    are ended, as by `fbuf.end_episode`; all else is bit for bit as it was saved. With
+    `episodes="keep"` all of it is, and training goes on as if it had never stopped: restore the
+    environments, too. All bytes are held against their checksums. Nothing that a file says is run.
 
     The arrays lie on JAX's default device; put the call into `jax.default_device(device)` for
     another one.
@@ -78,6 +86,8 @@ def load(
         capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
         fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
             was stopped is no damage: it has never been the newest.
+        episodes: `"end"` ends the open episodes: the next row of each environment begins one.
+            `"keep"` leaves them open: the next row goes on where the last one saved has ended.
 
     Returns:
         The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.
@@ -86,8 +96,8 @@ def load(
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
         TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
-        ValueError: If `item` has no leaf, `path` is empty, or `capacity` does not fit (see
-            `fbuf.resize`).
+        ValueError: If `item` has no leaf, `path` is empty, `episodes` is something else, or
+            `capacity` does not fit (see `fbuf.resize`).
         MemoryError: If the device has no room for it.
         Exception: What a save to the directory has failed with in the background.
 
@@ -103,12 +113,14 @@ def load(
         Array([2., 3., 4., 5.], dtype=float32)
     """
     check.boolean("load", "with_extra", with_extra)
+    check.choice("load", "episodes", episodes, get_args(Episodes))
     if capacity is not None:
         capacity = check.integer("load", "capacity", capacity, check.LARGEST_CAPACITY)
     found = newest(path, item, sampler, extra if with_extra else extras.LEFT_OUT, fallback, init)
-    if capacity is None:
-        return found
-    return found._replace(state=resize(found.state, capacity))
+    state = end_episode(found.state) if episodes == "end" else found.state
+    if capacity is not None:
+        state = resize(state, capacity)
+    return found._replace(state=state)
 
 
 def newest(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fbuf.door import batches, order
+from fbuf.door import batches
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 
@@ -21,7 +21,6 @@ def named(
         int32 `[B]`, the capacity where an id names no row or `mask` leaves it out; the fault bits
         of each, uint32 `[B]`; and the shape of the ids.
     """
-    order.warn_if_others(function, state, ids)
     flat, shape = batches.ids(function, ids)
     chosen = batches.mask(function, mask, shape, "ids")
     live, outside, stale = state.ring.find(flat)

@@ -45,8 +45,6 @@ def newest_ids(state: State[Any], count: int) -> Ids:
         Array([3, 0, 1], dtype=int32)
     """
     one_buffer("newest_ids", state)
-    was_sampled = order.was_sampled(state)
-    order.sampled(state)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
@@ -54,4 +52,5 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
     slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
     ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
-    return order.named_other_rows(ids) if was_sampled else ids
+    order.note_read(state, ids.slot)
+    return ids

@@ -43,8 +43,8 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
         Array([0.25, 0.75], dtype=float32)
     """
     one_buffer("probability", state)
-    order.sampled(state)
     flat, shape = batches.ids("probability", ids)
     live, _, _ = state.ring.find(flat)
     found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))
+    order.note_read(state, found)
     return jnp.where(live, found, 0).reshape(shape)

@@ -10,6 +10,7 @@ import numpy as np
 from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
+from fbuf.storage.ring import DUMMY, ENDS
 
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
@@ -41,11 +42,33 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
         )
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
-    raise_for("raise_on_fault", bits)
+    more = _lengths(state) if Fault.NOTHING_TO_DRAW in bits else ""
+    raise_for("raise_on_fault", bits, more)
 
 
-def raise_for(function: str, bits: Fault) -> None:
-    """Raise if any bit is set."""
+def raise_for(function: str, bits: Fault, more: str = "") -> None:
+    """Raise if any bit is set; `more` is said at the end."""
     if bits:
-        reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits)
+        reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
         raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")
+
+
+def _lengths(state: State[Any]) -> str:
+    """Say how long the window is, and the longest stored episode. O(N)."""
+    window = state.sampler.window
+    if window == 1 or state.ring.cursor.ndim > 2:
+        return f" (window={window})"
+    ring = state.ring
+    slots = ring.in_order()
+    flags = np.asarray(ring.flags[slots])
+    rows = np.asarray(ring.holds(slots)) & (flags & DUMMY == 0)
+    longest, length = 0, np.zeros(ring.lanes, np.int64)
+    for step, ends in zip(rows, flags & ENDS > 0, strict=True):
+        length += step
+        longest = max(longest, int(length.max()))
+        length[ends | ~step] = 0
+    return (
+        f". The window is {window} steps, and the longest stored episode has {longest}; take a "
+        "shorter window, or a sampler that draws shorter episodes, too "
+        "(fbuf.Prioritized(window=..., strict=False)), or tell no ends"
+    )

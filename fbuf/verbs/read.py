@@ -90,7 +90,6 @@ def require_key(view: View, key: Any) -> None:
 def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any) -> Batch[Any]:
     """What a view makes of the rows that ids of any shape name; for `read`, and for `rows`."""
     one_buffer(function, state)
-    order.sampled(state)
     slots, live, shape = found_by_name(function, state, ids, view)
     return shaped(gathered(state, slots, live, view, key, zeros=True), shape)
 
@@ -138,6 +137,7 @@ def gathered(
     # Whoever changes these rows must name them: by then they have been read, and so can be
     # written in place.
     slot = tie(batch.ids.slot, *reads, *seen, *source.reads)
+    order.note_read(state, slot)
     return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, slot=slot))
 
 

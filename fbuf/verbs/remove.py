@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
+from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -73,6 +74,7 @@ def remove(
         1
     """
     one_buffer("remove", state)
+    state = order.tied("remove", state, ids)
     slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
     # The fault is known once all that was asked of the buffer before this has been read.

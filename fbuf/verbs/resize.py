@@ -64,7 +64,7 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
             f"have the same length, got {capacity}; take {max(capacity // lanes, 1) * lanes}"
         )
     item, step = state.storage.item, lanes * state.sampler.stride
-    check_room("resize", item, capacity, step, lambda capacity: _empty(state, capacity))
+    check_room("resize", item, capacity, step, lambda capacity: empty_as(state, capacity))
     return _resize(state, capacity=capacity)
 
 
@@ -72,11 +72,11 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
 def _resize(state: State[Item], *, capacity: int) -> State[Item]:
     """As `resize`, of a capacity that has been checked."""
     whole = Lanes(state, 0, state.ring.lanes)
-    return filled(varying(_empty(state, capacity)), [whole])
+    return filled(varying(empty_as(state, capacity)), [whole])
 
 
-def _empty(state: State[Item], capacity: int) -> State[Item]:
-    """A buffer of that capacity, and else as `state`."""
+def empty_as(state: State[Item], capacity: int) -> State[Item]:
+    """Return an empty buffer of that capacity, and else as `state`."""
     old, kept = state.ring, state.next_obs
     ring = rings.empty(capacity, old.num_envs, old.lockstep, old.autoreset, old.open is not None)
     if kept is None:

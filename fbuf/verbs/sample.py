@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.door import order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
@@ -152,7 +151,6 @@ def planned(
     count: Any = None,
 ) -> tuple[Draw, Any]:
     """The draws of a batch, of which no row is read yet, and the key of the view."""
-    order.sampled(state)
     if step is not None and not isinstance(step, tuple):
         step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)

@@ -7,7 +7,7 @@ import dataclasses
 import chex
 
 from fbuf.checks import values as check
-from fbuf.door import batches
+from fbuf.door import batches, order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -70,6 +70,7 @@ def update_priority(
         Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
     """
     one_buffer("update_priority", state)
+    state = order.tied("update_priority", state, ids)
     if not state.sampler.keeps_priorities:
         raise ValueError(no_priorities("update_priority", state))
     slots, faults, shape = named("update_priority", state, ids, mask)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.door import batches
+from fbuf.door import batches, order
 from fbuf.door.entry import one_buffer, verb
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -93,6 +93,7 @@ def write(
         5.0
     """
     one_buffer("write", state)
+    state = order.tied("write", state, ids)
     slots, faults, shape = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
     # The count of removed rows is known once all that `fbuf.after` was given has been read.

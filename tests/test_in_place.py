@@ -1,0 +1,353 @@
+"""Reads before writes: what a trace ties by itself, what `after` ties, and what a check finds."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from support.contracts import CAPACITY, ITEM, consumed, rows
+from support.programs import emitters
+
+import fbuf
+from fbuf.xla.program import Program, array_of
+
+KEY = jax.random.key(0)
+PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
+SAMPLERS = [UNIFORM, pytest.param(PRIORITIZED, marks=pytest.mark.sweep)]
+
+
+def large(sampler=UNIFORM, **options):
+    return jax.eval_shape(lambda: fbuf.init(ITEM, CAPACITY, sampler=sampler, **options))
+
+
+def drawn(state, key):
+    return fbuf.sample(state, key, 32)
+
+
+def copies(step, state, *args, **options):
+    """What a step of a donated buffer writes whole, as users compile it."""
+    run = jax.jit(step, donate_argnums=0, **options)
+    program = run.lower(state, *args).compile(compiler_options=emitters(True))
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**17]
+    arrays = [array_of(leaf.shape, leaf.dtype) for leaf in leaves]
+    read = Program(program.as_text())
+    return read.written_whole(arrays) + read.not_in_place(arrays)
+
+
+# --- what is tied within one trace ---------------------------------------------------------------
+
+
+def sample_then_add(state, key):
+    batch = drawn(state, key)
+    return fbuf.add(state, rows(4)), consumed(batch)
+
+
+def thrice(step):
+    def steps(state, key):
+        total = 0.0
+        for number in range(3):
+            state, used = step(state, jax.random.fold_in(key, number))
+            total += used
+        return state, total
+
+    return steps
+
+
+def only_data(state, key):
+    """The batch itself is gone when the rows are added."""
+    data = fbuf.sample(state, key, 32).data
+    return fbuf.add(state, rows(4)), consumed(data)
+
+
+def two_batches(state, key):
+    """The update waits for the batch whose ids it takes, and must wait for the other one, too."""
+    first, second = drawn(state, key), drawn(state, jax.random.fold_in(key, 1))
+    if state.sampler.keeps_priorities:
+        state = fbuf.update_priority(state, first.ids, first.weight)
+    else:
+        state = fbuf.write(state, first.ids, {"reward": first.weight})
+    return fbuf.end_episode(state), consumed((first, second))
+
+
+def ends_after(state, key):
+    batch = drawn(state, key)
+    return fbuf.end_episode(state), consumed(batch)
+
+
+def others_written(state, key):
+    batch = drawn(state, key)
+    ids = fbuf.newest_ids(state, 4)
+    return fbuf.write(state, ids, {"reward": jnp.ones(4)}), consumed(batch)
+
+
+def asked_then_added(state, key):
+    """Reads that are no draw."""
+    ids = fbuf.ids_at(state, jax.random.randint(key, (4,), 0, 99, jnp.int32))
+    looked = fbuf.read(state, ids), fbuf.probability(state, ids), fbuf.newest_ids(state, 8).slot
+    return fbuf.add(state, rows(4)), consumed(looked)
+
+
+def mixed(state, key):
+    batch = fbuf.sample_mixed([(state, 16), (state, 16)], key, 32)
+    return fbuf.add(state, rows(4)), consumed(batch.data)
+
+
+TIED = [sample_then_add, only_data, two_batches, ends_after, others_written, asked_then_added]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("step", TIED)
+def test_reads_and_writes_of_one_trace_are_tied(step, sampler):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not copies(thrice(step), large(sampler), KEY)
+
+
+def test_so_they_are_under_vmap_and_from_several_buffers():
+    states = jax.eval_shape(
+        lambda: jax.vmap(lambda _: fbuf.init(ITEM, CAPACITY))(jnp.arange(2)),
+    )
+    assert not copies(jax.vmap(sample_then_add), states, jax.random.split(KEY, 2))
+
+
+def test_so_they_are_over_a_mesh():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    sharded = fbuf.sharded
+    state = sharded.init({"obs": jnp.zeros(4)}, 2**18, mesh=mesh)
+
+    def step(state, key):
+        batch = sharded.sample(state, key, 32)
+        return sharded.add(state, {"obs": jnp.ones((4, 4))}), consumed(batch.data)
+
+    run = jax.jit(thrice(step), donate_argnums=0)
+    fbuf.check_in_place(run, state, KEY)
+
+
+def test_a_read_is_tied_in_its_own_trace_only():
+    """A batch of a branch is no value outside of it: such a read is told, and not tied."""
+
+    def step(state, key):
+        total = lax.cond(key[0] > 0, lambda: consumed(fbuf.sample(state, KEY, 4)), lambda: 0.0)
+        return fbuf.add(state, rows(4)), total
+
+    with pytest.warns(UserWarning, match=r"fbuf\.add: .* fbuf\.after\(state, batch\)") as told:
+        jax.eval_shape(step, large(), jnp.zeros(2))
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
+def test_no_trace_outlives_its_function(body):
+    """What is kept of a read goes with the state that was read."""
+    alive = []
+
+    def step(state, key):
+        alive.append(weakref.ref(state.fault))
+        return body(state, key)
+
+    with jax.check_tracer_leaks():
+        jax.jit(step)(fbuf.init(ITEM, 64, sampler=PRIORITIZED), KEY)
+    gc.collect()
+    assert len(alive) >= 1
+    assert all(of() is None for of in alive)
+
+
+# --- what `after` ties ---------------------------------------------------------------------------
+
+
+def add_then_sample(state, key):
+    state = fbuf.add(state, rows(4))
+    batch = drawn(state, key)
+    return fbuf.after(state, batch), consumed(batch)
+
+
+@jax.jit
+def sample_apart(state, key):
+    return drawn(state, key)
+
+
+@jax.jit
+def add_apart(state):
+    return fbuf.add(state, rows(4))
+
+
+def with_a_sampling_helper(state, key):
+    batch = sample_apart(state, key)
+    return fbuf.add(fbuf.after(state, batch), rows(4)), consumed(batch)
+
+
+def with_an_adding_helper(state, key):
+    batch = drawn(state, key)
+    return add_apart(fbuf.after(state, batch)), consumed(batch)
+
+
+def adds_in_a_loop(state, key):
+    batch = drawn(state, key)
+    state = fbuf.after(state, batch)
+    state, _ = lax.scan(lambda s, _: (fbuf.add(s, rows(2)), None), state, length=3)
+    return state, consumed(batch)
+
+
+def in_remat(state, key):
+    return jax.checkpoint(add_then_sample)(state, key)
+
+
+def scanned(step, unroll=1):
+    return lambda state, key: lax.scan(step, state, jax.random.split(key, 4), unroll=unroll)
+
+
+def nested(step):
+    return lambda state, key: lax.scan(scanned(step), state, jax.random.split(key, 2))
+
+
+def in_fori_loop(step):
+    def run(state, key):
+        def body(number, carry):
+            state, used = step(carry[0], jax.random.fold_in(key, number))
+            return state, carry[1] + used
+
+        return lax.fori_loop(0, 4, body, (state, 0.0))
+
+    return run
+
+
+def in_while_loop(step):
+    def run(state, key):
+        def body(carry):
+            number, state, total = carry
+            state, used = step(state, jax.random.fold_in(key, number))
+            return number + 1, state, total + used
+
+        return lax.while_loop(lambda carry: carry[0] < 4, body, (0, state, 0.0))
+
+    return run
+
+
+FORMS = {
+    "unrolled": scanned(add_then_sample, unroll=2),
+    "sampling helper": scanned(with_a_sampling_helper),
+    "adding helper": scanned(with_an_adding_helper),
+    "inner loop": scanned(adds_in_a_loop),
+    "nested": nested(add_then_sample),
+    "remat": scanned(in_remat),
+    "fori_loop": in_fori_loop(add_then_sample),
+    "while_loop": in_while_loop(add_then_sample),
+    "python loop": thrice(add_then_sample),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_after_keeps_every_form_of_a_step_in_place(form, sampler):
+    assert not copies(FORMS[form], large(sampler), KEY)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("form", ["unrolled", "inner loop", "fori_loop"])
+def test_so_it_does_for_several_seeds(form):
+    states = jax.eval_shape(lambda: jax.vmap(lambda _: fbuf.init(ITEM, CAPACITY))(jnp.arange(2)))
+    assert not copies(jax.vmap(FORMS[form]), states, jax.random.split(KEY, 2))
+
+
+# --- what a check finds --------------------------------------------------------------------------
+
+
+def without_after(step):
+    """The step, in which `after` does nothing."""
+
+    @functools.wraps(step)
+    def run(state, key):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fbuf, "after", lambda state, batch: state)
+            return step(state, key)
+
+    return run
+
+
+def in_cond(state, key):
+    state = fbuf.add(state, rows(4))
+    add = lambda s: fbuf.add(s, rows(4))
+    return lax.cond(jax.random.bernoulli(key), add, lambda s: s, state)
+
+
+COPYING = {
+    "unrolled": without_after(FORMS["unrolled"]),
+    "sampling helper": without_after(FORMS["sampling helper"]),
+    "inner loop": without_after(FORMS["inner loop"]),
+    "cond": in_cond,
+}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("form", COPYING)
+def test_the_check_finds_copies_and_says_what_to_do(form):
+    run = jax.jit(COPYING[form], donate_argnums=0)
+    with pytest.raises(RuntimeError, match=r"writes whole arrays .*u32.*fbuf\.after\(state, ba"):
+        fbuf.check_in_place(run, large(), KEY)
+
+
+def test_the_check_passes_a_step_in_place_and_consumes_nothing():
+    state = {"buffer": fbuf.init(jnp.zeros(3), 2**16), "steps": jnp.int32(0)}
+
+    @functools.partial(jax.jit, donate_argnames="carry", static_argnames="count")
+    def step(carry, key, count):
+        buffer = fbuf.add(carry["buffer"], jnp.ones((4, 3)))
+        batch = fbuf.sample(buffer, key, count)
+        buffer = fbuf.after(buffer, batch)
+        return {"buffer": buffer, "steps": carry["steps"] + 1}, batch.data.sum()
+
+    fbuf.check_in_place(step, carry=state, key=KEY, count=16)
+    fbuf.check_in_place(step, state, KEY, count=16, timed=True)
+    assert int(fbuf.size(state["buffer"])) == 0
+
+
+def test_the_check_refuses_what_it_cannot_read():
+    state, tiny = fbuf.init(jnp.zeros(3), 2**16), fbuf.init(jnp.zeros(3), 16)
+    step = lambda state: fbuf.add(state, jnp.ones((4, 3)))
+    donating = jax.jit(step, donate_argnums=0)
+    with pytest.raises(TypeError, match=r"give jax\.jit\(step, donate_argnums=0\)"):
+        fbuf.check_in_place(step, state)
+    with pytest.raises(RuntimeError, match="is not donated"):
+        fbuf.check_in_place(jax.jit(step), state)
+    with pytest.raises(ValueError, match="16 KiB; give one of a larger capacity"):
+        fbuf.check_in_place(donating, tiny)
+    with pytest.raises(ValueError, match="no buffer is there"):
+        fbuf.check_in_place(jax.jit(lambda x: x), jnp.zeros(3))
+    batched = jax.vmap(lambda _: fbuf.init(jnp.zeros(3), 2**16))(jnp.arange(2))
+    with pytest.raises(ValueError, match="leave timed out"):
+        fbuf.check_in_place(jax.jit(jax.vmap(step), donate_argnums=0), batched, timed=True)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_the_check_finds_memory_that_no_result_takes():
+    run = jax.jit(lambda state: fbuf.size(fbuf.add(state, jnp.ones((4, 3)))), donate_argnums=0)
+    with pytest.raises(RuntimeError, match=r"no result lies in the memory .*u32\[196,608\]"):
+        fbuf.check_in_place(run, fbuf.init(jnp.zeros(3), 2**16))
+
+
+def test_the_check_times_what_no_program_shows(monkeypatch):
+    """A step whose time grows with the capacity, though its program copies nothing."""
+    state = fbuf.init(jnp.zeros(3), 2**16)
+
+    class Slow:
+        """A step that looks at each row once more, from outside of the program."""
+
+        def __init__(self):
+            self.jitted = jax.jit(lambda s: fbuf.add(s, jnp.ones((4, 3))), donate_argnums=0)
+            self.lower = self.jitted.lower
+
+        def __call__(self, state):
+            for _ in range(state.capacity // 2**10):
+                np.random.default_rng(0).random(2**12).sort()
+            return self.jitted(state)
+
+    fbuf.check_in_place(Slow(), state)
+    with pytest.raises(RuntimeError, match=r"a 64th of the capacity.*Use another version of JAX"):
+        fbuf.check_in_place(Slow(), state, timed=True)
