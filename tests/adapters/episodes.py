@@ -87,7 +87,11 @@ def assert_same(left, right):
 
 
 def assert_holds(state, made, unknown=(), following=True):
-    """The rows of a buffer are those of the episodes; `unknown` ends are masked."""
+    """The rows of a buffer are those of the episodes.
+
+    Nobody knows what came after `unknown` ends: where they are truncated they are masked, and where
+    they terminated their own observation stands in.
+    """
     fields, terminated, truncated, later = flat(made)
     fields["action"] = fields["action"].astype(np.int32)
     fields["reward"] = fields["reward"].astype(np.float32)
@@ -107,10 +111,16 @@ def assert_holds(state, made, unknown=(), following=True):
     if not following:
         return
     led = store.read(store.newest_ids(count), view=fbuf.Transition())
-    known = np.ones(count, bool)
     ends = np.cumsum([len(e) for e in made]) - 1
-    known[[ends[number] for number in unknown]] = False
+    lacking = np.isin(np.arange(count), [ends[number] for number in unknown])
+    known = ~(lacking & truncated)
     assert_same(led.mask, known)
+
+    def stands_in(own, leaf):
+        there = (lacking & terminated).reshape(-1, *(1,) * (leaf.ndim - 1))
+        return np.where(there, own, leaf)
+
+    later = jax.tree.map(stands_in, fields["observation"], later)
     known_rows = lambda leaf: np.asarray(leaf)[known]
     assert_same(
         jax.tree.map(known_rows, led.data.next_observation), jax.tree.map(known_rows, later)

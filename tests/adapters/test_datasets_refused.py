@@ -250,19 +250,9 @@ REFUSED = {
         {"sampler": fbuf.Uniform()},
         "from_arrays: sampler is for a new buffer; leave it out, or give it to fbuf.init",
     ),
-    "rows in no order": (
-        {
-            **rows(observation=ROWS["observation"][::-1].copy()),
-            **{"next_observation": LATER[::-1].copy(), "into": into(next_of="observation")},
-        },
-        "from_arrays: episode 0, row 0 of the data set: its next observation is not the "
-        "observation of the following row, though no episode ends there. Say where episodes end; "
-        "or, if the rows are in no order, give the item a field 'next_observation' in place of "
-        "next_of",
-    ),
     "a field of what nobody knows": (
         {"next_observation": None, "into": into(item={**ITEM, "next_observation": jnp.zeros(3)})},
-        "from_arrays: the data set lacks the last observation of 3 of 3 episodes, so "
+        "from_arrays: the data set lacks the last observation of 2 of 3 episodes, so "
         "'next_observation' cannot be a field of all rows; leave it out of the item, and make the "
         "buffer with next_of='observation', which masks those",
     ),
@@ -299,6 +289,20 @@ def test_what_is_wrong_is_said(name):
     assert not hasattr(raised.value, "__notes__")  # nothing was added
     if isinstance(buffer, fbuf.State):
         int(fbuf.size(buffer))  # and nothing consumed
+
+
+def test_more_ends_than_the_caller_knows_of():
+    """Rows in no order have as many episodes as there are rows."""
+    order = np.arange(12)[::-1]
+    fields = {**ROWS, "observation": ROWS["observation"][order]}
+    given = {**GOOD, "arrays": fields, "next_observation": LATER[order]}
+    with pytest.raises(
+        DatasetError, match=r"has 12 episodes, .* make it with max_ends=12"
+    ) as raised:
+        from_arrays(given.pop("arrays"), into(next_of="observation")(), **given)
+    assert re.search(
+        r"in 9 places, after rows 0, 1, 3, \.\.\., .* in no order", raised.value.__notes__[0]
+    )
 
 
 def test_casts_are_a_dict():

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import minari
 from episodes import Episode, assert_holds, assert_same, episodes, flat
-from fbuf_adapters.datasets import DatasetError, from_arrays, from_minari, to_minari
+from fbuf_adapters.datasets import (
+    DatasetError,
+    from_arrays,
+    from_minari,
+    from_npz,
+    to_minari,
+    to_npz,
+)
 from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
@@ -478,3 +485,31 @@ def test_no_such_data_set(tmp_path):
         from_minari(tmp_path)
     with pytest.raises(TypeError, match=r"must be a minari.MinariDataset, an id or a path, got in"):
         from_minari(3)
+
+
+@pytest.mark.parametrize("field", [False, True])
+def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
+    """Whether it is kept aside, or in a field; what is known of other rows is written."""
+    made = [e for number, e in enumerate(episodes([3, 1, 1, 4])) if number % 3 == 0]
+    fields, terminated, _, later = flat(made)
+    item = {"observation": jnp.zeros(3), "action": jnp.int32(0), "reward": 0.0}
+    item |= {"next_observation": jnp.zeros(3)} if field else {}
+    kept = {} if field else {"next_of": "observation", "max_ends": 14}
+    state = fbuf.init(item, 14, **kept)
+    flags = {"terminated": terminated, "truncated": False, "casts": CASTS}
+    with pytest.warns(UserWarning, match="2 rows that terminated"):
+        state = from_arrays(fields, state, **flags)
+    state = from_arrays(fields, state, next_observation=later, **flags)
+    with pytest.warns(
+        UserWarning, match="to_minari: 2 of 4 episodes or parts of them are left out"
+    ):
+        dataset = out(state)
+    for episode, written_one in zip(made, dataset, strict=True):
+        assert_same(written_one.observations, episode.observation)
+    if not field:
+        to_npz(state, tmp_path / "x.npz")
+        with np.load(tmp_path / "x.npz") as file:
+            assert file["last_observation_row"].tolist() == [9, 13]
+        with pytest.warns(UserWarning, match="2 rows that terminated"):
+            again = from_npz(tmp_path / "x.npz", next_of="observation")
+        assert_holds(again, [*made, *made], unknown=[0, 1])

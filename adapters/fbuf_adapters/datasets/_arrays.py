@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under
 from fbuf_adapters.datasets._flat import Flat
@@ -41,12 +42,15 @@ def from_arrays(
             `fbuf_adapters.host.HostStore`, to which is added in place. None makes a `fbuf.State`
             with room for just these rows, and for all last observations.
         terminated: `[N]`, bools or numbers 0 and 1: the episode ended by itself at this row.
-        truncated: `[N]`, likewise: the episode was cut off after this row. None is nowhere. The
-            last row of all counts as truncated if it ends no episode.
+        truncated: `[N]`, likewise: the episode was cut off after this row. False is nowhere, and
+            None is not known: a warning comes if an episode then is without an end. The last row of
+            all counts as truncated if it ends no episode.
         next_observation: What each row's step led to, leaves `[N, ...]`. None takes the field
             `next_observation` of `arrays`. If there is none, the following row has it, and at ends
-            of episodes nobody knows it: views that return it mask those rows. Give it only with
-            `next_of`, or if the item of `into` has a field `next_observation`.
+            of episodes nobody knows it: views that return it mask truncated rows. Rows that
+            terminated count, for a target does without it: they have their own observation in its
+            place, and a warning says how many they are. Give it only with `next_of`, or if the item
+            of `into` has a field `next_observation`.
         sampler: Of a new buffer, as for `fbuf.init`.
         next_of: Of a new buffer, as for `fbuf.init`.
         casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
@@ -62,24 +66,29 @@ def from_arrays(
             plain array; if fields have different lengths; if a flag is neither 0 nor 1; if the
             buffer has no room for all rows, or for the last observations of all episodes; if
             `next_observation` has other leaves or shapes than what it is the next value of, or if
-            nothing takes it; if the buffer has `next_of` and a `next_observation` is not the
-            observation of the following row.
+            nothing takes it.
         TypeError: If `into` is neither a buffer nor a store, or if `casts` is no dict.
         RuntimeError: If `into` has been consumed.
+
+    A row whose next observation is not the observation of the following row ends its episode,
+    whatever the flags say: it is truncated there, and a warning says how many such rows there are,
+    and which are the first. So rows in no order are episodes of one step. A difference that is no
+    more than a rounding is none.
 
     An exception in the middle, Ctrl-C too, leaves the rows that were added before in the buffer,
     which is its attribute `state`; a note says how many they are. An episode that is there in part
     is truncated.
 
     Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or
-    4 MiB, whichever is less. One program adds all chunks.
+    4 MiB, whichever is less. One program adds all chunks. Next observations, and what they are
+    compared with, are read twice.
 
     Examples:
         >>> import fbuf, numpy as np
         >>> from fbuf_adapters.datasets import from_arrays
         >>> rows = {"observation": np.zeros((5, 3), np.float32), "reward": np.ones(5)}
         >>> ends = np.array([0, 0, 1, 0, 1])
-        >>> from_arrays(rows, terminated=ends, casts={"reward": "float32"})
+        >>> from_arrays(rows, terminated=ends, truncated=False, casts={"reward": "float32"})
         State(Uniform, 5 of 5 rows)
     """
     where = "from_arrays"
@@ -94,10 +103,13 @@ def from_arrays(
         led_to = named({NEXT: next_observation})
         following = under({name: _array(where, name, leaf) for name, leaf in led_to.items()}, NEXT)
     ended = flags(where, "terminated", terminated)
-    cut = np.zeros_like(ended) if truncated is None else flags(where, "truncated", truncated)
+    nowhere = truncated is None or truncated is False
+    cut = np.zeros_like(ended) if nowhere else flags(where, "truncated", truncated)
+    advice = "" if truncated is False else "give truncated, which is False if nothing was cut off"
+    ends = Ends(ended, cut, truncated is not None, advice)
     item = jax.tree.unflatten(jax.tree.structure(arrays), [spec(x) for x in fields.values()])
     asked = next_observation is not None
-    data = Flat(where, fields, ended, cut, following=following, asked=asked, item=item)
+    data = Flat(where, fields, ends, following=following, asked=asked, item=item)
     return load(where, data, into, Options(sampler, next_of, casts, progress))
 
 

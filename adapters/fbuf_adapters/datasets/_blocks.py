@@ -17,7 +17,9 @@ class Block:
             wants it.
         terminated: bool `[n]`.
         truncated: bool `[n]`.
-        unknown: bool `[n]`; ends whose last observation the data set lacks.
+        unknown: bool `[n]`; ends whose last observation the data set lacks, and a target needs.
+        stands_in: bool `[n]`; ends whose last observation it lacks, and no target needs: the row's
+            own observation stands in for it.
         episode: The number of the first row's episode.
         first: The number of the first row.
     """
@@ -27,6 +29,7 @@ class Block:
     terminated: Array
     truncated: Array
     unknown: Array
+    stands_in: Array
     episode: int
     first: int
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, under
 from fbuf_adapters.datasets._flat import Flat
@@ -37,15 +38,20 @@ def from_d4rl(
 
     Without `next_observations`, the following row has the next observation. At the end of an
     episode nobody has it: the following row is of another episode. Views that return next
-    observations mask these rows. A warning says how many of them terminated. Another one comes if
-    nothing says where an episode ends, for then all rows count as one.
+    observations mask truncated rows. Rows that terminated count, with discount 0, and a warning
+    says how many they are, see `from_arrays`.
+
+    A file may lack `timeouts`, or have them False everywhere. With `next_observations`, the rows
+    themselves show where an episode was cut off. Otherwise give `max_episode_steps`; if you do not,
+    a warning comes, for episodes that were cut off are joined.
 
     Args:
         path: The file.
         into: As for `from_arrays`.
         infos: More fields to load: `"qpos"` is the file's `infos/qpos`.
-        max_episode_steps: For a file without `timeouts`, at least 1: an episode that has not
-            terminated after so many steps is truncated.
+        max_episode_steps: For a file without `timeouts`, at least 1: an episode that has not ended
+            after so many steps is truncated. Steps are counted from the row after a terminal; with
+            `next_observations`, from where they show that an episode begins.
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
@@ -115,24 +121,19 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
         following = under(_arrays(where, file, NEXT, "next_observations"), NEXT)
         called |= {NEXT + name: "next_observations" + name.replace(".", "/") for name in following}
     terminated = _flags(where, file, "terminals")
-    endless = ""
-    if "timeouts" not in file:
-        truncated = _timeouts(terminated, steps)
-        endless = "give max_episode_steps" if steps is None else ""
-    elif steps is None:
-        truncated = _flags(where, file, "timeouts")
-    else:
+    cut = _flags(where, file, "timeouts") if "timeouts" in file else np.zeros_like(terminated)
+    told = bool(cut.any())  # some files have timeouts that are False everywhere
+    if told and steps is not None:
         raise DatasetError(
             f"{where}: the file has timeouts, so it says itself where episodes are truncated; "
             "leave max_episode_steps out"
         )
+    advice = "give max_episode_steps" if steps is None else ""
     return Flat(
         where,
         fields,
-        terminated,
-        truncated,
+        Ends(terminated, cut, told or steps is not None, advice, steps, usual=True),
         following=following,
-        endless=endless,
         called=called,
     )
 
@@ -149,14 +150,3 @@ def _arrays(where: str, file: Any, name: str, theirs: str) -> dict[str, Any]:
 
 def _flags(where: str, file: Any, name: str) -> Array:
     return flags(where, name, _arrays(where, file, name, name)[name][()])
-
-
-def _timeouts(terminated: Array, steps: int | None) -> Array:
-    """Where episodes are truncated that have not terminated after so many steps."""
-    truncated = np.zeros_like(terminated)
-    start = 0
-    for end in [*(np.flatnonzero(terminated) + 1).tolist(), len(terminated)]:
-        if steps is not None:
-            truncated[start + steps - 1 : end : steps] = True
-        start = end
-    return truncated & ~terminated

@@ -47,7 +47,7 @@ class Filler:
                 item = item[part] if isinstance(item, dict) else getattr(item, part)
             tree = jax.tree.structure(item)
             self._next_observation = jax.tree.unflatten(tree, list(self._next.values()))
-        self._flags = np.zeros((3, size), np.bool_)
+        self._flags = np.zeros((4, size), np.bool_)
 
     def chunks(self, blocks: Iterable[Block]) -> Iterator[Chunk]:
         """The rows of all blocks. Use each chunk before the next one is made."""
@@ -79,12 +79,12 @@ class Filler:
         for suffix, leaf in self._next.items():
             given = block.following[suffix][part]
             leaf[room] = self._casts.cast(given, leaf.dtype, self._of + suffix, place)
-        for flag, given in zip(
-            self._flags, (block.terminated, block.truncated, block.unknown), strict=True
-        ):
+        flags = block.terminated, block.truncated, block.unknown, block.stands_in
+        for flag, given in zip(self._flags, flags, strict=True):
             flag[room] = given[part]
 
     def _chunk(self, rows: int) -> Chunk:
         self._flags[:, rows:] = False
-        terminated, truncated, unknown = self._flags
-        return Chunk(self._items, terminated, truncated, self._next_observation, unknown, rows)
+        terminated, truncated, unknown, stands_in = self._flags
+        led_to = self._next_observation
+        return Chunk(self._items, terminated, truncated, led_to, unknown, stands_in, rows)

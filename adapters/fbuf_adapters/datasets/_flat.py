@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.datasets._blocks import Block
+from fbuf_adapters.datasets._continuity import goes_on
+from fbuf_adapters.datasets._ends import Ends, settle
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, native, nested, spec, under
 
@@ -37,62 +39,70 @@ class Flat:
     Args:
         where: Who asks.
         fields: By name; anything with `shape`, `dtype` and slices: an array, or one in a file.
-        terminated: bool `[rows]`.
-        truncated: bool `[rows]`. The last row counts as truncated if it ends no episode.
+        ends: Where episodes end. The last row counts as truncated if it ends no episode.
         following: What each row led to, named as by `under`; empty if the data set lacks it.
         last: The last observations of some episodes, for data sets without `following`.
         asked: Whether the caller gave `following`, so that it must not be left out.
-        endless: What to give, if the data set may not say where episodes are cut; else empty.
         item: One row, if the names do not tell its tree.
         called: What the data set calls a field, for errors.
-
-    Attributes:
-        endless: As given if nothing ends an episode, else empty.
     """
 
     def __init__(
         self,
         where: str,
         fields: Mapping[str, Any],
-        terminated: Array,
-        truncated: Array,
+        ends: Ends,
         *,
         following: Mapping[str, Any],
         last: Last | None = None,
         asked: bool = False,
-        endless: str = "",
         item: Any = None,
         called: Mapping[str, str] | None = None,
     ) -> None:
         self._where, self._fields, self._following = where, fields, following
-        self._asked, self._called = asked, called or {}
-        self.rows = len(terminated)
+        self._asked, self._called, self._said = asked, called or {}, ends
+        self.rows = len(ends.terminated)
         following_said = {f"{NEXT}{name}": leaf for name, leaf in following.items()}
-        for name, leaf in {**fields, **following_said, "truncated": truncated}.items():
+        for name, leaf in {**fields, **following_said, "truncated": ends.truncated}.items():
             if not leaf.shape or leaf.shape[0] != self.rows:
                 got = f"{leaf.shape[0]} rows" if leaf.shape else "no axis of rows"
                 raise DatasetError(
                     f"{where}: {self._say(name)} has {got}, and {self._say('terminated')} has "
                     f"{self.rows}"
                 )
-        self._terminated, self._truncated = terminated, truncated.copy()
+        self._last, self._last_at = last, dict[int, int]()
+        if last is not None:
+            self._last_at = {int(row): place for place, row in enumerate(last.rows)}
+        specs = {name: spec(leaf) for name, leaf in fields.items()}
+        self.item = nested(specs) if item is None else item
+
+    def settle(self, of: str, size: int) -> list[str]:
+        """Find where episodes end; see `Data`."""
+        terminated = self._terminated = self._said.terminated
+        settled = settle(self._said, self._goes_on(of, size))
+        self._truncated = settled.truncated
         if self.rows:
             self._truncated[-1] |= not terminated[-1]
         ended = terminated | self._truncated
         self._episode = np.cumsum(ended) - ended  # the number of each row's
-        self.endless = "" if (terminated | truncated).any() else endless
-        self._unknown = ended.copy() if not following else np.zeros_like(ended)
-        self._last, self._last_at = last, dict[int, int]()
-        if last is not None:
-            self._unknown[last.rows] = False
-            self._last_at = {int(row): place for place, row in enumerate(last.rows)}
-        self.ends = int(ended.sum())
-        self.unknown = int(self._unknown.sum())
-        self.unknown_terminated = int((self._unknown & terminated).sum())
-        specs = {name: spec(leaf) for name, leaf in fields.items()}
-        self.item = nested(specs) if item is None else item
+        lacking = ended.copy() if not self._following else np.zeros_like(ended)
+        if self._last is not None:
+            lacking[self._last.rows] = False
+        # Of a row that terminated nobody needs to know what came next: there is no value in it.
+        self._unknown, self._stands_in = lacking & ~terminated, lacking & terminated
+        self.ends, self.unknown = int(ended.sum()), int(self._unknown.sum())
+        self.needless = int(self._stands_in.sum())
+        return settled.doubts
 
-    def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+    def _goes_on(self, of: str, size: int) -> Array | None:
+        """Which rows go on in the next one; None if the rows do not show it."""
+        observed = under(self._fields, of)
+        shapes = lambda leaves: {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        if not observed or shapes(observed) != shapes(self._following):
+            return None
+        return goes_on(observed, self._following, ~self._said.truncated, size)
+
+    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
         """The rows in order; see `Data`. One block more is in memory, for the next observation."""
         if of is None and self._asked:
             raise DatasetError(
@@ -101,9 +111,9 @@ class Flat:
             )
         if of is not None:
             self._check_next(of)
-        return self._blocks(names, of, size, join)
+        return self._blocks(names, of, size)
 
-    def _blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+    def _blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
         before: Block | None = None
         for start in range(0, self.rows, size):
             part = slice(start, min(start + size, self.rows))
@@ -117,20 +127,22 @@ class Flat:
                 self._terminated[part],
                 self._truncated[part],
                 self._unknown[part],
+                self._stands_in[part],
                 int(self._episode[start]),
                 start,
             )
             if before is not None:
-                self._join(before, here, join)
+                self._join(before, here)
                 yield before
-            if of is not None and join and self._following:
-                self._check(block, here)
             before = block
         if before is not None:
             yield before
 
     def _led_to(self, name: str, leaf: Array, part: slice) -> Array:
-        """What the rows of a block led to; of the last one only if the data set says it."""
+        """What the rows of a block led to; of the last one only if the data set says it.
+
+        A row's own observation stands in, because it is one that a network can be given.
+        """
         if self._following:
             return native(self._following[name][part])
         following = np.empty_like(leaf)
@@ -142,7 +154,7 @@ class Flat:
             if self._last is not None and place is not None:
                 following[row] = self._last.leaves[name][place]
             else:
-                following[row] = 0
+                following[row] = leaf[row] if self._stands_in[part][row] else 0
         return following
 
     def _check_next(self, of: str) -> None:
@@ -173,33 +185,9 @@ class Flat:
         """What the data set calls a leaf."""
         return self._called.get(name, name)
 
-    def _join(self, before: Block, here: dict[str, Array], join: bool) -> None:
+    def _join(self, before: Block, here: dict[str, Array]) -> None:
         """The last row of a block led to the first one of the next, unless an episode ended."""
-        if before.terminated[-1] or before.truncated[-1]:
+        if self._following or before.terminated[-1] or before.truncated[-1]:
             return
         for name, leaf in here.items():
-            if not self._following:
-                before.following[name][-1] = leaf[0]
-            elif join and not _same(before.following[name][-1:], leaf[:1])[0]:
-                self._refuse(before, len(before.terminated) - 1)
-
-    def _check(self, block: Block, here: dict[str, Array]) -> None:
-        """A buffer with `next_of` reads the next observation from the following row."""
-        goes_on = ~(block.terminated | block.truncated)[:-1]
-        for name, leaf in here.items():
-            wrong = goes_on & ~_same(block.following[name][:-1], leaf[1:])
-            if wrong.any():
-                self._refuse(block, int(np.argmax(wrong)))
-
-    def _refuse(self, block: Block, row: int) -> None:
-        raise DatasetError(
-            f"{self._where}: {block.place(row)}: its next observation is not the observation of "
-            "the following row, though no episode ends there. Say where episodes end; or, if the "
-            f"rows are in no order, give the item a field {NEXT!r} in place of next_of"
-        )
-
-
-def _same(left: Array, right: Array) -> Array:
-    """Whether rows are alike, bit for bit but for the sign of 0: bool `[n]`."""
-    same = (left == right) | ((left != left) & (right != right))
-    return same.reshape(len(left), -1).all(axis=1)
+            before.following[name][-1] = leaf[0]

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
 from fbuf_adapters.datasets._flat import LAST, Flat, Last
@@ -43,7 +44,8 @@ def from_npz(
     `truncated` may; the others are fields. `observation.camera` is the field `camera` of
     `observation`, and `observation.0` the first part of a tuple. Next observations are those of
     `next_observation`, a row each, if it is there; in a file of `to_npz`, those that the buffer
-    kept. A warning says so if nothing says where an episode ends, for then all rows count as one.
+    kept. A warning comes if ends of episodes seem to be missing, and if the rows themselves show
+    where they are, see `from_arrays`.
 
     Args:
         path: The file.
@@ -69,7 +71,8 @@ def from_npz(
         >>> import numpy as np, os, tempfile
         >>> from fbuf_adapters.datasets import from_npz
         >>> path = os.path.join(tempfile.mkdtemp(), "walk.npz")
-        >>> np.savez(path, observation=np.zeros((4, 2), np.float32), terminated=np.arange(4) == 3)
+        >>> ends = np.arange(4) % 2 == 1
+        >>> np.savez(path, observation=np.zeros((4, 2), np.float32), terminated=ends)
         >>> from_npz(path)
         State(Uniform, 4 of 4 rows)
     """
@@ -105,9 +108,9 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
     dtypes: dict[str, Any] = {}
 
     def member(name: str) -> Member:
+        source = lambda: held.enter_context(file.open(f"{name}.npy"))
         try:
-            stream = held.enter_context(file.open(f"{name}.npy"))
-            return Member(stream, name, dtypes.get(name))
+            return Member(source, name, dtypes.get(name))
         except ValueError as error:
             raise _Unreadable(str(error)) from error
 
@@ -129,9 +132,11 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
             f"{', '.join(names) or 'nothing'}"
         )
     terminated = flags(where, "terminated", whole("terminated"))
-    truncated, endless = np.zeros_like(terminated), "write an array 'truncated' into the file, too"
-    if "truncated" in names:
-        truncated, endless = flags(where, "truncated", whole("truncated")), ""
+    told = "truncated" in names
+    truncated, advice = np.zeros_like(terminated), "write an array 'truncated' into the file, too"
+    if told:
+        truncated = flags(where, "truncated", whole("truncated"))
+        advice = "mark their ends in 'truncated'"
     last = None
     if LAST_ROW in names and (of_last := under(dict.fromkeys(names), LAST)):
         kept = {name: whole(LAST + name) for name in of_last}
@@ -145,6 +150,5 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
     fields = {name: member(name) for name in names if name not in apart}
     # A buffer that kept last observations knows which of them nobody knows, a field does not.
     following = under(fields, NEXT) if last is None else {}
-    return Flat(
-        where, fields, terminated, truncated, following=following, last=last, endless=endless
-    )
+    ends = Ends(terminated, truncated, told, advice)
+    return Flat(where, fields, ends, following=following, last=last)

@@ -30,27 +30,36 @@ class Data(Protocol):
     Attributes:
         item: One row: a tree of `jax.ShapeDtypeStruct`, with the dtypes of the data set.
         rows: How many.
-        ends: How many episodes end in them.
-        unknown: Of how many of these the last observation is lacking.
-        unknown_terminated: How many of those were terminated.
-        endless: What to give, if nothing says where an episode ends; else empty.
+        ends: How many episodes end in them; known once it is settled.
+        unknown: Of how many truncated ones the last observation is lacking; likewise.
+        needless: Of how many terminated ones it is lacking, where nobody needs it; likewise.
     """
 
     item: Any
     rows: int
     ends: int
     unknown: int
-    unknown_terminated: int
-    endless: str
+    needless: int
 
-    def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+    def settle(self, of: str, size: int) -> list[str]:
+        """Find where episodes end, before anything else is asked.
+
+        Args:
+            of: The field of which the data set may have the next values.
+            size: About how many rows to read at a time.
+
+        Returns:
+            What the caller should know of it: sentences without their end.
+        """
+        ...
+
+    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
         """The rows in order. What is wrong beforehand is refused before any of them is read.
 
         Args:
             names: The leaves that are wanted.
             of: The field whose next value is wanted; None if none is.
             size: About how many rows a block shall have.
-            join: Whether the next value of a row must be that of the following row.
         """
         ...
 
@@ -73,6 +82,7 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     found = named(data.item)
     if into is None:
         stored = stored_specs(where, found, None, casts)
+        doubts = data.settle(options.next_of or "observation", _size(stored, data.rows))
         target = target_of(where, _new(where, data, stored, options))
     else:
         for name in ("sampler", "next_of"):
@@ -83,33 +93,34 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
         target = target_of(where, into)
         item = named(target.item)
         stored = stored_specs(where, _with_next(found, item, casts), item, casts)
+        doubts = data.settle(target.next_of or "observation", _size(stored, data.rows))
     # Whether a field of the item is what the row's step led to, and no field of the data set.
     as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
     of = target.next_of or ("observation" if as_field else None)
     if of is not None and not under(found, of):
         raise DatasetError(f"{where}: the data set has no field {of!r}, which next_of names")
-    target.check(where, data.rows, data.ends)
+    try:
+        target.check(where, data.rows, data.ends)
+    except DatasetError as error:
+        for doubt in doubts:  # there may be more ends than the caller knows of
+            error.add_note(f"{where}: {doubt}")
+        raise
     names = [name for name in stored if name in found]
-    blocks = data.blocks(names, of, _size(stored, data.rows), target.next_of is not None)
+    blocks = data.blocks(names, of, _size(stored, data.rows))
     if data.unknown and as_field:
         raise DatasetError(
             f"{where}: the data set lacks the last observation of {data.unknown} of {data.ends} "
             f"episodes, so {NEXT!r} cannot be a field of all rows; leave it out of the item, and "
             "make the buffer with next_of='observation', which masks those"
         )
-    if data.unknown_terminated and target.next_of is not None:
-        warnings.warn(
-            f"{where}: the data set lacks the next observations of {data.unknown_terminated} rows "
-            "that terminated; views that return next observations mask these rows, so no target "
-            "is made of their rewards",
-            stacklevel=3,
+    if data.needless and of is not None:
+        doubts.append(
+            f"the data set lacks the next observations of {data.needless} rows that terminated; "
+            "targets need none, so these rows count, with their own observation in its place; "
+            "where you learn from next observations themselves, leave out batch.terminated"
         )
-    if data.endless:
-        warnings.warn(
-            f"{where}: no row of the data set ends an episode, so all {data.rows} count as one "
-            f"episode; if there are more, {data.endless}",
-            stacklevel=3,
-        )
+    for doubt in doubts:
+        warnings.warn(f"{where}: {doubt}", stacklevel=3)
     filler = Filler(target, stored, of, _size(stored, data.rows), casts)
     return _run(where, data.rows, target, filler.chunks(blocks), options.progress)
 

@@ -101,8 +101,7 @@ def _opened(minari: Any, dataset: Any) -> Any:
 class _Episodes:
     """A data set of Minari, see `Data`. Its last observations are all there."""
 
-    unknown = unknown_terminated = 0
-    endless = ""
+    unknown = needless = 0
 
     def __init__(self, where: str, dataset: Any, infos: tuple[str, ...]) -> None:
         self._where, self._dataset, self._infos = where, dataset, infos
@@ -116,7 +115,11 @@ class _Episodes:
             self._miscounted(f"episode {first.id} has {len(first.rewards)}")
         self.item: Any = {} if first is None else jax.tree.map(spec, self._tree(first))
 
-    def blocks(self, names: list[str], of: str | None, size: int, join: bool) -> Iterator[Block]:
+    def settle(self, of: str, size: int) -> list[str]:
+        """Each episode says itself where it ends."""
+        return []
+
+    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
         """Each episode."""
         row = 0
         for episode in self._episodes():
@@ -136,6 +139,7 @@ class _Episodes:
                 terminated=terminated,
                 truncated=truncated,
                 unknown=np.zeros(steps, np.bool_),
+                stands_in=np.zeros(steps, np.bool_),
                 episode=int(episode.id),
                 first=row,
             )

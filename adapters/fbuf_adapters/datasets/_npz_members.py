@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -12,39 +13,36 @@ from fbuf_adapters.datasets._fields import Array
 
 
 class Member:
-    """An array of an npz file; its rows are read once, in order.
+    """An array of an npz file; its rows are read in order, and from the first one again.
 
     One in Fortran order, in which no row is in one piece, is read as a whole at its first row.
 
     Args:
-        stream: The member of the npz file, at its beginning; the caller closes it.
+        source: Opens the member of the npz file at its beginning; the caller closes it.
         name: What the array is called.
         dtype: What its items are, if NumPy does not know the dtype; None is what the file says.
     """
 
-    def __init__(self, stream: Any, name: str, dtype: np.dtype[Any] | None) -> None:
-        self._stream = stream
-        version = np.lib.format.read_magic(self._stream)
-        if version == (1, 0):
-            shape, fortran, stored = np.lib.format.read_array_header_1_0(self._stream)
-        elif version == (2, 0):
-            shape, fortran, stored = np.lib.format.read_array_header_2_0(self._stream)
-        else:
-            raise ValueError(f"{name} is of version {version} of npy")
+    def __init__(self, source: Callable[[], Any], name: str, dtype: np.dtype[Any] | None) -> None:
+        self._source, self._name = source, name
+        shape, fortran, stored = self._open()
         if stored.hasobject:
             raise ValueError(f"{name} holds objects of Python, which are not read")
         self._fortran: bool = fortran and len(shape) > 1
         self._whole: Array | None = None
         self.shape: tuple[int, ...] = shape
-        self.dtype, self._name = stored if dtype is None else dtype, name
-        self._read, self._last = 0, np.empty((0, *shape[1:]), self.dtype)
+        self.dtype = stored if dtype is None else dtype
+        self._last = np.empty((0, *shape[1:]), self.dtype)
 
     def __getitem__(self, part: slice) -> Array:
-        """The rows after those read before; or those that were read last, again."""
+        """The rows after those read before, or the first ones; or those read last, again."""
         if part.stop == self._read and part.start == self._read - len(self._last):
             return self._last
-        if part.start != self._read:
-            raise IndexError(f"{self._name}: rows are read once, in order")
+        if part.start == 0 and self._read and self._whole is None:
+            self._stream.close()
+            self._open()  # anew: to seek would leave out the checksum
+        elif part.start != self._read and self._whole is None:
+            raise IndexError(f"{self._name}: rows are read in order")
         if self._fortran:
             if self._whole is None:
                 self._whole = self._array(self.shape[::-1], last=True).T
@@ -54,6 +52,16 @@ class Member:
             self._last = self._array(shape, last=part.stop == self.shape[0]).copy()
         self._read = part.stop
         return self._last
+
+    def _open(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Begin to read: shape, whether in Fortran order, and dtype."""
+        self._stream, self._read = self._source(), 0
+        version = np.lib.format.read_magic(self._stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(self._stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(self._stream)
+        raise ValueError(f"{self._name} is of version {version} of npy")
 
     def _array(self, shape: tuple[int, ...], last: bool) -> Array:
         """What comes next in the stream, which cannot be written to."""

@@ -16,6 +16,7 @@ from fbuf.door.entry import refuse_consumed
 from fbuf.storage.ring import CUT, DUMMY, REMOVED, TERMINATED, TRUNCATED
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
+from fbuf_adapters.datasets._target import STANDS_IN
 from fbuf_adapters.host import HostStore
 
 _MOST_ROWS = 2**14
@@ -31,6 +32,7 @@ class Stored:
         truncated: bool `[rows]`; also where the following row is not there: after the newest row,
             and before a removed one.
         whole: bool `[rows]`; all rows of the row's episode are there, from its first one.
+        stands_in: bool `[rows]`; what the row's step led to is not known, whatever is stored.
     """
 
     def __init__(self, where: str, state: Any) -> None:
@@ -66,6 +68,7 @@ class Stored:
         self.slots, self.terminated, self.truncated, self.whole = (
             np.concatenate(part) for part in zip(*parts, strict=True)
         )
+        self.stands_in = flags[self.slots] & STANDS_IN > 0
 
     @property
     def item(self) -> Any:
@@ -106,9 +109,8 @@ class Stored:
             for part in self.read(rows, NEXT):
                 parts.append(under(part, NEXT))
                 known.append(np.ones(len(next(iter(part.values()))), np.bool_))
-        return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}, np.concatenate(
-            known
-        )
+        led_to = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        return led_to, np.concatenate(known) & ~self.stands_in[rows]
 
     def _batches(self, rows: Array, view: Any) -> Iterator[tuple[Array, Any]]:
         size = batch_size(self.item, len(self.slots))

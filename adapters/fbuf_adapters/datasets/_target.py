@@ -17,6 +17,10 @@ from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array
 from fbuf_adapters.host import HostStore
 
+STANDS_IN = 128
+"""A bit of a row's flags, see `fbuf.storage.ring`: what its step led to is not known, and another
+observation stands in. Only who writes a data set asks for it: to targets it makes no difference."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
@@ -27,7 +31,8 @@ class Chunk:
         terminated: bool `[size]`.
         truncated: bool `[size]`.
         next_observation: A tree like the field `next_of`; None for targets without it.
-        unknown: bool `[size]`; rows that end an episode whose last observation nobody knows.
+        unknown: bool `[size]`; truncated rows whose next observation nobody knows.
+        stands_in: bool `[size]`; terminated rows for whose next observation another one stands in.
         rows: How many of the first rows are meant.
     """
 
@@ -36,6 +41,7 @@ class Chunk:
     truncated: Array
     next_observation: Any
     unknown: Array
+    stands_in: Array
     rows: int
 
 
@@ -174,14 +180,18 @@ def _given(chunk: Chunk) -> dict[str, Any]:
 
 
 def _marked(state: Any, chunk: Chunk) -> Any:
-    """A buffer to which a chunk was added, without the next observations that nobody knows."""
-    if state.next_obs is None or not chunk.unknown.any():
-        return state
-    # A copy: JAX may read an array of NumPy's after the call, and the next chunk is written to the
+    """A buffer to which a chunk was added, with word of the next observations that nobody knows."""
+    ring, next_obs = state.ring, state.next_obs
+    # Copies: JAX may read an array of NumPy's after the call, and the next chunk is written to the
     # same one. (`fbuf.add` copies by itself.)
-    unknown = chunk.unknown.copy()
-    kept_at = _forgotten(state.next_obs.kept_at, state.ring.cursor, unknown, chunk.rows)
-    return dataclasses.replace(state, next_obs=dataclasses.replace(state.next_obs, kept_at=kept_at))
+    if next_obs is not None and chunk.unknown.any():
+        unknown = chunk.unknown.copy()
+        kept_at = _forgotten(next_obs.kept_at, ring.cursor, unknown, chunk.rows)
+        next_obs = dataclasses.replace(next_obs, kept_at=kept_at)
+    if chunk.stands_in.any():
+        flags = _flagged(ring.flags, ring.cursor, chunk.stands_in.copy(), chunk.rows)
+        ring = dataclasses.replace(ring, flags=flags)
+    return dataclasses.replace(state, ring=ring, next_obs=next_obs)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -196,7 +206,18 @@ def _forgotten(kept_at: jax.Array, cursor: jax.Array, unknown: jax.Array, rows: 
         unknown: bool `[size]`.
         rows: How many of the first rows were added.
     """
-    capacity = kept_at.shape[0]
-    rank = jnp.arange(unknown.shape[0], dtype=jnp.int32)
-    slots = (cursor[0, 0] - rows + rank) % capacity
-    return kept_at.at[jnp.where(unknown, slots, capacity)].set(-1, mode="drop")
+    slots = _slots_of(unknown, cursor, rows, kept_at.shape[0])
+    return kept_at.at[slots].set(-1, mode="drop")
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _flagged(flags: jax.Array, cursor: jax.Array, stands_in: jax.Array, rows: Any) -> jax.Array:
+    """The flags of all rows, of which some were added just now; as `_forgotten`."""
+    slots = _slots_of(stands_in, cursor, rows, flags.shape[0])
+    return flags.at[slots].set(flags.at[slots].get(mode="clip") | STANDS_IN, mode="drop")
+
+
+def _slots_of(some: jax.Array, cursor: jax.Array, rows: Any, capacity: int) -> jax.Array:
+    """The slots of some rows of the newest ones, `capacity` for all others: int32 `[size]`."""
+    rank = jnp.arange(some.shape[0], dtype=jnp.int32)
+    return jnp.where(some, (cursor[0, 0] - rows + rank) % capacity, capacity)

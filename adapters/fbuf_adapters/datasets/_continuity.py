@@ -1,0 +1,96 @@
+"""Which rows go on in the row after them: what their steps led to is there, or it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf_adapters.datasets._fields import Array, native
+
+_COARSE = ("bfloat16", "float16")  # the coarsest first
+
+
+def goes_on(
+    observed: Mapping[str, Any], following: Mapping[str, Any], asked: Array, size: int
+) -> Array:
+    """Whether what a row's step led to is the observation of the row after it: bool `[rows]`.
+
+    Numbers that differ by no more than a rounding are the same.
+
+    Args:
+        observed: Leaves `[rows, ...]`, by name: what the rows have observed.
+        following: Likewise: what their steps led to.
+        asked: bool `[rows]`; for all other rows, and for the last one, the answer is False.
+        size: How many rows to read at a time.
+    """
+    found = asked.copy()
+    found[-1:] = False
+    for name, leaf in observed.items():
+        last: Array | None = None  # what the last row of the block before led to
+        for start, here, led in _blocks(leaf, following[name], size):
+            if last is not None:
+                rows = slice(start - 1, start)
+                found[rows] &= _alike(last, here[:1], found[rows])
+            rows = slice(start, start + len(here) - 1)
+            found[rows] &= _alike(led[:-1], here[1:], found[rows])
+            last = led[-1:]
+    return found
+
+
+def _blocks(here: Any, led: Any, size: int) -> Iterator[tuple[int, Array, Array]]:
+    for start in range(0, here.shape[0], size):
+        part = slice(start, min(start + size, here.shape[0]))
+        yield start, native(here[part]), native(led[part])
+
+
+def same(left: Array, right: Array) -> Array:
+    """Whether elements are alike, bit for bit but for the sign of 0 and for which NaN it is."""
+    return (left == right) | ((left != left) & (right != right))
+
+
+def _alike(left: Array, right: Array, asked: Array) -> Array:
+    """Whether rows are alike but for a rounding: bool `[n]`; of those asked about."""
+    if not len(left):
+        return np.zeros(0, np.bool_)
+    alike: Array = np.asarray(same(left, right).reshape(len(left), -1).all(axis=1))
+    other = asked & ~alike
+    if other.any() and all(jnp.issubdtype(array.dtype, jnp.floating) for array in (left, right)):
+        # Infinity less infinity is no number, and lies within no bound: it is `same`, or it is not.
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = np.abs(left[other].astype(np.float64) - right[other].astype(np.float64))
+            near = (apart <= _rounding(left, right, other)) | same(left[other], right[other])
+        alike[other] = near.reshape(len(near), -1).all(axis=1)
+    return alike
+
+
+def _rounding(left: Array, right: Array, rows: Array) -> Array | float:
+    """How far apart two numbers may be that were one before each was rounded.
+
+    One of the two may have been stored in a coarse format. Then it may differ by half a step of
+    that. If both are fine, they may have been computed twice, which is good for a few steps.
+    Numbers that are coarse anyway, such as places on a grid, are what they are.
+    """
+    both = left, right
+    for name in _COARSE:
+        shares = [_share(array, name) for array in both]
+        if max(shares) == 1 and min(shares) < 0.5:
+            coarse = both[shares.index(1)][rows].astype(np.float64)
+            smallest = float(jnp.finfo(name).smallest_subnormal)
+            return 0.51 * np.maximum(float(jnp.finfo(name).eps) * np.abs(coarse), smallest)
+        if min(shares) >= 0.5:
+            return 0.0
+    single = any(_share(array, "float32") == 1 for array in both)
+    eps = float(jnp.finfo("float32" if single else "float64").eps)
+    largest = np.where(np.isfinite(right), np.abs(right.astype(np.float64)), 0).max(axis=0)
+    return 4 * eps * largest
+
+
+def _share(array: Array, name: str) -> float:
+    """How many of the numbers a format holds, of those that are not 0: from 0 to 1."""
+    numbers = array[(array != 0) & np.isfinite(array)]
+    with np.errstate(over="ignore"):
+        held = numbers.astype(jnp.dtype(name)).astype(array.dtype) == numbers
+    return float(held.mean()) if held.size else 1.0
