@@ -2,7 +2,6 @@
 
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -313,10 +312,11 @@ def test_what_is_no_number_is_itself_and_nothing_else():
     assert jumps(observed, led_to) == [14, 34, 60]
 
 
-def test_a_checksum_is_read_both_times(tmp_path):
-    """Arrays of a file that are looked at before are read again, and checked again."""
+def test_arrays_of_a_file_are_read_again(tmp_path, small_chunks):
+    """They are compared before; in Fortran order, too."""
     observed, later, _ = walks([40])
     rows = {"observed": np.asfortranarray(observed), "later": later, "terminated": at(40, 39)}
     state, said = loaded("npz", tmp_path, **rows, **NEXT)
     assert said == []
-    assert (np.asarray(jax.device_get(fbuf.rows(state).data["observation"])) == observed).all()
+    assert (np.asarray(fbuf.rows(state).data["observation"]) == observed).all()
+    assert (np.asarray(fbuf.rows(state).data["next_observation"]) == later).all()

@@ -28,6 +28,7 @@ def history(case: int) -> tuple[str, str]:
     return "test_against_oracle.py", f"case{case:02} or every{case:02}"
 
 
+DATASETS = "../adapters/fbuf_adapters/datasets"
 FLAT, FLAT_PER, ONE_SLOT, LARGE = map(history, range(4))
 STRIDE, SEGMENTS, SEGMENTS_DUMMY, SEGMENTS_APART = map(history, range(4, 8))
 FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS, SHORT = map(history, range(8, 15))
@@ -578,5 +579,45 @@ MUTANTS = [
         ("PaceCounter(left, parts % below, owed - due)", "PaceCounter(left, parts * 0, owed - due)", "queue", ("test_pace.py", "exact")),
         ("owed = counter.owed + ", "owed = ", "queue", ("test_pace.py", "later")),
         ("counted = jnp.maximum(made - counter.warmup, 0)", "counted = jnp.where(counter.warmup > 0, 0, made)", "queue", ("test_pace.py", "exact")),
+    ),
+    *of(
+        f"{DATASETS}/_flat.py",
+        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("adapters/test_datasets_ends.py", "counts")),
+        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("adapters/test_datasets_ends.py", "counts")),
+        ("lacking[self._last.rows] = False", "pass", "next observations", ("adapters/test_datasets.py", "npz_and_back")),
+    ),
+    *of(
+        f"{DATASETS}/_ends.py",
+        ("            truncated |= jumps\n", "", "episode end", ("adapters/test_datasets_ends.py", "jump_is")),
+        ("            doubts.append(_of_jumps(jumps))\n", "", "episode end", ("adapters/test_datasets_ends.py", "jump_is")),
+        ("terminated | truncated if goes_on is None else ~goes_on", "terminated | truncated", "episode end", ("adapters/test_datasets_ends.py", "counted_on")),
+        ("if goes_on is not None and (over := limit & goes_on).any():", "if False:", "episode end", ("adapters/test_datasets_ends.py", "too_small")),
+        ("if not ended[:-1].any() or not ended[-1] or ends.usual:", "if not ended.any():", "episode end", ("adapters/test_datasets_ends.py", "one_terminal")),
+        (" or not ended[-1] or ends.usual", " or not ended[-1]", "episode end", ("adapters/test_datasets_ends.py", "more_ends")),
+        ("    if not ended.any():\n", "    if False:\n", "episode end", ("adapters/test_datasets_ends.py", "without_any")),
+    ),
+    *of(
+        f"{DATASETS}/_continuity.py",
+        ("found[rows] &= _alike(last, here[:1], found[rows])", "pass", "seam", ("adapters/test_datasets_ends.py", "jump_is or rounding")),
+        ("if max(shares) == 1 and min(shares) < 0.5:", "if False:", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
+        ("        if min(shares) >= 0.5:\n", "        if False:\n", "episode end", ("adapters/test_datasets_ends.py", "grid")),
+        ("return 4 * eps * largest", "return 0.0", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
+        (" | ((left != left) & (right != right))", "", "episode end", ("adapters/test_datasets_ends.py", "no_number")),
+    ),
+    *of(
+        f"{DATASETS}/_d4rl.py",
+        ("told = bool(cut.any())", 'told = "timeouts" in file', "episode end", ("adapters/test_datasets_ends.py", "everywhere")),
+    ),
+    *of(
+        f"{DATASETS}/_npz_members.py",
+        ("            self._open()  # anew", "            pass  # anew", "seam", ("adapters/test_datasets_ends.py", "jump_is")),
+    ),
+    *of(
+        f"{DATASETS}/_target.py",
+        ("    if chunk.stands_in.any():\n", "    if False:\n", "next observations", ("adapters/test_minari.py", "stands_in")),
+    ),
+    *of(
+        f"{DATASETS}/_stored.py",
+        ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("adapters/test_minari.py", "stands_in")),
     ),
 ]
