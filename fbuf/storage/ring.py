@@ -35,6 +35,9 @@ CUT = 16
 """The row's episode began before it, in rows that the buffer was never given: see `fbuf.resize`."""
 WRITTEN = 32
 """`fbuf.write` has changed the row since it was added: a save writes it again."""
+STANDS_IN = 128
+"""What the row's step led to is not known, and another observation stands in for it: to targets it
+makes no difference, for the row terminated. Who writes a data set asks for it."""
 
 ENDS = TERMINATED | TRUNCATED
 

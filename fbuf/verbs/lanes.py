@@ -16,7 +16,7 @@ from jax import lax
 
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
-from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, TRUNCATED, Ring
+from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, STANDS_IN, TRUNCATED, Ring
 from fbuf.storage.store import Item
 
 _ROWS = 4096
@@ -215,7 +215,7 @@ def _read(of: Source, step: jax.Array, kept: jax.Array) -> _Steps:
         flat = slots.reshape(-1)
         read = old.next_obs.read(old.storage, old.ring, flat, flags.reshape(-1))
         following = jax.tree.map(lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), read)
-    given = of.closed(slots, flags) | cut
+    given = of.closed(slots, flags) | cut | flags & STANDS_IN
     return _Steps(slots, flags, given, old.storage.read(slots), following)
 
 

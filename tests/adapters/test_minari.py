@@ -513,3 +513,19 @@ def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
         with pytest.warns(UserWarning, match="2 rows that terminated"):
             again = from_npz(tmp_path / "x.npz", next_of="observation")
         assert_holds(again, [*made, *made], unknown=[0, 1])
+
+
+def test_an_observation_that_stood_in_before_a_resize_is_not_written_after():
+    made = episodes([3, 4])
+    fields, terminated, _, later = flat(made)
+    lacking = {"observation": fields["observation"][:3], "action": fields["action"][:3]}
+    lacking["reward"] = fields["reward"][:3]
+    item = {"observation": jnp.zeros(3), "action": jnp.int32(0), "reward": 0.0}
+    state = fbuf.init(item, 10, next_of="observation", max_ends=2)
+    with pytest.warns(UserWarning, match="1 rows that terminated"):
+        state = from_arrays(lacking, state, terminated=terminated[:3], truncated=False, casts=CASTS)
+    flags = {"terminated": terminated, "truncated": False, "casts": CASTS}
+    state = from_arrays(fields, fbuf.resize(state, 20), next_observation=later, **flags)
+    with pytest.warns(UserWarning, match="to_minari: 1 of 3 episodes"):
+        dataset = out(state)
+    assert [len(episode) for episode in dataset] == [3, 4]

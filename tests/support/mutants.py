@@ -433,6 +433,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/lanes.py",
+        (" | flags & STANDS_IN", "", "next observations", ("adapters/test_minari.py", "stood_in")),
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
         ("(oldest & ring.full(slots))", "(oldest & False)", "episode end", ("test_resize.py", "grows")),
         ("(before & (ENDS | DUMMY) == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),

@@ -13,10 +13,9 @@ import numpy as np
 
 import fbuf
 from fbuf.door.entry import refuse_consumed
-from fbuf.storage.ring import CUT, DUMMY, REMOVED, TERMINATED, TRUNCATED
+from fbuf.storage.ring import CUT, DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
-from fbuf_adapters.datasets._target import STANDS_IN
 from fbuf_adapters.host import HostStore
 
 _MOST_ROWS = 2**14

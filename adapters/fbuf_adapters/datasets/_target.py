@@ -13,13 +13,10 @@ import numpy as np
 import fbuf
 from fbuf.disk.interrupts import uninterrupted
 from fbuf.door.entry import refuse_consumed
+from fbuf.storage.ring import STANDS_IN
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array
 from fbuf_adapters.host import HostStore
-
-STANDS_IN = 128
-"""A bit of a row's flags, see `fbuf.storage.ring`: what its step led to is not known, and another
-observation stands in. Only who writes a data set asks for it: to targets it makes no difference."""
 
 
 @dataclasses.dataclass(frozen=True)
