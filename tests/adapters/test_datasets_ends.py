@@ -297,6 +297,7 @@ def test_a_rounding_is_no_jump(led, size):
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "float32", "float64", "bfloat16"])
 def test_a_step_on_a_grid_is_a_jump(dtype):
     grid = (GRID % 200).astype(jnp.dtype(dtype))
+    grid[4, 1] = 254  # where half a step of bfloat16 is all but one
     led_to = np.append(grid[1:], grid[-1:], axis=0)
     led_to[[3, 90], 1] += np.asarray(1, grid.dtype)
     assert jumps(grid, led_to) == [3, 90]

@@ -601,7 +601,7 @@ MUTANTS = [
         f"{DATASETS}/_continuity.py",
         ("found[rows] &= _alike(last, here[:1], found[rows])", "pass", "seam", ("adapters/test_datasets_ends.py", "jump_is or rounding")),
         ("if max(shares) == 1 and min(shares) < 0.5:", "if False:", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
-        ("        if min(shares) >= 0.5:\n", "        if False:\n", "episode end", ("adapters/test_datasets_ends.py", "grid")),
+        (" and min(shares) < 0.5:", ":", "episode end", ("adapters/test_datasets_ends.py", "grid")),
         ("return 4 * eps * largest", "return 0.0", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
         (" | ((left != left) & (right != right))", "", "episode end", ("adapters/test_datasets_ends.py", "no_number")),
     ),

@@ -71,7 +71,7 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array | float:
 
     One of the two may have been stored in a coarse format. Then it may differ by half a step of
     that. If both are fine, they may have been computed twice, which is good for a few steps.
-    Numbers that are coarse anyway, such as places on a grid, are what they are.
+    Places on a grid are coarse in both, and lie further apart than that.
     """
     both = left, right
     for name in _COARSE:
@@ -80,8 +80,6 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array | float:
             coarse = both[shares.index(1)][rows].astype(np.float64)
             smallest = float(jnp.finfo(name).smallest_subnormal)
             return 0.51 * np.maximum(float(jnp.finfo(name).eps) * np.abs(coarse), smallest)
-        if min(shares) >= 0.5:
-            return 0.0
     single = any(_share(array, "float32") == 1 for array in both)
     eps = float(jnp.finfo("float32" if single else "float64").eps)
     largest = np.where(np.isfinite(right), np.abs(right.astype(np.float64)), 0).max(axis=0)
