@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from support import inside
+from support import inside, restored
 from support.pair import Pair, ShardedPair
 
 import fbuf
@@ -168,7 +168,7 @@ def test_any_history_with_saves(tmp_path, case):
                 pair.state = fbuf.save(path, pair.state, background=bool(rng.random() < 0.3))
             if path.exists() and rng.random() < 0.4:
                 saved = fbuf.save(path, pair.state)
-                pair.state = fbuf.load(path).state if rng.random() < 0.7 else saved
+                pair.state = restored.load(path).state if rng.random() < 0.7 else saved
             agree(pair, rng)
 
 

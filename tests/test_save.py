@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tqdm
 from jax import lax
+from support import restored
 
 import fbuf
 from fbuf.disk import history, manifest, merge, writer
@@ -161,7 +162,7 @@ def test_every_save_is_the_buffer_of_that_moment(
         for path in (little, whole, marked):
             returned = fbuf.save(path, saved, extra={"turn": turn})
             forget_after = history.last(path)
-            loaded, extra = fbuf.load(path)
+            loaded, extra = restored.load(path)
             history.remember(path, forget_after)
             assert extra == {"turn": turn}
             if "clear" in VERBS[: turn + 1]:
@@ -182,7 +183,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(
         run.add()
     fbuf.save(tmp_path, run.state, extra={"key": jax.random.key(5)})
     other = Run(envs, sampler, autoreset, lockstep, next_of)
-    other.state, extra = fbuf.load(tmp_path)
+    other.state, extra = restored.load(tmp_path)
     other.number = run.number
     other.rng, run.rng = np.random.default_rng(1), np.random.default_rng(1)
     for turn in range(6):
@@ -213,7 +214,7 @@ def test_a_queue_goes_on_as_if_it_had_never_stopped(tmp_path, overwrite):
     for number in range(4):  # more comes than is handed out
         state, _ = turn(state, number)
     state = fbuf.save(tmp_path, state)
-    other = fbuf.load(tmp_path).state
+    other = restored.load(tmp_path).state
     same(other, unmarked(state))
     for number in range(4, 9):
         state, batch = turn(state, number)
@@ -270,7 +271,7 @@ def test_what_changes_in_place_is_small(tmp_path):
         rows = [size for file, size in new.items() if "rows" in file or "written" in file]
         assert sum(rows) < 8 * 400, name
         known = history.last(tmp_path)
-        loaded = fbuf.load(tmp_path).state
+        loaded = restored.load(tmp_path).state
         history.remember(tmp_path, known)
         same(seen(loaded), seen(state))
 
@@ -286,7 +287,7 @@ def test_nothing_grows_for_ever(tmp_path):
         largest = max(largest, sum(files(tmp_path).values()))
     assert largest < 1000 * 400 * 1.6
     assert len(files(tmp_path)) < 60
-    saved, marks = fbuf.load(tmp_path).state, state.ring.mark
+    saved, marks = restored.load(tmp_path).state, state.ring.mark
     assert (saved.ring.mark != marks).all()
     same(history.marked(saved, int(marks[0])), state)
 
@@ -309,7 +310,7 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
         names = [name for name in files(tmp_path) if "rows-" in name]
         most, joined = max(most, len(names)), joined | {n for n in names if "joined" in n}
         known = history.last(tmp_path)
-        found = fbuf.load(tmp_path).state
+        found = restored.load(tmp_path).state
         same(seen(found), seen(given))
         history.remember(tmp_path, known)
     assert most <= 6
@@ -324,7 +325,7 @@ def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
     state = fbuf.save(tmp_path, fbuf.add(state, jnp.arange(2000, dtype=jnp.int32)))
     state = fbuf.add(state, jnp.arange(count, dtype=jnp.int32) + 5000)
     fbuf.save(tmp_path, state)
-    same(fbuf.load(tmp_path).state, state)
+    same(restored.load(tmp_path).state, state)
 
 
 @SWEEP
@@ -337,7 +338,7 @@ def test_rows_that_were_overwritten_are_not_joined(tmp_path, monkeypatch):
         given = fbuf.add(state, jnp.arange(3, dtype=jnp.int32) + 3 * turn)
         state = fbuf.save(tmp_path, given, keep=1)
         known = history.last(tmp_path)
-        same(fbuf.load(tmp_path).state, given)
+        same(restored.load(tmp_path).state, given)
         history.remember(tmp_path, known)
 
 
@@ -367,7 +368,7 @@ def test_only_neighbours_are_joined(tmp_path, monkeypatch):
         saved = state
         state = fbuf.save(tmp_path, saved, keep=1)
         known = history.last(tmp_path)
-        same(fbuf.load(tmp_path).state, saved)
+        same(restored.load(tmp_path).state, saved)
         history.remember(tmp_path, known)
 
 
@@ -428,7 +429,7 @@ def test_each_of_two_directories_knows_the_buffer(tmp_path):
         new = [size for file, size in files(tmp_path).items() if file not in before]
         assert (sum(new) < 20 * 400 + 5000) == (turn > 1)
         known = history.last(path)
-        same(unmarked(fbuf.load(path).state), unmarked(state))
+        same(unmarked(restored.load(path).state), unmarked(state))
         history.remember(path, known)
 
 
@@ -442,7 +443,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
         with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
             fbuf.save(tmp_path, empty, background=background)
     assert files(tmp_path) == there
-    state = fbuf.load(tmp_path).state
+    state = restored.load(tmp_path).state
     assert int(fbuf.size(state)) == 3
     fbuf.save(tmp_path, state)
     fbuf.save(tmp_path, empty)  # it knows what is there
@@ -461,7 +462,7 @@ def test_the_mark_of_another_way_is_none(tmp_path):
     for state in (second, marked, second, fbuf.add(copy(marked), jnp.ones(3)), first):
         fbuf.save(tmp_path, state)
         known = history.last(tmp_path)
-        same(fbuf.load(tmp_path).state, state)
+        same(restored.load(tmp_path).state, state)
         history.remember(tmp_path, known)
 
 
@@ -472,7 +473,7 @@ def test_a_save_changes_nothing(tmp_path):
     same(state, before)
     same(seen(marked), seen(state))
     same(dataclasses.replace(marked.ring, cursor=state.ring.cursor), state.ring)
-    same(fbuf.load(tmp_path).state, before)
+    same(restored.load(tmp_path).state, before)
 
 
 def test_a_bar_shows_how_far_it_is(tmp_path, monkeypatch):
@@ -496,7 +497,7 @@ def test_a_bar_shows_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(tqdm, "tqdm", Bar)
     state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((700, 100)))
     fbuf.save(tmp_path, state)
-    fbuf.load(tmp_path)
+    restored.load(tmp_path)
     fbuf.save(tmp_path, fbuf.add(state, jnp.ones((700, 100))), background=True)
     fbuf.wait()
     assert [bar.options["desc"] for bar in bars] == [
@@ -535,7 +536,7 @@ def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
     for state in (one, other, run(one, 7000, 2), other, start, one):
         fbuf.save(tmp_path, state)
         known = history.last(tmp_path)
-        same(fbuf.load(tmp_path).state, state)
+        same(restored.load(tmp_path).state, state)
         history.remember(tmp_path, known)
 
 
@@ -548,7 +549,7 @@ def test_another_way_that_ends_in_the_same_rows_is_seen_by_its_episodes(tmp_path
 
     for value, count in ((1, 600), (2, 610)):
         fbuf.save(tmp_path, run(value, count))
-    same(fbuf.load(tmp_path).state, run(2, 610))
+    same(restored.load(tmp_path).state, run(2, 610))
 
 
 @SWEEP
@@ -564,14 +565,14 @@ def test_older_rows_that_differ_are_seen_wherever_they_are(tmp_path):
     for arguments in ((1, 0), (2, 0), (2, 1)):
         fbuf.save(tmp_path, run(*arguments))
         known = history.last(tmp_path)
-        same(fbuf.load(tmp_path).state, run(*arguments))
+        same(restored.load(tmp_path).state, run(*arguments))
         history.remember(tmp_path, known)
 
 
 def check_saved(path, state):
     """What was just saved is what is loaded; and what is known of the directory stays."""
     known = history.last(path)
-    same(seen(fbuf.load(path).state), seen(state))
+    same(seen(restored.load(path).state), seen(state))
     history.remember(path, known)
 
 
@@ -696,7 +697,7 @@ def test_what_is_not_ours_to_write_over(tmp_path):
     with pytest.raises(fbuf.CheckpointError, match=r"format 3.* or save to another directory"):
         fbuf.save(tmp_path, state)
     with pytest.raises(fbuf.CheckpointError, match="format 3"):
-        fbuf.load(tmp_path, fallback=True)
+        restored.load(tmp_path, fallback=True)
     assert files(tmp_path) == there
 
 
@@ -704,9 +705,9 @@ def test_going_back_is_for_damage_alone(tmp_path):
     for turn in range(2):
         fbuf.save(tmp_path, fbuf.init(jnp.zeros(3), 10), extra=Point(turn, 0))
     with pytest.raises(fbuf.CheckpointError, match="extra is made of"):
-        fbuf.load(tmp_path, fallback=True)
+        restored.load(tmp_path, fallback=True)
     with pytest.raises(fbuf.CheckpointError, match="leave sampler out"):
-        fbuf.load(tmp_path, fallback=True, sampler=fbuf.Prioritized())
+        restored.load(tmp_path, fallback=True, sampler=fbuf.Prioritized())
 
 
 def test_options_of_numpy(tmp_path):
@@ -715,7 +716,7 @@ def test_options_of_numpy(tmp_path):
         tmp_path,
         fbuf.init(jax.ShapeDtypeStruct((np.int64(3),), "float4_e2m1fn"), 10, sampler=sampler),
     )
-    assert fbuf.load(tmp_path).state.sampler == fbuf.Uniform(window=2, stride=2)
+    assert restored.load(tmp_path).state.sampler == fbuf.Uniform(window=2, stride=2)
 
 
 def test_a_batch_of_buffers(tmp_path):
@@ -730,7 +731,7 @@ def test_a_file_that_is_gone_is_written_again(tmp_path):
     fbuf.save(tmp_path, state)
     (tmp_path / "shard-00000" / "rows-00000001.npy").unlink()
     fbuf.save(tmp_path, state)
-    same(fbuf.load(tmp_path).state, state)
+    same(restored.load(tmp_path).state, state)
 
 
 def test_files_of_others_stay(tmp_path):
@@ -752,7 +753,7 @@ def test_after_a_damaged_one_the_whole_ones_are_kept(tmp_path):
     newest = tmp_path / manifest.name_of(2)
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="before it"):
-        state, _ = fbuf.load(tmp_path, fallback=True)
+        state, _ = restored.load(tmp_path, fallback=True)
     fbuf.save(tmp_path, state, extra=2)
     assert manifest.numbers(tmp_path) == [1, 3]
 
@@ -766,7 +767,7 @@ def test_a_link_to_another_directory(tmp_path):
         link.unlink(missing_ok=True)
         link.symlink_to(tmp_path / name)
         fbuf.save(link, state)
-        same(fbuf.load(tmp_path / name).state, state)
+        same(restored.load(tmp_path / name).state, state)
 
 
 def test_threads_that_save_to_one_directory(tmp_path):
@@ -775,7 +776,7 @@ def test_threads_that_save_to_one_directory(tmp_path):
         for background in (False, True) * 4:
             threads.submit(fbuf.save, tmp_path, state, background=background, keep=3)
     fbuf.wait()
-    same(fbuf.load(tmp_path).state, state)
+    same(restored.load(tmp_path).state, state)
     assert manifest.numbers(tmp_path) == [6, 7, 8]
 
 
@@ -789,10 +790,10 @@ def test_items_of_classes_of_ones_own(tmp_path):
     state = fbuf.add(fbuf.init(item, 4), {"point": Point(jnp.ones((3, 2)), jnp.ones(3, jnp.int8))})
     fbuf.save(tmp_path, state, extra=Point(1, 2.5))
     with pytest.raises(fbuf.CheckpointError, match=r"item is made of .*Point, .* as item="):
-        fbuf.load(tmp_path)
+        restored.load(tmp_path)
     with pytest.raises(fbuf.CheckpointError, match="structure as extra="):
-        fbuf.load(tmp_path, item=item)
-    loaded, extra = fbuf.load(tmp_path, item=item, extra=Point(0, 0))
+        restored.load(tmp_path, item=item)
+    loaded, extra = restored.load(tmp_path, item=item, extra=Point(0, 0))
     same(loaded, state)
     assert extra == Point(1, 2.5)
 
@@ -805,14 +806,14 @@ def test_an_item_with_an_empty_part(tmp_path):
     item = {"r": jnp.float32(0), "of": Nothing(), "more": {}}
     state = fbuf.add(fbuf.init(item, 4), {**item, "r": jnp.ones(3)})
     state = fbuf.save(tmp_path, state)
-    same(fbuf.load(tmp_path, item=item).state, unmarked(state))
+    same(restored.load(tmp_path, item=item).state, unmarked(state))
 
 
 def test_saved_elsewhere_again_and_again(tmp_path):
     state = fbuf.add(fbuf.init(jnp.zeros(()), 20), jnp.arange(7.0))
     for turn in range(4):
         fbuf.save(tmp_path / str(turn), state, extra=turn)
-        found, extra = fbuf.load(tmp_path / str(turn))
+        found, extra = restored.load(tmp_path / str(turn))
         same(found, state)
         assert extra == turn
         state = fbuf.add(found, jnp.full(5, 1.0 * turn))
@@ -839,7 +840,7 @@ def test_extra(tmp_path):
         ],
     }
     fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=extra)
-    found = fbuf.load(tmp_path).extra
+    found = restored.load(tmp_path).extra
     assert jax.tree.structure(found) == jax.tree.structure(extra)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(extra), strict=True):
         if isinstance(b, jax.Array) and jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
@@ -849,17 +850,17 @@ def test_extra(tmp_path):
         np.testing.assert_array_equal(a, b)
     swapped = np.array([1, 2], ">f4")
     fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=swapped)
-    np.testing.assert_array_equal(fbuf.load(tmp_path).extra, swapped)
+    np.testing.assert_array_equal(restored.load(tmp_path).extra, swapped)
     fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra={1: 2, 3: 4})
-    assert fbuf.load(tmp_path, extra={1: 0, 3: 0}).extra == {1: 2, 3: 4}
+    assert restored.load(tmp_path, extra={1: 0, 3: 0}).extra == {1: 2, 3: 4}
     with pytest.raises(fbuf.CheckpointError, match="structure"):
-        fbuf.load(tmp_path, extra={7: 0, 8: 0})
+        restored.load(tmp_path, extra={7: 0, 8: 0})
     with pytest.raises(TypeError, match="array of"):
         fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=np.zeros(2, "i4,f4"))
     with jax.enable_x64(True):
         fbuf.save(tmp_path, fbuf.init(jnp.zeros((), jnp.float32), 3), extra=jnp.int64(2**40))
     with pytest.raises(fbuf.CheckpointError, match="64-bit types are off"):
-        fbuf.load(tmp_path)
+        restored.load(tmp_path)
     for bad, what in (
         (object(), "leaf of type object"),
         (signal.SIGINT, "leaf of type Signals"),  # which would come back as an int
@@ -880,16 +881,16 @@ def test_an_optimiser_beside_the_buffer(tmp_path, several):
     _, saved = optimiser.update(params, optimiser.init(params))
     state = fbuf.save(tmp_path, fbuf.init(jnp.zeros(()), 3), extra=(params, saved))
     example = params, optimiser.init(params)
-    same(fbuf.load(tmp_path, extra=example).extra, (params, saved))
-    loaded, extra = fbuf.load(tmp_path, with_extra=False)
+    same(restored.load(tmp_path, extra=example).extra, (params, saved))
+    loaded, extra = restored.load(tmp_path, with_extra=False)
     same(loaded, unmarked(state))
     assert extra is None
     with pytest.raises(fbuf.CheckpointError, match=r"EmptyState.*or with_extra=False"):
-        fbuf.load(tmp_path)
+        restored.load(tmp_path)
     with pytest.raises(
         fbuf.CheckpointError, match=r"the extra \(\{w: leaf\}, .*, and extra is \{a:"
     ):
-        fbuf.load(tmp_path, extra={"a": 0})
+        restored.load(tmp_path, extra={"a": 0})
 
 
 def test_in_the_background(tmp_path, monkeypatch):
@@ -902,7 +903,7 @@ def test_in_the_background(tmp_path, monkeypatch):
         fbuf.save(tmp_path, state, background=True)
         state = fbuf.add(state, jnp.full((50, 10), -1.0))  # written over while it is saved
         overwritten.set()
-        same(fbuf.load(tmp_path).state, expected)  # waits for it
+        same(restored.load(tmp_path).state, expected)  # waits for it
         overwritten.clear()
 
 
@@ -922,9 +923,9 @@ def test_a_failure_in_the_background_is_raised_once(tmp_path, monkeypatch):
         fbuf.save(tmp_path, state, background=True)
         with pytest.raises(OSError, match="no space"):
             fbuf.save(tmp_path, state)
-    assert fbuf.load(tmp_path).extra == 1
+    assert restored.load(tmp_path).extra == 1
     fbuf.save(tmp_path, state, extra=2)
-    assert fbuf.load(tmp_path).extra == 2
+    assert restored.load(tmp_path).extra == 2
     assert not [name for name in files(tmp_path) if "unfinished" in name]
 
 
@@ -952,7 +953,7 @@ def test_ctrl_c_when_the_thread_begins(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="no space"):
             fbuf.wait(tmp_path)
     fbuf.save(tmp_path, state, extra=2)
-    assert fbuf.load(tmp_path).extra == 2
+    assert restored.load(tmp_path).extra == 2
 
 
 def test_nothing_of_the_state_is_held(tmp_path):
@@ -960,7 +961,7 @@ def test_nothing_of_the_state_is_held(tmp_path):
     state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((10, 100)))
     for background in (False, True):
         fbuf.save(tmp_path, state, background=background)
-        for kept in (state, fbuf.load(tmp_path).state):
+        for kept in (state, restored.load(tmp_path).state):
             where = lambda state: [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(
                 (state.storage, state.ring.flags, state.index)
             )]  # fmt: skip
@@ -972,7 +973,7 @@ def test_nothing_of_the_state_is_held(tmp_path):
 @SWEEP
 def test_another_capacity_that_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"fbuf\.load: capacity must be from 1"):
-        fbuf.load(tmp_path, capacity=-1)  # before anything is read
+        restored.load(tmp_path, capacity=-1)  # before anything is read
 
 
 def test_into_another_capacity(tmp_path):
@@ -980,7 +981,7 @@ def test_into_another_capacity(tmp_path):
     state = fbuf.add(state, jnp.arange(14, dtype=jnp.int32))
     fbuf.save(tmp_path, state)
     for capacity in (4, 20):
-        same(fbuf.load(tmp_path, capacity=capacity).state, fbuf.resize(state, capacity))
+        same(restored.load(tmp_path, capacity=capacity).state, fbuf.resize(state, capacity))
 
 
 def test_keep(tmp_path):
@@ -999,31 +1000,31 @@ def test_keep(tmp_path):
 def test_misuse(tmp_path, monkeypatch):
     state = fbuf.init({"x": jnp.zeros(2)}, 4, sampler=fbuf.Prioritized())
     with pytest.raises(fbuf.CheckpointError, match="no checkpoint"):
-        fbuf.load(tmp_path / "none")
+        restored.load(tmp_path / "none")
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         fbuf.save(tmp_path / "file", state)
     path = tmp_path / "a" / "b"
     fbuf.save(path, state)
     with pytest.raises(fbuf.CheckpointError, match=r"\{x: float32\[2\]\}, and item is"):
-        fbuf.load(path, item={"x": jnp.zeros(3)})
+        restored.load(path, item={"x": jnp.zeros(3)})
     with pytest.raises(fbuf.CheckpointError, match=r"Prioritized\(alpha=0.6.*, and sampler is Uni"):
-        fbuf.load(path, sampler=fbuf.Uniform())
+        restored.load(path, sampler=fbuf.Uniform())
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda state: fbuf.save(path, state))(state)
     with pytest.raises(ValueError, match="keep"):
         fbuf.save(path, state, keep=0)
     with pytest.raises(TypeError, match=r"fbuf.load: item .*str"):
-        fbuf.load(path, item="abc", fallback=True)
+        restored.load(path, item="abc", fallback=True)
     for function in (fbuf.load, fbuf.wait, lambda path: fbuf.save(path, state)):
         with pytest.raises(ValueError, match="path is empty"):
             function("")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert fbuf.load("~/a/b").state.capacity == 4
+    assert restored.load("~/a/b").state.capacity == 4
     with jax.enable_x64(True):
         fbuf.save(tmp_path / "wide", fbuf.init({"x": jnp.zeros(2, jnp.float64)}, 4))
     with pytest.raises(fbuf.CheckpointError, match="items with float64, and JAX's 64-bit"):
-        fbuf.load(tmp_path / "wide", fallback=True)
+        restored.load(tmp_path / "wide", fallback=True)
     fbuf.add(state, {"x": jnp.zeros(2)})
     with pytest.raises(RuntimeError, match="consumed"):
         fbuf.save(path, state)
@@ -1054,7 +1055,51 @@ def read_only():
 
 
 def test_a_directory_that_cannot_be_written_to(read_only, nobody):
-    state = fbuf.load(read_only).state
+    state = restored.load(read_only).state
     for folder in (read_only, read_only / "new"):
         with pytest.raises(PermissionError, match=str(read_only)):
             fbuf.save(folder, state)
+
+
+# --- open episodes -------------------------------------------------------------------------------
+
+
+def test_a_loaded_buffer_ends_its_open_episodes(tmp_path):
+    """The environments of a run that starts again are reset: no window goes across."""
+    sampler = fbuf.Uniform(window=2)
+    state = fbuf.init(jnp.int32(0), 16, num_envs=2, sampler=sampler)
+    steps = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
+    state = fbuf.add(state, steps, terminated=jnp.array([[0, 0, 1], [0, 0, 0]], bool))
+    state = fbuf.save(tmp_path, state)
+    for options in ({}, {"capacity": 24}):
+        loaded = fbuf.load(tmp_path, **options).state
+        ends = fbuf.rows(loaded)
+        stored = np.asarray(ends.mask)
+        assert np.asarray(ends.terminated)[stored].tolist() == [False, False, True] + [False] * 3
+        assert np.asarray(ends.truncated)[stored].tolist() == [False] * 5 + [True]
+        loaded = fbuf.add(loaded, jnp.full((2, 1), 9, jnp.int32))
+        batch = fbuf.sample(loaded, jax.random.key(0), 64, view=fbuf.Sequence(2))
+        assert set(np.asarray(batch.data.item).reshape(-1).tolist()) <= {0, 1, 2, 3, 4, 5}
+    kept = fbuf.add(restored.load(tmp_path).state, jnp.full((2, 1), 9, jnp.int32))
+    batch = fbuf.sample(kept, jax.random.key(0), 64, view=fbuf.Sequence(2))
+    assert 9 in np.asarray(batch.data.item)  # environments that were restored go on
+    with pytest.raises(ValueError, match=r"fbuf\.load: episodes must be"):
+        fbuf.load(tmp_path, episodes="reset")
+
+
+def test_a_run_that_has_ended_its_episodes_saves_on(tmp_path):
+    state = fbuf.init({"obs": jnp.int32(0)}, 16, next_of="obs")
+    state = fbuf.add(
+        state,
+        {"obs": jnp.arange(5, dtype=jnp.int32)},
+        next_observation=jnp.arange(1, 6, dtype=jnp.int32),
+    )
+    fbuf.save(tmp_path, state)
+    state = fbuf.load(tmp_path).state
+    state = fbuf.add(state, {"obs": jnp.int32(50)}, next_observation=jnp.int32(51))
+    fbuf.save(tmp_path, state)
+    again = restored.load(tmp_path).state
+    same(again, state)
+    assert int(again.fault) == 0
+    batch = fbuf.read(again, fbuf.newest_ids(again, 6), view=fbuf.Transition())
+    assert batch.data.next_observation.tolist() == [1, 2, 3, 4, 5, 51]

@@ -16,6 +16,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import restored
 from test_save import same, seen
 
 import fbuf
@@ -148,7 +149,7 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
             laid({path.relative_to(folder): content for path, content in files.items()}, copy)
             for number in manifest.numbers(copy):
                 manifest.read(copy, number)  # what it names is there
-            loaded, extra = fbuf.load(copy)
+            loaded, extra = restored.load(copy)
             assert extra in (2, 3)
             expected = np.repeat(np.arange(extra + 1), 3)[-8:]
             np.testing.assert_array_equal(fbuf.rows(loaded).data, expected)
@@ -166,7 +167,7 @@ SAVING = textwrap.dedent(
     path, background = sys.argv[1], sys.argv[2] == "background"
     state, turn = None, 0
     if sys.argv[3] == "go on":
-        state, turn = fbuf.load(path)
+        state, turn = restored.load(path)
     copy = jax.tree.map(jnp.copy, state)
     for _ in range(2):  # all is compiled
         copy = fbuf.save(tempfile.mkdtemp(dir=sys.argv[4]), NEXT(copy, turn + 1), extra=0)
@@ -241,9 +242,9 @@ class Killed:
         if 0 in legal and not (self.path.is_dir() and manifest.numbers(self.path)):
             self.nothing_yet += 1
             with pytest.raises(fbuf.CheckpointError, match="no checkpoint"):
-                fbuf.load(self.path)
+                restored.load(self.path)
             return
-        state, turn = fbuf.load(self.path)
+        state, turn = restored.load(self.path)
         history.remember(self.path, None)
         assert turn in legal
         while self.turn < turn:
@@ -291,11 +292,11 @@ def test_a_full_disk(tmp_path):
         with pytest.raises(OSError, match="No space left"):
             fbuf.wait()
         assert {name: there(path)[name] for name in before} == before
-        assert fbuf.load(path).extra == 1
+        assert restored.load(path).extra == 1
         assert there(path).keys() == before.keys()  # nothing takes the room that is left
         (path / "shard-00000" / "rows-00000009.npy.unfinished").write_bytes(b"of a process killed")
         fbuf.save(path, state, extra=3)
-        assert fbuf.load(path).extra == 3
+        assert restored.load(path).extra == 3
         assert not any("unfinished" in str(name) for name in there(path))
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import restored
 from test_save import forget, same
 
 import fbuf
@@ -46,7 +47,7 @@ def refused_or_right(folder, saved, may_be_another=False):
     """Load it; whether it was refused, as it must be unless it is the buffer that was saved."""
     forget(folder)
     try:
-        state, extra = fbuf.load(folder)
+        state, extra = restored.load(folder)
     except fbuf.CheckpointError as error:
         # To load may also succeed, so `pytest.raises` will not do.
         assert str(error).startswith("fbuf.load: ")  # noqa: PT017
@@ -110,14 +111,14 @@ def test_files_that_are_missing_or_swapped(saved, tmp_path):
 def test_a_newer_one_that_is_damaged_is_not_passed_over(saved, tmp_path):
     folder = copied(saved, tmp_path)
     forget(folder)
-    state = fbuf.load(folder).state
+    state = restored.load(folder).state
     fbuf.save(folder, fbuf.clear(state), extra="newer")
     newest = folder / manifest.name_of(manifest.numbers(folder)[-1])
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(fbuf.CheckpointError, match="damaged"):
-        fbuf.load(folder)
+        restored.load(folder)
     with pytest.warns(UserWarning, match="reading the checkpoint before it"):
-        assert fbuf.load(folder, fallback=True).extra["of"][0] == 1
+        assert restored.load(folder, fallback=True).extra["of"][0] == 1
 
 
 def test_a_format_of_the_future(saved, tmp_path):
@@ -125,7 +126,7 @@ def test_a_format_of_the_future(saved, tmp_path):
     path = folder / manifest.name_of(manifest.numbers(folder)[-1])
     path.write_bytes(path.read_bytes().replace(b"checkpoint 2,", b"checkpoint 3,", 1))
     with pytest.raises(fbuf.CheckpointError, match="has format 3, and this fbuf reads formats up"):
-        fbuf.load(folder)
+        restored.load(folder)
 
 
 WRONG = [

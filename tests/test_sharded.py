@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import inside, meshes
+from support import inside, meshes, restored
 from support.meshes import BATCH, ITEM, SAMPLERS, SHARDS, same
 from support.programs import built
 
@@ -567,7 +567,7 @@ def test_a_mesh_that_is_set(sampler, tmp_path):
         assert int(sharded.size(state)) < 12
         for call in (
             lambda: sharded.save(tmp_path, state),
-            lambda: sharded.load(tmp_path, mesh=mesh),
+            lambda: restored.sharded_load(tmp_path, mesh=mesh),
             lambda: sharded.reshard(state, 4),
         ):
             with pytest.raises(RuntimeError, match=r"inside jax.set_mesh .*call it outside"):

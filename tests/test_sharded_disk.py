@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import meshes
+from support import meshes, restored
 from support.meshes import SAMPLERS
 from test_sharded import same
 
@@ -53,13 +53,13 @@ def test_a_checkpoint_is_read_on_any_mesh_that_divides_the_shards(tmp_path, devi
     state = made(SAMPLERS["prioritized"])
     state = sharded.save(tmp_path, state, extra={"step": 1, "key": jax.random.key(5)})
     state = sharded.save(tmp_path, more(state), extra={"step": 2, "key": jax.random.key(6)})
-    again, extra = sharded.load(tmp_path, mesh=meshes.mesh(devices))
+    again, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(devices))
     assert extra["step"] == 2
     assert (jax.random.key_data(extra["key"]) == jax.random.key_data(jax.random.key(6))).all()
     same(unmarked(state), unmarked(again))
     same(drawn(state), drawn(again))
     with pytest.raises(fbuf.CheckpointError, match=r"4 shards, and the mesh has 3 .*give shards="):
-        sharded.load(tmp_path, mesh=meshes.mesh(3))
+        restored.sharded_load(tmp_path, mesh=meshes.mesh(3))
 
 
 @pytest.mark.sweep
@@ -71,7 +71,7 @@ def test_only_what_is_new_is_written(tmp_path):
     new = set(tmp_path.glob("of-shard-*/shard-*/rows-*")) - set(rows)
     assert len(new) == 4
     assert max(path.stat().st_size for path in new) < min(path.stat().st_size for path in rows)
-    same(unmarked(state), unmarked(sharded.load(tmp_path, mesh=meshes.mesh(2)).state))
+    same(unmarked(state), unmarked(restored.sharded_load(tmp_path, mesh=meshes.mesh(2)).state))
 
 
 @pytest.mark.sweep
@@ -81,13 +81,13 @@ def test_what_no_manifest_names_was_never_saved(tmp_path):
     first = unmarked(state)
     sharded.save(tmp_path, more(state), extra={"step": 2})
     (tmp_path / "SHARDS-00000002").unlink()
-    again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
+    again, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(4))
     assert extra["step"] == 1
     same(first, unmarked(again))
     for _ in range(3):  # and what was left behind goes, and takes nothing with it
         again = sharded.save(tmp_path, again, extra={"step": 3})
         (tmp_path / f"SHARDS-{max(map(int, numbers(tmp_path))):08}").unlink()
-    again, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
+    again, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(4))
     assert extra["step"] == 1
     same(first, unmarked(again))
 
@@ -116,9 +116,9 @@ def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
         data[len(data) // 2] ^= 1
         path.write_bytes(bytes(data))
     with pytest.raises(fbuf.CheckpointError, match=r"is missing|damaged"):
-        sharded.load(tmp_path, mesh=meshes.mesh(2))
+        restored.sharded_load(tmp_path, mesh=meshes.mesh(2))
     with pytest.warns(UserWarning, match="reading the checkpoint before it"):
-        again, extra = sharded.load(tmp_path, mesh=meshes.mesh(2), fallback=True)
+        again, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(2), fallback=True)
     assert extra["step"] == 1
     same(first, unmarked(again))
 
@@ -126,14 +126,14 @@ def test_damage_is_an_error_or_the_checkpoint_before(tmp_path, how):
 def test_a_plain_checkpoint_and_one_over_a_mesh_are_told_apart(tmp_path):
     fbuf.save(tmp_path / "plain", fbuf.init(jnp.zeros(()), 8))
     with pytest.raises(fbuf.CheckpointError, match=r"plain buffer: use fbuf\.load"):
-        sharded.load(tmp_path / "plain", mesh=meshes.mesh(2))
+        restored.sharded_load(tmp_path / "plain", mesh=meshes.mesh(2))
     sharded.save(tmp_path / "mesh", sharded.init(jnp.zeros(()), 8, mesh=meshes.mesh(2)))
     with pytest.raises(fbuf.CheckpointError, match=r"use fbuf\.sharded\.load"):
-        fbuf.load(tmp_path / "mesh")
+        restored.load(tmp_path / "mesh")
     with pytest.raises(TypeError, match=r"it is fbuf\.sharded\.save"):
         fbuf.save(tmp_path / "x", sharded.init(jnp.zeros(()), 8, mesh=meshes.mesh(2)))
     with pytest.raises(fbuf.CheckpointError, match="there is no checkpoint"):
-        sharded.load(tmp_path / "none", mesh=meshes.mesh(2))
+        restored.sharded_load(tmp_path / "none", mesh=meshes.mesh(2))
 
 
 def contents(state):
@@ -184,7 +184,7 @@ def test_another_number_of_shards_has_the_same_rows(name, lockstep, tmp_path):
     assert bool(drawn(state).mask.any())
     sharded.save(tmp_path, state)
     for devices, shards in ((1, 1), (2, 2)):
-        again = sharded.load(tmp_path, mesh=meshes.mesh(devices), shards=shards).state
+        again = restored.sharded_load(tmp_path, mesh=meshes.mesh(devices), shards=shards).state
         assert again.num_shards == shards
         assert contents(again) == contents(state)
 
@@ -201,7 +201,7 @@ def test_a_shard_of_another_save_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "one" / "of-shard-00001")
     shutil.copytree(tmp_path / "other" / "of-shard-00001", tmp_path / "one" / "of-shard-00001")
     with pytest.raises(fbuf.CheckpointError, match="damaged"):
-        sharded.load(tmp_path / "one", mesh=mesh)
+        restored.sharded_load(tmp_path / "one", mesh=mesh)
 
 
 @pytest.mark.sweep
@@ -219,7 +219,7 @@ def test_ids_from_before_are_stale_though_lanes_are_not_in_step(shards, way, tmp
         seen |= set(zip(*(np.asarray(leaf).tolist() for leaf in jax.tree.leaves(ids)), strict=True))
     if way == "on disk":
         sharded.save(tmp_path, state)
-        other = sharded.load(tmp_path, mesh=mesh, shards=shards).state
+        other = restored.sharded_load(tmp_path, mesh=mesh, shards=shards).state
     else:
         other = sharded.reshard(state, shards)
     old = sharded.ShardedIds(*(jnp.int32(leaf) for leaf in zip(*sorted(seen), strict=True)))

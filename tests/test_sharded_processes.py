@@ -12,7 +12,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from support import meshes
+from support import meshes, restored
 
 from fbuf import sharded
 
@@ -142,12 +142,12 @@ def test_what_two_processes_save_one_loads(tmp_path):
     assert {**read[0]["batch"], **read[1]["batch"]} == there
     assert read[0]["turn"] == 1
     for devices in (1, 2, 4):
-        state, extra = sharded.load(tmp_path, mesh=meshes.mesh(devices))
+        state, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(devices))
         batch = sharded.sample(state, jax.random.key(1), 16)
         if devices == 4:
             assert parts(batch.data) == there
         assert extra["turn"] == 1
-    one = sharded.load(tmp_path, mesh=meshes.mesh(1)).state
+    one = restored.sharded_load(tmp_path, mesh=meshes.mesh(1)).state
     assert int(sharded.size(one)) == 5 * 2 * meshes.ENVS
 
 
@@ -166,7 +166,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     since = float(next(line for line in out.splitlines() if line.startswith("since")).split()[1])
     assert time.time() - since < WITHIN
     assert "heartbeat" in errors or "disconnected" in errors or "Connection" in errors, errors
-    state, extra = sharded.load(tmp_path, mesh=meshes.mesh(4))
+    state, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(4))
     assert extra["turn"] == -1
     assert int(sharded.size(state)) == 3 * 2 * meshes.ENVS
 
@@ -177,11 +177,11 @@ def test_a_process_that_dies_in_a_save_leaves_the_one_before(tmp_path, at):
     (_, _, status), (_, _, killed) = ended(processes)
     assert killed == -signal.SIGKILL
     assert status not in (0, None)
-    state, extra = sharded.load(tmp_path, mesh=meshes.mesh(2))
+    state, extra = restored.sharded_load(tmp_path, mesh=meshes.mesh(2))
     assert extra["turn"] == 0
     assert int(sharded.size(state)) == 3 * 2 * meshes.ENVS
     state = sharded.save(tmp_path, state, extra={"turn": 5})  # and the next one is whole
-    assert sharded.load(tmp_path, mesh=meshes.mesh(1)).extra["turn"] == 5
+    assert restored.sharded_load(tmp_path, mesh=meshes.mesh(1)).extra["turn"] == 5
 
 
 def test_a_full_disk_of_one_process_is_told_to_the_other(tmp_path):
@@ -189,4 +189,4 @@ def test_a_full_disk_of_one_process_is_told_to_the_other(tmp_path):
     assert "another process has failed" in first["message"]
     assert "No space left" in second["message"]
     assert first["turn"] == second["turn"] == 0
-    assert sharded.load(tmp_path, mesh=meshes.mesh(4)).extra["turn"] == 2
+    assert restored.sharded_load(tmp_path, mesh=meshes.mesh(4)).extra["turn"] == 2

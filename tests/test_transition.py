@@ -222,7 +222,7 @@ def test_short_episodes_in_a_small_buffer_lose_no_end(lockstep):
         state = fbuf.add(
             state, {"observation": observation}, terminated=ended, next_observation=observation
         )
-    fbuf.raise_on_fault(state)
+    fbuf.raise_on_fault(state, ignore=fbuf.Fault.BROKEN_EPISODE)  # no row follows another here
     assert fbuf.rows(state, view=fbuf.Transition()).mask.all()
 
 
@@ -266,3 +266,93 @@ def test_what_cannot_be_right_is_refused():
         fbuf.sample(plain, jax.random.key(0), 2, view=fbuf.Transition())
     with pytest.raises(ValueError, match="make the buffer with next_of"):
         fbuf.add(plain, rows, next_observation=rows["observation"])
+
+
+# --- a row that does not follow ------------------------------------------------------------------
+
+OPTIONS = {
+    "one lane": {},
+    "lanes": {"num_envs": 2},
+    "apart": {"num_envs": 2, "lockstep": False},
+}
+
+
+def walk(state, first, count=1, **given):
+    """Add steps of a walk that begins at a number; the lanes are 100 apart."""
+    at = jnp.arange(first, first + count, dtype=jnp.float32)
+    if state.ring.num_envs:
+        at = at + 100 * jnp.arange(2, dtype=jnp.float32)[:, None]
+    observation = jnp.broadcast_to(at[..., None], (*at.shape, 3))
+    return fbuf.add(
+        state, {"observation": observation}, next_observation=observation + 1, donate=False, **given
+    )
+
+
+def broken(state):
+    return bool(int(state.fault) & fbuf.Fault.BROKEN_EPISODE)
+
+
+def walking(**options):
+    return fbuf.init({"observation": jnp.zeros(3)}, 8, next_of="observation", **options)
+
+
+@pytest.mark.parametrize("lanes", OPTIONS)
+def test_a_row_that_does_not_follow_is_a_fault(lanes):
+    state = walking(**OPTIONS[lanes])
+    for first, count in ((0, 1), (1, 1), (2, 3), (5, 20), (25, 1), (26, 2)):
+        state = walk(state, first, count)
+        assert not broken(state), first
+    assert broken(walk(state, 40))
+    assert broken(walk(state, 27))
+    assert not broken(walk(fbuf.end_episode(state, donate=False), 40))
+    assert not broken(walk(fbuf.clear(state, donate=False), 40))
+    shape = (2, 1) if OPTIONS[lanes] else (1,)
+    ended = walk(state, 28, terminated=jnp.ones(shape, bool))
+    assert not broken(walk(ended, 40))
+    assert not broken(walk(walk(ended, 40), 41))
+
+
+def test_a_jump_within_a_batch_is_one_too():
+    steps = jnp.array([0.0, 1, 2, 7, 8])[:, None] * jnp.ones(3)
+    for end, is_broken in ((None, True), (2, False), (3, True)):
+        truncated = jnp.zeros(5, bool) if end is None else jnp.arange(5) == end
+        state = fbuf.add(
+            walking(), {"observation": steps}, next_observation=steps + 1, truncated=truncated
+        )
+        assert broken(state) is is_broken
+
+
+def test_a_row_that_a_mask_leaves_out_is_not_followed():
+    state = walk(walking(), 0, 3, mask=jnp.array([True, False, True]))
+    assert broken(state)
+    state = walk(walking(), 0, 3, mask=jnp.array([True, True, False]))
+    assert not broken(walk(state, 2))
+
+
+def test_an_end_of_long_ago_says_nothing_of_the_row_before():
+    """The slot comes around: its newest row is another one, which has ended its episode."""
+    state = walk(walking(max_ends=8), 0)
+    state = fbuf.end_episode(state)
+    for number in range(7):
+        state = walk(state, 10 * number, terminated=jnp.ones(1, bool))
+    state = walk(state, 500)  # open, in the slot of the first row
+    for number in range(8):
+        end = jnp.ones(1, bool)
+        state = walk(state, 501 if number == 0 else 10 * number, terminated=end)
+    assert not broken(walk(state, 900))
+
+
+def test_nan_follows_nan_and_no_number():
+    nan = jnp.full((1, 3), jnp.nan)
+    state = fbuf.add(walking(), {"observation": nan}, next_observation=nan)
+    assert not broken(fbuf.add(state, {"observation": nan}, next_observation=nan, donate=False))
+    assert broken(walk(state, 0))
+
+
+def test_removed_rows_and_moved_rows_are_no_fault():
+    state = walk(walking(), 0, 6)
+    state = fbuf.remove(state, fbuf.newest_ids(state, 1))
+    assert not broken(walk(state, 6))
+    for made in (fbuf.resize(state, 16), fbuf.extend(walk(walking(), 50, 2), state)):
+        assert not broken(made)
+        assert not broken(walk(fbuf.end_episode(made), 90))

@@ -164,3 +164,35 @@ def test_what_cannot_be_right_is_refused():
             fbuf.end_episode(lanes, mask=mask)
     with pytest.raises(ValueError, match="time_major is for buffers made with num_envs"):
         fbuf.add(fbuf.init(item, 4), jnp.zeros(3), time_major=True)
+
+
+# --- nothing to draw -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Uniform(window=5),
+        fbuf.Uniform(window=5, by="episode"),
+        pytest.param(fbuf.Prioritized(window=5), marks=pytest.mark.sweep),
+        pytest.param(fbuf.Shuffled(window=5), marks=pytest.mark.sweep),
+    ],
+)
+def test_a_full_buffer_that_has_nothing_to_draw_says_so(sampler):
+    state = fbuf.init(jnp.zeros(()), 16, sampler=sampler)
+    for first in range(0, 32, 4):
+        assert int(state.fault) == (fbuf.Fault.NOTHING_TO_DRAW if first >= 16 else 0)
+        state = fbuf.add(state, jnp.zeros(4), terminated=(jnp.arange(4) + first) % 3 == 2)
+    with pytest.raises(RuntimeError, match="window is 5 steps, and the longest .* has 3; take a"):
+        fbuf.raise_on_fault(state)
+    long = fbuf.init(jnp.zeros(()), 16, sampler=sampler)
+    for _ in range(8):
+        long = fbuf.add(long, jnp.zeros(4))
+    fbuf.raise_on_fault(long)
+
+
+def test_so_it_does_without_a_priority_above_zero():
+    state = fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0))
+    state = fbuf.add(state, jnp.zeros(4), priority=jnp.zeros(4))
+    with pytest.raises(RuntimeError, match="all priorities are 0"):
+        fbuf.raise_on_fault(state)

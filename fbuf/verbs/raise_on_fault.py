@@ -69,6 +69,5 @@ def _lengths(state: State[Any]) -> str:
         length[ends | ~step] = 0
     return (
         f". The window is {window} steps, and the longest stored episode has {longest}; take a "
-        "shorter window, or a sampler that draws shorter episodes, too "
-        "(fbuf.Prioritized(window=..., strict=False)), or tell no ends"
+        'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'
     )

@@ -29,7 +29,7 @@ jax.distributed.initialize(
 # Only now, as the lines above say how many devices JAX has.
 import fbuf  # noqa: E402
 from fbuf import sharded  # noqa: E402
-from support import meshes  # noqa: E402
+from support import meshes, restored  # noqa: E402
 
 
 def mesh():
@@ -106,7 +106,7 @@ def alone(path):
             state, {"x": own_rows(5)["x"][:, 0]}, terminated=np.zeros(meshes.ENVS, bool)
         ),
         "ids": lambda: sharded.update_priority(state, ids, np.ones(8, np.float32)),
-        "load": lambda: sharded.load(path if NUMBER else path + "-elsewhere", mesh=mesh()),
+        "load": lambda: restored.sharded_load(path if NUMBER else path + "-elsewhere", mesh=mesh()),
         "save": lambda: sharded.save(f"{path}-of-{NUMBER}", state),
     }
     sharded.save(path, state)
@@ -145,7 +145,7 @@ def apart(path):
     mine = sharded.add(mine, {"x": np.arange(8 + 2 * NUMBER, dtype=np.int32)})
     for turn in range(2):
         mine = sharded.save(f"{path}-of-{NUMBER}", mine, extra=turn)
-    again, extra = sharded.load(f"{path}-of-{NUMBER}", mesh=own)
+    again, extra = restored.sharded_load(f"{path}-of-{NUMBER}", mesh=own)
     return {**drawn, "size": int(sharded.size(again)), "extra": extra}
 
 
@@ -160,7 +160,7 @@ def saved(path, times):
 
 def loaded(path):
     """What a batch drawn from the checkpoint is."""
-    state, extra = sharded.load(path, mesh=mesh())
+    state, extra = restored.sharded_load(path, mesh=mesh())
     batch = sharded.sample(state, jax.random.key(1), 16)
     return {"batch": parts(batch.data), "turn": extra["turn"]}
 
@@ -223,7 +223,7 @@ def disk_full(path):
     except (OSError, RuntimeError) as error:
         message = f"{type(error).__name__}: {error}"
     files._written = write
-    again, extra = sharded.load(path, mesh=mesh())
+    again, extra = restored.sharded_load(path, mesh=mesh())
     state = sharded.save(path, state, extra={"turn": 2, "key": jax.random.key(2)})
     return {"message": message, "turn": extra["turn"], "size": int(sharded.size(again))}
 
