@@ -643,11 +643,11 @@ def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
         step(kind, buffer, number)
     if way == "directory":
         buffer.save(tmp_path)
-        load = lambda resumed: resumed.load(tmp_path)
+        load = lambda resumed: resumed.load(tmp_path, episodes="keep")
     else:
         torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
         saved = torch.load(tmp_path / "buffer.pt", weights_only=True)
-        load = lambda resumed: resumed.load_state_dict(saved)
+        load = lambda resumed: resumed.load_state_dict(saved, episodes="keep")
     expected = [step(kind, buffer, number) for number in range(5, 9)]
     other = made(2)
     kind.extend(other, rows(COUNT, 50))  # which is forgotten
@@ -665,6 +665,41 @@ def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
     buffer.close()
 
 
+@pytest.mark.parametrize("way", ["state_dict", "directory"])
+def test_a_loaded_buffer_joins_no_row_to_those_of_before(kind, way, tmp_path):
+    """Unless whoever loads it says that the environments go on, too."""
+    buffer = kind.make(sampler=fbuf.Uniform(window=2), **kind.unmarked)
+    kind.extend(buffer, rows(4))
+    buffer.save(tmp_path)
+    saved = buffer.state_dict()
+    for options, ends in (({}, [3]), ({"episodes": "end"}, [3]), ({"episodes": "keep"}, [])):
+        other = kind.make(sampler=fbuf.Uniform(window=2), **kind.unmarked)
+        for _ in range(2):  # as often as one likes
+            if way == "directory":
+                other.load(tmp_path, **options)
+            else:
+                other.load_state_dict(saved, **options)
+        assert np.flatnonzero(flags(kind.core(other).state)).tolist() == ends
+        kind.extend(other, rows(4, 4))
+        assert np.flatnonzero(flags(kind.core(other).state)).tolist() == ends
+        drawn = kind.core(other).owner.look(fbuf.stats)["num_starts"]
+        assert drawn == 7 - len(ends)
+
+
+def test_what_becomes_of_episodes_is_one_of_two(kind, tmp_path):
+    buffer = filled(kind)
+    buffer.save(tmp_path)
+    before = bits(kind.core(buffer).state)
+    for load in (lambda e: buffer.load(tmp_path, episodes=e), lambda e: buffer.load_state_dict(
+        buffer.state_dict(), episodes=e
+    )):  # fmt: skip
+        for wrong in ("End", True, None):
+            with pytest.raises(ValueError, match="episodes must be one of 'end', 'keep', got"):
+                load(wrong)
+    for x, y in zip(before, bits(kind.core(buffer).state), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 def test_saves_into_one_directory(kind, prefetch, tmp_path):
     """Of an old directory only what is new is written, and each is the buffer of that moment."""
@@ -674,7 +709,7 @@ def test_saves_into_one_directory(kind, prefetch, tmp_path):
         buffer.save(tmp_path)
         again = kind.make(sampler=EXACT, prefetch=prefetch)
         known = history.last(tmp_path)
-        again.load(tmp_path)
+        again.load(tmp_path, episodes="keep")
         history.remember(tmp_path, known)
         assert_same(kind.core(again).state.storage, kind.core(buffer).state.storage)
         again.close()
@@ -715,7 +750,7 @@ def test_what_is_saved_is_a_copy_both_ways(kind, prefetch):
     expected = [step(kind, buffer, number) for number in range(1, 5)]
     for turn in range(3):
         other = kind.make(sampler=EXACT, prefetch=prefetch)
-        other.load_state_dict(saved)
+        other.load_state_dict(saved, episodes="keep")
         if turn == 2:
             for leaf in tensors_in(saved):
                 leaf.untyped_storage().fill_(0)

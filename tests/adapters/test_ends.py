@@ -1,6 +1,8 @@
 """Where episodes end, as TensorDicts say it: flags, ids, or both. No slice mixes two episodes."""
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -297,13 +299,42 @@ def test_the_newest_episode_is_known_whoever_wrote_it(through):
         return
     if through == "saved":
         saved, rb = rb.state_dict(), ours()
-        rb.load_state_dict(saved)
+        rb.load_state_dict(saved, episodes="keep")
     else:
         rb.buffer.remove(fbuf.newest_ids(rb.buffer.state, 1))
     rb.extend(by_id(1, 8))
     rb.extend(by_id(2, 16))
     gone = {15} if through == "saved" else {6, 7, 15}
     assert starts(rb) == set(range(23)) - gone
+
+
+@pytest.mark.parametrize("way", ["dumps", "state_dict", "pickle"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_ids_that_begin_anew_after_a_load_go_on_in_no_episode(way, number, tmp_path):
+    """Collectors of a new process count from the same number again."""
+    rb, other = ours(), ours()
+    rb.extend(by_id(1, 0))
+    if way == "dumps":
+        rb.dumps(tmp_path)
+        other.loads(tmp_path)
+    elif way == "state_dict":
+        other.load_state_dict(rb.state_dict())
+    else:
+        other = pickle.loads(pickle.dumps(rb))
+    other.extend(by_id(number, 8))
+    assert starts(other) == set(range(15)) - {7}
+    other.extend(by_id(number, 16))  # and this one does
+    assert starts(other) <= set(range(23)) - {7}
+    assert other.stats()["num_starts"] == 22
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
+def test_a_copy_is_in_the_midst_of_the_same_episode(again):
+    rb = ours()
+    rb.extend(by_id(1, 0))
+    other = again(rb)
+    other.extend(by_id(1, 8))
+    assert starts(other) == set(range(15))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -354,7 +385,7 @@ def test_any_way_to_add_episodes(seed):
             rb.empty()
             told.clear()
         if random.random() < 0.1:
-            rb.load_state_dict(rb.state_dict())
+            rb.load_state_dict(rb.state_dict(), episodes="keep")
         count = int(random.choice([1, 8]))
         true, ended = [], []
         for _ in range(count):

@@ -75,7 +75,9 @@ class SavedPair(HostPair):
 
     def again(self, store, opened=True):
         store.save(self.folder)
-        return HostStore.open(self.folder, sampler=store.index.sampler)[0] if opened else store
+        if not opened:
+            return store
+        return HostStore.open(self.folder, sampler=store.index.sampler, episodes="keep")[0]
 
     def step(self, rng, *args, **options):
         super().step(rng, *args, **options)
@@ -182,7 +184,7 @@ def test_every_view_of_a_checkpoint_that_is_opened(lockstep, tmp_path):
 
     def opened(store):
         store.save(tmp_path)
-        return HostStore.open(tmp_path)[0]
+        return HostStore.open(tmp_path, episodes="keep")[0]
 
     every_view(VIEWS, lockstep, HostStore, opened)
 
@@ -409,7 +411,7 @@ def test_what_was_saved_comes_back(tmp_path, background):
         store.write(store.newest_ids(1), {"reward": np.zeros((2, 1), np.float32)})
         store.save(tmp_path / "saved", extra={"turn": turn}, background=background)
         fbuf.wait(tmp_path / "saved")
-        loaded, extra = HostStore.load(tmp_path / "saved")
+        loaded, extra = HostStore.load(tmp_path / "saved", episodes="keep")
         state, _ = fbuf.load(tmp_path / "saved")
         assert extra == {"turn": turn}
         key = jax.random.key(turn)
@@ -431,12 +433,70 @@ def arrays_of(store):
 def test_a_buffer_on_the_device_goes_on_as_a_store(tmp_path):
     state = fbuf.add(fbuf.init(jnp.int32(0), 8), np.arange(11, dtype=np.int32))
     state = fbuf.save(tmp_path, state)
-    store, _ = HostStore.load(tmp_path)
+    store, _ = HostStore.load(tmp_path, episodes="keep")
     same(store.rows(), fbuf.rows(state))
     store.add(np.int32(50))
     assert store.rows().data.tolist() == [4, 5, 6, 7, 8, 9, 10, 50]
     store.save(tmp_path)
     assert fbuf.rows(fbuf.load(tmp_path).state).data.tolist() == [4, 5, 6, 7, 8, 9, 10, 50]
+
+
+@pytest.mark.parametrize("read", ["load", "open"])
+def test_a_loaded_store_ends_the_episodes_that_were_open(tmp_path, read):
+    """And goes on to save what is new, with the next observations that it has kept."""
+    options = {"num_envs": 2, "next_of": "obs", "max_ends": 8, "sampler": fbuf.Uniform(window=2)}
+    store = HostStore({"obs": jnp.float32(0)}, 16, **options)
+    rows = lambda first: {"obs": np.arange(first, first + 6, dtype=np.float32).reshape(2, 3)}
+    end = np.array([[0, 0, 0], [0, 0, 1]], bool)  # that of the second one has ended
+    store.add(rows(0), terminated=end, next_observation=rows(50)["obs"])
+    store.save(tmp_path)
+    load = getattr(HostStore, read)
+    kept, _ = load(tmp_path, episodes="keep")
+    assert int(kept.stats()["num_starts"]) == 4
+    ended, _ = load(tmp_path)
+    flags = [0, 0, 0, 0, 2, 1]
+    for one, expected in ((kept, [*flags[:4], 0, 1]), (ended, flags)):
+        assert (one.index.ring.flags[:6] & 3).tolist() == expected
+        one.add(rows(10), next_observation=rows(70)["obs"])
+        assert (one.index.ring.flags[:6] & 3).tolist() == expected
+    assert int(ended.stats()["num_starts"]) == 8
+    assert int(kept.stats()["num_starts"]) == 9
+    batch = ended.rows(view=fbuf.Transition())
+    newest = [[0, 1, 2, 10, 11, 12], [3, 4, 5, 13, 14, 15]]
+    following = [[1, 2, 52, 11, 12, 72], [4, 5, 55, 14, 15, 75]]
+    assert batch.data.item["obs"][:, -6:].tolist() == newest
+    assert batch.data.next_observation[:, -6:].tolist() == following
+    key = jax.random.key(0)
+    for _ in range(2):  # what was ended is saved, and loaded again
+        ended.save(tmp_path)
+        again, _ = load(tmp_path, episodes="keep")
+        same(again.sample(key, 64, view=fbuf.Transition()),
+             ended.sample(key, 64, view=fbuf.Transition()))  # fmt: skip
+        ended, _ = load(tmp_path)
+        ended.add(rows(20), next_observation=rows(90)["obs"])
+    ended.raise_on_fault()
+    with pytest.raises(ValueError, match=rf"HostStore\.{read}: episodes must be one of 'end'"):
+        load(tmp_path, episodes="ends")
+
+
+@pytest.mark.parametrize("read", ["load", "open"])
+def test_a_store_without_open_episodes_is_loaded_as_it_was(tmp_path, read):
+    """Empty, or read as a queue to its end."""
+    load = getattr(HostStore, read)
+    HostStore(jnp.int32(0), 8).save(tmp_path / "empty")
+    store, _ = load(tmp_path / "empty")
+    store.add(np.arange(3, dtype=np.int32))
+    assert (store.index.ring.flags[:3] & 3).tolist() == [0, 0, 0]
+    queue = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
+    queue.add(np.arange(5, dtype=np.int32))
+    queue.pop(2)
+    queue.save(tmp_path / "queue")
+    queue, _ = load(tmp_path / "queue")
+    assert queue.unread() == 3
+    queue.add(np.arange(5, 7, dtype=np.int32))
+    batch = queue.pop(5)
+    assert batch.data.tolist() == [2, 3, 4, 5, 6]
+    assert batch.truncated.tolist() == [False, False, True, False, False]
 
 
 @pytest.mark.sweep
@@ -457,7 +517,7 @@ def test_a_checkpoint_is_opened_as_a_data_set(tmp_path, lockstep):
         fields = {name: random_rows(rng, 3)[name] for name in ("reward", "image")}
         state = fbuf.write(state, ids, fields)
         state = fbuf.save(tmp_path, state, extra={"turn": turn})
-        store, extra = HostStore.open(tmp_path)
+        store, extra = HostStore.open(tmp_path, episodes="keep")
         assert extra == {"turn": turn}
         for view in (fbuf.Item(), fbuf.NStep(2, gamma=0.5), fbuf.Transition(fields=("half",))):
             expected = draw(state, key, 16, view=view)
@@ -474,7 +534,7 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
     options |= {"max_ends": 8, "autoreset": "next_step"}
     plain, store = HostStore(ITEM, 40, **options), HostStore(ITEM, 40, **options)
     store.save(path)
-    store, _ = HostStore.open(path)
+    store, _ = HostStore.open(path, episodes="keep")
     for turn in range(16):
         rows, following = random_rows(rng, 2, 5), random_rows(rng, 2, 5)["observation"]
         given = {"terminated": rng.random((2, 5)) < 0.2, "next_observation": following}
@@ -490,10 +550,10 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
             fbuf.wait(path)
             if turn % 2:  # its rows are those of the files now
                 assert store._rows._count == 0
-            loaded, _ = HostStore.load(path)
+            loaded, _ = HostStore.load(path, episodes="keep")
             same(loaded.rows(), plain.rows())
         if turn in (5, 11):
-            store, _ = HostStore.open(path)
+            store, _ = HostStore.open(path, episodes="keep")
         key = jax.random.key(turn)
         for view in (fbuf.Item(), fbuf.NStep(2, gamma=0.5)):
             same(plain.sample(key, 16, view=view), store.sample(key, 16, view=view))

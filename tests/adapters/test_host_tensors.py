@@ -75,13 +75,14 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
         if turn == 10:
             saved = [buffer.state_dict() for buffer in both]
         if turn == 14:  # what the one has saved, the other goes on from
-            one.load_state_dict(saved[1])
-            two.load_state_dict(saved[0])
+            one.load_state_dict(saved[1], episodes="keep")
+            two.load_state_dict(saved[0], episodes="keep")
         if turn == 18:
             for buffer in both:
                 buffer.save(tmp_path / repr(buffer is one), extra={"turn": turn})
         if turn == 20:
-            assert one.load(tmp_path / "False") == two.load(tmp_path / "True") == {"turn": 18}
+            first = one.load(tmp_path / "False", episodes="keep")
+            assert first == two.load(tmp_path / "True", episodes="keep") == {"turn": 18}
     same(list(one.episodes()), list(two.episodes()))
     ours, theirs = one.stats(detailed=True), two.stats(detailed=True)
     assert theirs.pop("host_bytes") > 40 * 272
@@ -282,7 +283,7 @@ def test_an_opened_buffer_goes_on_with_its_draws(tmp_path):
     again = ReplayBuffer(64, **options, host=store)
     with pytest.raises(ValueError, match="which another buffer has"):
         ReplayBuffer(64, **options, host=store)
-    again.load(tmp_path)
+    again.load(tmp_path, episodes="keep")
     for _ in range(4):
         same(run.sample(), again.sample())
     again.extend({"n": torch.arange(20)})

@@ -446,7 +446,7 @@ def test_batches_of_a_view_are_saved_as_such(prefetch, tmp_path):
     buffer.extend(rows())
     buffer.sample()
     torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
-    resumed.load_state_dict(torch.load(tmp_path / "buffer.pt"))
+    resumed.load_state_dict(torch.load(tmp_path / "buffer.pt"), episodes="keep")
     for _ in range(1 + prefetch):
         batch, again = buffer.sample(), resumed.sample()
         assert type(batch.data) is type(again.data) is fbuf.SequenceSteps
@@ -488,7 +488,7 @@ def test_before_the_first_row_there_are_figures_and_a_state_dict():
     buffer, resumed = (ReplayBuffer(8, batch_size=4, sampler=EXACT, seed=s) for s in (1, 2))
     assert buffer.stats()["size"] == 0
     assert buffer.stats()["capacity"] == 8
-    resumed.load_state_dict(buffer.state_dict())
+    resumed.load_state_dict(buffer.state_dict(), episodes="keep")
     with pytest.raises(RuntimeError, match=r"nothing has been added yet"):
         resumed.sample()
     for one in (buffer, resumed):
@@ -581,7 +581,7 @@ def test_wrong_arguments_of_the_constructor_are_named(options, error):
 def test_a_resumed_run_has_the_sizes_of_the_first_one():
     one, other = (buffer_of(batch_size=None, sampler=EXACT, seed=s) for s in (1, 2))
     one.sample(7)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(one.state_dict(), episodes="keep")
     assert_same(one.sample(5), other.sample(5))
     assert_same(one.sample(7), other.sample(7))
 

@@ -212,7 +212,7 @@ def test_batches_are_those_of_torchrl(size):
         assert not got.is_locked
         got.zero_()  # it is nobody else's
     again = ours(sampler=fbuf.Uniform() if len(size) == 1 else EXACT)
-    again.load_state_dict(mine.state_dict())
+    again.load_state_dict(mine.state_dict(), episodes="keep")
     assert_same(again.sample(), mine.sample())
 
 
@@ -1131,7 +1131,7 @@ def test_a_dump_goes_on_where_it_was(prefetch, tmp_path):
     rb.dumps(tmp_path / "some" / "rb")
     assert "MANIFEST-00000001" in os.listdir(tmp_path / "some" / "rb")
     for other in (new, old):
-        other.loads(str(tmp_path / "some" / "rb"))
+        other.loads(str(tmp_path / "some" / "rb"), episodes="keep")
     assert len(new) == len(old) == len(rb)
     wanted = go_on(rb)
     assert_all_same(go_on(new), wanted)
@@ -1156,7 +1156,7 @@ def test_what_a_view_made_is_saved_too(tmp_path):
     rb.extend(rows(8))
     rb.sample()
     rb.dumps(tmp_path)
-    new.loads(tmp_path)
+    new.loads(tmp_path, episodes="keep")
     assert_all_same([rb.sample() for _ in range(3)], [new.sample() for _ in range(3)])
 
 
@@ -1172,7 +1172,7 @@ def test_a_dump_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         patch.setattr(manifest, "write", half)
         with pytest.raises(OSError, match="no space left"):
             rb.dumps(tmp_path)
-    first.loads(tmp_path)
+    first.loads(tmp_path, episodes="keep")
     assert_all_same(go_on(first), wanted)
     rb.dumps(tmp_path)
     assert manifest.numbers(tmp_path) == [1, 2]
@@ -1203,7 +1203,7 @@ def test_what_does_not_fit_is_not_loaded():
         with pytest.raises(ValueError, match="load_state_dict"):
             rb.load_state_dict(wrong)
     again = agent(0)
-    again.load_state_dict(saved)
+    again.load_state_dict(saved, episodes="keep")
     assert_same(again.sample(), before)
     assert_same(again.sample(), rb.sample())  # nothing of rb has changed
 

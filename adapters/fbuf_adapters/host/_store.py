@@ -34,7 +34,8 @@ from fbuf.verbs.load import as_damage, newest
 from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
 from fbuf.views import View
-from fbuf_adapters import _wait
+from fbuf_adapters import _resume, _wait
+from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
 from fbuf_adapters.host._rows import Leaves, Rows
@@ -508,6 +509,7 @@ class HostStore(Generic[Item]):
         extra: Any = None,
         with_extra: bool = True,
         fallback: bool = False,
+        episodes: Episodes = "end",
         files: str | os.PathLike[str] | None = None,
     ) -> tuple[HostStore[Any], Any]:
         """Read the newest checkpoint of a directory, as `fbuf.load` does.
@@ -519,6 +521,9 @@ class HostStore(Generic[Item]):
             extra: As for `fbuf.load`.
             with_extra: As for `fbuf.load`.
             fallback: As for `fbuf.load`.
+            episodes: `"end"` ends the open episodes, as `end_episode` does: the next row of each
+                environment begins one. `"keep"` goes on within them, bit for bit: give it if you
+                restore your environments, too.
             files: As for `HostStore`.
 
         Returns:
@@ -526,6 +531,7 @@ class HostStore(Generic[Item]):
 
         Raises:
             CheckpointError: As `fbuf.load`.
+            ValueError: If `episodes` is something else.
         """
         made: list[HostStore[Any]] = []
 
@@ -535,10 +541,11 @@ class HostStore(Generic[Item]):
             return made[0].whole()
 
         check.boolean("HostStore.load", "with_extra", with_extra)
+        _resume.check("HostStore.load", episodes)
         extra = extra if with_extra else extras.LEFT_OUT
         found = newest(path, item, sampler, extra, fallback, make)
         made[0]._index = elsewhere.without_rows(found.state)
-        return made[0], found.extra
+        return _resume.resumed(made[0], episodes), found.extra
 
     @classmethod
     def open(
@@ -549,6 +556,7 @@ class HostStore(Generic[Item]):
         sampler: Sampler | None = None,
         extra: Any = None,
         with_extra: bool = True,
+        episodes: Episodes = "end",
     ) -> tuple[HostStore[Any], Any]:
         """Open the newest checkpoint of a directory, without reading its rows.
 
@@ -565,17 +573,20 @@ class HostStore(Generic[Item]):
             sampler: As for `fbuf.load`.
             extra: As for `fbuf.load`.
             with_extra: As for `fbuf.load`.
+            episodes: As for `HostStore.load`; the files stay as they are.
 
         Returns:
             The store, and what was saved beside it.
 
         Raises:
             CheckpointError: As `fbuf.load`; and if a file has another length than it must have.
+            ValueError: If `episodes` is something else.
 
         Cost: it reads the flags and the sampler's index. In host memory: 4 bytes a row, the next
         observations that `next_of` keeps, and what has changed since the last save.
         """
         check.boolean("HostStore.open", "with_extra", with_extra)
+        _resume.check("HostStore.open", episodes)
         if sampler is not None:
             check.instance("HostStore.open", "sampler", sampler, Sampler, "fbuf.Uniform()")
         if item is not None:
@@ -603,7 +614,7 @@ class HostStore(Generic[Item]):
         mark = secrets.randbelow(2**31 - 1) + 1
         store._index = elsewhere.without_rows(history.marked(whole, mark))
         history.opened(folder, known[-1], found, store._index, mark)
-        return store, beside
+        return _resume.resumed(store, episodes), beside
 
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""

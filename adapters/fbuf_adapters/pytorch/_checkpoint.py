@@ -164,7 +164,7 @@ def read(
     Args:
         where: Who asks, for messages.
         path: The directory.
-        load: As `fbuf.load`, or for rows on the host `HostStore.load`.
+        load: As `fbuf.load`, or for rows on the host `HostStore.load`; it sees to open episodes.
         init: Makes a buffer of an item.
         batch_size: That of the buffer that it is for.
         learned: The item of that, which tells of what classes it is made; None if not known.

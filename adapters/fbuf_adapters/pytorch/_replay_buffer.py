@@ -18,6 +18,8 @@ import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf.views import View
+from fbuf_adapters import _resume
+from fbuf_adapters._resume import Episodes
 from fbuf_adapters._worker import Cancelled
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import (
@@ -645,21 +647,25 @@ class ReplayBuffer:
             rows = None if self._rows is None else self._made("state_dict")
             return self._calls.apart(lambda: self._saved(rows))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
         """Go on where `state_dict` was called. The buffer copies what you give.
 
-        Make the buffer with the same arguments; it then draws the same batches as the other would
-        have drawn. A buffer without an `item` takes it from `state_dict`.
+        Make the buffer with the same arguments. With `episodes="keep"` it then draws the same
+        batches as the other would have drawn. A buffer without an `item` takes it from
+        `state_dict`.
 
         Args:
             state_dict: What `state_dict()` returned, in this process or another.
+            episodes: `"end"` ends the open episodes, as `end_episode` does: the next row of each
+                environment begins one. `"keep"` goes on within them, bit for bit: give it if you
+                restore your environments, too.
 
         Raises:
-            ValueError: If it is from a buffer made with other arguments, or if parts are missing.
-                The buffer is then unchanged.
+            ValueError: If it is from a buffer made with other arguments, or if parts are missing;
+                or if `episodes` is something else. The buffer is then unchanged.
             RuntimeError: If the buffer is closed.
         """
-        self.load_state_checked(state_dict, lambda: None)
+        self.load_state_checked(state_dict, episodes, lambda: None)
 
     def save(
         self,
@@ -705,25 +711,34 @@ class ReplayBuffer:
 
             self._calls.apart(write)
 
-    def load(self, path: str | os.PathLike[str], *, fallback: bool = False) -> Any:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fallback: bool = False,
+        episodes: Episodes = "end",
+    ) -> Any:
         """Go on where `save` was called.
 
-        Make the buffer with the same arguments; it then draws the same batches as the other would
-        have drawn. A buffer without an `item` takes it from the directory.
+        Make the buffer with the same arguments. With `episodes="keep"` it then draws the same
+        batches as the other would have drawn. A buffer without an `item` takes it from the
+        directory.
 
         Args:
             path: The directory.
             fallback: As for `fbuf.load`.
+            episodes: As for `load_state_dict`.
 
         Returns:
             What was given to `save` as `extra`; its tensors lie on CPU.
 
         Raises:
             fbuf.CheckpointError: As `fbuf.load`. The buffer is then unchanged.
-            ValueError: If it is from a buffer made with other arguments; likewise.
+            ValueError: If it is from a buffer made with other arguments, or if `episodes` is
+                something else; likewise.
             RuntimeError: If the buffer is closed.
         """
-        return self.load_checked(path, fallback, lambda extra: None)
+        return self.load_checked(path, fallback, episodes, lambda extra: None)
 
     def close(self) -> None:
         """Stop the prefetch thread, and free the memory. Batches stay valid.
@@ -764,12 +779,16 @@ class ReplayBuffer:
         with self.lock:
             return self.owner.leaves
 
-    def load_state_checked(self, state_dict: dict[str, Any], check: Callable[[], object]) -> None:
+    def load_state_checked(
+        self, state_dict: dict[str, Any], episodes: Episodes, check: Callable[[], object]
+    ) -> None:
         """As `load_state_dict`; `check` may raise before anything has changed."""
+        _resume.check(f"{_NAME}.load_state_dict", episodes)
         with self.lock:
             self._check_open("load_state_dict")
             where = _where("load_state_dict")
-            rows, draws, rebuild = self._calls.apart(lambda: self._loaded(where, state_dict))
+            load = lambda: self._loaded(where, state_dict, episodes)
+            rows, draws, rebuild = self._calls.apart(load)
             check()
             before = self._draws
             # One instruction: an exception comes before all of it, or after.
@@ -778,21 +797,29 @@ class ReplayBuffer:
             before.drop()
 
     def load_checked(
-        self, path: str | os.PathLike[str], fallback: bool, check: Callable[[Any], None]
+        self,
+        path: str | os.PathLike[str],
+        fallback: bool,
+        episodes: Episodes,
+        check: Callable[[Any], None],
     ) -> Any:
         """As `load`; `check` may raise at what was saved beside, before anything has changed."""
+        _resume.check(f"{_NAME}.load", episodes)
         with self.lock:
             self._check_open("load")
             where, known = _where("load"), self._rows
 
             def read() -> tuple[_Rows | None, Draws, list[_containers.Rebuild], Any]:
                 learned = None if known is None else known.learned
+                load: Any = _resume.load
+                if self._host:
+                    of_files = functools.partial(HostStore.load, files=self._files)
+                    load = _opened if self._opens else of_files
                 with jax.default_device(self._jax_device):
-                    load: Any = functools.partial(HostStore.load, files=self._files)
                     run, extra = _checkpoint.read(
                         where,
                         path,
-                        _opened if self._opens else load if self._host else fbuf.load,
+                        functools.partial(load, episodes=episodes),
                         self._init,
                         self._batch_size,
                         learned,
@@ -866,10 +893,13 @@ class ReplayBuffer:
         )
 
     def _loaded(
-        self, where: str, saved: dict[str, Any]
+        self, where: str, saved: dict[str, Any], episodes: Episodes
     ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild]]:
         """What was saved, as this buffer has it."""
-        return self._resumed(where, _checkpoint.load(where, saved, self._init, self._batch_size))
+        run = _checkpoint.load(where, saved, self._init, self._batch_size)
+        if run.state is not None:
+            run = dataclasses.replace(run, state=_resume.resumed(run.state, episodes))
+        return self._resumed(where, run)
 
     def _resumed(
         self, where: str, run: _checkpoint.Run
@@ -1107,14 +1137,16 @@ def _as_given(
     return batch if transform is None else transform(batch)
 
 
-def _opened(path: Any, *, item: Any, sampler: Any, fallback: bool) -> tuple[Any, Any]:
+def _opened(
+    path: Any, *, item: Any, sampler: Any, fallback: bool, episodes: Episodes
+) -> tuple[Any, Any]:
     """A checkpoint that is read where it lies."""
     if fallback:
         raise ValueError(
             f"{_where('load')} fallback is True, but an opened store reads the newest checkpoint; "
             "use host=True"
         )
-    return HostStore.open(path, item=item, sampler=sampler)
+    return HostStore.open(path, item=item, sampler=sampler, episodes=episodes)
 
 
 def _short(leaf: Any) -> Any:

@@ -17,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
+from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 from fbuf_adapters.pytorch._sizes import next_step
@@ -587,8 +588,16 @@ class TensorDictReplayBuffer:
             ],
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
+    def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
+        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`.
+
+        Args:
+            state_dict: What `state_dict()` returned.
+            episodes: See there: `"end"` ends the open episodes, also where ids tell them apart.
+
+        Raises:
+            ValueError: See there. Also if the buffer has another number of transforms.
+        """
         with self.buffer.lock, contextlib.ExitStack() as stack:
             self._check_transforms("load_state_dict", state_dict)
             buffer = dict(state_dict["buffer"])
@@ -597,7 +606,7 @@ class TensorDictReplayBuffer:
                 for size, batch in buffer["ahead"]
             ]
             resume = lambda: stack.enter_context(self._resumed(state_dict))
-            self.buffer.load_state_checked(buffer, resume)
+            self.buffer.load_state_checked(buffer, episodes, resume)
 
     def _check_transforms(self, function: str, saved: dict[str, Any]) -> None:
         """Raise if there are others than there were."""
@@ -633,8 +642,17 @@ class TensorDictReplayBuffer:
         with self.buffer.lock:
             self.buffer.save(path, extra={"tensordict": self._beside()})
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where `dumps` was called; see `ReplayBuffer.load`."""
+    def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
+        """Go on where `dumps` was called; see `ReplayBuffer.load`.
+
+        Args:
+            path: The directory.
+            episodes: As for `load_state_dict`.
+
+        Raises:
+            fbuf.CheckpointError: See there. Also if another kind of buffer was saved there.
+            ValueError: As `load_state_dict`.
+        """
         with self.buffer.lock, contextlib.ExitStack() as stack:
 
             def check(extra: Any) -> None:
@@ -645,7 +663,7 @@ class TensorDictReplayBuffer:
                 self._check_transforms("loads", extra["tensordict"])
                 stack.enter_context(self._resumed(extra["tensordict"]))
 
-            self.buffer.load_checked(path, False, check)
+            self.buffer.load_checked(path, False, episodes, check)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Another name of `dumps`, as in TorchRL."""
@@ -655,9 +673,9 @@ class TensorDictReplayBuffer:
         """Another name of `dumps`, as in TorchRL."""
         self.dumps(path)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
         """Another name of `loads`, as in TorchRL."""
-        self.loads(path)
+        self.loads(path, episodes=episodes)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents."""
@@ -672,10 +690,25 @@ class TensorDictReplayBuffer:
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        """Make the same buffer, with memory of its own."""
+        """Make the same buffer, with memory of its own; as one that is loaded, it ends episodes."""
+        self._become(saved, "end")
+
+    def __copy__(self) -> TensorDictReplayBuffer:
+        """The same buffer once more, in the midst of the same episodes."""
+        other = type(self).__new__(type(self))
+        other._become(self.__getstate__(), "keep")
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictReplayBuffer:
+        """The same, with transforms of its own."""
+        other = memo[id(self)] = type(self).__new__(type(self))
+        other._become(copy.deepcopy(self.__getstate__(), memo), "keep")
+        return other
+
+    def _become(self, saved: dict[str, Any], episodes: Episodes) -> None:
         self.__init__(**saved["made_with"])
         self._transforms = saved["transforms"]
-        self.load_state_dict(torch.load(io.BytesIO(saved["state"])))
+        self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
 
     def close(self) -> None:
         """Free the memory; see `ReplayBuffer.close`."""
