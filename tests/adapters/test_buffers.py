@@ -16,6 +16,7 @@ import weakref
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -611,6 +612,32 @@ def test_writers_and_learners_at_once(kind, capacity, width):
     reward = np.asarray(stored(kind.core(buffer).state)["next"]["reward"])
     np.testing.assert_array_equal(reward, np.repeat(found, width).reshape(-1, width) / 8)
     buffer.close()
+
+
+def test_of_a_state_that_is_replaced_no_memory_is_left(kind):
+    def live() -> int:
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = live()
+    buffer = kind.make(batch_size=1)
+    wide = torch.zeros(COUNT, 100_000, device=DEVICE)
+    kind.extend(buffer, rows() | {"wide": wide})
+    core, one = kind.core(buffer), live() - before
+    assert one > 4e6
+    for _ in range(3):
+        buffer.sample()
+        core.state = jax.tree.map(jnp.copy, core.state)
+        assert live() - before < 1.2 * one
+    core.state = core.state  # with the same arrays it is another state all the same
+    buffer.empty()
+    more = of_jax(rows(2, 5) | {"wide": wide[:2]})
+    core.state = fbuf.add(jax.tree.map(jnp.copy, core.state), more)
+    assert set(numbers(kind, buffer.sample())) <= {5, 6}
+    assert live() - before < 1.2 * one
+    buffer.close()
+    del more
+    assert live() - before < 0.1 * one
 
 
 # Saving.

@@ -61,11 +61,16 @@ class Owner:
     @state.setter
     def state(self, state: fbuf.State[Any]) -> None:
         self._calls.settle()
-        self._kept[0] = tuple(jax.tree.leaves(state))
+        leaves = tuple(jax.tree.leaves(state))
+        self._kept[0] = leaves
+        self._seen = leaves, state  # or the old one would keep its memory
 
     @property
     def fault(self) -> jax.Array:
-        """The fault bits of the state. They are known when all else of it is."""
+        """The fault bits of the state. They are known when all else of it is.
+
+        They are another array as soon as the state has changed.
+        """
         return self.leaves[self._fault]
 
     def program(self, key: Any, make: Callable[[Any], Any]) -> Any:

@@ -51,12 +51,13 @@ class _Rows:
     Attributes:
         learned: The item.
         owner: The state.
-        blank: The arrays of a state to which nothing has been added yet.
+        blank: The fault of a state to which nothing has been added yet. It names the state, and
+            keeps no rows.
     """
 
     learned: Learned
     owner: Owner
-    blank: Any
+    blank: jax.Array | None
 
 
 class ReplayBuffer:
@@ -400,7 +401,7 @@ class ReplayBuffer:
             if self._rows is not None:
                 owner = self._made("empty").owner
                 owner.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
-                self._rows = dataclasses.replace(self._rows, blank=owner.leaves)
+                self._rows = dataclasses.replace(self._rows, blank=owner.fault)
 
     def drop_ahead(self) -> None:
         """Forget the batches drawn ahead; `sample` draws them again, from the buffer as it is."""
@@ -630,7 +631,10 @@ class ReplayBuffer:
                     "it for buffer.state: with the same item, capacity, sampler and environments"
                 )
             self._draws.drop()
-            self._rows.owner.state = jax.device_put(state, self._jax_device)
+            state = jax.device_put(state, self._jax_device)
+            if state.fault is self._rows.owner.fault:  # by which this state is told from that
+                state = dataclasses.replace(state, fault=jnp.copy(state.fault))
+            self._rows.owner.state = state
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that future calls depend on: tensors on CPU, with memory of their own.
@@ -707,7 +711,7 @@ class ReplayBuffer:
                     return
                 rows.owner.save(path, **options)
                 if not run.written:
-                    self._rows = dataclasses.replace(rows, blank=rows.owner.leaves)
+                    self._rows = dataclasses.replace(rows, blank=rows.owner.fault)
 
             self._calls.apart(write)
 
@@ -774,10 +778,10 @@ class ReplayBuffer:
         return self._made("state").owner
 
     @property
-    def leaves(self) -> tuple[jax.Array, ...]:
-        """The arrays of the state: another tuple as soon as it has changed."""
+    def stamp(self) -> jax.Array:
+        """A small array of the state: another one as soon as it has changed."""
         with self.lock:
-            return self.owner.leaves
+            return self.owner.fault
 
     def load_state_checked(
         self, state_dict: dict[str, Any], episodes: Episodes, check: Callable[[], object]
@@ -884,7 +888,7 @@ class ReplayBuffer:
             state=None if rows is None else rows.owner.whole(),
             learned=None if rows is None else rows.learned,
             tensordict=self._rebuild == [_containers.TENSORDICT],
-            written=rows is not None and rows.owner.leaves is not rows.blank,
+            written=rows is not None and rows.owner.fault is not rows.blank,
             key=jax.random.key_data(self._draws.key),
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
             ahead=[batch.take() for batch in waiting],
@@ -915,7 +919,7 @@ class ReplayBuffer:
         rows = None
         if run.state is not None and run.learned is not None:
             owner = self._owner(run.learned.item, run.state)
-            rows = _Rows(run.learned, owner, None if run.written else owner.leaves)
+            rows = _Rows(run.learned, owner, None if run.written else owner.fault)
         elif self._rows is not None:  # the other has learned no item yet
             rows = self._make(self._rows.learned)
         ahead = [
@@ -929,7 +933,7 @@ class ReplayBuffer:
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
         owner = self._owner(learned.item)
-        return _Rows(learned, owner, owner.leaves)
+        return _Rows(learned, owner, owner.fault)
 
     def _owner(self, item: Any, state: Any = None) -> Owner:
         """What holds the rows: those of a state or a store, or none yet."""
@@ -959,7 +963,7 @@ class ReplayBuffer:
                 "lockstep, next_of and max_ends"
             )
         owner = self._owner(learned.item, store)
-        return _Rows(learned, owner, None if store.size() else owner.leaves)
+        return _Rows(learned, owner, None if store.size() else owner.fault)
 
     def _add(
         self,
@@ -1122,7 +1126,7 @@ class ReplayBuffer:
     def _filled(self, function: str) -> _Rows:
         """The same, if anything has been added."""
         rows = self._made(function)
-        if rows.owner.leaves is rows.blank:
+        if rows.owner.fault is rows.blank:
             raise RuntimeError(f"{_where(function)} the buffer is empty; add something first")
         return rows
 

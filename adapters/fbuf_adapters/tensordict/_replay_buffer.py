@@ -198,7 +198,7 @@ class TensorDictReplayBuffer:
         """Whether to look at each batch for rows that were not drawn; on a GPU it has to wait."""
         self._cursor = 0
         self._seen: Any = None
-        """The state that the cursor is of: another one may have been written to elsewhere."""
+        """The stamp of the state that the cursor is of: another may have been written elsewhere."""
         self._write_count = 0
         self._ready = False
         self._iterator: Iterator[TensorDictBase] | None = None
@@ -768,7 +768,7 @@ class TensorDictReplayBuffer:
             if self._cursor + count > self._capacity:
                 slots %= self._capacity
             self._cursor = (self._cursor + count) % self._capacity
-            self._seen = self.buffer.leaves
+            self._seen = self.buffer.stamp
             self._write_count += count
         return slots.reshape(given[: len(lead)])
 
@@ -785,21 +785,21 @@ class TensorDictReplayBuffer:
 
     def _update(self, ids: Any, priority: torch.Tensor) -> None:
         with self.buffer.lock:
-            known = self._form is not None and self.buffer.leaves is self._seen
+            known = self._form is not None and self.buffer.stamp is self._seen
             self.buffer.update_priority(ids, priority, alpha=self.alpha)
             if known:
-                self._seen = self.buffer.leaves
+                self._seen = self.buffer.stamp
 
     def _sync(self) -> None:
         """Read where the next row goes, if it was not written here what was written last."""
-        if self._form is not None and self.buffer.leaves is not self._seen:
+        if self._form is not None and self.buffer.stamp is not self._seen:
             owner, form = self.buffer.owner, self._form
             self._cursor = self._calls.apart(lambda: int(owner.state.ring.head[0]))
             self._calls.apart(lambda: self._ends.look(owner, form))
 
     def _check_ready(self) -> None:
         """Raise as long as there is nothing to draw; whether there still is, each batch shows."""
-        if not self._looks and self._ready and self.buffer.leaves is not self._seen:
+        if not self._looks and self._ready and self.buffer.stamp is not self._seen:
             self._ready = False
         if not self._ready:
             self._ready = self.buffer.can_sample()
