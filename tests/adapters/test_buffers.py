@@ -293,6 +293,40 @@ def test_the_seed_says_what_is_drawn(kind):
     assert len({tuple(batch) for batch in first}) == 4
 
 
+def test_without_a_seed_two_buffers_draw_different_batches(kind, tmp_path):
+    def made(**options: Any) -> Any:
+        buffer = kind.make(**options)
+        kind.extend(buffer, rows())
+        return buffer
+
+    def draws(buffer: Any) -> list[int]:
+        return [number for _ in range(3) for number in numbers(kind, buffer.sample())]
+
+    torch.manual_seed(5)
+    first, second = made(), made()
+    torch.manual_seed(5)
+    assert kind.core(first).seed != kind.core(second).seed
+    again = [made() for _ in range(2)]
+    drawn = [draws(buffer) for buffer in (first, second, *again)]
+    assert drawn[0] != drawn[1]
+    assert drawn[2:] == drawn[:2]  # as torch.manual_seed says
+    seed = kind.core(first).seed
+    assert draws(made(seed=seed)) == drawn[0]
+    assert f"seed={seed})" in repr(first)
+    saved = first.state_dict()
+    assert saved.get("buffer", saved)["seed"] == seed
+    first.save(tmp_path)
+    before = torch.get_rng_state()
+    for load in (lambda b: b.load_state_dict(saved), lambda b: b.load(tmp_path)):
+        other = made(seed=3)  # and no generator is asked
+        load(other)
+        assert kind.core(other).seed == seed
+    del saved.get("buffer", saved)["seed"]  # as in what older releases have written
+    other.load_state_dict(saved)
+    assert kind.core(other).seed == seed
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_an_empty_buffer_says_so(kind):
     buffer = kind.make()
     with pytest.raises(RuntimeError, match=r"sample: (nothing has been added yet|.*nothing to d)"):

@@ -12,6 +12,7 @@ pytest.importorskip("torchrl")
 
 import buffers  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch._replay_buffer import drawn_seed  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer, from_torchrl  # noqa: E402 (after the skip)
 from tensordict import TensorDict  # noqa: E402 (after the skip)
 from torchrl.data import (  # noqa: E402 (after the skip)
@@ -111,14 +112,16 @@ def test_options():
     new.extend(rows(8))
     batch = new.sample()
     assert torch.equal(batch["twice"], batch["t"] * 2)
-    other = TensorDictReplayBuffer(CAPACITY, batch_size=8, seed=7)
+    seed = drawn_seed(torch.Generator().manual_seed(7))
+    other = TensorDictReplayBuffer(CAPACITY, batch_size=8, seed=seed)
     other.extend(rows(8))
     assert torch.equal(batch["t"], other.sample()["t"])
     new.close()
+    assert from_torchrl(rb).buffer.seed != seed  # the next one of its generator
     torch.manual_seed(7)
-    new = from_torchrl(theirs(batch_size=8))
-    new.extend(rows(8))
-    assert torch.equal(batch["t"], new.sample()["t"])
+    assert from_torchrl(theirs()).buffer.seed == seed
+    assert from_torchrl(theirs()).buffer.seed != seed
+    assert from_torchrl(theirs(), seed=11).buffer.seed == 11
 
 
 @pytest.mark.parametrize(

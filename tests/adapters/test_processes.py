@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def make(fails=None, processes=2, envs=2, chunk=4, policy=None, **options):
-    options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, **options}
+    options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, "seed": 0, **options}
     make_env = functools.partial(Counting, **fails or {})
     policy = policy or Policy()
     return ProcessCollector(make_env, policy, processes=processes, envs_per_process=envs, **options)
@@ -342,3 +342,13 @@ class Locked:
 def test_bad_arguments_start_nothing(options, error, message):
     with pytest.raises(error, match=message):
         make(**options)
+
+
+def test_without_a_seed_two_collectors_make_different_episodes():
+    first = []
+    for _ in range(2):
+        with make(processes=1, seed=None, mode="barrier", weights=None) as collector:
+            state = collector.collect(buffer(collector), 4)
+            first.append([rows["observation"][0, 0] for rows in lanes(state)])
+            assert first[-1] == [collector.seed, collector.seed + 1]
+    assert first[0] != first[1]

@@ -122,7 +122,7 @@ def _no_actor_left(request):
 
 
 def make(fails=None, workers=2, envs=2, chunk=4, policy=None, **options):
-    options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, **options}
+    options = {"timeout": 20.0, "weights": weights(0), "chunk": chunk, "seed": 0, **options}
     make_env = functools.partial(Counting, **fails or {})
     policy = policy or Policy()
     return Collector(make_env, policy, workers=workers, envs_per_worker=envs, **options)

@@ -1263,7 +1263,7 @@ def test_other_names_of_saving(tmp_path):
 def test_what_it_is_in_one_line():
     rb = filled()
     assert repr(rb).startswith("TensorDictReplayBuffer(8 of 10 rows, sampler=Prioritized(")
-    assert repr(rb).endswith("view=Item(fields=None), batch_size=16)")
+    assert repr(rb).endswith(f"view=Item(fields=None), batch_size=16, seed={rb.buffer.seed})")
     rb.close()
     assert "closed" in repr(rb)
 

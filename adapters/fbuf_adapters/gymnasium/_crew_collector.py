@@ -6,6 +6,7 @@ A worker is a process, or an actor of Ray.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import types
 import weakref
 from collections.abc import Generator
@@ -64,9 +65,11 @@ class CrewCollector:
         blank: dict[str, Any],
         *,
         mode: Mode,
+        seed: int,
         progress: bool | None,
     ) -> None:
         self._crew = crew
+        self._seed = seed
         self._finalizer = weakref.finalize(self, crew.close)
         self._num_envs = room.envs
         self._chunk = room.steps
@@ -94,6 +97,11 @@ class CrewCollector:
     def item(self) -> dict[str, Any]:
         """One row, for `fbuf.init`: a dict of `jax.ShapeDtypeStruct`."""
         return self._target.item
+
+    @property
+    def seed(self) -> int:
+        """The seed that was given, or drawn: with it the same environments can be made again."""
+        return self._seed
 
     @property
     def options(self) -> dict[str, Any]:
@@ -359,6 +367,11 @@ def check_arguments(
     check.choice(owner, "mode", mode, get_args(Mode))
     if not timeout > 0:
         raise ValueError(f"{owner}: timeout must be above 0 seconds, got {timeout!r}")
+
+
+def some_seed(seed: int | None) -> int:
+    """A seed for who gives none: two collectors must not make the same episodes."""
+    return secrets.randbelow(2**30) if seed is None else seed
 
 
 def check_loads(owner: str, policy: Any) -> None:

@@ -14,6 +14,7 @@ from fbuf_adapters.gymnasium._crew_collector import (
     check_arguments,
     check_loads,
     payload,
+    some_seed,
 )
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._memory import Memory
@@ -59,7 +60,8 @@ class ProcessCollector(CrewCollector):
         seed: Environment `i` of all is reset with `seed + i` first. Each process also seeds Python,
             NumPy and PyTorch, all differently. A generator of the policy's own is copied, and then
             acts alike in all processes, unless the policy has a method `seed(number)`: each process
-            calls it before the first action, with a number of its own.
+            calls it before the first action, with a number of its own. None takes one from the
+            operating system, other ones for two collectors; `collector.seed` says which.
         mode: `"free"` or `"barrier"`.
         weights: A tree of arrays like those you will `publish`: of dicts, lists and tuples. Every
             process begins with `policy.load(weights)`, version 0. None: no weights are published.
@@ -100,7 +102,7 @@ class ProcessCollector(CrewCollector):
         processes: int,
         envs_per_process: int,
         chunk: int = 64,
-        seed: int = 0,
+        seed: int | None = None,
         mode: Mode = "free",
         weights: Any = None,
         timeout: float = 60.0,
@@ -116,6 +118,7 @@ class ProcessCollector(CrewCollector):
                 f"{_OWNER}: each process imports your script, and there is no file {nowhere}; save "
                 "the script to a file, and run that"
             )
+        seed = some_seed(seed)
         counts = {"processes": processes, "envs_per_process": envs_per_process}
         check_arguments(
             _OWNER,
@@ -154,7 +157,7 @@ class ProcessCollector(CrewCollector):
             owner=_OWNER,
             noun="process",
         )
-        super().__init__(crew, room, published, blank, mode=mode, progress=progress)
+        super().__init__(crew, room, published, blank, mode=mode, seed=seed, progress=progress)
 
 
 ProcessCollector.__module__ = "fbuf_adapters.gymnasium"  # where users find it

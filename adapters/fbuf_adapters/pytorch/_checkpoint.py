@@ -55,6 +55,7 @@ class Run:
         state: The state, or what has its rows on the host; None if nothing has been added yet.
         learned: The item; None if it is not known yet.
         tensordict: Whether items were given as TensorDicts.
+        seed: What the key was made of.
         key: The words of the key that chooses batches.
         turns: The turns of the batches drawn ahead, and that of the next one: uint32 `[ahead, 2]`.
         written: Whether there has been a row since the buffer was made or emptied.
@@ -66,6 +67,7 @@ class Run:
     state: fbuf.State[Any] | HostStore[Any] | None
     learned: Learned | None
     tensordict: bool
+    seed: int
     key: jax.Array
     turns: jax.Array
     written: bool
@@ -88,6 +90,7 @@ def save(run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         "item": None if run.learned is None else example(run.learned),
         "tensordict": run.tensordict,
         "state": {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()},
+        "seed": run.seed,
         "key": to_torch(run.key, copy=True).cpu(),
         "turns": to_torch(run.turns, copy=True).cpu(),
         "written": run.written,
@@ -120,6 +123,7 @@ def load(
         state=None if learned is None else _state(where, saved, init, learned),
         learned=learned,
         tensordict=bool(saved.get("tensordict")),  # which older ones lack
+        seed=_seed(saved),
         key=jnp.copy(from_torch(saved["key"])),
         turns=jnp.copy(from_torch(saved["turns"])),
         written=bool(saved["written"]),
@@ -137,6 +141,7 @@ def beside(where: str, run: Run, init: functools.partial[fbuf.State[Any]], extra
         "made_with": _made_with(init.keywords),
         "given": given,
         "tensordict": run.tensordict,
+        "seed": run.seed,
         "key": np.asarray(run.key),
         "turns": np.asarray(run.turns),
         "written": run.written,
@@ -205,6 +210,7 @@ def read(
         state=None if known is None else state,
         learned=known,
         tensordict=bool(saved.get("tensordict")),  # as above
+        seed=_seed(saved),
         key=jnp.asarray(saved["key"]),
         turns=jnp.asarray(saved["turns"]),
         written=saved["written"],
@@ -212,6 +218,11 @@ def read(
         batch_size=batch_size,
         sizes=saved["sizes"],
     ), extra
+
+
+def _seed(saved: Mapping[str, Any]) -> int:
+    """The seed, which older ones have in the last word of their key alone."""
+    return int(saved["seed"] if "seed" in saved else np.asarray(saved["key"]).reshape(-1)[-1])
 
 
 def _is_plain(tree: Any) -> bool:

@@ -71,8 +71,9 @@ class ReplayBuffer:
     and JAX does the work in that order. So a batch never holds half a row, and holds every row of a
     call that has returned. Hold `lock` to make several calls one.
 
-    Two runs that make the same calls in the same order draw the same batches, also with `prefetch`.
-    The buffer neither reads nor changes a global random generator.
+    Two runs that make the same calls in the same order, with the same seed, draw the same batches,
+    also with `prefetch`. After the buffer is made, it neither reads nor changes a global random
+    generator; what your `transform` draws from one depends on the order of threads.
 
     Batches may have any length. JAX compiles a program for each size that it sees. Each method has
     programs of at most four exact sizes: the first size, and sizes that come twice in a row. Other
@@ -100,7 +101,9 @@ class ReplayBuffer:
         next_of: As for `fbuf.init`.
         max_ends: As for `fbuf.init`.
         device: Where rows lie and batches are drawn: `"cpu"`, or `"cuda"` with JAX for CUDA.
-        seed: From 0 to 2**32 - 1. The same seed and the same calls draw the same batches.
+        seed: From 0 to 2**32 - 1. The same seed and the same calls draw the same batches. None
+            draws one from PyTorch's default generator, on CPU: after `torch.manual_seed` it is the
+            same in every run, and another one for every buffer.
         int64: Return all 32-bit integers of a batch, its ids too, as int64, which torch wants for
             many kinds of index. This copies them.
         transform: A function of a batch, a `fbuf.Sample` of tensors. `sample` returns what it
@@ -158,7 +161,7 @@ class ReplayBuffer:
         next_of: str | None = None,
         max_ends: int | None = None,
         device: torch.device | str = "cpu",
-        seed: int = 0,
+        seed: int | None = None,
         int64: bool = False,
         transform: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -182,7 +185,8 @@ class ReplayBuffer:
             )
         check.instance(_NAME, "view", view, View, "fbuf.Item()")
         check.integer(_NAME, "prefetch", prefetch, smallest=0)
-        check.integer(_NAME, "seed", seed, largest=2**32 - 1, smallest=0)
+        if seed is not None:
+            check.integer(_NAME, "seed", seed, largest=2**32 - 1, smallest=0)
         if batch_size is not None:
             check.integer(_NAME, "batch_size", batch_size)
         if prefetch and batch_size is None:
@@ -208,6 +212,7 @@ class ReplayBuffer:
             max_ends=max_ends,
         )
         self._view = view
+        self._seed = drawn_seed() if seed is None else int(seed)
         self._batch_size = batch_size
         self._num_envs = num_envs
         self._leading = 0 if num_envs is None else 1
@@ -231,7 +236,7 @@ class ReplayBuffer:
             transform = functools.partial(_as_given, self._rebuild, transform)
         self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
         self._draws = Draws(
-            key=jax.device_put(jax.random.key(seed), self._jax_device),
+            key=jax.device_put(jax.random.key(self._seed), self._jax_device),
             in_order=sampler.in_order,
             drop_last=drop_last,
             view=view,
@@ -536,7 +541,8 @@ class ReplayBuffer:
         envs = self._init.keywords["num_envs"]
         return (
             f"ReplayBuffer({held}{'' if envs is None else f', {envs} environments'}, sampler="
-            f"{self._init.keywords['sampler']}, view={self._view}, batch_size={self._batch_size})"
+            f"{self._init.keywords['sampler']}, view={self._view}, batch_size={self._batch_size}, "
+            f"seed={self._seed})"
         )
 
     def can_sample(self) -> bool:
@@ -600,6 +606,11 @@ class ReplayBuffer:
                 "there"
             )
         return self._lock
+
+    @property
+    def seed(self) -> int:
+        """What the batches are drawn by: the seed given, or drawn, or loaded with a saved run."""
+        return self._seed
 
     @property
     def state(self) -> fbuf.State[Any]:
@@ -792,11 +803,11 @@ class ReplayBuffer:
             self._check_open("load_state_dict")
             where = _where("load_state_dict")
             load = lambda: self._loaded(where, state_dict, episodes)
-            rows, draws, rebuild = self._calls.apart(load)
+            rows, draws, rebuild, seed = self._calls.apart(load)
             check()
             before = self._draws
             # One instruction: an exception comes before all of it, or after.
-            self.__dict__.update(_rows=rows, _draws=draws)
+            self.__dict__.update(_rows=rows, _draws=draws, _seed=seed)
             self._rebuild += rebuild
             before.drop()
 
@@ -813,7 +824,7 @@ class ReplayBuffer:
             self._check_open("load")
             where, known = _where("load"), self._rows
 
-            def read() -> tuple[_Rows | None, Draws, list[_containers.Rebuild], Any]:
+            def read() -> tuple[_Rows | None, Draws, list[_containers.Rebuild], int, Any]:
                 learned = None if known is None else known.learned
                 load: Any = _resume.load
                 if self._host:
@@ -832,9 +843,9 @@ class ReplayBuffer:
                 check(extra)
                 return *self._resumed(where, run), extra
 
-            rows, draws, rebuild, extra = self._calls.apart(read)
+            rows, draws, rebuild, seed, extra = self._calls.apart(read)
             before = self._draws
-            self.__dict__.update(_rows=rows, _draws=draws)  # one instruction, as above
+            self.__dict__.update(_rows=rows, _draws=draws, _seed=seed)  # one instruction, as above
             self._rebuild += rebuild
             before.drop()
             return extra
@@ -889,6 +900,7 @@ class ReplayBuffer:
             learned=None if rows is None else rows.learned,
             tensordict=self._rebuild == [_containers.TENSORDICT],
             written=rows is not None and rows.owner.fault is not rows.blank,
+            seed=self._seed,
             key=jax.random.key_data(self._draws.key),
             turns=jnp.stack([*(batch.before for batch in waiting), turn]),
             ahead=[batch.take() for batch in waiting],
@@ -898,7 +910,7 @@ class ReplayBuffer:
 
     def _loaded(
         self, where: str, saved: dict[str, Any], episodes: Episodes
-    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild]]:
+    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild], int]:
         """What was saved, as this buffer has it."""
         run = _checkpoint.load(where, saved, self._init, self._batch_size)
         if run.state is not None:
@@ -907,8 +919,8 @@ class ReplayBuffer:
 
     def _resumed(
         self, where: str, run: _checkpoint.Run
-    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild]]:
-        """A run, as this buffer has it, and what is to be added to `_rebuild`."""
+    ) -> tuple[_Rows | None, Draws, list[_containers.Rebuild], int]:
+        """A run, as this buffer has it; what is to be added to `_rebuild`; and the seed."""
         if self._rows is not None and run.learned is not None:
             own, found = self._rows.learned.item, run.learned.item
             if jax.tree.structure(own) != jax.tree.structure(found) or own != found:
@@ -928,7 +940,8 @@ class ReplayBuffer:
         ]
         key = jax.random.wrap_key_data(run.key)
         rebuild = [_containers.TENSORDICT] if run.tensordict and not self._rebuild else []
-        return rows, self._draws.elsewhere(key, run.turns, ahead, run.sizes), rebuild
+        draws = self._draws.elsewhere(key, run.turns, ahead, run.sizes)
+        return rows, draws, rebuild, run.seed
 
     def _make(self, learned: Learned) -> _Rows:
         """Take the memory."""
@@ -1151,6 +1164,12 @@ def _opened(
             "use host=True"
         )
     return HostStore.open(path, item=item, sampler=sampler, episodes=episodes)
+
+
+def drawn_seed(generator: torch.Generator | None = None) -> int:
+    """A seed for who gives none, from a generator of PyTorch's; None is the default one, on CPU."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**32, (), generator=generator, device=device, dtype=torch.int64))
 
 
 def _short(leaf: Any) -> Any:

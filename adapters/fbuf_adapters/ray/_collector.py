@@ -15,6 +15,7 @@ from fbuf_adapters.gymnasium._crew_collector import (
     check_arguments,
     check_loads,
     payload,
+    some_seed,
 )
 from fbuf_adapters.gymnasium._slots import Room
 from fbuf_adapters.ray._actor import Actor, Job, wait
@@ -105,7 +106,7 @@ class Collector(CrewCollector):
         workers: int,
         envs_per_worker: int,
         chunk: int = 64,
-        seed: int = 0,
+        seed: int | None = None,
         mode: Mode = "free",
         weights: Any = None,
         timeout: float = 60.0,
@@ -115,6 +116,7 @@ class Collector(CrewCollector):
         progress: bool | None = None,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
+        seed = some_seed(seed)
         counts = {"workers": workers, "envs_per_worker": envs_per_worker}
         check_arguments(
             _OWNER,
@@ -158,7 +160,7 @@ class Collector(CrewCollector):
         )
         if published is not None:
             published.readers = crew.workers
-        super().__init__(crew, room, published, blank, mode=mode, progress=progress)
+        super().__init__(crew, room, published, blank, mode=mode, seed=seed, progress=progress)
 
 
 Collector.__module__ = "fbuf_adapters.ray"  # where users find it

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
+from fbuf_adapters.pytorch._replay_buffer import drawn_seed
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer
 
 _NAME = "fbuf_adapters.tensordict.from_torchrl"
@@ -53,11 +54,12 @@ def from_torchrl(
     Args:
         rb: A `ReplayBuffer`, `TensorDictReplayBuffer`, `PrioritizedReplayBuffer` or
             `TensorDictPrioritizedReplayBuffer` of TorchRL's, for TensorDicts; full, empty, or in
-            between. It stays as it is, and its transforms belong to both.
+            between. It stays as it is, and its transforms and its `generator` belong to both.
         num_envs: How many environments a storage of two dimensions is for, `[num_envs, T]`. The
             storage knows if it holds rows.
-        seed: Of the new buffer. None takes that of the `generator` of `rb`, or else that of
-            `torch.manual_seed`.
+        seed: Of the new buffer. None draws one from the `generator` of `rb`, or else from
+            PyTorch's default generator. So two buffers draw different batches, and after
+            `torch.manual_seed` each run draws the same ones.
 
     Returns:
         The new buffer.
@@ -98,14 +100,13 @@ def from_torchrl(
     lanes = num_envs or 1
     options = _sampler(sampler, rb.batch_size)
     device = torch.device("cpu" if storage.device in (None, "auto") else storage.device)
-    source: Any = torch if getattr(rb, "_rng", None) is None else rb._rng
     new = TensorDictReplayBuffer(
         -(-storage.max_size // lanes) * lanes,
         num_envs=num_envs,
         batch_size=rb.batch_size,
         priority_key=getattr(rb, "priority_key", "td_error"),
         device=device,
-        seed=source.initial_seed() % 2**32 if seed is None else seed,
+        seed=drawn_seed(getattr(rb, "_rng", None)) if seed is None else seed,
         pin_memory=rb._pin_memory,
         prefetch=rb._prefetch_cap,
         host=_files_of(storage),

@@ -144,7 +144,7 @@ class TensorDictReplayBuffer:
         priority_key: Key = "td_error",
         transform: Callable[[Any], Any] | None = None,
         device: torch.device | str = "cpu",
-        seed: int = 0,
+        seed: int | None = None,
         pin_memory: bool = False,
         to: torch.device | str | None = None,
         prefetch: int = 0,
@@ -182,6 +182,7 @@ class TensorDictReplayBuffer:
             drop_last=drop_last,
             host=host,
         )
+        self._made_with["seed"] = self.buffer.seed  # a copy draws none from the generator
         # What runs JAX here, in which an exception would do harm, is run as there: the two
         # classes are one package, and users have no need of it.
         self._calls = self.buffer._calls  # pyright: ignore[reportPrivateUsage]
@@ -513,7 +514,7 @@ class TensorDictReplayBuffer:
         envs = "" if self._num_envs is None else f", {self._num_envs} environments"
         return (
             f"TensorDictReplayBuffer({held}{envs}, sampler={self._sampler}, view={self._view}, "
-            f"batch_size={self._batch_size})"
+            f"batch_size={self._batch_size}, seed={self.buffer.seed})"
         )
 
     # Transforms.
