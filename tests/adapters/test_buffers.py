@@ -488,6 +488,17 @@ def prefetching() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("fbuf-prefetch")}
 
 
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
+def test_a_transform_that_returns_nothing_is_named(kind, prefetch):
+    """A function that changes the batch in place is easily left without its return."""
+    buffer = kind.make(prefetch=prefetch, transform=lambda batch: None)
+    kind.extend(buffer, rows())
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"transform.* returned (None|a NoneType).*batch"):
+            buffer.sample()
+    buffer.close()
+
+
 def test_a_closed_buffer_says_so(kind, tmp_path):
     before = prefetching()
     buffer = filled(kind, prefetch=2, sampler=EXACT)

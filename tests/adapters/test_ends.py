@@ -409,3 +409,76 @@ def test_any_way_to_add_episodes(seed):
             assert starts(rb) <= expected
             num_starts = int(rb.buffer.stats()["num_starts"])
             assert num_starts == len(expected)
+
+
+# What else TensorDicts come in, and what is no TensorDict.
+
+
+@pytest.mark.parametrize("envs", [None, 2])
+@pytest.mark.parametrize("kind", [TensorDict, dict])
+def test_a_list_of_items_is_a_batch(kind, envs):
+    size = [] if envs is None else [envs]
+    items = [kind({"t": torch.full(size, n), "obs": torch.ones(*size, 3)}) for n in range(4)]
+    if kind is TensorDict:
+        for item in items:
+            item.batch_size = size
+    rb = TensorDictReplayBuffer(CAPACITY, num_envs=envs, batch_size=4)
+    slots = rb.extend(items)
+    assert slots.shape == torch.Size([*size, 4])
+    assert rb[:]["t"].tolist() == ([0, 1, 2, 3] if envs is None else [[0, 1, 2, 3]] * 2)
+    for wrong, match in (
+        ([], "data is an empty list"),
+        ([items[0], {"t": torch.zeros(size)}], "cannot be stacked|differs"),
+        ([items[0], torch.ones(3)], "data must be a TensorDict or a dict"),
+    ):
+        with pytest.raises(InteropError, match=match):
+            rb.extend(wrong)
+    assert len(rb) == 4 * (envs or 1)
+
+
+def test_a_batch_is_no_item():
+    rb = TensorDictReplayBuffer(CAPACITY)
+    rb.add(TensorDict({"obs": torch.zeros(3)}))
+    with pytest.raises(InteropError, match=r"add: data has the batch size \[5\].*use extend\(\)"):
+        rb.add(TensorDict({"obs": torch.zeros(5, 3)}, batch_size=[5]))
+    assert len(rb) == 1
+
+
+@pytest.mark.parametrize("made", [None, (1, 2)], ids=["nothing", "tuple"])
+def test_what_a_transform_returns_is_a_tensordict(made):
+    class Wrong:
+        def __call__(self, batch):
+            return made
+
+        def inv(self, data):
+            return data if made is None else made
+
+    for transform in (Wrong(), lambda batch: made):
+        rb = TensorDictReplayBuffer(CAPACITY, batch_size=2)
+        rb.extend(steps())
+        rb.append_transform(transform)
+        for read in (rb.sample, lambda rb=rb: rb[:], lambda rb=rb: next(rb.episodes())):
+            with pytest.raises(
+                TypeError, match=r"the transform .* returned a .* instead of a Tens"
+            ):
+                read()
+        if made is not None and hasattr(transform, "inv"):
+            with pytest.raises(TypeError, match=r"the transform .*Wrong returned a tuple instead"):
+                rb.extend(steps())
+        assert len(rb) == len(EPISODE)
+
+
+def test_collectors_of_several_processes_are_refused():
+    """As TorchRL's ask: is there a storage that has been filled? Then share it."""
+    rb = ours()
+    assert not hasattr(rb, "_storage")
+    assert not hasattr(rb, "shared")
+    for ask in (lambda: rb._storage.initialized, lambda: rb.share()):
+        with pytest.raises(AttributeError, match=r"MultiSyncCollector.*rb\.extend\(data\)"):
+            ask()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        rb.nothing  # noqa: B018 (to read it is what raises)
+    torchrl = pytest.importorskip("torchrl.collectors")
+    make = lambda: None
+    with pytest.raises(AttributeError, match=r"MultiSyncCollector.*rb\.extend\(data\)"):
+        torchrl.MultiSyncCollector([make], frames_per_batch=4, total_frames=8, replay_buffer=rb)

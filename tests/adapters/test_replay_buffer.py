@@ -115,6 +115,111 @@ def test_a_python_bool_is_a_flag_and_no_leaf(flag):
     assert len(buffer) == 2
 
 
+def vector(count: int | None = None, start: int = 0) -> dict[str, Any]:
+    """An item with an axis of its own, or so many of them."""
+    shape = (3,) if count is None else (count, 3)
+    return {"obs": start + torch.zeros(shape, device=DEVICE), "of": {"act": torch.zeros(shape)}}
+
+
+@pytest.mark.parametrize("envs", [None, 2])
+def test_add_takes_one_item_and_extend_a_batch(envs):
+    lead = () if envs is None else (envs,)
+    put = lambda *axes: {"obs": torch.zeros(*lead, *axes, 3, device=DEVICE)}
+    buffer = ReplayBuffer(20, num_envs=envs, device=DEVICE)
+    buffer.add(put())
+    before, known = bits(buffer.state), len(buffer)
+    for call, wrong, match in (
+        (buffer.add, put(5), r"add: item\['obs'\] .*looks like a batch; use extend\(\)"),
+        (buffer.add, put(1), "this looks like a batch"),
+        (buffer.extend, put(), r"extend: items\['obs'\] .*looks like one item; use add\(\)"),
+    ):
+        with pytest.raises(InteropError, match=match):
+            call(wrong)
+        assert len(buffer) == known
+        for x, y in zip(before, bits(buffer.state), strict=True):
+            np.testing.assert_array_equal(x, y)
+    buffer.add(put())
+    buffer.extend(put(3))
+    assert len(buffer) == 5 * known
+    wrong = {"obs": torch.zeros(*lead, 4, device=DEVICE)}  # which is no batch either
+    with pytest.raises(ValueError, match=r"must be .*\(3,\)|3"):
+        buffer.add(wrong)
+
+
+def test_flags_of_several_items_are_not_those_of_one():
+    buffer = ReplayBuffer(20, device=DEVICE)
+    for name in ("terminated", "truncated", "mask"):
+        flags = torch.zeros(5, dtype=torch.bool, device=DEVICE)
+        with pytest.raises(ValueError, match=rf"add: {name} is of shape \(5,\): this looks like a"):
+            buffer.add({"obs": torch.zeros(5, 3, device=DEVICE)}, **{name: flags})
+    buffer.extend({"obs": torch.zeros(5, 3, device=DEVICE)})
+    assert buffer.state.storage.item["obs"].shape == (3,)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_list_of_items_is_a_batch(known, count):
+    item = {"obs": torch.ones(3, device=DEVICE), "reward": torch.tensor(1.0, device=DEVICE)}
+    items = [jax.tree.map(lambda leaf, n=n: leaf * n, item) for n in range(count)]
+    buffer = ReplayBuffer(20, item=item if known else None, batch_size=4, device=DEVICE)
+    buffer.extend(items, terminated=torch.ones(count, dtype=torch.bool, device=DEVICE))
+    assert len(buffer) == count
+    assert buffer[:]["obs"].tolist() == [[n] * 3 for n in range(count)]
+    with pytest.raises(InteropError, match="items is an empty list"):
+        buffer.extend([])
+    with pytest.raises(InteropError, match=r"items\[1\]\['obs'\] .*differs from that of the first"):
+        buffer.extend([item, item | {"obs": torch.ones(4, device=DEVICE)}])
+    with pytest.raises(InteropError, match=r"items\[1\]\['reward'\] .*is not a tensor"):
+        buffer.extend([item, item | {"reward": 1.0}])
+    with pytest.raises(InteropError, match="must have the same tree as before"):
+        buffer.extend([item, {"obs": item["obs"]}])
+    assert len(buffer) == count
+
+
+def test_a_list_that_may_be_one_tree_is_refused():
+    """Ten items of three numbers, or three rows of a list of ten: nobody can know."""
+    buffer = ReplayBuffer(20, batch_size=4, device=DEVICE)
+    items = [vector() for _ in range(10)]
+    with pytest.raises(InteropError, match=r"items is a list, which may be 10 items, or one tree"):
+        buffer.extend(items)
+    assert buffer.stats()["size"] == 0
+    agents = ReplayBuffer(20, item=[vector(), vector()], batch_size=4, device=DEVICE)
+    agents.extend([vector(5), vector(5)])  # a list is this item
+    assert len(agents) == 5
+    agents.extend([[vector(), vector()]] * 3)  # and these are items
+    assert len(agents) == 8
+    pairs = ReplayBuffer(20, batch_size=4, device=DEVICE)
+    pairs.extend((torch.zeros(5, 3, device=DEVICE), torch.zeros(5, 3, device=DEVICE)))
+    assert len(pairs) == 5
+
+
+def test_lists_of_steps_of_environments_and_of_what_follows():
+    step = {"obs": torch.arange(2.0, device=DEVICE)}
+    steps = [jax.tree.map(lambda leaf, n=n: leaf + 10 * n, step) for n in range(3)]
+    for time_major in (False, True):
+        item = {"obs": torch.tensor(0.0)}
+        buffer = ReplayBuffer(20, num_envs=2, item=item, next_of="obs", device=DEVICE)
+        following = [one["obs"] + 10 for one in steps]
+        buffer.extend(steps, next_observation=following, time_major=time_major)
+        rows = fbuf.rows(buffer.state, view=fbuf.Transition())
+        assert rows.data.item["obs"][:, -3:].tolist() == [[0, 10, 20], [1, 11, 21]]
+        assert rows.data.next_observation[:, -3:].tolist() == [[10, 20, 30], [11, 21, 31]]
+
+
+def test_a_list_of_tensordicts_is_a_batch():
+    tensordict = pytest.importorskip("tensordict")
+    items = [tensordict.TensorDict({"obs": torch.full((3,), float(n))}) for n in range(4)]
+    for first in (True, False):
+        buffer = ReplayBuffer(20, batch_size=4)
+        if not first:
+            buffer.add(items[0])
+        buffer.extend(items)
+        assert buffer[-4:]["obs"][:, 0].tolist() == [0, 1, 2, 3]
+        assert isinstance(buffer.sample().data, tensordict.TensorDict)
+    with pytest.raises(InteropError, match="cannot be stacked"):
+        buffer.extend([items[0], tensordict.TensorDict({"other": torch.zeros(3)})])
+
+
 # Writing.
 
 

@@ -12,9 +12,14 @@ Rebuild = Callable[[Any, torch.Size], Any]
 """Makes of a dict of tensors, and the axes that they begin with, what was given."""
 
 
+def is_tensordict(items: Any) -> bool:
+    """Whether it is a TensorDict or a tensorclass."""
+    return hasattr(items, "batch_size") and callable(getattr(items, "to_dict", None))
+
+
 def plain(items: Any) -> tuple[Any, Rebuild | None]:
     """Items as a tree, and what makes them what they were; None where they are one."""
-    if not (hasattr(items, "batch_size") and callable(getattr(items, "to_dict", None))):
+    if not is_tensordict(items):
         return items, None
     from tensordict import TensorDictBase  # which whoever gave one has
 

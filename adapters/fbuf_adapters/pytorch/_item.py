@@ -30,6 +30,40 @@ class Learned:
         """How many axes its first leaf has."""
         return jax.tree.leaves(self.item)[0].ndim
 
+    def has_axes(self, items: Any, lead: int) -> bool:
+        """Whether the first leaf of items has so many axes before its own; True if not known."""
+        leaf, spec = items, self.item
+        while type(leaf) is dict and leaf:
+            name, leaf = next(iter(leaf.items()))
+            spec = spec.get(name) if type(spec) is dict else None
+        if not isinstance(leaf, torch.Tensor) or spec is None:
+            leaf, spec = next(iter(jax.tree.leaves(items)), None), jax.tree.leaves(self.item)[0]
+        return not isinstance(leaf, torch.Tensor) or leaf.ndim == lead + len(spec.shape)
+
+    def check_axes(self, where: str, argument: str, items: Any, lead: int, batch: bool) -> None:
+        """Raise if what is no batch looks like one, or the other way round.
+
+        `lead` axes should come before those of an item.
+        """
+        if jax.tree.structure(items) != jax.tree.structure(self.item):
+            return
+        more: set[int] = set()
+        for leaf, spec in zip(jax.tree.leaves(items), jax.tree.leaves(self.item), strict=True):
+            shape, ndim = tuple(getattr(leaf, "shape", ())), len(spec.shape)
+            if len(shape) < ndim or shape[len(shape) - ndim :] != spec.shape:
+                return  # about which `fbuf.add` says more
+            more.add(len(shape) - ndim - lead)
+        (first, *_) = jax.tree.leaves_with_path(items)
+        name = f"{where} {argument}{jax.tree_util.keystr(first[0])} ({describe(first[1])})"
+        if more == {1} and not batch:
+            raise InteropError(
+                f"{name} has one axis more than it should: this looks like a batch; use extend()"
+            )
+        if more == {-1} and batch:
+            raise InteropError(
+                f"{name} has no axis for the items: this looks like one item; use add()"
+            )
+
     def check_tree(self, where: str, argument: str, items: Any) -> None:
         """Raise if a tree is another one than that of the item."""
         wanted = jax.tree.structure(self.item)

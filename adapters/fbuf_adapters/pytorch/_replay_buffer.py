@@ -29,6 +29,7 @@ from fbuf_adapters.pytorch import (
     _feed,
     _handover,
     _lanes,
+    _listed,
     _reading,
     _sizes,
     _tensors,
@@ -107,7 +108,7 @@ class ReplayBuffer:
         int64: Return all 32-bit integers of a batch, its ids too, as int64, which torch wants for
             many kinds of index. This copies them.
         transform: A function of a batch, a `fbuf.Sample` of tensors. `sample` returns what it
-            returns. It must not call the buffer.
+            returns, which may be anything but None. It must not call the buffer.
         pin_memory: Return batches in pinned memory, every tensor of them, so that copies to a GPU
             need not wait. It comes after `transform`. For `device="cpu"`, on a machine with a GPU.
         to: The device to move every tensor of a batch to, for a learner on another device than the
@@ -232,6 +233,8 @@ class ReplayBuffer:
         if isinstance(host, HostStore):
             self._files = host.files
         self._opens = isinstance(host, HostStore) and host.folder is not None
+        if transform is not None:
+            transform = functools.partial(_returned, transform)
         if view == fbuf.Item():
             transform = functools.partial(_as_given, self._rebuild, transform)
         self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
@@ -267,7 +270,10 @@ class ReplayBuffer:
         mask: Any = None,
         alpha: float | None = None,
     ) -> None:
-        """Add one item, or one step of all environments, `[num_envs, ...]`.
+        """Add one item, or one step of all environments, `[num_envs, ...]`; never several.
+
+        The first call says what an item is. What has an axis more than that is refused: `extend`
+        takes batches.
 
         Args:
             item: A tree of tensors, a TensorDict or a tensorclass; `sample` returns the same. On
@@ -285,7 +291,8 @@ class ReplayBuffer:
         Raises:
             InteropError: If a leaf is not a tensor, or is one that JAX cannot take (it requires
                 grad, lies on another device, holds 64-bit floats, or an integer that does not fit),
-                or if the tree differs from that of the item. The buffer is then unchanged.
+                or if the tree differs from that of the item, or if it looks like a batch. The
+                buffer is then unchanged.
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
@@ -308,7 +315,10 @@ class ReplayBuffer:
         """Add a batch of items, `[B, ...]`, or `T` steps of all environments.
 
         Args:
-            items: A tree of tensors, as for `add`: `[B, ...]`, or `[num_envs, T, ...]`.
+            items: A tree of tensors, as for `add`: `[B, ...]`, or `[num_envs, T, ...]`. Or a list
+                of items, or of steps `[num_envs, ...]`, which are stacked; `next_observation` may
+                then be a list, too. A list that may as well be one tree, as in a first call with
+                tensors that all begin with the same length, is refused.
             terminated: As for `add`.
             truncated: As for `add`.
             next_observation: As for `add`.
@@ -989,6 +999,8 @@ class ReplayBuffer:
     ) -> None:
         where = f"{_NAME}.{function}"
         name = "items" if axes else "item"
+        if axes and type(items) is list:
+            items, next_observation = self._stacked(items, next_observation, time_major)
         items, rebuild = _containers.plain(items)
         given = {"items": items, "next_observation": next_observation, **options}
 
@@ -1007,6 +1019,9 @@ class ReplayBuffer:
                 rows = self._calls.apart(lambda: self._make(learned))
             else:
                 rows = self._made(function)
+                lead = axes + self._leading
+                if not rows.learned.has_axes(items, lead):
+                    rows.learned.check_axes(_where(function), name, items, lead, bool(axes))
             instead: dict[str, Any] = {}
             as_given = functools.partial(fbuf.add, time_major=time_major)
             if axes:
@@ -1024,10 +1039,21 @@ class ReplayBuffer:
                 )
             except (ValueError, TypeError):
                 rows.learned.check_tree(_where(function), name, items)
+                if not axes:
+                    _check_one(_where(function), options, self._leading)
                 raise
             self._rows = rows
             if rebuild is not None and not self._rebuild:
                 self._rebuild.append(rebuild)
+
+    def _stacked(self, items: list[Any], following: Any, time_major: bool) -> tuple[Any, Any]:
+        """A list of items as a batch, and what follows them."""
+        where, axis = _where("extend"), 0 if time_major else self._leading
+        item = None if self._rows is None else self._rows.learned.item
+        batch = _listed.stacked(where, items, item, 1 + self._leading, axis)
+        if batch is not items and type(following) is list:
+            following = _listed.side_by_side(where, "next_observation", following, axis)
+        return batch, following
 
     def _change(self, function: str, verb: Callable[..., Any], given: dict[str, Any]) -> None:
         """Call a function of a state, and take what it returns for the state."""
@@ -1152,6 +1178,27 @@ def _as_given(
         data = rebuild[0](batch.data, batch.mask.shape)
         batch = dataclasses.replace(batch, data=data)
     return batch if transform is None else transform(batch)
+
+
+def _returned(transform: Callable[[Any], Any], batch: Any) -> Any:
+    """What a transform makes of a batch, which is something."""
+    made = transform(batch)
+    if made is None:
+        raise TypeError(
+            f"{_where('sample')} the transform returned None; have it return the batch, or what "
+            "sample() is to return"
+        )
+    return made
+
+
+def _check_one(where: str, options: Mapping[str, Any], lead: int) -> None:
+    """Raise if what is said of one item is said of several."""
+    for name, value in options.items():
+        if name != "alpha" and getattr(value, "ndim", 0) > lead:
+            raise ValueError(
+                f"{where} {name} is of shape {tuple(value.shape)}: this looks like a batch; use "
+                "extend()"
+            )
 
 
 def _opened(

@@ -19,7 +19,7 @@ from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.tensordict import _leaves, _slices, _transforms
 from fbuf_adapters.tensordict._ends import Ends
@@ -228,7 +228,13 @@ class TensorDictReplayBuffer:
                 f"{_NAME}.add: one item is a step of one environment, but this buffer has "
                 f"{self._num_envs} environments; give extend() one step of all, [{self._num_envs}]"
             )
-        slots = self.extend(_tensordict("add", data, 0).unsqueeze(0))
+        data = _tensordict("add", data, 0)
+        if self._form is not None and data.batch_dims > len(self._form.dims):
+            raise InteropError(
+                f"{_NAME}.add: data has the batch size {list(data.batch_size)}, and items have "
+                f"{list(self._form.dims)}: this looks like a batch; use extend()"
+            )
+        slots = self.extend(data.unsqueeze(0))
         return int(slots[0]) if len(slots) else -1
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
@@ -236,7 +242,8 @@ class TensorDictReplayBuffer:
 
         Args:
             data: A TensorDict whose first batch dimension counts the items, `B`; with environments
-                see `num_envs`. A dict will do, of tensors that begin with these dimensions. The
+                see `num_envs`. A dict will do, of tensors that begin with these dimensions; and so
+                will a list of items, or of steps `[num_envs]`, which are stacked. The
                 priority key, if it is there, holds the priorities of the items, `[B]` or `[B, 1]`,
                 and is stored like all other keys. Without it the items get the sampler's default.
             update_priority: False gives the items the sampler's default all the same.
@@ -251,7 +258,10 @@ class TensorDictReplayBuffer:
                 (see above). The rows are then as before.
             RuntimeError: If the buffer is closed.
         """
-        data = _tensordict("extend", data, 1 if self._num_envs is None else 2)
+        dims = 1 if self._num_envs is None else 2
+        if type(data) is list:
+            data = _stacked(data, dims)
+        data = _tensordict("extend", data, dims)
         for transform in reversed(self._transforms):
             data = _transforms.inverse(transform, data)
             if data is None:  # it keeps them back
@@ -711,6 +721,17 @@ class TensorDictReplayBuffer:
         self._transforms = saved["transforms"]
         self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say what to do instead of what TorchRL's collectors of several processes ask for."""
+        if name in ("_storage", "share"):
+            raise AttributeError(
+                f"{_NAME} has no {name!r}: its rows lie in one process, and cannot be shared with "
+                "the workers of a collector of several processes, such as MultiSyncCollector. Make "
+                "the collector without replay_buffer, and add what it yields: `for data in "
+                "collector: rb.extend(data)`. A Collector of one process takes replay_buffer=rb"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def close(self) -> None:
         """Free the memory; see `ReplayBuffer.close`."""
         self.buffer.close()
@@ -838,7 +859,7 @@ class TensorDictReplayBuffer:
             return batch
         told, size = {key: batch[key] for key in added}, batch.batch_size
         for transform in self._transforms:
-            batch = transform(batch)
+            batch = _transforms.applied(transform, batch)
         # A transform may leave rows out, or move them: what it was given then goes along.
         there = batch.keys()
         marks.update((key, value) for key, value in told.items() if key not in there)
@@ -864,7 +885,7 @@ class TensorDictReplayBuffer:
         index = slots.reshape(torch.Size([*slots.shape, *[1] * len(self._form.dims)]))
         rows.set("index", index.expand(rows.batch_size).to(self._device))
         for transform in self._transforms:
-            rows = transform(rows)
+            rows = _transforms.applied(transform, rows)
         return rows
 
 
@@ -886,6 +907,14 @@ def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
             "one, or use fbuf_adapters.pytorch.ReplayBuffer for other trees of tensors"
         )
     return data
+
+
+def _stacked(items: list[Any], dims: int) -> Any:
+    """A list of items, or of steps of all environments, as a batch."""
+    if not items:
+        raise InteropError(f"{_NAME}.extend: data is an empty list; give at least one item")
+    rows: list[Any] = [_tensordict("extend", one, dims - 1) for one in items]
+    return _listed.side_by_side(f"{_NAME}.extend:", "data", rows, dims - 1)
 
 
 def _load_transforms(transforms: Sequence[Any], states: Sequence[Any]) -> None:

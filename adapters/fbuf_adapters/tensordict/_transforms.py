@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensordict import TensorDictBase, is_tensor_collection
+
 
 class Inverted:
     """A transform the other way round: called with what is written, its inverse with batches."""
@@ -29,8 +31,35 @@ class Inverted:
 
 
 def inverse(transform: Any, data: Any) -> Any:
-    """What the inverse of a transform makes of data; functions have none."""
-    return transform.inv(data) if hasattr(transform, "inv") else data
+    """What the inverse of a transform makes of data, None if it keeps it; functions have none.
+
+    Raises:
+        TypeError: As `applied`.
+    """
+    if not hasattr(transform, "inv"):
+        return data
+    made = transform.inv(data)
+    return None if made is None else _checked(transform, made)
+
+
+def applied(transform: Any, batch: Any) -> Any:
+    """What a transform makes of a batch.
+
+    Raises:
+        TypeError: If it makes something else than a TensorDict of it.
+    """
+    return _checked(transform, transform(batch))
+
+
+def _checked(transform: Any, made: Any) -> Any:
+    if isinstance(made, TensorDictBase) or is_tensor_collection(made):
+        return made
+    name = getattr(transform, "__qualname__", type(transform).__qualname__)
+    raise TypeError(
+        f"fbuf_adapters.tensordict.TensorDictReplayBuffer: the transform {name} returned a "
+        f"{type(made).__name__} instead of a TensorDict; have it return the batch, and put what it "
+        "makes under keys of it; for other batches use fbuf_adapters.pytorch.ReplayBuffer"
+    )
 
 
 def prepared(transform: Any, invert: bool) -> Any:
