@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import pathlib
+import pickle
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import jax
@@ -683,6 +686,43 @@ def test_of_a_state_that_is_replaced_no_memory_is_left(kind):
     buffer.close()
     del more
     assert live() - before < 0.1 * one
+
+
+# Other processes.
+
+
+class Wrapped:
+    """Pickles what it holds by itself, as wrappers for lambdas do."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self.held)
+
+
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: {"of": [x]}, lambda x: x.sample])
+@pytest.mark.parametrize("derived", [False, True])
+def test_a_buffer_is_sent_to_no_other_process(kind, made, derived):
+    """It would be a copy there, whose rows are lost without a word."""
+    buffer = filled(kind)
+    if derived:  # a class that a user has made of it
+        own = type("Own", (type(buffer),), {})
+        buffer = own(CAPACITY, device=DEVICE)
+    match = r"a buffer stays in the process that made it.*Send the rows.*or, for a buffer of its o"
+    for module in (multiprocessing, torch.multiprocessing):
+        for method in ("spawn", "forkserver"):
+            process = module.get_context(method).Process(target=print, args=(made(buffer),))
+            with pytest.raises(TypeError, match=match):
+                process.start()
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(Wrapped(buffer),))
+    with pytest.raises(TypeError, match=match if kind.flags_are_stored else "cannot be pickled"):
+        process.start()
+    _, end = multiprocessing.Pipe()
+    with pytest.raises(TypeError, match=match):
+        end.send(made(buffer))
+    with pytest.raises(TypeError, match=match):
+        ForkingPickler.dumps(made(buffer))
 
 
 # Saving.

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import errno
 import functools
+import multiprocessing
 import os
 import signal
 import threading
@@ -810,6 +811,13 @@ def test_batches_of_64_bits():
         store.add({"n": np.arange(5) + 2**40})
         with store.batches(KEY, 8) as batches:
             same(next(batches), store.sample(jax.random.fold_in(KEY, 0), 8))
+
+
+def test_a_store_is_sent_to_no_other_process():
+    store = HostStore(jnp.int32(0), 8)
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(store,))
+    with pytest.raises(TypeError, match="HostStore: a buffer stays in the process that made it"):
+        process.start()
 
 
 def test_in_another_process_it_says_so(monkeypatch):

@@ -34,7 +34,7 @@ from fbuf.verbs.load import as_damage, newest
 from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
 from fbuf.views import View
-from fbuf_adapters import _resume, _wait
+from fbuf_adapters import _processes, _resume, _wait
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
@@ -616,6 +616,10 @@ class HostStore(Generic[Item]):
         history.opened(folder, known[-1], found, store._index, mark)
         return _resume.resumed(store, episodes), beside
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _processes.stays(cls)
+
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""
         raise TypeError(
@@ -749,6 +753,9 @@ class HostStore(Generic[Item]):
         arrays = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, stored, strict=True)]
         specs = tuple((array.shape, array.dtype) for array in arrays), tree
         return [lead.flat(array) for array in arrays], specs
+
+
+_processes.stays(HostStore)
 
 
 def _check_room(like: fbuf.State[Any], in_memory: bool) -> None:

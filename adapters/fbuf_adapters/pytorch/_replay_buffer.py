@@ -18,7 +18,7 @@ import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf.views import View
-from fbuf_adapters import _resume
+from fbuf_adapters import _processes, _resume
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters._worker import Cancelled
 from fbuf_adapters.host import HostStore
@@ -783,6 +783,10 @@ class ReplayBuffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _processes.stays(cls)
+
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""
         raise TypeError(
@@ -1168,6 +1172,9 @@ class ReplayBuffer:
         if rows.owner.fault is rows.blank:
             raise RuntimeError(f"{_where(function)} the buffer is empty; add something first")
         return rows
+
+
+_processes.stays(ReplayBuffer)
 
 
 def _as_given(

@@ -17,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
+from fbuf_adapters import _processes
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
@@ -55,6 +56,8 @@ class TensorDictReplayBuffer:
       buffer. For that, use `fbuf.Prioritized(normalize="buffer")`.
     - A sampler cannot be changed. Set `alpha` and `beta` of the buffer instead.
     - Rows are read by `rb[3]`, and cannot be written so.
+    - It stays in one process. `multiprocessing` refuses to send it, for the other process would
+      have a copy. `pickle`, `torch.save` and `copy.deepcopy` make a copy, as they say.
 
     **Where episodes end** matters to samplers with a window and to all views but `fbuf.Item`. An
     episode ends where a flag of `end_keys` says so, and where the id of `traj_key` changes, also
@@ -688,8 +691,17 @@ class TensorDictReplayBuffer:
         """Another name of `loads`, as in TorchRL."""
         self.loads(path, episodes=episodes)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _processes.stays(cls)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents."""
+        """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents.
+
+        Raises:
+            TypeError: If it is to be sent to another process by `multiprocessing`.
+        """
+        _processes.check_stays(self)
         saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
         with self.buffer.lock:
             torch.save(self.state_dict(), saved)
@@ -887,6 +899,9 @@ class TensorDictReplayBuffer:
         for transform in self._transforms:
             rows = _transforms.applied(transform, rows)
         return rows
+
+
+_processes.stays(TensorDictReplayBuffer)
 
 
 def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:

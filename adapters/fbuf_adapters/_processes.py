@@ -1,0 +1,31 @@
+"""Buffers that stay in the process that made them.
+
+What `multiprocessing` sends, as an argument of a process, through a queue or a pipe, or to a pool,
+arrives as a copy: rows that are added there are lost, and nobody is told.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn
+
+
+def stays(kind: type) -> None:
+    """Have `multiprocessing` refuse to send such buffers; PyTorch's sends by the same means."""
+    ForkingPickler.register(kind, _refuse)
+
+
+def check_stays(buffer: Any) -> None:
+    """Refuse to be copied into a process that is being started, by whatever pickles it."""
+    if get_spawning_popen() is not None:
+        _refuse(buffer)
+
+
+def _refuse(buffer: Any) -> NoReturn:
+    raise TypeError(
+        f"{type(buffer).__name__}: a buffer stays in the process that made it: another one would "
+        "have a copy, and rows added there would be lost. Send the rows to this process, by a "
+        "multiprocessing.Queue for instance, and add them here; or, for a buffer of its own, send "
+        "what it saves (state_dict() or a directory), and load that there"
+    )
