@@ -65,7 +65,7 @@ class Tensors:
     """Options of a buffer for rows that do not say where episodes end, and for its starts alone."""
 
     def make(self, capacity: int = CAPACITY, **options: Any) -> Any:
-        options = {"device": DEVICE, "batch_size": BATCH, "int64": True} | options
+        options = {"device": DEVICE, "batch_size": BATCH, "int64": True, "seed": 0} | options
         return ReplayBuffer(capacity, **options)
 
     def core(self, buffer: Any) -> ReplayBuffer:
@@ -112,7 +112,7 @@ class TensorDicts(Tensors):
     def make(self, capacity: int = CAPACITY, **options: Any) -> Any:
         from fbuf_adapters.tensordict import TensorDictReplayBuffer
 
-        options = {"device": DEVICE, "batch_size": BATCH} | options
+        options = {"device": DEVICE, "batch_size": BATCH, "seed": 0} | options
         return TensorDictReplayBuffer(capacity, **options)
 
     def core(self, buffer: Any) -> ReplayBuffer:

@@ -27,7 +27,7 @@ ENDS = torch.tensor([False, False, True, False, True, False, False, True])
 
 
 def ours(**options):
-    return TensorDictReplayBuffer(CAPACITY, **{**PAIRS, **options})
+    return TensorDictReplayBuffer(CAPACITY, **{**PAIRS, "seed": 0, **options})
 
 
 def steps(true=EPISODE, flags=(), start=0, **more):
@@ -482,3 +482,100 @@ def test_collectors_of_several_processes_are_refused():
     make = lambda: None
     with pytest.raises(AttributeError, match=r"MultiSyncCollector.*rb\.extend\(data\)"):
         torchrl.MultiSyncCollector([make], frames_per_batch=4, total_frames=8, replay_buffer=rb)
+
+
+# Beginnings.
+
+BEGINS = torch.tensor([True, False, False, True, False, True, False, False])
+
+
+@pytest.mark.parametrize("shape", [[8], [8, 1]])
+@pytest.mark.parametrize("told", ["alone", "flags", "ids"])
+def test_a_row_that_begins_an_episode_ends_the_one_before_it(shape, told):
+    rb = ours()
+    more = {"episode": EPISODE} if told == "ids" else {}
+    flags = {"done": ENDS & (torch.arange(8) < 3)} if told == "flags" else {}
+    for start in (0, 8):  # the second call begins with one, too
+        rb.extend(steps(EPISODE + start, flags, start, is_init=BEGINS.reshape(shape), **more))
+    assert starts(rb) == {0, 1, 3, 5, 6, 8, 9, 11, 13, 14}
+    end = 1 if told == "flags" else 2
+    assert flags_of(rb) == [0, 0, end, 0, 2, 0, 0, 2, 0, 0, end, 0, 2, 0, 0, 0]
+
+
+def test_rows_one_by_one_and_a_state_of_another():
+    rb = ours()
+    for row in steps(is_init=BEGINS):
+        rb.add(row)
+    rb.buffer.write(fbuf.newest_ids(rb.buffer.state, 1), {})  # somebody else has changed it
+    rb.extend(steps(EPISODE + 8, start=8, is_init=BEGINS))
+    assert starts(rb) == {0, 1, 3, 5, 6, 8, 9, 11, 13, 14}
+
+
+def test_environments_begin_on_their_own():
+    rb = ours(num_envs=2)
+    begins = torch.tensor([[True, False, True, False], [True, False, False, False]])
+    true = torch.tensor([[0, 0, 1, 1], [2, 2, 2, 2]])
+    t = torch.arange(8).reshape(2, 4)
+    rows = {"t": t, "true": true, "is_init": begins.unsqueeze(-1)}
+    rb.extend(TensorDict(rows, batch_size=[2, 4]))
+    begins = torch.tensor([[False, False, False, False], [True, False, False, False]])
+    more = {"t": t + 4 + 4 * (t > 3), "true": torch.tensor([[1] * 4, [3] * 4])}
+    more["t"] = t + 8
+    more["is_init"] = begins.unsqueeze(-1)
+    rb.extend(TensorDict(more, batch_size=[2, 4]))
+    flags = buffers.flags(rb.buffer.state)
+    assert flags[:16:2] == [0, 2, 0, 0, 0, 0, 0, 0]
+    assert flags[1:16:2] == [0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def test_beginnings_can_have_another_key_or_none():
+    data = steps(is_init=BEGINS)
+    rb = ours(init_key=("agents", "begins"))
+    refused(rb, data, "nothing in data says where they end")
+    data["agents", "begins"] = data["is_init"]
+    rb.extend(data)
+    assert starts(rb) == {0, 1, 3, 5, 6}
+    refused(ours(init_key=None), data, "nothing in data says where they end")
+    rb = ours(init_key=None)
+    rb.extend(steps(torch.zeros(8), flags={"done": BEGINS & ~BEGINS}, is_init=BEGINS))
+    assert starts(rb) == set(range(7))
+    two = torch.zeros(8, 2, dtype=torch.bool)
+    refused(ours(), steps(is_init=two), r"'is_init'\] must be one flag a row")
+    rb = ours(sampler=fbuf.Uniform(), view=fbuf.Item(), batch_size=4)
+    rb.extend(steps(is_init=two))  # nobody asks
+    assert len(rb) == 8
+
+
+def test_episodes_may_be_ended_by_a_call():
+    rb = ours(traj_key=False, end_keys=(), num_envs=2)
+    t = torch.arange(6).reshape(2, 3)
+    data = TensorDict({"t": t, "true": t}, batch_size=[2, 3])
+    rb.extend(data)
+    rb.end_episode(torch.tensor([True, False]))
+    assert buffers.flags(rb.buffer.state)[:6] == [0, 0, 0, 0, 2, 0]
+    slots = rb.extend(data)
+    assert slots.tolist() == [[6, 8, 10], [7, 9, 11]]
+    rb.end_episode()
+    assert buffers.flags(rb.buffer.state)[:12] == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 2]
+    one = ours()
+    one.extend(by_id(1, 0))
+    one.end_episode()
+    one.extend(by_id(1, 8))  # an id that is used again is another episode
+    assert starts(one) == set(range(15)) - {7}
+
+
+def test_what_an_init_tracker_stores():
+    """A collector that resets at each iteration marks no end where it leaves an episode."""
+    pytest.importorskip("torchrl")
+    pytest.importorskip("gymnasium")
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv, InitTracker, TransformedEnv
+
+    make = lambda: TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
+    rb = TensorDictReplayBuffer(200, traj_key=False, **PAIRS)
+    for data in Collector(make, frames_per_batch=30, total_frames=90, reset_at_each_iter=True):
+        rb.extend(data)
+    begins = [episode["is_init"][:, 0].tolist() for episode in rb.episodes()]
+    assert all(one == [True] + [False] * (len(one) - 1) for one in begins)
+    assert sum(map(len, begins)) == 90
+    assert len(begins) == int(rb[:]["is_init"].sum()) > 3

@@ -1,4 +1,4 @@
-"""Where episodes end: what the flags and the ids of TensorDicts say."""
+"""Where episodes end: what flags, ids and marked beginnings in TensorDicts say."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ _DTYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Newest:
-    """Of the newest row of each lane the id of its episode, and whether that has ended there."""
+    """Of the newest row of each lane the id of its episode, and whether that has ended there.
 
-    ids: np.ndarray[Any, Any]
+    `ids` is None where there are none.
+    """
+
+    ids: np.ndarray[Any, Any] | None
     ended: np.ndarray[Any, Any]
 
 
@@ -40,10 +43,11 @@ class Told:
 
     Attributes:
         terminated: bool, in the leading shape of the rows; None is nowhere.
-        truncated: The same. It is True, too, where only the id says that an episode ends.
+        truncated: The same. It is True, too, where only the row after it says that an episode ends:
+            by another id, or as a beginning.
         before: bool, one or `[num_envs]`: lanes whose open episode these rows do not go on; None
-            if there are none.
-        newest: What will be known of the newest rows; None without ids.
+            if there are none. What is ended there may have ended already.
+        newest: What will be known of the newest rows; None without ids and beginnings.
     """
 
     terminated: torch.Tensor | None
@@ -58,6 +62,7 @@ class Ends:
     Args:
         traj_key: The key of the ids. None looks for it; False takes none.
         end_keys: The keys of the flags. None looks for them; `()` takes none.
+        init_key: The key of flags that say where episodes begin; None takes none.
         lanes: How many environments there are; None is one lane.
         follower: Who cares where episodes end, in words, or None. What cannot be read is an error
             for him, and passed over otherwise.
@@ -68,6 +73,7 @@ class Ends:
         self,
         traj_key: Any,
         end_keys: Any,
+        init_key: Any,
         lanes: int | None,
         follower: str | None,
         strict: bool,
@@ -78,6 +84,7 @@ class Ends:
             self._candidates = () if traj_key is False else (path_of(traj_key),)
             self._given = self._candidates[0] if self._candidates else None
         self._flags = FLAGS if end_keys is None else tuple(path_of(key) for key in end_keys)
+        self._init = None if init_key is None else path_of(init_key)
         self._lanes = lanes
         self._follower = follower
         self._strict = strict and bool(self._candidates or self._flags)
@@ -91,37 +98,52 @@ class Ends:
         """
         terminated, truncated = self._read_flags(where, leaves, lead)
         ids = self._read_ids(where, leaves, lead)
-        if ids is None:
+        begins = self._read_beginnings(where, leaves, lead)
+        if ids is None and begins is None:
             if self._strict and terminated is None and truncated is None:
                 raise InteropError(
                     f"{where}: {self._follower} follows episodes, but nothing in data says where "
                     "they end: no ('next', 'terminated'), ('next', 'truncated'), ('next', 'done'), "
-                    "('collector', 'traj_ids') or 'episode'; name the key of the flags with "
-                    "end_keys or that of the ids with traj_key, or, if all rows are one episode, "
-                    "give end_keys=() and traj_key=False"
+                    "('collector', 'traj_ids'), 'episode' or 'is_init'; name the key of the flags "
+                    "with end_keys or that of the ids with traj_key, or, if all rows are one "
+                    "episode, give end_keys=() and traj_key=False"
                 )
             return Told(terminated, truncated, None, None)
-        ended = np.zeros(ids.shape, np.bool_)
+        ended = np.zeros((self._lanes or 1, lead.numel() // (self._lanes or 1)), np.bool_)
         for flag in (terminated, truncated):
             if flag is not None:
-                ended |= flag.cpu().numpy().reshape(ids.shape)
-        left = (ids[:, 1:] != ids[:, :-1]) & ~ended[:, :-1]
-        if left.any():
-            if self._follower is not None and check_order:
-                self._check_order(where, ids, left)
-            cut = np.zeros_like(ended)
-            cut[:, :-1] = left
+                ended |= flag.cpu().numpy().reshape(ended.shape)
+        cut = np.zeros_like(ended)
+        if ids is not None:
+            cut[:, :-1] = (ids[:, 1:] != ids[:, :-1]) & ~ended[:, :-1]
+            if self._follower is not None and check_order and cut.any():
+                self._check_order(where, ids, cut[:, :-1])
+        if begins is not None:
+            cut[:, :-1] |= begins[:, 1:] & ~ended[:, :-1]
+        if cut.any():
             ended |= cut
             told = torch.from_numpy(cut).reshape(lead)
             truncated = told if truncated is None else truncated | told.to(truncated.device)
-        before = None
-        if self._newest is not None:
-            others = (self._newest.ids != ids[:, 0]) & ~self._newest.ended
-            if others.any():
-                before = torch.from_numpy(others)
-                before = before[0] if self._lanes is None else before
         # Copies: the caller's tensors are his again soon.
-        return Told(terminated, truncated, before, Newest(ids[:, -1].copy(), ended[:, -1].copy()))
+        newest = Newest(None if ids is None else ids[:, -1].copy(), ended[:, -1].copy())
+        return Told(terminated, truncated, self._left(ids, begins), newest)
+
+    def _left(
+        self, ids: np.ndarray[Any, Any] | None, begins: np.ndarray[Any, Any] | None
+    ) -> torch.Tensor | None:
+        """Lanes whose newest episode the first of these rows do not go on."""
+        known = self._newest
+        left = np.zeros(self._lanes or 1, np.bool_)
+        if ids is not None and known is not None and known.ids is not None:
+            left |= known.ids != ids[:, 0]
+        if begins is not None:
+            left |= begins[:, 0]
+        if known is not None:
+            left &= ~known.ended
+        if not left.any():
+            return None
+        before = torch.from_numpy(left)
+        return before[0] if self._lanes is None else before
 
     def keep(self, told: Told) -> None:
         """Remember rows that have been added."""
@@ -176,6 +198,24 @@ class Ends:
             return (done if truncated is None else done > truncated), truncated
         rest = done > terminated
         return terminated, rest if truncated is None else truncated | rest
+
+    def _read_beginnings(
+        self, where: str, leaves: Leaves, lead: torch.Size
+    ) -> np.ndarray[Any, Any] | None:
+        """Which rows begin an episode, bool `[lanes, steps]`; None if that is not told."""
+        begins = None if self._init is None else leaves.get(self._init)
+        if begins is None:
+            return None
+        if begins.numel() != lead.numel():
+            if self._follower is None:
+                return None
+            assert self._init is not None
+            raise InteropError(
+                f"{where}: data[{_shown(self._init)}] must be one flag a row, {list(lead)} or "
+                f"{[*lead, 1]}, because {self._follower} follows episodes, got "
+                f"{list(begins.shape)}; reduce it with .any(), or give init_key=None"
+            )
+        return (begins != 0).reshape(self._lanes or 1, -1).cpu().numpy()
 
     def _read_ids(
         self, where: str, leaves: Leaves, lead: torch.Size

@@ -60,10 +60,11 @@ class TensorDictReplayBuffer:
       have a copy. `pickle`, `torch.save` and `copy.deepcopy` make a copy, as they say.
 
     **Where episodes end** matters to samplers with a window and to all views but `fbuf.Item`. An
-    episode ends where a flag of `end_keys` says so, and where the id of `traj_key` changes, also
-    from one call to the next. What cannot be read is an error, and so are rows of several
-    environments in turn: for these use `num_envs`. `done` where `terminated` is False is a
-    truncation; where there is no `terminated`, it terminates.
+    episode ends where a flag of `end_keys` says so, where the id of `traj_key` changes, and before
+    a row that `init_key` marks as the first of an episode; the latter two also from one call to the
+    next. `end_episode` ends what nothing in the rows does. What cannot be read is an error, and so
+    are rows of several environments in turn: for these use `num_envs`. `done` where `terminated` is
+    False is a truncation; where there is no `terminated`, it terminates.
 
     **Slices.** A sampler with a window and `view=fbuf.Sequence(L)` draw slices of `L` steps of one
     episode, and a batch is laid out as that of TorchRL's `SliceSampler`: its rows are the steps,
@@ -75,7 +76,7 @@ class TensorDictReplayBuffer:
         capacity: As for `fbuf.init`.
         num_envs: As for `fbuf.init`. TensorDicts are then `[num_envs]` for one step, or `[num_envs,
             T]`, as collectors return them.
-        autoreset: As for `fbuf.init`. With `"next_step"`, ids are not read.
+        autoreset: As for `fbuf.init`. With `"next_step"`, ids and beginnings are not read.
         sampler: As for `fbuf.init`.
         view: What a drawn row turns into. The fields of the view's result become keys, but for
             slices, see above. Views other than `fbuf.Item` and `fbuf.Sequence` refuse 64-bit
@@ -91,8 +92,9 @@ class TensorDictReplayBuffer:
             those of `("next", "terminated")`, `("next", "truncated")` and `("next", "done")` that
             are there. `()` are none.
         truncated_key: Where the last steps of slices are marked; None marks nothing.
-        init_key: Where the first steps of slices are marked, if you store this key; None marks
-            nothing.
+        init_key: The key of the flags that mark first steps of episodes, `[B]` or `[B, 1]`, as
+            TorchRL's `InitTracker` stores them: the row before such a one ends its episode. There
+            the first steps of slices are marked, too, if you store this key. None does neither.
         batch_size: For iteration, and for `sample()` without a `batch_size`. Of slices it counts
             the rows, and `L` must divide it.
         priority_key: The key where `extend` and `update_tensordict_priority` look for priorities.
@@ -167,7 +169,7 @@ class TensorDictReplayBuffer:
         self._batch_size = batch_size
         # What may raise comes before the buffer, which a HostStore is given to for good.
         check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
-        self._ends = _ends_of(traj_key, end_keys, num_envs, autoreset, sampler, view)
+        self._ends = _ends_of(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
         self._form = _leaves.form_of(host.item) if isinstance(host, HostStore) else None
         self.buffer = ReplayBuffer(
             capacity,
@@ -360,6 +362,19 @@ class TensorDictReplayBuffer:
         if priority.ndim != 1 or len(priority) != count:
             priority = priority.reshape(count, -1).amax(1)
         self._update(fbuf.Ids(*named), priority)
+
+    def end_episode(self, mask: Any = None) -> None:
+        """End the open episodes: call it when you reset your environments and no row says so.
+
+        Args:
+            mask: Which environments, bool `[num_envs]`, or one bool; None is all.
+
+        Raises:
+            InteropError: If JAX cannot take `mask`.
+            ValueError: If `mask` has another shape.
+            RuntimeError: If the buffer is closed, or if nothing has been added yet.
+        """
+        self.buffer.end_episode(mask)
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Remove all rows.
@@ -776,7 +791,7 @@ class TensorDictReplayBuffer:
             self._sync()
             ends = self._ends.read(where, leaves, lead, check_order)
             items = _leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves
-            if ends.before is not None:
+            if ends.before is not None and self._form is not None:
                 # If the rows cannot be added after all, an episode has been cut, and no more.
                 self.buffer.end_episode(ends.before)
             form = self._form or Form(
@@ -948,7 +963,13 @@ def _may_lack_rows(sampler: Any, view: Any) -> bool:
 
 
 def _ends_of(
-    traj_key: Any, end_keys: Any, num_envs: int | None, autoreset: str, sampler: Any, view: Any
+    traj_key: Any,
+    end_keys: Any,
+    init_key: Any,
+    num_envs: int | None,
+    autoreset: str,
+    sampler: Any,
+    view: Any,
 ) -> Ends:
     """How a buffer with these arguments learns where episodes end."""
     if autoreset == "next_step":
@@ -957,7 +978,7 @@ def _ends_of(
                 f"{_NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' only "
                 "flags tell the step that resets from others; leave traj_key out"
             )
-        traj_key = False
+        traj_key, init_key = False, None
     follower = None
     if sampler.follows_episodes:
         follower = f"the sampler fbuf.{type(sampler).__name__}"
@@ -965,7 +986,7 @@ def _ends_of(
         follower = f"the view fbuf.{type(view).__name__}"
     elif autoreset == "next_step":
         follower = "autoreset='next_step'"
-    return Ends(traj_key, end_keys, num_envs, follower, sampler.follows_episodes)
+    return Ends(traj_key, end_keys, init_key, num_envs, follower, sampler.follows_episodes)
 
 
 def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
