@@ -45,7 +45,7 @@ from buffers import (  # noqa: E402 (after the skip)
     shaped,
     stored,
 )
-from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError, _modes  # noqa: E402 (after the skip)
 
 pytestmark = pytest.mark.any_device
 HERE = pathlib.Path(__file__).parent
@@ -500,6 +500,48 @@ def test_a_transform_that_returns_nothing_is_named(kind, prefetch):
     for _ in range(2):
         with pytest.raises(TypeError, match=r"transform.* returned (None|a NoneType).*batch"):
             buffer.sample()
+    buffer.close()
+
+
+MODES = {
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "of a GPU": lambda: torch.autocast("cuda", dtype=torch.float16, cache_enabled=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*[Uu]ser provided device_type of 'cuda'")
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available.*")
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_transform_is_called_under_the_modes_of_the_call(kind, prefetch, name):
+    """Also in another thread, and also if they are others than those of the call before."""
+    weight = torch.ones(1, 1, requires_grad=True)
+    seen: list[Any] = []
+
+    def transform(batch: Any) -> Any:
+        data = batch.data if hasattr(batch, "data") and not kind.flags_are_stored else batch
+        out = torch.ones(1, 1) @ weight
+        seen.append(_modes.current())
+        data["out"] = out.expand(len(data["number"]), 1)
+        return batch
+
+    buffer = kind.make(prefetch=prefetch, transform=transform)
+    kind.extend(buffer, rows())
+    found = lambda: kind.leaf(buffer.sample(), "out")
+    for _ in range(2):
+        for _ in range(4):
+            out = found()
+            assert (out.requires_grad, out.dtype) == (True, torch.float32)
+        with MODES[name]():
+            expected = torch.ones(1, 1) @ weight
+            for _ in range(4):
+                out = found()
+                assert (out.requires_grad, out.dtype) == (expected.requires_grad, expected.dtype)
+                assert out.is_inference() == expected.is_inference()
+            mode = _modes.current()
+        assert mode in seen
     buffer.close()
 
 

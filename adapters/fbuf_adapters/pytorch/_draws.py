@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fbuf_adapters._worker import Task, Worker
-from fbuf_adapters.pytorch import _handover, _sizes
+from fbuf_adapters.pytorch import _handover, _modes, _sizes
 from fbuf_adapters.pytorch._drawer import Asked, Recipe
 from fbuf_adapters.pytorch._handover import Drawing
 from fbuf_adapters.pytorch._owner import Owner
@@ -60,6 +60,7 @@ class Draws:
         prefetch: int,
         handover: _handover.Handover,
         stream: torch.cuda.Stream | None,
+        takes_modes: bool,
     ) -> None:
         """Nothing is drawn yet.
 
@@ -72,6 +73,7 @@ class Draws:
             prefetch: How many of them.
             handover: What makes of a batch what the user gets.
             stream: Where another thread does so.
+            takes_modes: Whether it does so under the modes of PyTorch of the call that draws.
         """
         self.key = key
         self._recipe = Recipe(in_order, drop_last, view)
@@ -79,6 +81,9 @@ class Draws:
         self._prefetch = prefetch
         self._handover = handover
         self._stream = stream
+        self._takes_modes = takes_modes and bool(prefetch)
+        self._modes: _modes.Modes | None = None
+        """Those that the batches drawn ahead are made under; None if that is not known."""
         self.sizes = _sizes.Sizes()
         if batch_size is not None:
             self.sizes.fitting("sample", batch_size)
@@ -98,6 +103,10 @@ class Draws:
         In the main thread an exception can come at any place in here. So what is about to be given
         out is noted in one instruction with all that changes by it, and the next call gives it out.
         """
+        if self._takes_modes and (modes := _modes.current()) != self._modes:
+            if self._modes is not None:  # what was made under others is not what this call asks for
+                self.drop()
+            self._modes = modes
         in_main = threading.current_thread() is threading.main_thread()
         drawn = self._unfinished if in_main else None
         if drawn is not None and drawn.size != size:
@@ -200,6 +209,7 @@ class Draws:
         other.key, other._turn = jax.device_put(key, device), before[0]
         other._last = before[0]
         other._ahead, other._unfinished = waiting, None
+        other._modes = None
         other.sizes = _sizes.Sizes()
         if sizes:
             other.sizes.own["sample"] = list(sizes)
@@ -225,6 +235,8 @@ class Draws:
             turn = self._ahead[-1].after if self._ahead else self._turn
             made, after = self._draw(owner, turn, size, beta, ahead=True)
             make = functools.partial(self._handover, made)
+            if self._modes is not None:
+                make = functools.partial(_modes.under, self._modes, make)
             task = worker.submit(Task(functools.partial(_handover.Ahead, make, self._stream)))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))

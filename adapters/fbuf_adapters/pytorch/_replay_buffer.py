@@ -115,9 +115,11 @@ class ReplayBuffer:
             rows. The buffer accepts ids and priorities from there.
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
             one that it drew that many calls before, from the buffer as it was then. Another thread
-            makes tensors of the new batch, and transforms, pins and moves them. Updates for rows
-            that were overwritten since are ignored. `remove`, `empty`, a new `state`, and a
-            `sample` of another size drop the batches drawn ahead; they are drawn again.
+            makes tensors of the new batch, and transforms, pins and moves them; the transform is
+            called under the grad mode, inference mode and autocast of the call of `sample`. Updates
+            for rows that were overwritten since are ignored. `remove`, `empty`, a new `state`, a
+            `sample` of another size, and one under other modes if there is a transform, drop the
+            batches drawn ahead; they are drawn again.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
             A directory: in files on its disk, see `fbuf_adapters.host.HostStore`. A `HostStore`
@@ -233,6 +235,7 @@ class ReplayBuffer:
         if isinstance(host, HostStore):
             self._files = host.files
         self._opens = isinstance(host, HostStore) and host.folder is not None
+        takes_modes = transform is not None
         if transform is not None:
             transform = functools.partial(_returned, transform)
         if view == fbuf.Item():
@@ -247,6 +250,7 @@ class ReplayBuffer:
             prefetch=prefetch,
             handover=self._handover,
             stream=_handover.stream_for(self._device, self._to) if prefetch else None,
+            takes_modes=takes_modes,
         )
         if isinstance(host, HostStore):
             self._rows = self._of_store(host, item)
