@@ -5,6 +5,7 @@ What only one of them does is in `test_replay_buffer.py` and `test_tensordict.py
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import multiprocessing
@@ -328,6 +329,8 @@ def test_without_a_seed_two_buffers_draw_different_batches(kind, tmp_path):
     del saved.get("buffer", saved)["seed"]  # as in what older releases have written
     other.load_state_dict(saved)
     assert kind.core(other).seed == seed
+    if kind.flags_are_stored:  # the other one refuses
+        assert kind.core(copy.deepcopy(first)).seed == seed
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -729,6 +732,18 @@ def test_of_a_state_that_is_replaced_no_memory_is_left(kind):
     buffer.close()
     del more
     assert live() - before < 0.1 * one
+
+
+def test_a_state_of_the_same_arrays_is_another_state(kind, monkeypatch):
+    """Where rows were added meanwhile in JAX, whatever `jax.device_put` returns of an array."""
+    buffer = filled(kind)
+    core = kind.core(buffer)
+    before, state = core.stamp, core.state
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_put", lambda tree, *_: tree)
+        core.state = state
+    assert core.stamp is not before
+    assert core.state.storage.words is state.storage.words
 
 
 # Other processes.

@@ -1,6 +1,6 @@
 """Wrong lines that the tests must find: `python -m tests.support.mutation` puts them in, one by one.
 
-Each is a file of the package, a text that is there once, what it becomes, the kind of bug, and the
+Each is a file, by its path from that of the package, a text that is there once, what it becomes, the kind of bug, and the
 tests that are likeliest to find it.
 """
 
@@ -620,5 +620,70 @@ MUTANTS = [
     *of(
         f"{DATASETS}/_stored.py",
         ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("adapters/test_minari.py", "stands_in")),
+        "../adapters/fbuf_adapters/_resume.py",
+        ("if episodes == \"keep\":", "if True:", "adapters", ("adapters/test_buffers.py", "joins_no_row")),
+        ("    buffer.end_episode()\n", "", "adapters", ("adapters/test_host.py", "store_ends")),
+        ("values.choice(function, \"episodes\", episodes, (\"end\", \"keep\"))", "pass", "adapters", ("adapters/test_buffers.py", "one_of_two")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/_processes.py",
+        ("if get_spawning_popen() is not None:", "if False:", "adapters", ("adapters/test_buffers.py", "no_other_process")),
+        ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("adapters/test_buffers.py", "no_other_process")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_owner.py",
+        ("        self._seen = leaves, state  # or the old one would keep its memory\n", "", "adapters", ("adapters/test_buffers.py", "replaced_no_memory")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
+        ("drawn_seed() if seed is None else int(seed)", "0 if seed is None else int(seed)", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
+        ("if state.fault is self._rows.owner.fault:", "if False:", "adapters", ("adapters/test_buffers.py", "same_arrays")),
+        ("        _processes.stays(cls)\n", "        pass\n", "adapters", ("adapters/test_buffers.py", "no_other_process")),
+        ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "flags_of_several")),
+        ("    if made is None:", "    if False:", "adapters", ("adapters/test_buffers.py", "returns_nothing")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_checkpoint.py",
+        ("np.asarray(saved[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_item.py",
+        ("if more == {1} and not batch:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "takes_one_item")),
+        ("if more == {-1} and batch:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "takes_one_item")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_listed.py",
+        ("if item is None and _is_batch(items, lead):", "if False:", "adapters", ("adapters/test_replay_buffer.py", "may_be_one_tree")),
+        ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("adapters/test_replay_buffer.py", "a_list_of_items")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_draws.py",
+        ("if self._modes is not None:  # what", "if False:  # what", "adapters", ("adapters/test_buffers.py", "modes_of")),
+        ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_modes.py",
+        ("stack.enter_context(torch.inference_mode())", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
+        ("stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cached))", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_replay_buffer.py",
+        ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("adapters/test_ends.py", "anew")),
+        ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("adapters/test_ends.py", "midst")),
+        ("self._made_with[\"seed\"] = self.buffer.seed", "self._made_with[\"seed\"] = seed", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
+        ("if ends.before is not None and self._form is not None:", "if ends.before is not None:", "adapters", ("adapters/test_ends.py", "begins_an_episode")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_ends.py",
+        ("left |= begins[:, 0]", "pass", "adapters", ("adapters/test_ends.py", "begins_an_episode")),
+        ("cut[:, :-1] |= begins[:, 1:] & ~ended[:, :-1]", "cut[:, :-1] |= begins[:, 1:]", "adapters", ("adapters/test_ends.py", "begins_an_episode")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_transforms.py",
+        ("if isinstance(made, TensorDictBase) or is_tensor_collection(made):", "if True:", "adapters", ("adapters/test_ends.py", "is_a_tensordict")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_crew_collector.py",
+        ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("adapters/test_processes.py", "without_a_seed")),
     ),
 ]
