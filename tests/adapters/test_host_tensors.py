@@ -50,7 +50,7 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
     """Batches of several sizes, drawn ahead or not, through all that changes and saves rows."""
     random = torch.Generator().manual_seed(0)
     options = {"sampler": fbuf.Prioritized(), "view": view, "batch_size": 8, "num_envs": 2}
-    options |= {"prefetch": prefetch, "int64": True, "next_of": "observation"}
+    options |= {"prefetch": prefetch, "int64": True, "next_of": "observation", "seed": 0}
     one = ReplayBuffer(40, **options)
     two = ReplayBuffer(40, **options, host=tmp_path / "rows" if prefetch else True)
     both, saved = (one, two), []
@@ -98,7 +98,7 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
 @pytest.mark.sweep
 @pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_epochs_are_those_of_a_buffer_on_the_device(drop_last):
-    options = {"sampler": fbuf.Shuffled(), "batch_size": 8, "drop_last": drop_last, "prefetch": 2}
+    options = {"sampler": fbuf.Shuffled(), "batch_size": 8, "drop_last": drop_last, "prefetch": 2, "seed": 0}
     one, two = ReplayBuffer(64, **options), ReplayBuffer(64, **options, host=True)
     for buffer in (one, two):
         buffer.extend({"n": torch.arange(44)})
@@ -108,7 +108,7 @@ def test_epochs_are_those_of_a_buffer_on_the_device(drop_last):
 
 def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
     """Ten batches ahead, and all rows replaced before the thread gets to them."""
-    options = {"batch_size": 8, "prefetch": 9, "host": True}
+    options = {"batch_size": 8, "prefetch": 9, "host": True, "seed": 0}
     buffer = ReplayBuffer(16, **options)
     buffer.extend({"n": torch.arange(16)})
     free, take = threading.Event(), _programs.take
@@ -120,7 +120,7 @@ def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
 
     monkeypatch.setattr(_programs, "take", late)
     threading.Timer(0.3, free.set).start()
-    with ReplayBuffer(16, batch_size=8, prefetch=9) as plain:
+    with ReplayBuffer(16, batch_size=8, prefetch=9, seed=0) as plain:
         plain.extend({"n": torch.arange(16)})
         expected = [plain.sample().data["n"].tolist()]
         plain.extend({"n": torch.arange(100, 116)})
@@ -202,6 +202,7 @@ def test_tensordicts_with_rows_on_the_host(window, tmp_path):
     from fbuf_adapters.tensordict import TensorDictReplayBuffer
 
     options = {"sampler": fbuf.Prioritized(window=window), "batch_size": 16, "prefetch": 2}
+    options["seed"] = 0
     options["view"] = fbuf.Item() if window == 1 else fbuf.Sequence(window)
     one = TensorDictReplayBuffer(64, **options)
     two = TensorDictReplayBuffer(64, **options, host=tmp_path / "rows")

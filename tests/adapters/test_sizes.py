@@ -49,7 +49,7 @@ LAYOUTS = {
 def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
     options, time_major = LAYOUTS[layout]
     flat = "num_envs" not in options
-    options |= {"sampler": fbuf.Prioritized(window=2), "batch_size": 4}
+    options |= {"sampler": fbuf.Prioritized(window=2), "batch_size": 4, "seed": 0}
     at_once, one_by_one = (ReplayBuffer(30, **options) for _ in range(2))
     rng, first = np.random.default_rng(0), 0
     for count in (3, 1, 5, 12, 2, 20):
@@ -83,7 +83,7 @@ def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
 
 
 def test_a_mask_of_the_user_goes_with_the_padding():
-    options = {"sampler": fbuf.Uniform(), "batch_size": 4}
+    options = {"sampler": fbuf.Uniform(), "batch_size": 4, "seed": 0}
     masked, chosen = ReplayBuffer(12, **options), ReplayBuffer(12, **options)
     masked.extend(rows(0, 2))
     chosen.extend(rows(0, 2))

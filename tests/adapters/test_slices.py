@@ -29,7 +29,7 @@ def ours(sampler=None, boundary="stop", **options):
     sampler = sampler or fbuf.Uniform(window=LENGTH, by="episode")
     view = fbuf.Sequence(LENGTH, boundary=boundary)
     return TensorDictReplayBuffer(
-        CAPACITY, sampler=sampler, view=view, **{"batch_size": ROWS, **options}
+        CAPACITY, sampler=sampler, view=view, **{"batch_size": ROWS, "seed": 0, **options}
     )
 
 

@@ -42,7 +42,7 @@ from torchrl.objectives import DQNLoss  # noqa: E402 (after the skip)
 
 
 def ours(**options):
-    return TensorDictReplayBuffer(CAPACITY, **{"batch_size": BATCH, **options})
+    return TensorDictReplayBuffer(CAPACITY, **{"batch_size": BATCH, "seed": 0, **options})
 
 
 def theirs(**options):
