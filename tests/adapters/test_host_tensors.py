@@ -98,7 +98,13 @@ def test_it_draws_what_a_buffer_on_the_device_draws(view, prefetch, tmp_path):
 @pytest.mark.sweep
 @pytest.mark.parametrize("drop_last", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_epochs_are_those_of_a_buffer_on_the_device(drop_last):
-    options = {"sampler": fbuf.Shuffled(), "batch_size": 8, "drop_last": drop_last, "prefetch": 2, "seed": 0}
+    options = {
+        "sampler": fbuf.Shuffled(),
+        "batch_size": 8,
+        "drop_last": drop_last,
+        "prefetch": 2,
+        "seed": 0,
+    }
     one, two = ReplayBuffer(64, **options), ReplayBuffer(64, **options, host=True)
     for buffer in (one, two):
         buffer.extend({"n": torch.arange(44)})
