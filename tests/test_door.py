@@ -6,7 +6,6 @@ import enum
 import functools
 import itertools
 import types
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -493,76 +492,6 @@ def test_what_equals_a_static_argument_is_checked_all_the_same(size):
         fbuf.sample(state, KEY, 0)
     with pytest.raises(ValueError, match="one random key, got uint32 of shape"):
         fbuf.sample(state, jnp.zeros((2, 2), jnp.uint32), 1)
-
-
-def test_sampling_before_adding_is_told_while_tracing():
-    def step(state, key):
-        batch = fbuf.sample(state, key, 2)
-        return fbuf.add(state, rows(1)), batch.weight
-
-    with pytest.warns(UserWarning, match=r"fbuf\.after\(state, batch\)") as told:
-        jax.eval_shape(step, filled(), KEY)
-    assert told[0].filename == __file__
-
-    def said(state, key):
-        batch = fbuf.sample(state, key, 2)
-        return fbuf.add(fbuf.after(state, batch), rows(1)), batch.weight
-
-    def updated(state, key):
-        batch = fbuf.sample(state, key, 2)
-        state = fbuf.update_priority(state, batch.ids, batch.weight)
-        return fbuf.add(state, rows(1)), batch.weight
-
-    def added_first(state, key):
-        return fbuf.sample(fbuf.add(state, rows(1)), key, 2)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for body in (said, updated, added_first):
-            jax.eval_shape(body, filled(), KEY)
-            jax.eval_shape(lambda s, k, b=body: jax.lax.scan(b, s, k), filled(), KEY[None]) if (
-                body is not added_first
-            ) else None
-        state = filled()
-        fbuf.sample(state, KEY, 2)
-        fbuf.add(state, rows(1))  # from Python there is no order to tell
-
-
-OTHER_ROWS = {
-    "update_priority": lambda s, i: fbuf.update_priority(s, i, jnp.ones(2)),
-    "write": lambda s, i: fbuf.write(s, i, {"n": jnp.ones(2, jnp.int32)}),
-    "remove": fbuf.remove,
-}
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("change", OTHER_ROWS)
-def test_sampling_before_changing_other_rows_is_told_while_tracing(change):
-    def step(name, said, same):
-        def traced(state, key):
-            batch = fbuf.sample(state, key, 2)
-            found = fbuf.after(state, batch) if said else state
-            others = {"at": fbuf.ids_at(state, jnp.arange(2, dtype=jnp.int32))}
-            others["newest"] = fbuf.newest_ids(state, 2)
-            return OTHER_ROWS[change](found, batch.ids if same else others[name])
-
-        jax.eval_shape(traced, filled(sampler=EXACT), KEY)
-
-    for name in ("at", "newest"):
-        with pytest.warns(UserWarning, match=r"give it batch\.ids") as told:
-            step(name, said=False, same=False)
-        assert told[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            step(name, said=True, same=False)
-            step(name, said=False, same=True)
-
-    def newest(state):  # these wait for what was read of them
-        return OTHER_ROWS[change](state, fbuf.newest_ids(state, 2))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        jax.eval_shape(newest, filled(sampler=EXACT))
 
 
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), EXACT])

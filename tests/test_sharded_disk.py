@@ -237,3 +237,17 @@ def test_shards_that_do_not_fit_are_refused():
     state = sharded.init(jnp.zeros(()), 48, mesh=meshes.mesh(2))
     with pytest.raises(ValueError, match="made without num_envs"):
         sharded.reshard(state, 4)
+
+
+def test_a_loaded_buffer_ends_its_open_episodes(tmp_path):
+    sharded, mesh = fbuf.sharded, meshes.mesh(2)
+    state = sharded.init(jnp.int32(0), 16, mesh=mesh, num_envs=2, shards=2)
+    state = sharded.add(state, jnp.arange(6, dtype=jnp.int32).reshape(2, 3))
+    state = sharded.save(tmp_path, state)
+    flags = [np.asarray(s.blocks.ring.flags) for s in (state, sharded.load(tmp_path, mesh=mesh)[0])]
+    assert flags[0].tolist() == [0] * 16
+    assert flags[1].tolist() == [0, 0, 2, 0, 0, 0, 0, 0] * 2
+    kept = restored.sharded_load(tmp_path, mesh=mesh).state
+    assert np.asarray(kept.blocks.ring.flags).tolist() == [0] * 16
+    with pytest.raises(ValueError, match=r"fbuf\.sharded\.load: episodes must be"):
+        sharded.load(tmp_path, mesh=mesh, episodes="reset")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 import fbuf
 from fbuf.checks import values
-
-Episodes = Literal["end", "keep"]
+from fbuf.verbs.load import Episodes
 
 
 def check(function: str, episodes: Any) -> None:
     """Refuse what is none of the two."""
-    values.choice(function, "episodes", episodes, ("end", "keep"))
+    values.choice(function, "episodes", episodes, get_args(Episodes))
 
 
 def resumed(buffer: Any, episodes: Episodes) -> Any:
@@ -26,9 +25,3 @@ def resumed(buffer: Any, episodes: Episodes) -> Any:
         return fbuf.end_episode(buffer)
     buffer.end_episode()
     return buffer
-
-
-def load(path: Any, *, episodes: Episodes, **options: Any) -> fbuf.Checkpoint:
-    """Read a checkpoint into a buffer on the device, as a run goes on with it."""
-    found = fbuf.load(path, **options)
-    return found._replace(state=resumed(found.state, episodes))

@@ -54,7 +54,9 @@ OFTEN = "test_distribution.py", "often or alpha or sorted"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 READ = "test_read.py", ""
-TOLD = "test_door.py", "told"
+IN_PLACE = ("test_in_place.py", "one_trace")
+NOTHING = ("test_windows.py", "says_so or above_zero")
+BROKEN = ("test_transition.py", "follow or jump or mask or long_ago")
 DOOR = "test_door.py", "owners or state_itself or environments"
 OUTSIDE = "test_extending.py", "place"
 WIDE, OVER_SHARDS = ("test_wide.py", ""), ("test_sharded.py", "exact")
@@ -220,9 +222,61 @@ MUTANTS = [
     ),
     *of(
         "door/order.py",
-        ("and ids.slot in _other", "", "door", TOLD),
-        ("if was_sampled(state) and isinstance", "if isinstance", "door", TOLD),
-        ("_other.add(ids.slot)", "_other.add(ids.generation)", "door", TOLD),
+        ("return waiting(state, reads) if reads else state", "return state", "order", IN_PLACE),
+        ("if any(read.trace != now for read in reads):", "if False:", "order", ("test_in_place.py", "own_trace")),
+        ("if read.trace == now and read.array", "if read.array", "order", ("test_in_place.py", "own_trace")),
+        (" and read.array is not named]", " and named is None]", "order", IN_PLACE),
+        ("weakref.ref(fault, lambda _: self._of.pop(key, None)), []", "(lambda: fault), []", "order", ("test_in_place.py", "outlives")),
+    ),
+    *of(
+        "verbs/read.py",
+        ("    order.note_read(state, slot)\n", "", "order", IN_PLACE),
+    ),
+    *of(
+        "mesh/sample.py",
+        ("    order.note_read(state, batch.ids.slot)\n", "", "order", ("test_in_place.py", "mesh")),
+    ),
+    *of(
+        "verbs/check_in_place.py",
+        ("    _refuse_copies(program.written_whole(arrays))\n", "", "order", ("test_in_place.py", "finds_copies")),
+        ("    _refuse_lost(program.not_in_place(arrays))\n", "", "order", ("test_in_place.py", "no_result_takes")),
+        ("if large > _SLOWER * small:", "if False:", "order", ("test_in_place.py", "times")),
+        ("if not all(info.donated for buffer", "if not all(True for buffer", "order", ("test_in_place.py", "cannot_read")),
+    ),
+    *of(
+        "xla/program.py",
+        ("if name not in fused:", "if name in fused:", "order", ("test_in_place.py", "finds_copies")),
+        ("if array in wanted and not self._keeps(instruction, at)", "if array in wanted and instruction.opcode == 'all'", "order", ("test_in_place.py", "finds_copies")),
+        ("return root.opcode in _WRITES_ROWS or root.opcode", "return root.opcode", "order", ("test_in_place.py", "passes")),
+    ),
+    *of(
+        "verbs/add.py",
+        ("nothing = ring.is_full() & ~sampler.can_sample(index, ring)", "nothing = ring.is_full() & False", "episode end", NOTHING),
+        ("nothing = ring.is_full() & ~sampler", "nothing = ~sampler", "episode end", NOTHING),
+        ("new.following, observation=observation)", "new.following)", "episode end", BROKEN),
+    ),
+    *of(
+        "samplers/prioritized.py",
+        ("return self.window > 1 or self.eps == 0", "return self.window > 1", "episode end", NOTHING),
+    ),
+    *of(
+        "storage/next_obs.py",
+        ("whole & (self.owner[lane] == ring", "whole & (self.owner[lane] >= -1 + 0 * ring", "episode end", BROKEN),
+        ("        whole = (span.count <= ring.head_capacity)", "        whole = (span.count >= 0)", "episode end", BROKEN),
+        ("jnp.where(newest, slots, -1)", "slots", "episode end", BROKEN),
+        ("is_open = span.drawable & (flags & ENDS == 0)", "is_open = span.drawable", "episode end", BROKEN),
+        ("((new != expected) & ~is_nan)", "(new != expected)", "episode end", BROKEN),
+        ("newest = lax.cummax(jnp.where(there, number, -1), axis=0)", "newest = lax.cummax(jnp.where(there, number, number), axis=0)", "episode end", BROKEN),
+        ("kept, lost = self._keep(ring, tie(span.slots, broken), ends", "kept, lost = self._keep(ring, span.slots, ends", "order", ("test_contracts.py", "")),
+    ),
+    *of(
+        "verbs/load.py",
+        ('end_episode(found.state) if episodes == "end"', 'found.state if episodes == "end"', "episode end", ("test_save.py", "open_episodes")),
+        ('    check.choice("load", "episodes", episodes, get_args(Episodes))\n', "", "door", ("test_save.py", "open_episodes")),
+    ),
+    *of(
+        "mesh/load.py",
+        ('end_episode(found.state)) if episodes', 'found.state) if episodes', "episode end", ("test_sharded_disk.py", "open_episodes")),
     ),
     *of(
         "door/entry.py",
@@ -620,10 +674,12 @@ MUTANTS = [
     *of(
         f"{DATASETS}/_stored.py",
         ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("adapters/test_minari.py", "stands_in")),
+    ),
+    *of(
         "../adapters/fbuf_adapters/_resume.py",
         ("if episodes == \"keep\":", "if True:", "adapters", ("adapters/test_buffers.py", "joins_no_row")),
         ("    buffer.end_episode()\n", "", "adapters", ("adapters/test_host.py", "store_ends")),
-        ("values.choice(function, \"episodes\", episodes, (\"end\", \"keep\"))", "pass", "adapters", ("adapters/test_buffers.py", "one_of_two")),
+        ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("adapters/test_buffers.py", "one_of_two")),
     ),
     *of(
         "../adapters/fbuf_adapters/_processes.py",

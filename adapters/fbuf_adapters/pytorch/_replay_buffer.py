@@ -844,7 +844,7 @@ class ReplayBuffer:
 
             def read() -> tuple[_Rows | None, Draws, list[_containers.Rebuild], int, Any]:
                 learned = None if known is None else known.learned
-                load: Any = _resume.load
+                load: Any = fbuf.load
                 if self._host:
                     of_files = functools.partial(HostStore.load, files=self._files)
                     load = _opened if self._opens else of_files
