@@ -72,6 +72,11 @@ def swept(case: int) -> tuple[str, str]:
     return "test_contracts.py", f"swept{case:02}"
 
 
+def free(tests: str) -> tuple[str, str]:
+    """Tests of the tensors of a batch."""
+    return "adapters/test_free_tensors.py", tests
+
+
 # A line an entry, however long.
 # ruff: noqa: E501  lines are quoted as they stand in the code
 # fmt: off
@@ -741,5 +746,37 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/gymnasium/_crew_collector.py",
         ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("adapters/test_processes.py", "without_a_seed")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_unpack.py",
+        ("return free(leaf) if axis is None else _cut(leaf, size, axis)", "return leaf", "tensors", free("gpu")),
+        ("return from_dlpack(to_dlpack(tensor))", "return tensor.view(tensor.shape)", "tensors", free("read or gpu")),
+        ("leaf.copy() if place.copied else leaf", "leaf", "tensors", free("small")),
+        ("free(leaf.narrow(axis, 0, size).contiguous())", "leaf.narrow(axis, 0, size)", "tensors", free("sizes or gpu")),
+        ("np.ascontiguousarray(leaf[(slice(None),) * axis + (slice(size),)])", "leaf[(slice(None),) * axis + (slice(size),)]", "tensors", free("time_major")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_reading.py",
+        ("free(leaf[:n])", "leaf[:n]", "tensors", free("read")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
+        ("free(leaf.reshape((*lead, *leaf.shape[1:])))", "leaf.reshape((*lead, *leaf.shape[1:]))", "tensors", free("read")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_leaves.py",
+        ("free(node.view(dtype).squeeze(-1))", "node.view(dtype).squeeze(-1)", "tensors", free("dicts")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_slices.py",
+        ("free(leaf.flatten(0, 1))", "leaf.flatten(0, 1)", "tensors", free("slices")),
+        ("cut = free(_like(rows.last, data.get(self.truncated_key, None)))", "cut = _like(rows.last, data.get(self.truncated_key, None))", "tensors", free("slices")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_replay_buffer.py",
+        ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
+        ("added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}", "added = wide", "tensors", free("dims")),
+        ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
+        (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
 ]

@@ -14,13 +14,10 @@ import fbuf
 from fbuf_adapters.pytorch import _dtypes, _packed
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._handover import Drawing
-from fbuf_adapters.pytorch._packed import Unpack
+from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
 Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
 """For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
-
-Axes = tuple[int | None, ...]
-"""On which axis of each of its leaves a batch has its rows: the one that the size changes."""
 
 
 @dataclasses.dataclass(frozen=True)

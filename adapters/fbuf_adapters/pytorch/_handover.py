@@ -11,9 +11,9 @@ import torch
 
 from fbuf_adapters import _wait
 from fbuf_adapters.pytorch import _lifetime
-from fbuf_adapters.pytorch._packed import Unpack
-from fbuf_adapters.pytorch._to_torch import platform, to_torch
+from fbuf_adapters.pytorch._to_torch import platform
 from fbuf_adapters.pytorch._tree import map_tensors
+from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
 _SHORT = (torch.int32, torch.uint32)
 
@@ -35,7 +35,7 @@ class Drawing:
     unpack: Unpack
     tree: Any
     size: int
-    axes: tuple[int | None, ...] | None
+    axes: Axes | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +66,7 @@ class Handover:
         return self._made(batch)
 
     def _made(self, drawn: Drawing) -> Any:
-        leaves = drawn.unpack(to_torch(drawn.arrays))
-        if drawn.axes is not None:
-            cuts = zip(leaves, drawn.axes, strict=True)
-            leaves = [
-                leaf if axis is None else leaf.narrow(axis, 0, drawn.size) for leaf, axis in cuts
-            ]
+        leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
         batch = drawn.tree.unflatten(self.widened(leaves))
         if self.transform is not None:
             batch = self.transform(batch)

@@ -13,8 +13,9 @@ from fbuf.verbs.sample import planned
 from fbuf_adapters.host import HostStore, _programs
 from fbuf_adapters.pytorch import _drawer, _dtypes
 from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._drawer import Asked, Axes, Recipe, Unpackers
+from fbuf_adapters.pytorch._drawer import Asked, Recipe, Unpackers
 from fbuf_adapters.pytorch._handover import Drawing
+from fbuf_adapters.pytorch._unpack import Axes
 
 
 class HostDrawer:

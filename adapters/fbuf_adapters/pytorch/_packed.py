@@ -16,10 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
-
-from fbuf_adapters.pytorch import _dtypes
 
 _ALIGNED = 64
 """Bytes; what begins at a multiple of them, JAX can read where it is."""
@@ -60,6 +57,15 @@ class Layout:
 
     def _of(self, unit: np.dtype[Any] | None) -> list[int]:
         return [n for n, among in enumerate(self.among) if among is unit]
+
+    def starts(self, unit: np.dtype[Any]) -> tuple[list[int], int]:
+        """Where the leaves packed into a unit start, in these, and where the last one ends."""
+        starts, end = [], 0
+        for number in self._of(unit):
+            starts.append(end)
+            count = math.prod(self.specs[number][0])
+            end += count + _padding(count, unit)
+        return starts, end
 
 
 def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -123,46 +129,6 @@ def pack_numpy(layout: Layout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any,
     ]
     packed += [leaves[n].reshape(-1) for n in layout.alone]
     return tuple(packed)
-
-
-class Unpack:
-    """Makes leaves of the tensors that were packed by a program."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.shapes = tuple(shape for shape, _ in layout.specs)
-        array_of = {unit: n for n, (unit, _) in enumerate(layout.packed)}
-        ends = dict.fromkeys(array_of, 0)
-        self._plan: list[_Place] = []
-        for number, (shape, dtype) in enumerate(layout.specs):
-            unit = layout.among[number]
-            if unit is None:
-                at = len(array_of) + layout.alone.index(number)
-                self._plan.append((at, None, shape, (), 0))
-                continue
-            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-            place = array_of[unit], _dtypes.to_torch(dtype), shape, strides, ends[unit]
-            self._plan.append(place)
-            count = math.prod(shape)
-            ends[unit] += count + _padding(count, unit)
-        self._views = {(at, dtype) for at, dtype, *_ in self._plan}
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        """The leaves: views of the same memory."""
-        whole = {
-            (at, dtype): tensors[at] if dtype is None else tensors[at].view(dtype)
-            for at, dtype in self._views
-        }
-        return [
-            whole[at, dtype]
-            if dtype is None
-            else whole[at, dtype].as_strided(shape, strides, start)
-            for at, dtype, shape, strides, start in self._plan
-        ]
-
-
-_Place = tuple[int, torch.dtype | None, tuple[int, ...], tuple[int, ...], int]
-"""The array that a leaf lies in, its dtype (None if it is the array), its shape, its strides, and
-where it starts; the memory of what comes from JAX starts with the array."""
 
 
 def _padding(count: int, unit: np.dtype[Any]) -> int:

@@ -41,6 +41,7 @@ from fbuf_adapters.pytorch._host_owner import HostOwner
 from fbuf_adapters.pytorch._item import Learned, learn
 from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._tree import map_tensors
+from fbuf_adapters.pytorch._unpack import free
 
 _NAME = "ReplayBuffer"
 
@@ -900,7 +901,7 @@ class ReplayBuffer:
     def _given(self, data: Any, lead: torch.Size) -> Any:
         """Rows as the user gave them, where he wants them."""
         leaves, tree = jax.tree.flatten(data)
-        leaves = [leaf.reshape((*lead, *leaf.shape[1:])) for leaf in leaves]
+        leaves = [free(leaf.reshape((*lead, *leaf.shape[1:]))) for leaf in leaves]
         data = tree.unflatten(self._handover.widened(leaves))
         if self._rebuild:
             data = self._rebuild[0](data, lead)

@@ -86,12 +86,17 @@ def _is_part_of_a_state(node: Any) -> bool:
 def _export(leaf: Any, copy: bool) -> torch.Tensor:
     """A tensor on the memory of an array, or on a copy of it."""
     _check_array(leaf)
-    if platform(leaf.sharding) == "cpu":
-        tensor = _on_cpu(leaf)
-    else:
-        tensor = torch.from_dlpack(leaf)  # tells JAX torch's stream, so that the host need not wait
-        _lifetime.hold(leaf, tensor)
+    tensor = alias(leaf)
     return tensor.clone() if copy else tensor
+
+
+def alias(array: jax.Array) -> torch.Tensor:
+    """A tensor on the memory of an array that is known to be one that crosses."""
+    if platform(array.sharding) == "cpu":
+        return _on_cpu(array)
+    tensor = torch.from_dlpack(array)  # tells JAX torch's stream, so that the host need not wait
+    _lifetime.hold(array, tensor)
+    return tensor
 
 
 def _on_cpu(array: jax.Array) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tensordict import (
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError, _dtypes
+from fbuf_adapters.pytorch._unpack import free
 
 Path = tuple[str, ...]
 """The parts of a key."""
@@ -130,4 +131,4 @@ def restored(node: Any, form: Form, path: Path = ()) -> Any:
         dtype = form.dtypes.get((*path[0].split("."), *path[1:]))
     if dtype in (None, node.dtype):
         return node
-    return node.view(dtype).squeeze(-1) if dtype in WIDE else node.to(dtype)
+    return free(node.view(dtype).squeeze(-1)) if dtype in WIDE else node.to(dtype)

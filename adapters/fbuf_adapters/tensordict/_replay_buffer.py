@@ -22,6 +22,7 @@ from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
 from fbuf_adapters.pytorch._sizes import next_step
+from fbuf_adapters.pytorch._unpack import free
 from fbuf_adapters.tensordict import _leaves, _slices, _transforms
 from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._leaves import Form
@@ -32,6 +33,8 @@ _NOTHING = (
     f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or no episode is as long as "
     "the sampler's window, or all priorities are 0; add rows, or ask can_sample() first"
 )
+
+_PLAIN = torch.contiguous_format
 
 Key = str | tuple[str, ...]
 
@@ -876,7 +879,8 @@ class TensorDictReplayBuffer:
             added = self._named(sample.ids.slot.long(), sample.ids.generation, sample.weight)
             if dims:
                 one = [1] * len(dims)
-                added = {k: x.reshape(-1, *one).expand(-1, *dims) for k, x in added.items()}
+                wide = {k: x.reshape(-1, *one).expand(-1, *dims) for k, x in added.items()}
+                added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}
             batch = _of_rows(data | added, sample.mask.shape + dims, self._device)
             if self._looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
                 batch = batch[sample.mask]
@@ -898,7 +902,7 @@ class TensorDictReplayBuffer:
         self, slot: torch.Tensor, generation: torch.Tensor, weight: torch.Tensor
     ) -> dict[Any, torch.Tensor]:
         """What is added to a batch, by key."""
-        weights = (weight, weight) if self._prioritized else ()
+        weights = (weight, weight.clone()) if self._prioritized else ()
         return dict(zip(_leaves.ADDED, (slot, generation, *weights), strict=False))
 
     def _rows(self, data: Any, slots: torch.Tensor) -> Any:
@@ -908,9 +912,10 @@ class TensorDictReplayBuffer:
         data = _leaves.restored(data, self._form) if words else data
         size = torch.Size([slots.numel(), *self._form.dims])
         rows: Any = TensorDict(data, batch_size=size, device=self._device)
-        rows = rows.reshape(torch.Size([*slots.shape, *self._form.dims]))
+        rows = rows.reshape(torch.Size([*slots.shape, *self._form.dims])).apply(free)
         index = slots.reshape(torch.Size([*slots.shape, *[1] * len(self._form.dims)]))
-        rows.set("index", index.expand(rows.batch_size).to(self._device))
+        index = index.expand(rows.batch_size).clone(memory_format=_PLAIN)
+        rows.set("index", index.to(self._device))
         for transform in self._transforms:
             rows = _transforms.applied(transform, rows)
         return rows

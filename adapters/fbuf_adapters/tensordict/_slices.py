@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 import fbuf
+from fbuf_adapters.pytorch._unpack import free
 from fbuf_adapters.tensordict._leaves import Form, Path, restored
 
 MASK = ("collector", "mask")
@@ -121,7 +122,7 @@ class Slices:
         """What says where slices begin and end, by key; `data` is what was stored."""
         found: dict[Any, torch.Tensor] = {}
         if self.truncated_key is not None:
-            cut = _like(rows.last, data.get(self.truncated_key, None))
+            cut = free(_like(rows.last, data.get(self.truncated_key, None)))
             done: Any = data.get(self._beside("done"), None)
             terminated: Any = data.get(self._beside("terminated"), None)
             found[_key(self.truncated_key)] = cut
@@ -172,7 +173,7 @@ def _key(path: Path) -> Any:
 
 
 def _in_a_row(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.flatten(0, 1)
+    return free(leaf.flatten(0, 1))
 
 
 def _mapped(node: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
