@@ -8,6 +8,7 @@ from fbuf import sharded as sharded
 from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.disk.errors import CheckpointError as CheckpointError
+from fbuf.door.opaque import opaque_all as _opaque_all
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
 from fbuf.samplers import Fifo as Fifo
@@ -131,4 +132,5 @@ __all__ = [
     "write",
 ]
 
+_opaque_all(globals()[name] for name in __all__)
 _warn_if_left_out()

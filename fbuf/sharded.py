@@ -9,6 +9,7 @@ what it costs, what is sent, and what happens when a process dies.
     batch = fbuf.sharded.sample(state, key, 2048)                # [2048, ...], sharded along "data"
 """
 
+from fbuf.door.opaque import opaque_all as _opaque_all
 from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
 from fbuf.mesh.init import init
@@ -53,3 +54,5 @@ __all__ = [
     "update_priority",
     "write",
 ]
+
+_opaque_all(globals()[name] for name in __all__)

@@ -184,7 +184,7 @@ def test_a_full_buffer_that_has_nothing_to_draw_says_so(sampler):
     for first in range(0, 32, 4):
         assert int(state.fault) == (fbuf.Fault.NOTHING_TO_DRAW if first >= 16 else 0)
         state = fbuf.add(state, jnp.zeros(4), terminated=(jnp.arange(4) + first) % 3 == 2)
-    with pytest.raises(RuntimeError, match="window is 5 steps, and the longest .* has 3; take a"):
+    with pytest.raises(RuntimeError, match=r"window is 5 steps, and the longest .* has 3; take a"):
         fbuf.raise_on_fault(state)
     long = fbuf.init(jnp.zeros(()), 16, sampler=sampler)
     for _ in range(8):

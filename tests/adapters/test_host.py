@@ -413,7 +413,7 @@ def test_what_was_saved_comes_back(tmp_path, background):
         store.save(tmp_path / "saved", extra={"turn": turn}, background=background)
         fbuf.wait(tmp_path / "saved")
         loaded, extra = HostStore.load(tmp_path / "saved", episodes="keep")
-        state, _ = fbuf.load(tmp_path / "saved")
+        state, _ = fbuf.load(tmp_path / "saved", episodes="keep")
         assert extra == {"turn": turn}
         key = jax.random.key(turn)
         for view in (fbuf.Transition(), fbuf.NStep(2, gamma=0.5)):

@@ -44,7 +44,7 @@ from buffers import (  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     ReplayBuffer,
-    _handover,
+    _unpack,
     to_torch,
 )
 
@@ -412,11 +412,11 @@ def test_a_closed_buffer_says_so(prefetch):
 def test_batches_are_views_of_what_jax_drew(monkeypatch):
     drawn: list[Any] = []
 
-    def spy(arrays: Any) -> Any:
-        drawn.extend(arrays)
-        return to_torch(arrays)
+    def spy(array: Any) -> Any:
+        drawn.append(array)
+        return to_torch(array)
 
-    monkeypatch.setattr(_handover, "to_torch", spy)
+    monkeypatch.setattr(_unpack, "alias", spy)
     leaves = jax.tree.leaves(buffer_of().sample())
     assert len(leaves) == 9
     assert len(drawn) == 2  # of words, and of bytes

@@ -571,7 +571,7 @@ def test_weights_are_there_under_both_names():
     assert batch["_weight"].dtype == torch.float32
     share = GIVEN[batch["index"]] / GIVEN.sum()
     torch.testing.assert_close(batch["_weight"], weights(share, 1.0))
-    assert batch["priority_weight"].data_ptr() == batch["_weight"].data_ptr()
+    assert torch.equal(batch["priority_weight"], batch["_weight"])
     assert len(set(batch["_weight"].tolist())) == 4
 
 

@@ -779,4 +779,12 @@ MUTANTS = [
         ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
         (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
+    *of(
+        "door/opaque.py",
+        ("function._torchdynamo_disable = _ASKED", "pass", "compile", ("adapters/test_torch_compile.py", "say_so")),
+        ("        _tell()\n        return True", "        return True", "compile", ("adapters/test_torch_compile.py", "after")),
+        ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("adapters/test_torch_compile.py", "say_so")),
+        ('and "<" not in function.__code__.co_filename', "and True", "compile", ("adapters/test_torch_compile.py", "say_so")),
+        ("(skip, skip)", "(skip, frames._FrameAction.DEFAULT)", "compile", ("adapters/test_torch_compile.py", "breaks")),
+    ),
 ]

@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from error
 
+from fbuf.door.opaque import opaque_all as _opaque_all
 from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
 from fbuf_adapters.pytorch._callback import callback as callback
 from fbuf_adapters.pytorch._error import InteropError as InteropError
@@ -22,3 +23,5 @@ from fbuf_adapters.pytorch._replay_buffer import ReplayBuffer as ReplayBuffer
 from fbuf_adapters.pytorch._to_torch import to_torch as to_torch
 
 __all__ = ["InteropError", "ReplayBuffer", "add_from_torch", "callback", "from_torch", "to_torch"]
+
+_opaque_all(globals()[name] for name in __all__)

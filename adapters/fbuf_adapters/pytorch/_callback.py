@@ -12,6 +12,7 @@ import jax
 import torch
 from jax.experimental.buffer_callback import buffer_callback
 
+from fbuf.door.opaque import opaque
 from fbuf_adapters.pytorch import _dtypes
 from fbuf_adapters.pytorch._error import InteropError, describe
 
@@ -91,7 +92,13 @@ def callback(
                 "of one, but XLA will use that memory again; keep a clone()"
             )
 
-    return buffer_callback(call, specs, vmap_method=vmap_method)
+    called = buffer_callback(call, specs, vmap_method=vmap_method)
+
+    def from_jax(*arguments: Any) -> Any:
+        return called(*arguments)
+
+    opaque(from_jax)
+    return from_jax
 
 
 def _on_stream_of(context: Any, out: Any) -> contextlib.AbstractContextManager[Any]:

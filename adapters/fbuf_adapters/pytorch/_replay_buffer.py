@@ -66,8 +66,8 @@ class ReplayBuffer:
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
     Arguments and methods mean what the functions of `fbuf` with the same names say; below is only
-    what is different. The tensors of a batch belong to you: nobody else uses their memory, so you
-    may write to them.
+    what is different. The tensors of a batch belong to you, and each by itself: none is a view of
+    another, and nobody else uses their memory. On a GPU a small one keeps that of its whole batch.
 
     Any number of threads may add and draw. A lock lets one thread at a time hand its work to JAX,
     and JAX does the work in that order. So a batch never holds half a row, and holds every row of a
@@ -543,6 +543,9 @@ class ReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
+        return self._episodes()  # what yields, torch.compile would look into
+
+    def _episodes(self) -> Iterator[Any]:
         for slots, data in self.read_episodes():
             yield self._given(data, slots.shape)
 

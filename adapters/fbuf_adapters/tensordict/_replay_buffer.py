@@ -508,6 +508,9 @@ class TensorDictReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
+        return self._episodes()  # what yields, torch.compile would look into
+
+    def _episodes(self) -> Iterator[TensorDictBase]:
         for slots, data in self.buffer.read_episodes():
             yield self._rows(data, slots)
 
