@@ -756,10 +756,6 @@ MUTANTS = [
         ("np.ascontiguousarray(leaf[(slice(None),) * axis + (slice(size),)])", "leaf[(slice(None),) * axis + (slice(size),)]", "tensors", free("time_major")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_reading.py",
-        ("free(leaf[:n])", "leaf[:n]", "tensors", free("read")),
-    ),
-    *of(
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
         ("free(leaf.reshape((*lead, *leaf.shape[1:])))", "leaf.reshape((*lead, *leaf.shape[1:]))", "tensors", free("read")),
     ),

@@ -13,7 +13,6 @@ import fbuf
 from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
-from fbuf_adapters.pytorch._unpack import free
 
 _MOST = 2**14
 """How many rows are read at a time."""
@@ -71,7 +70,7 @@ def as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Ten
     parts: list[Any] = []
     for batch, count in found:
         both = to_torch((batch.data, batch.mask))
-        parts.append(jax.tree.map(lambda leaf, n=count: free(leaf[:n]), both))
+        parts.append(jax.tree.map(lambda leaf, n=count: leaf[:n], both))
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *part: torch.cat(part), *parts)
 
 
