@@ -109,3 +109,35 @@ except ModuleNotFoundError as error:
 else:
     raise AssertionError("imported with a broken torch")
 """)
+
+
+def test_no_import_makes_jax_look_for_devices():
+    """`jax.distributed.initialize` has to be called before there are any."""
+    run("""
+import importlib, pkgutil, socket
+import fbuf, fbuf_adapters
+from jax._src import xla_bridge
+
+modules = ["fbuf", "fbuf_adapters"]
+for package in (fbuf, fbuf_adapters):
+    found = pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda _: None)
+    modules += [module.name for module in found if not module.name.endswith("__main__")]
+imported = 0
+for module in modules:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        assert " needs " in str(error) or "torch" in str(error), error
+        continue
+    imported += 1
+    assert not xla_bridge.backends_are_initialized(), module + " computes when it is imported"
+assert imported > 150, imported
+
+import jax
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = "127.0.0.1:%d" % free.getsockname()[1]
+jax.distributed.initialize(address, num_processes=1, process_id=0)
+assert jax.process_count() == 1
+jax.distributed.shutdown()
+""")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
-
-# brax is no extra of fbuf, so pyright may find neither it nor the type of its classes.
-from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
-from brax.envs.wrappers.training import (  # pyright: ignore[reportMissingImports]
-    AutoResetWrapper,
-    EpisodeWrapper,
-    VmapWrapper,
-)
 
 from fbuf.checks import values as check
 from fbuf_adapters._scanned import ScanCollector, Stepped
@@ -21,18 +15,37 @@ from fbuf_adapters._scanned import ScanCollector, Stepped
 _FINAL = "final_observation"
 
 
-class _KeepFinal(Wrapper):  # pyright: ignore[reportUntypedBaseClass]
-    """Keeps the observation that the reset of the same step replaces."""
+@functools.cache
+def _brax() -> SimpleNamespace:
+    """The wrappers, brax's own and `KeepFinal`.
 
-    def reset(self, rng: jax.Array) -> Any:
-        env_state: Any = self.env.reset(rng)
-        env_state.info[_FINAL] = env_state.obs
-        return env_state
+    They are imported only now: an import of this module must not make JAX look for its devices,
+    whatever brax computes when it is imported.
+    """
+    # brax is no extra of fbuf, so pyright may find neither it nor the type of its classes.
+    from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
+    from brax.envs.wrappers import training  # pyright: ignore[reportMissingImports]
 
-    def step(self, state: Any, action: Any) -> Any:
-        env_state: Any = self.env.step(state, action)
-        env_state.info[_FINAL] = env_state.obs
-        return env_state
+    class KeepFinal(Wrapper):  # pyright: ignore[reportUntypedBaseClass]
+        """Keeps the observation that the reset of the same step replaces."""
+
+        def reset(self, rng: jax.Array) -> Any:
+            env_state: Any = self.env.reset(rng)
+            env_state.info[_FINAL] = env_state.obs
+            return env_state
+
+        def step(self, state: Any, action: Any) -> Any:
+            env_state: Any = self.env.step(state, action)
+            env_state.info[_FINAL] = env_state.obs
+            return env_state
+
+    return SimpleNamespace(
+        Wrapper=Wrapper,
+        AutoReset=training.AutoResetWrapper,
+        Episode=training.EpisodeWrapper,
+        Vmap=training.VmapWrapper,
+        KeepFinal=KeepFinal,
+    )
 
 
 class Collector(ScanCollector):
@@ -81,9 +94,9 @@ class Collector(ScanCollector):
         action_repeat: int = 1,
         blank: dict[str, Any] | None = None,
     ) -> None:
-        inner: Any = env
-        while isinstance(inner, Wrapper):
-            if isinstance(inner, AutoResetWrapper | EpisodeWrapper | VmapWrapper):
+        inner, brax = env, _brax()
+        while isinstance(inner, brax.Wrapper):
+            if isinstance(inner, (brax.AutoReset, brax.Episode, brax.Vmap)):
                 raise ValueError(
                     f"Collector: the environment is wrapped in a {type(inner).__name__}, and the "
                     "collector wraps it itself, so that final observations are kept; give "
@@ -92,8 +105,8 @@ class Collector(ScanCollector):
             inner = inner.env
         check.integer("Collector", "episode_length", episode_length)
         check.integer("Collector", "action_repeat", action_repeat)
-        whole: Any = VmapWrapper(EpisodeWrapper(env, episode_length, action_repeat))
-        whole = AutoResetWrapper(_KeepFinal(whole))
+        whole = brax.Vmap(brax.Episode(env, episode_length, action_repeat))
+        whole = brax.AutoReset(brax.KeepFinal(whole))
 
         def reset(key: jax.Array) -> tuple[Any, Any]:
             env_state = whole.reset(jax.random.split(key, num_envs))

@@ -1,12 +1,11 @@
 """Rows from gymnax's environments into a buffer, in one compiled loop."""
 
-try:
-    # Only to see whether it is there.
-    import gymnax  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name != "gymnax":  # it is there, and lacks something itself
-        raise
-    raise ImportError("fbuf_adapters.gymnax needs gymnax: pip install gymnax") from error
+import importlib.util
+
+# Looked for, and not imported: an import that computes makes JAX look for its devices, and
+# `jax.distributed.initialize` has to come before.
+if importlib.util.find_spec("gymnax") is None:
+    raise ImportError("fbuf_adapters.gymnax needs gymnax: pip install gymnax")
 
 from fbuf_adapters.gymnax._collector import Collector as Collector
 
