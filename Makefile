@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test sweep matrix lint docs bench gpu-build clean
+.PHONY: demo test switches sweep matrix lint docs bench gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -18,6 +18,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(READY)  ## Run the test suite, in two processes.
 	$(QUICK) $(PYTEST) -m "not sweep" $(ARGS)
+
+switches: $(READY)  ## Run quick tests under JAX's own switches; docs/switches.md says what holds.
+	$(QUICK) $(BIN)/python tests/switches.py $(ARGS)
 
 sweep: export FBUF_SWEEP_PART := $(PART)
 sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.

@@ -5,6 +5,7 @@ functions of it that compile into the training step.
 """
 
 from fbuf import sharded as sharded
+from fbuf._exported import register as _register_with_export
 from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.disk.errors import CheckpointError as CheckpointError
@@ -134,3 +135,4 @@ __all__ = [
 
 _opaque_all(globals()[name] for name in __all__)
 _warn_if_left_out()
+_register_with_export()

@@ -11,6 +11,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")
 # Of every program that was kept it would be said at length that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Who has these switches on must be able to use all of the package.
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # To say of each operation where it was called takes a tenth of the tests' time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 

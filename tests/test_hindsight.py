@@ -22,7 +22,7 @@ DRAWS = 120_000
 
 def reward_fn(achieved, goal):
     """Tells which two goals it was given, and in which order."""
-    return 256.0 * achieved["level"] + goal["place"][0]
+    return 256.0 * achieved["level"].astype(jnp.float32) + goal["place"][0]
 
 
 def allowed(history, slot, strategy):
@@ -227,7 +227,10 @@ def test_what_cannot_be_right_is_refused():
             fbuf.Hindsight(reward_fn, reward="count"),
             "returns float32, but the stored reward is int32",
         ),
-        (fbuf.Hindsight(lambda a, g: g["place"][0] * 1j), "returns complex64, but the stored"),
+        (
+            fbuf.Hindsight(lambda a, g: g["place"][0].astype(jnp.complex64)),
+            "returns complex64, but the stored",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             fbuf.sample(state, jax.random.key(0), 2, view=view)

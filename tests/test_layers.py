@@ -25,6 +25,7 @@ LAYERS = (
     "disk",
     "verbs",
     "mesh",
+    "_exported",
     "sharded",
     "command",
     "__init__",

@@ -1,29 +1,23 @@
-"""Programs for CPU alone, and for other platforms."""
+"""Programs for CPU, and for other platforms."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.extend.backend
+import jax.export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support import meshes
 
 import fbuf
 from fbuf import sharded
 from fbuf.xla import platform
-
-pytestmark = pytest.mark.skipif(
-    platform.compiles_for_others() or set(jax.extend.backend.backends()) != {"cpu"},
-    reason="wants a JAX that knows CPUs alone",
-)
 
 SAMPLERS = {
     "window": fbuf.Uniform(window=3),
@@ -50,59 +44,68 @@ def step(state: fbuf.State[Any], key: jax.Array) -> fbuf.State[Any]:
     return fbuf.remove(state, batch.ids)
 
 
-def both_forms(function: Any, *given: Any) -> bool:
-    """Whether both are traced. They are compared then, and differ in nothing, or this raises."""
-    return "platform_index" in str(jax.jit(lambda *given: function(*given)).trace(*given).jaxpr)
+def loops(function: Any, *given: Any, platforms: Sequence[str]) -> int:
+    """How many loops a program for these platforms has."""
+    traced = jax.jit(lambda *given: function(*given)).trace(*given)
+    return len(re.findall("stablehlo.while", traced.lower(lowering_platforms=platforms).as_text()))
 
 
-@pytest.fixture(scope="module")
-def traced_anew() -> Iterator[None]:
-    """Nothing that was traced outside is used inside, and the other way about."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
+@pytest.mark.parametrize(
+    "sampler",
+    [n if n == "prioritized" else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS],
+)
+def test_a_program_for_another_platform_has_no_loops_of_a_cpu(sampler: str) -> None:
+    given = (buffer(sampler), jax.random.key(0))
+    on_cpu = loops(step, *given, platforms=("cpu",))
+    assert on_cpu > 8
+    for name in ("cuda", "rocm", "tpu"):
+        assert loops(step, *given, platforms=(name,)) < on_cpu / 3
+
+
+def test_an_export_for_several_platforms_has_both_forms() -> None:
+    given = (buffer(), jax.random.key_data(jax.random.key(0)))
+    program = jax.jit(lambda state, words: step(state, jax.random.wrap_key_data(words)).fault)
+    module = jax.export.export(program, platforms=("cpu", "cuda"))(*given).mlir_module()
+    assert "stablehlo.case" in module
+    assert "stablehlo.while" in module
+
+
+def test_the_form_for_other_platforms_is_traced_for_them_alone() -> None:
+    traced: list[str] = []
+
+    def form(name: str, function: Any) -> Any:
+        return lambda x: traced.append(name) or function(x)
+
+    def both(x: jax.Array) -> jax.Array:
+        return platform.by_platform(
+            x, cpu=form("cpu", lambda x: x + 1), default=form("other", lambda x: 1 + x)
+        )
+
+    lowered = jax.jit(both).trace(jnp.ones(3))
+    lowered.lower().compile()
+    assert traced == ["cpu"]
+    lowered.lower(lowering_platforms=("cuda",))
+    assert traced == ["cpu", "other"]
 
 
 @pytest.fixture
-def other_platforms(traced_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX can compile for others."""
-    monkeypatch.setattr(platform, "compiles_for_others", lambda: True)
+def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Both forms are traced, and have to agree in shapes, dtypes, and how they vary on a mesh."""
+    count = [0]
+    bound = platform._bound  # pyright: ignore[reportPrivateUsage]
 
+    def both(arrays: Any, cpu: Any, default: Any) -> Any:
+        count[0] += 1
+        avals = [jax.make_jaxpr(form)(*arrays).out_avals for form in (cpu, default)]
+        mine, other = [[aval.strip_weak_type() for aval in each] for each in avals]
+        assert mine == other
+        return bound(arrays, cpu, default)
 
-def test_where_jax_knows_cpus_alone_only_their_form_is_traced() -> None:
-    assert not both_forms(step, buffer(), jax.random.key(0))
-
-
-def test_where_there_is_another_device_both_are_traced(
-    traced_anew: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform, "backends", lambda: {"cpu": None, "cuda": None})
-    assert both_forms(step, buffer(), jax.random.key(0))
-
-
-def test_plugins_are_found_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = platform.compiles_for_others.__wrapped__
-    assert not found()
-    plugin = importlib.metadata.EntryPoint("xla_cuda13", "jax_plugins.xla_cuda13", "jax_plugins")
-    of_group = lambda group: [plugin] if group == "jax_plugins" else []
-    with monkeypatch.context() as patch:
-        patch.setattr(importlib.metadata, "entry_points", of_group)
-        assert found()
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: name if name == "libtpu" else None
-    )
-    assert found()
-
-
-def test_with_a_plugin_a_program_for_a_gpu_has_no_loops_of_a_cpu(other_platforms: None) -> None:
-    given = (buffer(), jax.random.key(0))
-    jitted = jax.jit(lambda *given: step(*given))
-    loops = lambda platform: len(
-        re.findall(
-            "stablehlo.while", jitted.trace(*given).lower(lowering_platforms=(platform,)).as_text()
-        )
-    )
-    assert loops("cuda") < loops("cpu") / 3
+    monkeypatch.setattr(platform, "_bound", both)
+    jax.clear_caches()
+    yield count
+    jax.clear_caches()
+    assert count[0] > 3
 
 
 @pytest.mark.parametrize("way", ["plain", "vmap", "x64"])
@@ -111,34 +114,78 @@ def test_with_a_plugin_a_program_for_a_gpu_has_no_loops_of_a_cpu(other_platforms
     [n if n == "window" else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS],
 )
 def test_both_forms_have_the_same_shapes_and_dtypes(
-    sampler: str, way: str, other_platforms: None
+    sampler: str, way: str, compared: list[int]
 ) -> None:
     with jax.enable_x64(way == "x64"):
         state, key = buffer(sampler), jax.random.key(0)
         if way != "vmap":
-            assert both_forms(step, state, key)
+            jax.eval_shape(step, state, key)
             return
         many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
-        assert both_forms(jax.vmap(step), many, jax.random.split(key))
+        jax.eval_shape(jax.vmap(step), many, jax.random.split(key))
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 @pytest.mark.parametrize(
     "sampler", ["prioritized", pytest.param("window", marks=pytest.mark.sweep)]
 )
-def test_both_forms_vary_alike_over_a_mesh(sampler: str, other_platforms: None) -> None:
+def test_both_forms_vary_alike_over_a_mesh(sampler: str, compared: list[int]) -> None:
     state = sharded.init(
         {"x": jnp.float32(0)}, 512, mesh=meshes.mesh(8), num_envs=8, sampler=SAMPLERS[sampler]
     )
+    jax.eval_shape(on_all, state, jax.random.key(0))
 
-    def on_all(state: Any, key: jax.Array) -> Any:
-        state = sharded.add(state, {"x": jnp.ones(8)}, terminated=jnp.ones(8, bool))
-        batch = sharded.sample(state, key, 8)
-        if SAMPLERS[sampler].keeps_priorities:
-            state = sharded.update_priority(state, batch.ids, jnp.ones(8))
-        return sharded.remove(state, batch.ids)
 
-    assert both_forms(on_all, state, jax.random.key(0))
+def on_all(state: Any, key: jax.Array) -> Any:
+    """A step over a mesh."""
+    state = sharded.add(state, {"x": jnp.ones(8)}, terminated=jnp.ones(8, bool))
+    batch = sharded.sample(state, key, 8)
+    if state.blocks.sampler.keeps_priorities:
+        state = sharded.update_priority(state, batch.ids, jnp.ones(8))
+    return sharded.remove(state, batch.ids)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+def test_over_a_mesh_the_form_follows_the_platform() -> None:
+    state = sharded.init(
+        {"x": jnp.float32(0)}, 512, mesh=meshes.mesh(8), num_envs=8, sampler=fbuf.Prioritized()
+    )
+    given = (state, jax.random.key(0))
+    of_cpu = loops(on_all, *given, platforms=("cpu",))
+    assert loops(on_all, *given, platforms=("cuda",)) < of_cpu / 3
+
+
+def test_derivatives_go_through_the_form_for_cpu() -> None:
+    both = lambda x, n: platform.by_platform(
+        x, n, cpu=lambda x, n: (x * x, n + 1), default=lambda x, n: (x**2, n + 1)
+    )
+    x, n = jnp.float32(3), jnp.int32(1)
+    gradient = jax.jit(jax.grad(lambda x: both(x, n)[0]))(x)
+    assert float(gradient) == 6
+    # Of what does not depend on it there is none.
+    assert float(jax.jit(jax.grad(lambda y: both(x, n)[0] * y))(x)) == 9
+
+
+def test_under_vmap_an_axis_that_is_not_mapped_stays_so() -> None:
+    both = lambda x, y: platform.by_platform(
+        x, y, cpu=lambda x, y: x[:, None] + y[None], default=lambda x, y: x[:, None] + y[None]
+    )
+    x, y = np.arange(6.0, dtype=np.float32).reshape(2, 3), np.ones(4, np.float32)
+    found = jax.jit(jax.vmap(both, (0, None)))(x, y)
+    np.testing.assert_array_equal(found, x[:, :, None] + y)
+    found = jax.jit(jax.vmap(both, (None, 0)))(y, x)
+    np.testing.assert_array_equal(found, np.ones((2, 4, 1), np.float32) + x[:, None])
+    traced = jax.jit(jax.vmap(both, (0, None))).trace(x, y)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "tensor<2x3x4xf32>" in text.splitlines()[-4]
+
+
+def test_without_jit_the_form_is_that_of_the_device() -> None:
+    with jax.disable_jit():
+        found = platform.by_platform(jnp.ones(2), cpu=lambda x: x, default=lambda x: x * 0)
+        np.testing.assert_array_equal(found, [1, 1])
+        both = lambda x: platform.by_platform(x, cpu=lambda x: x, default=lambda x: x * 0)
+        np.testing.assert_array_equal(jax.vmap(both)(jnp.ones(2)), [1, 1])
 
 
 @pytest.mark.sweep

@@ -872,6 +872,7 @@ def test_extra(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@jax.numpy_dtype_promotion("standard")  # optax wants it
 @pytest.mark.parametrize("several", [False, True])
 def test_an_optimiser_beside_the_buffer(tmp_path, several):
     """Its state has objects with nothing in them."""

@@ -193,7 +193,7 @@ def test_both_forms_give_the_same_bits():
 def test_stratified_draws_take_one_of_each_share():
     values = np.random.default_rng(2).random(1000).astype(np.float32)
     tree, batch = run(filled, values), 64
-    positions = (jnp.arange(batch) + 0.5) / batch
+    positions = (jnp.arange(batch, dtype=jnp.float32) + 0.5) / batch
     u = jnp.full((sum_tree.picks(tree), batch), 0.5)
     slots, _ = run(stratified, tree, positions.astype(jnp.float32), u)
     ends = np.cumsum(values.astype(np.float64)) / values.sum(dtype=np.float64)

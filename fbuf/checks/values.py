@@ -131,7 +131,7 @@ def scalar(
     return value if isinstance(value, jax.Array) else float(value)
 
 
-def count(function: str, argument: str, value: Any) -> jax.Array | None:
+def count(function: str, argument: str, value: Any) -> jax.Array | np.int32 | None:
     """A count given at a call: None, an int of at least 0, or an integer scalar; traced or not."""
     if value is None:
         return None
@@ -147,7 +147,7 @@ def count(function: str, argument: str, value: Any) -> jax.Array | None:
             f"fbuf.{function}: {argument} must be from 0 to 2**31 - 1, got {int(value)}"
         )
     # The number itself: a NumPy array belongs to its owner again when the call returns.
-    return jnp.asarray(value if isinstance(value, jax.Array) else int(value), jnp.int32)
+    return value.astype(jnp.int32) if isinstance(value, jax.Array) else np.int32(int(value))
 
 
 def _range(largest: float) -> str:
@@ -220,6 +220,8 @@ def array(function: str, argument: str, value: Any) -> None:
             f"{name} is {dtype}, in the byte order of another machine; give "
             "value.astype(value.dtype.newbyteorder('='))"
         )
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return  # no numbers: JAX cuts none of them
     if dtype.itemsize >= 8:
         kept = jax.dtypes.canonicalize_dtype(dtype)
         if kept != dtype:

@@ -303,7 +303,9 @@ def _rewards(
         view = container.views(path, count, widths)[at]
         for done, some in rows:
             part = np.ascontiguousarray(view[done : done + some.size])
-            array = jnp.asarray(part.reshape(-1).view(spec.dtype).reshape(-1, *spec.shape[1:]))
+            array = jnp.asarray(
+                part.reshape(-1).view(spec.dtype).reshape(some.size, *spec.shape[1:])
+            )
             own = storage
             if number == 0:
                 own = dataclasses.replace(storage, words=array)

@@ -110,6 +110,11 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     return kind(**options)
 
 
+def sampler_of(data: Data) -> Sampler:
+    """The sampler of `fbuf` that `sampler_data` was given."""
+    return _sampler(data, None)
+
+
 def sampler_words(data: Data) -> str:
     """A sampler as people write it."""
     options = ", ".join(

@@ -26,6 +26,7 @@ from fbuf.disk.manifest import Manifest
 from fbuf.disk.stores import Range, Store
 from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
+from fbuf.xla.explicit import on_automatic_axes
 
 _HASHED = 2**22
 """Bytes of rows that are looked at together."""
@@ -187,6 +188,7 @@ def look(state: State[Any]) -> Looked:
 
 
 @jax.jit
+@on_automatic_axes
 def _with_mark(cursor: jax.Array, mark: jax.Array) -> jax.Array:
     return cursor.at[3].set(mark)
 
@@ -221,6 +223,7 @@ def _hashed(arrays: tuple[Any, ...]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@on_automatic_axes
 def _hashed_by(
     step: int, hashed: jax.Array, turn: int, until: int, arrays: tuple[jax.Array, ...]
 ) -> jax.Array:
@@ -240,7 +243,7 @@ def _of_rows(arrays: Sequence[jax.Array]) -> jax.Array:
     found = jnp.zeros((arrays[0].shape[0], 2), jnp.uint32)
     for number, array in enumerate(arrays):
         bits = _bits(array)
-        place = jnp.arange(bits.shape[1], dtype=jnp.uint32) + jnp.uint32(number << 28)
+        place = jnp.arange(bits.shape[1], dtype=jnp.uint32)[None] + jnp.uint32(number << 28)
         key = _mixed(place * jnp.uint32(0x9E3779B1) + jnp.uint32(1))
         mixed = _mixed(_mixed(bits ^ key) + key)
         each = mixed, mixed * (2 * key + 1)

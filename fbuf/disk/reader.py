@@ -126,7 +126,9 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
 
     def put(path: Any, leaf: jax.Array) -> jax.Array:
         # A copy: what JAX shares with NumPy it does not write to in place.
-        return jnp.copy(jax.device_put(values[jax.tree_util.keystr(path)], leaf.sharding))
+        # Committed to its place only if the buffer is: else JAX takes no part of it to a mesh.
+        there = leaf.sharding if leaf.committed else None
+        return jnp.copy(jax.device_put(values[jax.tree_util.keystr(path)], there))
 
     kept = state.next_obs
     own = dataclasses.replace(

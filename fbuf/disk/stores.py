@@ -20,6 +20,7 @@ from fbuf.disk import container
 from fbuf.disk.files import CHUNK
 from fbuf.disk.manifest import Segment
 from fbuf.state import State
+from fbuf.xla.explicit import on_automatic_axes
 
 Range = tuple[tuple[int, ...], tuple[int, ...]]
 """Of each head the first place, and the one behind the last."""
@@ -108,6 +109,7 @@ def padded_size(count: int, step: int) -> int:
 
 
 @jax.jit
+@on_automatic_axes
 def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take(array, rows, axis=0, mode="clip")
 
@@ -135,6 +137,7 @@ def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
+@on_automatic_axes
 def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
     """An array with some rows written; a row behind its end is left out."""
     return array.at[rows].set(new, mode="drop")

@@ -32,6 +32,7 @@ from jax.tree_util import tree_leaves
 
 from fbuf.checks import values as check
 from fbuf.state import State
+from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -220,9 +221,15 @@ class _Entry:
         )
         self._places = {frozenset(self._names[1:n]): self._names[1:n] for n in self.counts}
 
+        # Over a mesh of its own a verb says itself how arrays lie there.
+        lies_anywhere = self.kind.check_arrays is None
+
         @functools.wraps(plain)
         def program(*before: Any, **given: Any) -> Any:
-            return plain(*before, **self.passed(self.of_types, given))
+            given = self.passed(self.of_types, given)
+            if lies_anywhere and explicit_mesh((before, given)) is not None:
+                return on_automatic_axes(plain)(*before, **given)
+            return plain(*before, **given)
 
         self.program = program
         self.keep = jax.jit(program, static_argnames=static)
@@ -337,7 +344,12 @@ def _own(leaf: Any) -> Any:
         return np.array(leaf)
     # JAX takes an int as a signed one, and raises an error of its own if that cannot hold it.
     if isinstance(leaf, int) and leaf > jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:
-        return jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)
+        leaf = jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)
+    # JAX makes the names of its options at run time.
+    config: Any = jax.config
+    if config.jax_transfer_guard_host_to_device not in (None, "allow"):
+        # A number has been given to this very call: it crosses because somebody said so.
+        return leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf)
     return leaf
 
 

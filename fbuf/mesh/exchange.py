@@ -23,6 +23,7 @@ from fbuf.mesh import local
 from fbuf.mesh.state import ShardedState
 from fbuf.storage import words
 from fbuf.xla.platform import by_platform
+from fbuf.xla.rows import flat
 from fbuf.xla.varying import varying
 
 _RARE = 0.01
@@ -92,7 +93,7 @@ def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Rou
     # Another device's shard is out of range below, too, where a place would count from the end.
     mine = jnp.where(mine < 0, count, mine)
     to = jnp.arange(devices, dtype=jnp.int32)[:, None]
-    number = to * part + jnp.arange(part, dtype=jnp.int32)
+    number = to * part + jnp.arange(part, dtype=jnp.int32)[None]
     number = jnp.where(there.reshape(devices, part), number, number + batch)
     own = jnp.full((count, devices, -(-part // room) * room), -1, jnp.int32)
     own = own.at[mine, to, place].set(number, mode="drop", unique_indices=True)
@@ -116,19 +117,22 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
         made = varying(jnp.zeros(count + parts.shape[0] * num_shards, jnp.int32), parts)
         return lax.fori_loop(0, count, body, made)[:count].reshape(parts.shape)
 
-    at = jnp.arange(parts.shape[1], dtype=jnp.int32)
+    # Made anew in each: of the form for other platforms all must be traced at once.
+    numbers = lambda: jnp.arange(parts.shape[1], dtype=jnp.int32)
 
     def compared(parts: jax.Array) -> jax.Array:
+        at = numbers()
         # One kernel; a running count of each shard would be several.
-        same = (parts[:, :, None] == parts[:, None, :]) & (at[:, None] > at[None, :])
+        same = (parts[:, :, None] == parts[:, None, :]) & (at[:, None] > at[None, :])[None]
         return jnp.sum(same, axis=2, dtype=jnp.int32)
 
     def ordered(parts: jax.Array) -> jax.Array:
+        at = numbers()
         # Those of a shard side by side; the first of them tells the others where it is.
         order = jnp.argsort(parts, axis=1, stable=True).astype(jnp.int32)
         sorted_ = jnp.take_along_axis(parts, order, axis=1)
         is_first = jnp.pad(sorted_[:, 1:] != sorted_[:, :-1], ((0, 0), (1, 0)))
-        place = at - lax.cummax(jnp.where(is_first, at, 0), axis=1)
+        place = at[None] - lax.cummax(jnp.where(is_first, at[None], 0), axis=1)
         row = jnp.arange(parts.shape[0], dtype=jnp.int32)[:, None]
         return jnp.zeros_like(parts).at[row, order].set(place, unique_indices=True)
 
@@ -157,7 +161,7 @@ def fetched(
     count, devices, _ = plan.own.shape
     batch = part * devices
     # Made beforehand: on a GPU these numbers would be a kernel.
-    first = np.arange(devices, dtype=np.int32)[:, None] * np.int32(part)
+    first = np.arange(devices, dtype=np.int32)[None, :, None] * np.int32(part)
 
     def send(turn: jax.Array) -> Any:
         """What goes in a turn, leaves `[count, devices * room, ...]`, with places in the batch."""
@@ -172,7 +176,7 @@ def fetched(
     def packed(turn: jax.Array) -> jax.Array:
         """The same for each device, as words: `[devices, n, words]`."""
         place, rows = send(turn)
-        leaves = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in jax.tree.leaves(rows)]
+        leaves = [flat(leaf) for leaf in jax.tree.leaves(rows)]
         sent = words.packed([place.reshape(-1), *leaves])
         sent = sent.reshape(count, devices, plan.room, -1)
         return jnp.swapaxes(sent, 0, 1).reshape(devices, count * plan.room, -1)

@@ -24,6 +24,7 @@ from fbuf.verbs.remove import remove as plain_remove
 from fbuf.verbs.update_priority import update_priority as plain_update
 from fbuf.verbs.write import by_name, numbers_fit
 from fbuf.verbs.write import write as plain_write
+from fbuf.xla.rows import flat
 
 
 @sharded_verb(checks={"alpha": check.scalar})
@@ -134,7 +135,7 @@ def write(
     """
     name = "sharded.write"
     state = tied("write", state, ids)
-    flat, shape = route.flat_ids(name, ids)
+    flat_ids, shape = route.flat_ids(name, ids)
     chosen = batches.mask(name, mask, shape, "ids")
     layout = state.shard.storage.layout
     values = {key: jax.tree.map(jnp.asarray, leaf) for key, leaf in fields.items()}
@@ -144,14 +145,14 @@ def write(
         ):
             spec = layout.fields[number]
             batches.field_values(name, f"fields[{key!r}]", value, shape, spec.shape, spec.dtype)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), values)
+    rows = jax.tree.map(lambda leaf: flat(leaf, len(shape)), values)
 
     def run(
         state: ShardedState[Item], ids: ShardedIds, rows: Any, chosen: jax.Array, _: None
     ) -> ShardedState[Item]:
         return route.to_shards(state, ids, chosen, rows, plain_write)
 
-    return _by_ids(name, run, state, flat, (rows, chosen), None)
+    return _by_ids(name, run, state, flat_ids, (rows, chosen), None)
 
 
 @sharded_verb()

@@ -288,7 +288,7 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
 def _all_bits(state: ShardedState[Any]) -> jax.Array:
     """The fault bits of all shards: uint32 scalar."""
     bit = jnp.arange(len(Fault), dtype=jnp.uint32)
-    there = (state.fault[:, None] >> bit & 1).max(axis=0)
+    there = (state.fault[:, None] >> bit[None] & 1).max(axis=0)
     return jnp.sum(largest(there, (state.axis,)) << bit, dtype=jnp.uint32)
 
 

@@ -244,7 +244,7 @@ class Mixture(PlannedSampler):
         shares = self._shares(masses)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
-        which = jnp.sum(point[:, None] >= bounds[:2], axis=1, dtype=jnp.int32)
+        which = jnp.sum(point[:, None] >= bounds[None, :2], axis=1, dtype=jnp.int32)
         # Rounding must not choose what has no share.
         which = jnp.where(shares[which] > 0, which, jnp.argmax(shares).astype(jnp.int32))
 
@@ -286,7 +286,7 @@ class Mixture(PlannedSampler):
         shares = self._shares(masses)
         whole = jnp.cumsum(shares)[2]
         mask = jnp.broadcast_to(whole > 0, slots.shape)
-        likely = _likely(masses, found, shares / whole)
+        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
         power = starts.power(self.priorities.beta if beta is None else beta)
         relative = jnp.where(mask, likely * shards.sum_of_counts(masses.starts), 1)
         log_weight = -power * jnp.log(relative)
@@ -346,7 +346,7 @@ def _likely(masses: MixedMass, found: Found, shares: jax.Array) -> jax.Array:
     """How likely rows are to be drawn, all ways taken together; shares as `[3]` that sum to 1."""
     among_all = shares[0] / jnp.maximum(shards.sum_of_counts(masses.starts), 1)
     total = shards.sum_of_totals(masses.priorities.total)
-    by_priority = shares[1] * jnp.where(total > 0, found.value / total, 0)
+    by_priority = shares[1] * jnp.where(total > 0, found.value / jnp.where(total > 0, total, 1), 0)
     newest = shares[2] / jnp.maximum(shards.sum_of_counts(masses.recent), 1)
     return among_all + by_priority + jnp.where(found.recent, newest, 0)
 

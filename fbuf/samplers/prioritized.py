@@ -24,6 +24,7 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 _SMALLEST = float(jnp.finfo(jnp.float32).tiny)
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 _ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {
     0.0: jnp.ones_like,
     0.5: jnp.sqrt,
@@ -354,12 +355,12 @@ class Prioritized(PlannedSampler):
         # The number of rows and the total cancel out: the weight is that of the value alone.
         value, beta = jnp.where(mask, found, 1), self.beta if beta is None else beta
         inverse = masses.inverse
-        least = smallest(value.min(), axes) if inverse is None else 1 / inverse.max()
+        least = smallest(value.min(), axes) if inverse is None else 1 / _above_0(inverse.max())
         weight = jnp.where(mask, jnp.minimum(_weight(value, least, beta), 1), 0)
         mean = total / jnp.maximum(shards.sum_of_counts(masses.count), 1)
         return Draw(
             slots=slots,
-            probability=jnp.where(mask, value / total, 0),
+            probability=jnp.where(mask, value / _above_0(total), 0),
             weight=weight,
             log_weight=starts.power(beta) * (jnp.log(jnp.where(mask, mean, 1)) - jnp.log(value)),
             mask=mask,
@@ -369,7 +370,7 @@ class Prioritized(PlannedSampler):
         """Its part of the total."""
         total = sum_tree.total(index.tree)
         value = jnp.maximum(sum_tree.values(index.tree, slots), 0)
-        return jnp.where(total > 0, value / total, 0)
+        return jnp.where(total > 0, value / _above_0(total), 0)
 
     def count(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """How many rows there are to be drawn, those of priority 0 included. int32 scalar."""
@@ -396,10 +397,10 @@ class Prioritized(PlannedSampler):
         base = priority + jnp.float32(self.eps)
         power = jnp.float32(self.alpha) if alpha is None else jnp.asarray(alpha, jnp.float32)
         # exp(alpha log p): XLA's pow is a scalar library call on CPU. What is above 0 stays so.
-        raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(base)))
+        raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(_above_0(base))))
         raised = jnp.maximum(raised, _SMALLEST)
         stored = jnp.where(base > 0, raised, 0)
-        possible = (power >= 0) & (power < jnp.inf)
+        possible = (power >= 0) & (power <= _LARGEST)
         return stored, possible & (priority >= 0) & (stored <= _most(ring))
 
     def _written(
@@ -424,6 +425,11 @@ def _weight(value: jax.Array, smallest: jax.Array, beta: chex.Array | float) -> 
     if root is not None:
         return root(smallest) / root(value)
     return jnp.exp(starts.power(beta) * (jnp.log(smallest) - jnp.log(value)))
+
+
+def _above_0(number: jax.Array) -> jax.Array:
+    """Numbers, and 1 for those that are not above 0: what they give is not used."""
+    return jnp.where(number > 0, number, 1)
 
 
 def _most(ring: Ring) -> float:

@@ -40,20 +40,20 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     rows = shape[0] if len(shape) > 1 else 1
     count = math.prod(shape)
 
-    def loop(words: jax.Array) -> jax.Array:
+    def loop(words: jax.Array, after: jax.Array | None) -> jax.Array:
         # A loop of one turn: XLA does not make its result anew wherever it is used.
         words = tie(words, after)
         zero = zero_after(words)
         made = blank(zero, (count,), jnp.uint32)
         return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
 
-    def plain(words: jax.Array) -> jax.Array:
+    def plain(words: jax.Array, after: jax.Array | None) -> jax.Array:
         # Row by row, so that each is made by the kernel that uses it.
         size = count // rows
         made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
         return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
 
-    return by_platform(words, cpu=loop, default=plain).reshape(shape)
+    return by_platform(words, after, cpu=loop, default=plain).reshape(shape)
 
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:

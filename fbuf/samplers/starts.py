@@ -121,4 +121,5 @@ def check_lanes(sampler: str, ring: Ring, window: Window) -> None:
 def power(beta: chex.Array | float) -> jax.Array:
     """An exponent of importance weights; 0 for one that cannot be right."""
     beta = jnp.asarray(beta, jnp.float32)
-    return jnp.where(beta < jnp.inf, jnp.maximum(beta, 0), 0)
+    # No infinity, not even to compare with: `jax_debug_infs` would find it.
+    return jnp.where(beta <= float(jnp.finfo(jnp.float32).max), jnp.maximum(beta, 0), 0)

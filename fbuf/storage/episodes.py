@@ -103,16 +103,16 @@ def follow(
     if autoreset == "next_step":
         begin = jnp.maximum(begin, _newest(dummy, -_MANY))
     at_start = begin < 0  # the episode was open before the chunk
-    position = jnp.where(at_start, before.position + number + 1, number - begin)
+    position = jnp.where(at_start, before.position[None] + number + 1, number - begin)
     if cut is not None:  # none of what is left of such an episode is its first row
         position = jnp.where(_newest(cut, -_MANY) > begin, _MANY, position)
-    intact = jnp.where(at_start, before.intact + number + 1, number - begin)
+    intact = jnp.where(at_start, before.intact[None] + number + 1, number - begin)
     after = Open(
         position=_last(jnp.where(ends, 0, jnp.minimum(position, _MANY)), count, before.position),
         intact=_last(jnp.where(ends, 0, jnp.minimum(intact, _MANY)), count, before.intact),
         resets=resets,
     )
-    newer = jnp.broadcast_to((steps if count is None else count) - 1 - number, ends.shape)
+    newer = jnp.broadcast_to((steps if count is None else count[None]) - 1 - number, ends.shape)
     return after, InEpisode(position, intact, dummy, newer)
 
 

@@ -94,6 +94,25 @@ class Layout:
             return jax.tree.unflatten(self.tree, list(range(len(self.fields))))
         return {name: self.find(function, "fields", name) for name in fields}
 
+    def check_width(self) -> None:
+        """Refuse to read or write leaves of 64 bits where JAX has no such numbers.
+
+        JAX would cut them, or take each for two.
+        """
+        for (path, leaf), field in zip(
+            jax.tree.leaves_with_path(self.item), self.fields, strict=True
+        ):
+            del leaf
+            if (
+                field.dtype.itemsize >= 8
+                and jax.dtypes.canonicalize_dtype(field.dtype) != field.dtype
+            ):
+                raise TypeError(
+                    f"fbuf: item{jax.tree_util.keystr(path)} of this buffer is {field.dtype}, and "
+                    "JAX's 64-bit types are off here; switch them on as they were when the buffer "
+                    "was made (jax_enable_x64, or jax.enable_x64(True) around the call)"
+                )
+
     def position(self, leaf: int) -> int:
         """Where a leaf lies among the narrow or among the wide ones."""
         narrow = self.fields[leaf].narrow

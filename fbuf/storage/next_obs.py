@@ -214,11 +214,11 @@ class NextObs:
         room = (nowhere - lanes) // heads
         running = jnp.cumsum(ends.reshape(-1, heads), axis=0, dtype=jnp.uint32)
         rank, count = running - 1, running[-1]
-        kept = ends & (count - rank <= room).reshape(-1)
+        kept = ends & (count[None] - rank <= room).reshape(-1)
         cursor, lap = self.cursor.astype(jnp.uint32)
         end = cursor + count
-        first = lanes + room * jnp.arange(heads, dtype=jnp.int32)
-        where = first + ((cursor + rank) % jnp.uint32(room)).astype(jnp.int32)
+        first = lanes + room * jnp.arange(heads, dtype=jnp.int32)[None]
+        where = first + ((cursor[None] + rank) % jnp.uint32(room)).astype(jnp.int32)
         where = jnp.where(kept, where.reshape(-1), nowhere)
         before = read_rows(self.owner, jnp.minimum(where, nowhere - 1))
         # Of each lane, too, the row whose next observation is kept there; an end's is not.

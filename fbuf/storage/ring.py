@@ -219,7 +219,7 @@ class Ring:
         last = jnp.where(there & (flags & ENDS > 0), time, newest)
         # What ended at one time, lane by lane; there each episode has a number of its own.
         number = lax.cummin(last, axis=0, reverse=True) * self.lanes
-        number += jnp.arange(self.lanes, dtype=jnp.int32)
+        number += jnp.arange(self.lanes, dtype=jnp.int32)[None]
         live = jnp.zeros(self.capacity, bool).at[number].max(there & (flags & REMOVED == 0))
         there &= live[number]
         number = jnp.where(there, number, self.capacity).reshape(-1)
@@ -241,7 +241,7 @@ class Ring:
         flags = self.flags[in_order]
         last = self.holds(in_order) & (flags & (ENDS | DUMMY) > 0)
         # How many rows before this one were the last of an episode is the episode's number.
-        number = jnp.cumsum(last, axis=0, dtype=jnp.int32) - last
+        number = jnp.cumsum(last, axis=0, dtype=jnp.int32) - last.astype(jnp.int32)
         known, inside = slots < self.capacity, jnp.minimum(slots, self.capacity - 1)
         lane = inside % lanes
         wanted = number[length - 1 - self.newer(inside), lane]
@@ -302,7 +302,7 @@ class Ring:
         meant = jnp.ones(batch, bool) if mask is None else mask
         meant = meant.reshape(-1, self.heads)
         rank = jnp.cumsum(meant, axis=0, dtype=jnp.uint32) - 1
-        fits = rank < room.astype(jnp.uint32) * (self.lanes // self.heads)
+        fits = rank < room.astype(jnp.uint32)[None] * (self.lanes // self.heads)
         return (meant & fits).reshape(-1), (meant & ~fits).reshape(-1)
 
     def resets_after(self, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
@@ -360,11 +360,12 @@ class Ring:
             chosen = mask.reshape(-1, heads)
             running = jnp.cumsum(chosen, axis=0, dtype=jnp.uint32)
             count, rank = running[-1], running - 1
-            kept = chosen & (count - rank <= self.head_capacity)
+            kept = chosen & (count[None] - rank <= self.head_capacity)
         size = jnp.uint32(self.head_capacity)
         head = self.head.astype(jnp.uint32)
         # Unsigned, for head + batch may pass 2**31; exact, for both are below it.
-        slots = (head + rank) % size * heads + jnp.arange(heads, dtype=jnp.uint32)
+        lane = jnp.arange(heads, dtype=jnp.uint32)[None]
+        slots = (head[None] + rank) % size * heads + lane
         slots = jnp.where(kept, slots, capacity).astype(jnp.int32).reshape(-1)
         dropped = jnp.maximum(count, size) - size
         end = head + count

@@ -106,6 +106,7 @@ class Storage(Generic[Item]):
 def empty(item: Item, capacity: int) -> Storage[Item]:
     """A store of zeros, for items of these shapes and dtypes."""
     layout = layouts.of(item)
+    layout.check_width()
     fields = layout.fields
     narrow = [field for field in fields if field.narrow]
     word = words_of.UNSIGNED[max((min(field.dtype.itemsize, 4) for field in narrow), default=1)]
@@ -122,6 +123,7 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
     """Which words hold some leaves: the first, and the one behind the last."""
+    layout.check_width()
     places = _places(layout.fields, np.dtype(word))
     wanted = [places[layout.position(leaf)] for leaf in leaves if layout.fields[leaf].narrow]
     first = min((place.first for place in wanted), default=0)

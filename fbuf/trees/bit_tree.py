@@ -236,14 +236,14 @@ def _each_level(
         count: On CPU only so many entries of the batch are gone through.
     """
 
-    def loops(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+    def loops(nodes: jax.Array, count: jax.Array | int, *carry: jax.Array) -> Numbers:
         # Each large level by itself, and the small ones next to each other together.
         key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
             carry = _loop_over(nodes, list(group), row_of, step, carry, count)
         return carry
 
-    def gather(nodes: jax.Array, *carry: jax.Array) -> Numbers:
+    def gather(nodes: jax.Array, count: jax.Array | int, *carry: jax.Array) -> Numbers:
         for level in levels:
             number = jnp.minimum(row_of(*carry), level.size // FANOUT - 1)
             at = level.start + number * FANOUT
@@ -251,7 +251,7 @@ def _each_level(
             carry = step(row, number, *carry)
         return carry
 
-    return by_platform(nodes, *carry, cpu=loops, default=gather)
+    return by_platform(nodes, count, *carry, cpu=loops, default=gather)
 
 
 def _loop_over(

@@ -69,7 +69,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """Single leaves `[rows, FANOUT]`, at int32 `[B]` slots, each in range: `[B]`."""
-    return by_halves(lambda slots: gathered(leaves.reshape(-1), slots), slots)
+    return by_halves(gathered, leaves.reshape(-1), slots)
 
 
 def refresh(

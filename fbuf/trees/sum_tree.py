@@ -238,7 +238,9 @@ def draw_stratified(
 
     def inside() -> Positions:
         # What the last bit of the target is worth in this node.
-        return Positions((target - before) / value, whole * 2.0**-24 / value)
+        # With nothing to draw from the value is 0.
+        of = jnp.where(value > 0, value, 1)
+        return Positions((target - before) / of, whole * 2.0**-24 / of)
 
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         found = jnp.minimum(found, level.shape[0] - 1)
@@ -284,12 +286,14 @@ def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:
         row += passed.astype(jnp.int32)
         before = jnp.where(passed, end, before)
 
-    def choose(targets: jax.Array, row: jax.Array, before: jax.Array) -> jax.Array:
+    def choose(
+        nodes: jax.Array, targets: jax.Array, row: jax.Array, before: jax.Array
+    ) -> jax.Array:
         children = [gathered(nodes, row, (child,)) for child in range(FANOUT)]
         inside = [before + running for running in _running(children)]
         return row * FANOUT + _first_above(inside, targets)
 
-    return by_halves(choose, targets, row, before)
+    return by_halves(choose, nodes, targets, row, before)
 
 
 def running_sums(nodes: jax.Array) -> jax.Array:
@@ -314,14 +318,14 @@ def _row_ends(nodes: jax.Array) -> list[jax.Array]:
 def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
     """Pick a child of each row in proportion to its sum: `[B]` nodes of the level below."""
 
-    def choose(rows: jax.Array, uniforms: jax.Array) -> jax.Array:
+    def choose(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> jax.Array:
         # One gather a child: an array of whole rows would be made by other threads.
         first = (0,) * (level.ndim - 2)
         sums = [gathered(level, rows, (child, *first)) for child in range(FANOUT)]
         running = _running(_drawable(sums, signed))
         return rows * FANOUT + _first_above(running, uniforms * running[-1])
 
-    return by_halves(choose, fetched(level, rows, rows), uniforms)
+    return by_halves(choose, level, fetched(level, rows, rows), uniforms)
 
 
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
@@ -391,7 +395,7 @@ def _reduce(
                 jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))
             )
         if not several and which is Aggregate.LARGEST_INVERSE:
-            part = jnp.where(part > 0, 1 / part, 0)
+            part = jnp.where(part > 0, 1 / jnp.where(part > 0, part, 1), 0)
         kept.append(_halved(part, operator.add if which is Aggregate.SUM else _larger))
     return jnp.stack(kept, axis=-1) if len(kept) > 1 else kept[0]
 

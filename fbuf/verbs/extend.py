@@ -15,6 +15,7 @@ from fbuf.storage.store import Item
 from fbuf.verbs.add import with_gap
 from fbuf.verbs.end_episode import ended
 from fbuf.verbs.lanes import Episodes, Lanes, appended, unread_of_lanes
+from fbuf.xla.place import settled
 
 
 def extend(state: State[Item], other: State[Item]) -> State[Item]:
@@ -73,7 +74,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     """
     require_state("extend", state)
     require_state("extend", other, "other")
-    return _extend((state, other))
+    return settled(_extend((state, other)))
 
 
 @verb(several=True)

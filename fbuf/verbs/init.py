@@ -22,6 +22,7 @@ from fbuf.storage import store
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
+from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
 
 _CHEAP = 2**20
@@ -42,7 +43,8 @@ def init(
     """Make an empty buffer.
 
     `init` allocates all memory; nothing grows later. The arrays lie on JAX's default device.
-    `jax.device_put` moves them, with a sharding if you like.
+    `jax.device_put` moves them, with a sharding if you like. Made inside `jax.default_device`, the
+    buffer stays on that device.
 
     Args:
         item: One unbatched item: any pytree of arrays, Python scalars or `jax.ShapeDtypeStruct`
@@ -109,8 +111,9 @@ def init(
         ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
-    check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
-    return varying(make(capacity))
+    with allocating():
+        check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
+        return settled(varying(make(capacity)))
 
 
 def of_ring(

@@ -18,6 +18,7 @@ from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, STANDS_IN, TRUNCATED, Ring
 from fbuf.storage.store import Item
+from fbuf.xla.rows import flat
 
 _ROWS = 4096
 """About how many rows are moved at a time."""
@@ -42,7 +43,7 @@ class Lanes(NamedTuple):
         """The slots of steps `[steps, 1]` of the newest so many of each lane `[number]`."""
         ring = self.state.ring
         newest = self.of(jnp.minimum(ring.newest(), ring.capacity - 1))
-        return ring.later(newest[None], jnp.minimum(step - kept + 1, 0))
+        return ring.later(newest[None], jnp.minimum(step - kept[None] + 1, 0))
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
         """The flags that rows get for their ends: episodes that are open stay open."""
@@ -66,7 +67,7 @@ class Episodes(NamedTuple):
 
     def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
         """The slots of steps `[steps, 1]` of the last so many rows `[1]`."""
-        return self.order[jnp.clip(self.rows - kept + step, 0, self.order.shape[0] - 1)]
+        return self.order[jnp.clip(self.rows - kept[None] + step, 0, self.order.shape[0] - 1)]
 
     def of(self, per_lane: jax.Array) -> jax.Array:
         """Of `[..., lanes]` all: they are of any lane."""
@@ -238,19 +239,18 @@ def _with_steps(
 ) -> State[Item]:
     """The new buffer with some steps of the old ones, all of whose rows count as there."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
-    there = (step < taken).reshape(-1)
+    there = (step < taken[None]).reshape(-1)
     each = _each(sources, kept)
     read = [_read(of, step, own) for of, _, own in each]
 
-    def flat(*parts: jax.Array) -> jax.Array:
+    def in_turn(*parts: jax.Array) -> jax.Array:
         """Step by step, and in a step lane by lane: `[rows, ...]`."""
-        whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
-        return whole.reshape(-1, *whole.shape[2:])
+        return flat(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1))
 
-    given = flat(*[part.given for part in read])
+    given = in_turn(*[part.given for part in read])
     dummy = None
     if new.ring.open is not None:
-        dummy = flat(*[part.flags for part in read]) & DUMMY > 0
+        dummy = in_turn(*[part.flags for part in read]) & DUMMY > 0
     ring, span = new.ring.append(given, there, new.fault, dummy)
     index, faults = new.sampler.add(new.index, ring, span, None, None)
     fault = collected(new.fault, faults)
@@ -262,10 +262,10 @@ def _with_steps(
             fault = collected(fault, faults)
     next_obs = new.next_obs
     if next_obs is not None:
-        following, known = jax.tree.map(flat, *[part.following for part in read])
+        following, known = jax.tree.map(in_turn, *[part.following for part in read])
         next_obs, lost = next_obs.add(ring, span, given, following, known)
         fault = collected(fault, lost)
-    rows = jax.tree.map(flat, *[part.rows for part in read])
+    rows = jax.tree.map(in_turn, *[part.rows for part in read])
     storage = new.storage.write(span.slots, rows)
     return dataclasses.replace(
         new, storage=storage, ring=ring, next_obs=next_obs, index=index, fault=fault
@@ -285,7 +285,7 @@ def _without_removed(
     flags = joined(
         [of.state.ring.flags[of.slots(step, own)] for of, _, own in _each(sources, kept)]
     )
-    gone = (step < taken) & (flags & (REMOVED | DUMMY) == REMOVED)
+    gone = (step < taken[None]) & (flags & (REMOVED | DUMMY) == REMOVED)
     slots = Lanes(new, 0, new.ring.lanes).slots(step, taken)
     slots = jnp.where(gone, slots, new.capacity).reshape(-1)
     ring = new.ring.remove(slots)

@@ -22,6 +22,7 @@ from fbuf.state import State
 from fbuf.verbs.end_episode import end_episode
 from fbuf.verbs.init import init
 from fbuf.verbs.resize import resize
+from fbuf.xla.place import allocating
 
 _NOT_OURS = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
@@ -116,7 +117,9 @@ def load(
     check.choice("load", "episodes", episodes, get_args(Episodes))
     if capacity is not None:
         capacity = check.integer("load", "capacity", capacity, check.LARGEST_CAPACITY)
-    found = newest(path, item, sampler, extra if with_extra else extras.LEFT_OUT, fallback, init)
+    extra = extra if with_extra else extras.LEFT_OUT
+    with allocating():
+        found = newest(path, item, sampler, extra, fallback, init)
     state = end_episode(found.state) if episodes == "end" else found.state
     if capacity is not None:
         state = resize(state, capacity)

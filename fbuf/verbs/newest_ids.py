@@ -47,7 +47,7 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     one_buffer("newest_ids", state)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
-    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
     newest = jnp.minimum(ring.newest(), ring.capacity - 1)
     rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
     slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)

@@ -113,7 +113,7 @@ def popped(
 
 def _oldest(ring: Ring, unread: jax.Array, given: jax.Array, count: int) -> jax.Array:
     """The slots of the oldest unread rows, so many of each head: `[count]` or `[lanes, count]`."""
-    step = jnp.arange(count, dtype=jnp.int32)
+    step = jnp.arange(count, dtype=jnp.int32)[None]
     of_lane = lambda steps: jnp.broadcast_to(steps, (ring.lanes,))[:, None]
     newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
     back = jnp.maximum(of_lane(unread) - 1 - step, 0)

@@ -9,6 +9,7 @@ from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.verbs.init import check_room, ends_by_default, of_ring
 from fbuf.verbs.lanes import Lanes, filled
+from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
 
 
@@ -64,8 +65,9 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
             f"have the same length, got {capacity}; take {max(capacity // lanes, 1) * lanes}"
         )
     item, step = state.storage.item, lanes * state.sampler.stride
-    check_room("resize", item, capacity, step, lambda capacity: empty_as(state, capacity))
-    return _resize(state, capacity=capacity)
+    with allocating():
+        check_room("resize", item, capacity, step, lambda capacity: empty_as(state, capacity))
+    return settled(_resize(state, capacity=capacity))
 
 
 @verb(static=("capacity",))

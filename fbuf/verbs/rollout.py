@@ -68,7 +68,7 @@ def rollout(state: State[Any], *, view: View = Item()) -> Batch[Any]:
 
 def ids_in_order(ring: Ring) -> Ids:
     """The ids of all rows, the oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
-    step = jnp.arange(ring.lane_length, dtype=jnp.int32)
+    step = jnp.arange(ring.lane_length, dtype=jnp.int32)[None]
     count = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))[:, None]
     newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
     back = jnp.maximum(count - 1 - step, 0)

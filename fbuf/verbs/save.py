@@ -17,6 +17,7 @@ from fbuf.disk import files, history, lock, manifest, progress, writer
 from fbuf.disk.interrupts import uninterrupted
 from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import Item, State
+from fbuf.xla.place import allocating
 
 
 def save(
@@ -97,7 +98,7 @@ def save(
     check.boolean("save", "background", background)
     folder = files.directory("save", path)
     beside = extras.split(extra)
-    with _background.turn(folder):
+    with _background.turn(folder), allocating():
         _background.wait(folder)
         files.make_folder(folder)
         with contextlib.ExitStack() as until_written:

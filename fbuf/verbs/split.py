@@ -17,6 +17,7 @@ from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.verbs.init import of_ring
 from fbuf.verbs.lanes import Episodes, filled
+from fbuf.xla.place import settled
 from fbuf.xla.varying import varying
 
 
@@ -121,8 +122,8 @@ def _part(
     """A buffer of the episodes that are chosen."""
     slots, sampler = order[chosen[number]], state.sampler
     capacity = -(-max(slots.size, sampler.window) // sampler.stride) * sampler.stride
-    slots = jnp.asarray(slots)
-    return _filled(state, slots, capacity=capacity, ends=int(chosen.sum()))
+    slots = jax.device_put(slots)
+    return settled(_filled(state, slots, capacity=capacity, ends=int(chosen.sum())))
 
 
 @verb(static=("capacity", "ends"))

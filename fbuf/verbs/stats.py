@@ -78,5 +78,5 @@ def _of_every_row(state: State[Any]) -> dict[str, jax.Array]:
     squares = jnp.sum(jnp.where(there, likely, 0) ** 2)
     return {
         "ends": jnp.sum(there & (ring.flags & ENDS > 0), dtype=jnp.int32),
-        "effective_sample_size": jnp.where(squares > 0, 1 / squares, 0),
+        "effective_sample_size": jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0),
     }

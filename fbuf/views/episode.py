@@ -43,7 +43,7 @@ def elapsed(ring: Ring, slots: jax.Array) -> jax.Array:
 def _reach(ring: Ring, slots: jax.Array, bound: jax.Array, forward: bool) -> jax.Array:
     """How many steps it is to the last row of the episode, or to the first; at most `bound`."""
     way = 1 if forward else -1
-    number = jnp.arange(CHUNK, dtype=jnp.int32)
+    number = jnp.arange(CHUNK, dtype=jnp.int32)[None]
 
     def look(carry: _Carry) -> _Carry:
         step, at, reach = carry

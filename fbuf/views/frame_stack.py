@@ -68,7 +68,7 @@ class FrameStack(View):
                 f"fbuf.FrameStack: fields leaves out {self.field!r}, the field to stack; add it "
                 "to fields, or use fbuf.Item"
             )
-        back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)
+        back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)[None]
         back = jnp.minimum(back, _reach(reader, slots, self.k)[:, None])
         stacked, others = self._leaves(reader.layout)
         wanted = {
@@ -94,7 +94,7 @@ class FrameStack(View):
 
 def _reach(reader: Reader, slots: jax.Array, k: int) -> jax.Array:
     """How many rows before each one belong to its episode, at most `k - 1`: int32 `[B]`."""
-    before = jnp.arange(1, k, dtype=jnp.int32)
+    before = jnp.arange(1, k, dtype=jnp.int32)[None]
     older = reader.ring.older(slots)[:, None]
     flags = reader.flags(reader.ring.later(slots[:, None], -jnp.minimum(before, older)))
     cut = (before > older) | (flags & (ENDS | REMOVED) > 0)

@@ -131,7 +131,7 @@ class NStep(View):
         gamma = float(self.gamma)  # a number of NumPy's would make it float64 where JAX has that
         factor = gamma ** jnp.arange(reward.shape[1], dtype=jnp.float32)
         # Where there is no step there may be no number either: 0 * nan would not be 0.
-        gained = jnp.where(same_episode, reward.astype(jnp.float32) * factor, 0)
+        gained = jnp.where(same_episode, reward.astype(jnp.float32) * factor[None], 0)
         discount = jnp.where(flags & TERMINATED > 0, 0, gamma ** count.astype(jnp.float32))
         data = NStepTransition(
             item=rows["rows"],

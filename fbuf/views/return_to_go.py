@@ -107,7 +107,7 @@ class ReturnToGo(View):
         def add_chunk(total: jax.Array, number: jax.Array, reward: jax.Array) -> jax.Array:
             gained = reward.astype(jnp.float32)
             # Where there is no step there may be no number either: 0 * nan would not be 0.
-            gained = jnp.where(number <= count[:, None], gained * factor, 0)
+            gained = jnp.where(number[None] <= count[:, None], gained * factor[None], 0)
             return gained.sum(axis=1) + beyond * total
 
         nothing = jnp.zeros(count.shape, jnp.float32)

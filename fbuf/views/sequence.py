@@ -126,7 +126,7 @@ class Sequence(View):
         valid = steps.unbroken if crosses else steps.same_episode
         if reader.mask is not None:
             valid &= reader.mask[:, None]
-        number = jnp.arange(total, dtype=jnp.int32)
+        number = jnp.arange(total, dtype=jnp.int32)[None]
         loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & ENDS > 0
         begins = _begins(ring, slots, steps.before, steps.flags[:, 0])

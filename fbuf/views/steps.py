@@ -41,18 +41,18 @@ def following(
     ring = reader.ring
     # A dummy follows an end, so that at most every second row is one.
     skips = over_dummies and ring.autoreset == "next_step"
-    number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)
+    number = jnp.arange(-int(before), 2 * steps if skips else steps, dtype=jnp.int32)[None]
     newer = ring.newer(slots)[:, None]
     all_slots = ring.later(slots[:, None], jnp.minimum(number, newer))
     flags = reader.flags(all_slots)
     flags_before = None
     if before:
-        flags_before, number = flags[:, 0], number[1:]
+        flags_before, number = flags[:, 0], number[:, 1:]
         all_slots, flags = all_slots[:, 1:], flags[:, 1:]
     stored = jnp.broadcast_to(number <= newer, flags.shape)
     if skips:
         real = jnp.cumsum(~(stored & (flags & DUMMY > 0)), axis=1, dtype=jnp.int32)
-        wanted = jnp.arange(steps, dtype=jnp.int32)[:, None]
+        wanted = jnp.arange(steps, dtype=jnp.int32)[None, :, None]
         where = jnp.sum(real[:, None] <= wanted, axis=2, dtype=jnp.int32)
         all_slots, flags, stored = (
             jnp.take_along_axis(leaf, where, axis=1) for leaf in (all_slots, flags, stored)
@@ -65,6 +65,6 @@ def following(
 
 def _all_so_far(holds: jax.Array) -> jax.Array:
     """Whether something holds for each step and all before it, `[B, steps]`."""
-    number = jnp.arange(holds.shape[1], dtype=jnp.int32)
+    number = jnp.arange(holds.shape[1], dtype=jnp.int32)[None]
     first_not = jnp.min(jnp.where(holds, holds.shape[1], number), axis=1)
     return number < first_not[:, None]

@@ -40,7 +40,7 @@ class Stored:
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
         """See `fbuf.views.wanted.Source`."""
-        ring, number = self._state.ring, jnp.arange(CHUNK, dtype=jnp.int32)
+        ring, number = self._state.ring, jnp.arange(CHUNK, dtype=jnp.int32)[None]
 
         def chunk(first: jax.Array) -> jax.Array:
             slots = ring.later(ring.later(ahead.slots, first)[:, None], number)

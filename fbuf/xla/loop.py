@@ -54,11 +54,12 @@ def blank(zero: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arra
     return jnp.full(shape, zero.astype(dtype))
 
 
-def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
-    """`make(*batch)`; on CPU made for one half of the batch, and then for the other.
+def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Array) -> jax.Array:
+    """`make(source, *batch)`; on CPU made for one half of the batch, and then for the other.
 
     Args:
         make: Gathers something for each entry of a batch; of some entries for these alone.
+        source: What it gathers from.
         batch: `[B]` each, of at least one entry.
 
     Returns:
@@ -68,7 +69,7 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
     half = -(-count // 2)
     make_half = jax.jit(make, inline=True)  # traced once for its shape, and then used
 
-    def halves(*batch: jax.Array) -> jax.Array:
+    def halves(source: jax.Array, *batch: jax.Array) -> jax.Array:
         def some(start: jax.Array | int) -> list[jax.Array]:
             return [
                 lax.dynamic_slice_in_dim(array, start, half, allow_negative_indices=False)
@@ -78,29 +79,31 @@ def by_halves(make: Callable[..., jax.Array], *batch: jax.Array) -> jax.Array:
         def body(turn: jax.Array, made: jax.Array) -> jax.Array:
             start = turn * (count - half)  # of an odd number the one in the middle is made twice
             return lax.dynamic_update_slice_in_dim(
-                made, make_half(*some(start)), start, 0, allow_negative_indices=False
+                made, make_half(source, *some(start)), start, 0, allow_negative_indices=False
             )
 
-        made = jax.eval_shape(lambda: make_half(*some(0)))
+        made = jax.eval_shape(lambda: make_half(source, *some(0)))
         zero = zero_after(batch[0])
         return lax.fori_loop(zero, 2, body, blank(zero, (count, *made.shape[1:]), made.dtype))
 
-    return by_platform(*batch, cpu=halves, default=make)
+    return by_platform(source, *batch, cpu=halves, default=make)
 
 
-def with_room(make: Callable[[jax.Array], jax.Array], batch: jax.Array) -> jax.Array:
+def with_room(
+    make: Callable[[jax.Array, jax.Array], jax.Array], source: jax.Array, batch: jax.Array
+) -> jax.Array:
     """As `by_halves`, for a few entries; on CPU put into an array with room for one more.
 
     Faster than a loop of two turns, but only where what is gathered from is small: from a large
     array XLA gathers in several threads all the same, and anew for everyone who uses it.
     """
 
-    def part(batch: jax.Array) -> jax.Array:
-        made, zero = make(batch), zero_after(batch)
+    def part(source: jax.Array, batch: jax.Array) -> jax.Array:
+        made, zero = make(source, batch), zero_after(batch)
         room = blank(zero, (made.shape[0] + 1, *made.shape[1:]), made.dtype)
         return lax.dynamic_update_slice_in_dim(room, made, zero, 0)[:-1]
 
-    return by_platform(batch, cpu=part, default=make)
+    return by_platform(source, batch, cpu=part, default=make)
 
 
 def is_large(size: int, dtype: jnp.dtype) -> bool:
@@ -137,16 +140,17 @@ def fetched(
         looked_at.add(last - 1)
     places = [tuple(map(int, np.unravel_index(at, array.shape[1:]))) for at in sorted(looked_at)]
 
-    def look(rows: jax.Array) -> jax.Array:
+    def look(array: jax.Array, rows: jax.Array) -> jax.Array:
         # Something that needs the numbers.
         seen = [gathered(array, rows, at) == 1 for at in places]
         return functools.reduce(operator.or_, seen).astype(jnp.int32)
 
     return by_platform(
+        array,
         rows,
         batch,
-        cpu=lambda rows, batch: tie(batch, by_halves(look, rows)),
-        default=lambda rows, batch: batch,
+        cpu=lambda array, rows, batch: tie(batch, by_halves(look, array, rows)),
+        default=lambda array, rows, batch: batch,
     )
 
 

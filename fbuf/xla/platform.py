@@ -1,21 +1,25 @@
 """One meaning in two forms: one for CPU, and one for every other platform.
 
-`jax.lax.platform_dependent` traces both and lowers one. Where JAX knows nothing but CPUs, the other
-form is not traced at all, which takes less time.
+The program is traced in the form for CPU. The other one is traced when a program is lowered for
+another platform, and only then: so the form is always that of the platform, also where the program
+is exported for one that is not here, and no form is traced in vain. `jax.lax.platform_dependent`
+would trace both.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-import importlib.util
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from jax import lax
-from jax.extend.backend import backends
+import jax
+import jax.core
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 _T = TypeVar("_T")
+_Form = Callable[..., Sequence[Any]]
 
 
 def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _T]) -> _T:
@@ -23,16 +27,122 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
 
     Args:
         operands: Arrays, or trees of them.
-        cpu: The form for CPU.
-        default: The form for every other platform, of the same meaning, shapes and dtypes.
+        cpu: The form for CPU. There must be no traced array in it but the operands.
+        default: The form for every other platform, of the same meaning, shapes and dtypes; as
+            `cpu`.
     """
-    if not compiles_for_others() and set(backends()) == {"cpu"}:
-        return cpu(*operands)
-    return lax.platform_dependent(*operands, cpu=cpu, default=default)
+    leaves, tree = jax.tree.flatten(operands)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return (cpu if _lie_on_cpu(arrays) else default)(*operands)
+    trees: list[Any] = []
+
+    def flat(form: Callable[..., _T]) -> _Form:
+        def call(*arrays: jax.Array) -> Sequence[Any]:
+            given = iter(arrays)
+            # A Python number stays one, and the program knows it.
+            whole = [next(given) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+            found, tree_of_found = jax.tree.flatten(form(*tree.unflatten(whole)))
+            trees.append(tree_of_found)
+            return found
+
+        return call
+
+    found = _bound(arrays, flat(cpu), flat(default))
+    return jax.tree.unflatten(trees[0], found)
 
 
-@functools.cache
-def compiles_for_others() -> bool:
-    """Whether JAX has what it takes to compile for other devices, even if there are none here."""
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    return bool(plugins) or importlib.util.find_spec("libtpu") is not None
+_two_forms = Primitive("fbuf_by_platform")
+_two_forms.multiple_results = True
+
+
+def _bound(leaves: Sequence[Any], cpu: _Form, default: _Form) -> Sequence[Any]:
+    """Both forms as one operation."""
+    # By `jit`, which keeps what it has traced: to lower it takes no second trace.
+    jitted, settings = jax.jit(cpu), _Settings()
+    with settings.again():
+        avals = tuple(jitted.trace(*leaves).jaxpr.out_avals)
+    on_cpu, elsewhere = _Later(jitted, settings), _Later(default, settings)
+    return _two_forms.bind(*leaves, avals=avals, cpu=on_cpu, default=elsewhere)
+
+
+class _Settings:
+    """What a trace depends on beside its arguments: now, and again when a program is lowered."""
+
+    def __init__(self) -> None:
+        # JAX makes the names of its options at run time.
+        self._config: Any = jax.config
+        self._x64: bool = self._config.jax_enable_x64
+        self._mesh = jax.sharding.get_abstract_mesh()
+
+    @contextlib.contextmanager
+    def again(self) -> Generator[None]:
+        """In here they are as they were."""
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            if self._config.jax_enable_x64 == self._x64:
+                yield
+                return
+            with jax.enable_x64(self._x64):
+                yield
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Later:
+    """A form, traced under the settings that there were."""
+
+    form: _Form
+    settings: _Settings
+
+    def __call__(self, *leaves: Any) -> Sequence[Any]:
+        """What the form makes of the leaves."""
+        with self.settings.again():
+            return self.form(*leaves)
+
+
+@_two_forms.def_impl
+def _(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+    return (cpu if _lie_on_cpu(leaves) else default)(*leaves)
+
+
+@_two_forms.def_abstract_eval
+def _(*_: Any, avals: tuple[Any, ...], cpu: _Form, default: _Form) -> Sequence[Any]:
+    return avals
+
+
+def _batched(
+    leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, default: _Form
+) -> tuple[Sequence[Any], Sequence[int]]:
+    in_axes = tuple(None if axis is batching.not_mapped else axis for axis in axes)
+    found = _bound(leaves, jax.vmap(cpu, in_axes), jax.vmap(default, in_axes))
+    return found, [0] * len(found)
+
+
+def _differentiated(
+    leaves: Sequence[Any], tangents: Sequence[Any], **forms: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    if all(type(tangent) is ad.Zero for tangent in tangents):
+        found = _two_forms.bind(*leaves, **forms)
+        zero: Any = ad.Zero
+        return found, [zero.from_primal_value(leaf) for leaf in found]
+    # No gradient flows out of a buffer, so nobody waits for this: the form for CPU does.
+    whole = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return jax.jvp(forms["cpu"], tuple(leaves), tuple(whole))
+
+
+def _on_cpu(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+    return cpu(*leaves)
+
+
+def _elsewhere(*leaves: Any, avals: Any, cpu: _Form, default: _Form) -> Sequence[Any]:
+    return default(*leaves)
+
+
+batching.primitive_batchers[_two_forms] = _batched
+ad.primitive_jvps[_two_forms] = _differentiated
+mlir.register_lowering(_two_forms, mlir.lower_fun(_elsewhere, multiple_results=True))
+mlir.register_lowering(_two_forms, mlir.lower_fun(_on_cpu, multiple_results=True), platform="cpu")
+
+
+def _lie_on_cpu(arrays: Sequence[jax.Array]) -> bool:
+    """Whether arrays that are no tracers lie on CPUs."""
+    return all(device.platform == "cpu" for array in arrays for device in array.devices())

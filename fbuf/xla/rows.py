@@ -43,17 +43,22 @@ def read_rows(
         # and would copy the whole array to be able to.
         return read_rows(leaf, jnp.concatenate([slots, slots]), columns)[:1]
 
-    def gather(slots: jax.Array) -> jax.Array:
+    def gather(leaf: jax.Array, slots: jax.Array) -> jax.Array:
         rows = gathered(leaf, slots)
         return rows if columns is None else rows[:, first:last]
 
     if size >= _LONG:
-        return gather(slots)
+        return gather(leaf, slots)
     if slots.shape[0] <= _FEW and not is_large(leaf.size, leaf.dtype):
-        return with_room(gather, slots)
+        return with_room(gather, leaf, slots)
     slots = fetched(leaf, slots, slots, (first, last))
     lines = slots.shape[0] * math.ceil(size * leaf.dtype.itemsize / LINE)
-    return gather(slots) if lines >= _MANY else by_halves(gather, slots)
+    return gather(leaf, slots) if lines >= _MANY else by_halves(gather, leaf, slots)
+
+
+def flat(leaf: jax.Array, axes: int = 2) -> jax.Array:
+    """An array whose first axes are one: `[B, ...]`. The other ones may be of length 0."""
+    return leaf.reshape(math.prod(leaf.shape[:axes]), *leaf.shape[axes:])
 
 
 def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:

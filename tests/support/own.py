@@ -64,7 +64,9 @@ class Hot(Sampler):
 
     def probability(self, index, ring, slots):
         share = self._share(index)
-        hot = bit_tree.read(index.hot, slots) / jnp.maximum(index.count, 1).astype(jnp.float32)
+        hot = bit_tree.read(index.hot, slots).astype(jnp.float32) / jnp.maximum(
+            index.count, 1
+        ).astype(jnp.float32)
         return share * hot + (1 - share) / jnp.maximum(ring.filled(), 1).astype(jnp.float32)
 
     def stats(self, index, ring):

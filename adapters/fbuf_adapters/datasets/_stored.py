@@ -50,7 +50,7 @@ class Stored:
         ring = state.ring
         lanes = ring.lanes
         # Of the slots that hold rows, oldest first: `[lanes, length]`.
-        back = jnp.arange(ring.lane_length - 1, -1, -1, dtype=jnp.int32)
+        back = jnp.arange(ring.lane_length - 1, -1, -1, dtype=jnp.int32)[None]
         newest = jnp.minimum(ring.newest(), ring.capacity - 1)
         in_order = np.asarray(ring.later(newest[:, None], -back))
         there = np.asarray(ring.holds(jnp.asarray(in_order)))

@@ -1,0 +1,113 @@
+"""What `jax.export` has to know to serialise a program that takes or returns a buffer.
+
+Such a program names the classes of its arguments and of its results, with what is static in them.
+That is put down here as data, and never as code: nothing that a file says is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax.export
+
+from fbuf.disk import config, trees
+from fbuf.pace import PaceCounter
+from fbuf.samplers.fifo import FifoIndex
+from fbuf.samplers.mixture import MixedIndex
+from fbuf.samplers.prioritized import PriorityIndex
+from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.segments import Segments
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.uniform import UniformIndex
+from fbuf.state import Batch, Sample, State
+from fbuf.storage import layout as layouts
+from fbuf.storage.episodes import Open
+from fbuf.storage.ids import Ids
+from fbuf.storage.layout import Layout
+from fbuf.storage.next_obs import NextObs
+from fbuf.storage.ring import Ring
+from fbuf.storage.store import Storage
+from fbuf.trees.bit_tree import BitTree
+from fbuf.trees.sum_tree import Aggregate, SumTree
+from fbuf.verbs.sample_mixed import MixedSample
+from fbuf.views.hindsight import HindsightStep
+from fbuf.views.n_step import NStepTransition
+from fbuf.views.return_to_go import ReturnToGoStep
+from fbuf.views.sequence import SequenceSteps
+from fbuf.views.transition import TransitionStep
+
+_CLASSES = (
+    *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
+    *(Storage, Ring, Open, NextObs),
+    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, StartIndex, Segments, BitTree, SumTree),
+    *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep),
+)
+
+
+def register() -> None:
+    """Tell `jax.export`; to be called once."""
+    for kind in _CLASSES:
+        names = [field.name for field in dataclasses.fields(kind) if field.metadata.get("static")]
+        jax.export.register_pytree_node_serialization(
+            kind,
+            serialized_name=f"fbuf.{kind.__name__}",
+            serialize_auxdata=lambda values, names=names: _written(names, values),
+            deserialize_auxdata=_read,
+        )
+
+
+def _written(names: list[str], values: tuple[Any, ...]) -> bytes:
+    data = [_data(name, value) for name, value in zip(names, values, strict=True)]
+    return json.dumps(data).encode()
+
+
+def _read(written: bytearray | bytes) -> tuple[Any, ...]:
+    return tuple(_value(data) for data in json.loads(bytes(written)))
+
+
+def _data(name: str, value: Any) -> Any:
+    """What is static, as JSON has it."""
+    if isinstance(value, Layout):
+        item = trees.described(value.item, lambda leaf: trees.array(leaf.shape, leaf.dtype))
+        own = trees.classes(item)
+        if own:
+            raise TypeError(
+                f"jax.export: the items of this buffer are made of {', '.join(sorted(set(own)))}, "
+                "and of classes of your own a serialised program would have only the names; make "
+                "the buffer with items of dicts, lists and tuples"
+            )
+        return {"layout": item}
+    if isinstance(value, Sampler):
+        data = config.sampler_data(value)
+        if not config.is_known(data):
+            raise TypeError(
+                f"jax.export: {name} is a sampler of your own, {data['name']}, of which a "
+                "serialised program would have only the name; export the program without the "
+                "buffer, or use a sampler of fbuf"
+            )
+        return {"sampler": data}
+    if isinstance(value, Aggregate):
+        return {"aggregate": value.value}
+    if isinstance(value, tuple):
+        parts: tuple[Any, ...] = value
+        return {"tuple": [_data(name, part) for part in parts]}
+    return value
+
+
+def _value(data: Any) -> Any:
+    """What `_data` was given."""
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    match kind:
+        case "layout":
+            specs = [trees.spec(leaf) for leaf in trees.leaves(content)]
+            return layouts.of(trees.made(content, specs, "item"))
+        case "sampler":
+            return config.sampler_of(content)
+        case "aggregate":
+            return Aggregate(content)
+        case _:
+            return tuple(map(_value, content))

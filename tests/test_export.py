@@ -1,0 +1,115 @@
+"""Programs with a buffer in them, exported and serialised."""
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+pytest.importorskip("flatbuffers")  # jax.export wants it, and does not bring it along
+
+SAMPLERS = {
+    "window": fbuf.Uniform(window=2),
+    "episode": fbuf.Uniform(window=2, by="episode"),
+    "prioritized": fbuf.Prioritized(normalize="buffer"),
+    "priority_window": fbuf.Prioritized(window=2, new_priority="largest_ever"),
+    "mixture": fbuf.Mixture(0.5, recent=2, priorities=fbuf.Prioritized(alpha=0.5)),
+    "shuffled": fbuf.Shuffled(),
+    "fifo": fbuf.Fifo(),
+}
+ITEM = {"obs": (jnp.zeros(2), [jnp.zeros((), jnp.bfloat16), None]), "reward": jnp.zeros(())}
+QUICK = ("prioritized", "fifo")
+
+
+def program(view):
+    def step(state, words):
+        one = jax.tree.map(lambda leaf: jnp.ones((2, *leaf.shape), leaf.dtype), ITEM)
+        state = fbuf.add(state, one, next_observation=one["obs"])
+        if state.sampler.reads_once:
+            return fbuf.pop(state, 2)
+        number = 0 if state.sampler.in_order else None
+        key = jax.random.wrap_key_data(words)
+        batch = fbuf.sample(state, key, 2, view=view, step=number)
+        return fbuf.after(state, batch), batch
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "sampler", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS]
+)
+def test_a_step_comes_back(sampler):
+    state = fbuf.init(ITEM, 8, num_envs=2, sampler=SAMPLERS[sampler], next_of="obs")
+    words = jax.random.key_data(jax.random.key(0))
+    step = program(fbuf.Transition())
+    exported = jax.export.export(jax.jit(step))(state, words)
+    again = jax.export.deserialize(exported.serialize())
+    assert (again.in_tree, again.out_tree) == (exported.in_tree, exported.out_tree)
+    for one, other in zip(
+        jax.tree.leaves(again.call(state, words)),
+        jax.tree.leaves(jax.jit(step)(state, words)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        fbuf.NStep(2, gamma=0.9),
+        fbuf.ReturnToGo(gamma=0.9),
+        fbuf.Sequence(2, boundary="pad"),
+        fbuf.Hindsight(lambda a, g: 0.0, goal="reward", achieved="reward"),
+    ],
+    ids=lambda view: type(view).__name__,
+)
+def test_what_views_return_comes_back(view):
+    state = jax.eval_shape(lambda: fbuf.init(ITEM, 8, num_envs=2, next_of="obs"))
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    exported = jax.export.export(jax.jit(program(view)))(state, words)
+    assert jax.export.deserialize(exported.serialize()).out_tree == exported.out_tree
+
+
+def test_a_pace_comes_back():
+    counter = fbuf.Pace(4).init()
+    exported = jax.export.export(jax.jit(lambda counter: counter))(counter)
+    assert jax.export.deserialize(exported.serialize()).in_tree == jax.tree.structure(
+        ((counter,), {})
+    )
+
+
+def test_another_process_needs_nothing_but_the_import():
+    state = jax.eval_shape(lambda: fbuf.init({"x": jnp.zeros(2)}, 8))
+    data = jax.export.export(jax.jit(fbuf.size))(state).serialize()
+    script = """
+import sys
+import jax.export, jax.numpy as jnp, fbuf
+exported = jax.export.deserialize(bytearray(sys.stdin.buffer.read()))
+state = fbuf.add(fbuf.init({"x": jnp.zeros(2)}, 8), {"x": jnp.ones((3, 2))})
+assert int(exported.call(state)) == 3
+"""
+    subprocess.run([sys.executable, "-c", script], input=bytes(data), check=True)
+
+
+class Row(NamedTuple):
+    x: jax.Array
+
+
+class Mine(fbuf.Uniform):
+    """A sampler that no other process knows."""
+
+
+def test_what_has_only_a_name_is_refused():
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    for state, match in (
+        (fbuf.init(Row(jnp.zeros(2)), 8), "items of this buffer are made of .*Row.*; make the"),
+        (fbuf.init(jnp.zeros(2), 8, sampler=Mine()), "sampler of your own, .*Mine, .*; export"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            jax.export.export(jax.jit(lambda state, _: state.fault))(state, words).serialize()

@@ -1,0 +1,87 @@
+"""Under `jax.transfer_guard` and beside 64-bit types."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fbuf
+
+KEY = jax.random.key(0)
+
+
+def buffer(sampler=fbuf.Uniform()):
+    state = fbuf.init({"x": 0.0}, 8, sampler=sampler)
+    return fbuf.add(state, {"x": jnp.ones(4)}, terminated=jnp.array([0, 1, 0, 1], bool))
+
+
+def ids(state):
+    return fbuf.newest_ids(state, 2)
+
+
+PER, IN_ORDER = fbuf.Prioritized(), fbuf.Shuffled()
+CALLS = {
+    "init": (None, lambda _: fbuf.init({"x": 0.0}, 8, next_of="x")),
+    "can_sample": (None, lambda state: fbuf.can_sample(state, 3)),
+    "beta": (PER, lambda state: fbuf.sample(state, KEY, 2, beta=0.4)),
+    "count": (None, lambda state: fbuf.sample(state, KEY, 2, count=1)),
+    "step": (IN_ORDER, lambda state: fbuf.sample(state, KEY, 2, step=3)),
+    "place": (IN_ORDER, lambda state: fbuf.sample(state, KEY, 2, step=(0, 1))),
+    "alpha": (PER, lambda state: fbuf.update_priority(state, ids(state), ONES, alpha=0.5)),
+    "mask": (None, lambda state: fbuf.remove(state, ids(state), mask=True)),
+    "numbers": (PER, lambda state: fbuf.add(state, {"x": 1.0}, terminated=True, priority=2.0)),
+    "write": (None, lambda state: fbuf.write(state, ids(state), {"x": ONES}, mask=True)),
+    "eta": (None, lambda _: fbuf.sequence_priority(ONES, THERE, eta=0.5)),
+    "resize": (None, lambda state: fbuf.resize(state, 16)),
+    "split": (None, lambda state: fbuf.split(state, None, 0.5)),
+    "clear": (None, lambda state: fbuf.clear(state)),
+    "end_episode": (None, lambda state: fbuf.end_episode(state)),
+    "stats": (PER, lambda state: fbuf.stats(state, detailed=True)),
+}
+ONES, THERE = jnp.ones(2), jnp.ones(2, bool)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_numbers_cross_because_the_call_says_so(call):
+    sampler, run = CALLS[call]
+    state = buffer(sampler or fbuf.Uniform())
+    expected = run(jax.tree.map(jnp.copy, state))
+    with jax.transfer_guard("disallow"):
+        found = run(state)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_save_and_a_load(tmp_path):
+    state = buffer()
+    with jax.transfer_guard("disallow"):
+        fbuf.save(tmp_path, state)
+        assert fbuf.load(tmp_path).state.capacity == 8
+
+
+def test_arrays_of_numpy_are_for_you_to_put_there():
+    state, rows = buffer(), {"x": np.ones(2, np.float32)}
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(Exception, match="Disallowed host-to-device"):
+            fbuf.add(state, rows, donate=False)
+        fbuf.add(state, jax.device_put(rows), donate=False)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+@pytest.mark.parametrize("shape", [(), (2,), (300,)])
+def test_rows_of_64_bits_are_not_read_as_others(dtype, shape):
+    with jax.enable_x64(True):
+        state = fbuf.init({"a": {"x": jnp.zeros(shape, dtype)}}, 4)
+        state = fbuf.add(state, {"a": {"x": jnp.ones(shape, dtype)}})
+        kept = fbuf.rows(state).data["a"]["x"]
+        assert kept.dtype == dtype
+    for call in (
+        lambda: fbuf.sample(state, KEY, 2),
+        lambda: fbuf.rows(state),
+        lambda: fbuf.rollout(state),
+        lambda: fbuf.resize(state, 8),
+        lambda: fbuf.extend(state, state),
+    ):
+        with pytest.raises(TypeError, match=rf"item\['a'\]\['x'\] of this buffer is {dtype}, .*on"):
+            call()
+    assert int(fbuf.size(state)) == 1  # what reads no row may be asked
