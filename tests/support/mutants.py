@@ -297,7 +297,7 @@ MUTANTS = [
         ("arrays, given = entry.by_place(arrays, given)", "fixed = dict(fixed)", "door", ("test_door.py", "one_program")),
         ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_door.py", "numpys")),
         ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_door.py", "numpy_arrays")),
-        ("return jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_door.py", "unsigned")),
+        ("leaf = jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_door.py", "unsigned")),
         ("jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:", "2**31 - 1:", "door", ("test_door.py", "unsigned")),
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_door.py", "misuse")),
     ),
@@ -654,7 +654,7 @@ MUTANTS = [
     ),
     *of(
         "storage/layout.py",
-        ("if field.dtype.itemsize >= 8 and", "if False and", "64 bits", ("test_guards.py", "64_bits")),
+        ("field.dtype.itemsize >= 8", "field.dtype.itemsize > 8", "64 bits", ("test_guards.py", "64_bits")),
     ),
     *of(
         "verbs/lanes.py",
