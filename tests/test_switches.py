@@ -19,7 +19,7 @@ SAMPLERS = {
     "mixture": fbuf.Mixture(0.5),
     "shuffled": fbuf.Shuffled(),
 }
-QUICK = [("prioritized", "leaks"), ("prioritized", "infs")]
+QUICK = [("prioritized", "strict")]
 ITEM = {"x": jnp.zeros(2, jnp.float32), "reward": jnp.zeros((), jnp.float32)}
 SWITCHES = {
     "leaks": lambda: jax.checking_leaks(),
