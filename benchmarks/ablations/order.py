@@ -95,8 +95,8 @@ FETCHED = (
 HALVES = (
     text(
         "xla/loop.py",
-        "return by_platform(*batch, cpu=halves, default=make)",
-        "return make(*batch)",
+        "return by_platform(source, *batch, cpu=halves, default=make)",
+        "return make(source, *batch)",
     ),
 )
 OWN_BITS = (
