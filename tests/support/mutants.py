@@ -634,31 +634,31 @@ MUTANTS = [
     ),
     *of(
         "xla/place.py",
-        ("return tree if device == _outside() else", "return tree if True else", "place", ("test_place.py", "stays_there")),
-        ("return tree if device == _outside() else", "return tree if False else", "place", ("test_place.py", "free or everybody")),
-        ("threading.Thread(target=lambda: found.append(config.jax_default_device))", "threading.Thread(target=lambda: found.append(None))", "place", ("test_place.py", "everybody")),
+        ("return tree if device == _outside() else", "return tree if True else", "platform", ("test_place.py", "stays_there")),
+        ("return tree if device == _outside() else", "return tree if False else", "platform", ("test_place.py", "free or everybody")),
+        ("threading.Thread(target=lambda: found.append(config.jax_default_device))", "threading.Thread(target=lambda: found.append(None))", "platform", ("test_place.py", "everybody")),
     ),
     *of(
         "disk/reader.py",
-        ("there = leaf.sharding if leaf.committed else None", "there = leaf.sharding", "place", ("test_place.py", "free")),
+        ("there = leaf.sharding if leaf.committed else None", "there = leaf.sharding", "platform", ("test_place.py", "free")),
     ),
     *of(
         "xla/explicit.py",
-        ("return automatic(*jax.sharding.reshard([leaves[number] for number in at], whole))", "return automatic(*[leaves[number] for number in at])", "explicit", ("test_explicit.py", "holds")),
-        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "explicit", ("test_explicit.py", "verb")),
+        ("return automatic(*jax.sharding.reshard([leaves[number] for number in at], whole))", "return automatic(*[leaves[number] for number in at])", "platform", ("test_explicit.py", "holds")),
+        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "platform", ("test_explicit.py", "verb")),
     ),
     *of(
         "_exported.py",
-        ("        if own:\n", "        if False:\n", "export", ("test_export.py", "refused")),
-        ("if not config.is_known(data):", "if False:", "export", ("test_export.py", "refused")),
+        ("        if own:\n", "        if False:\n", "platform", ("test_export.py", "refused")),
+        ("if not config.is_known(data):", "if False:", "platform", ("test_export.py", "refused")),
     ),
     *of(
         "storage/layout.py",
-        ("field.dtype.itemsize >= 8", "field.dtype.itemsize > 8", "64 bits", ("test_guards.py", "64_bits")),
+        ("field.dtype.itemsize >= 8", "field.dtype.itemsize > 8", "dtype", ("test_guards.py", "64_bits")),
     ),
     *of(
         "verbs/lanes.py",
-        ("return flat(parts[0] if len(parts) == 1", "return (lambda x: x.reshape(-1, *x.shape[2:]))(parts[0] if len(parts) == 1", "empty leaves", ("test_empty_leaves.py", "one_empty")),
+        ("return flat(parts[0] if len(parts) == 1", "return (lambda x: x.reshape(-1, *x.shape[2:]))(parts[0] if len(parts) == 1", "platform", ("test_empty_leaves.py", "one_empty")),
     ),
     *of(
         "verbs/rollout.py",
