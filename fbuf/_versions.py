@@ -11,13 +11,15 @@ import warnings
 
 import jaxlib.version
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 _LEFT_OUT = {
     # https://github.com/jax-ml/jax/issues/39103 and the next one
     "0.10.2": "computes wrong values on CPU, and is slow at scatters on GPU",
     # https://github.com/openxla/xla/issues/46225
     "0.11.0": "is slow at scatters on GPU",
+    # https://github.com/jax-ml/jax/issues/40101
+    "0.11.1": "copies the whole buffer at every step on CPU",
 }
 
 

@@ -3,8 +3,12 @@
 What is tested is what a user gets: the source distribution is built and unpacked, a wheel is built
 from that, and installed into one virtual environment a row. PyTorch is not installed.
 
-    python tests/matrix.py          every row; writes the table in docs/versions.md
+    python tests/matrix.py          every row; writes the tables in docs/versions.md
     python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
+    python tests/matrix.py --times  only the times of a step, on every JAX that fbuf allows
+
+A step is timed at 10,000 and at 1,000,000 rows on each of these: some versions of JAX copy whole
+arrays where no program shows it.
 
 A row needs its Python. It is looked up as the variable PYTHON312 (say), then as `python3.12`, then
 with `pyenv`.
@@ -24,6 +28,9 @@ import sys
 import tarfile
 import tomllib
 import xml.etree.ElementTree as ElementTree
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parent.parent
 HOME = ROOT / ".venv-matrix"
@@ -51,6 +58,11 @@ ROWS = (
     Row("3.12", "the newest"),
     Row("3.13", "the newest"),
 )
+TIMED = Row("3.12", "the times of a step")
+LEFT_OUT = "0.11.1"
+"""A version that fbuf leaves out for its times: the table shows why."""
+MOST_SLOWER = 4
+"""How many times longer a step may take with a hundred times the rows, which lie in memory then."""
 QUICK_ROWS = (ROWS[0], ROWS[-1])
 CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
 # Every example of the core, printed to the digit; rows of all kinds; memory; saving.
@@ -68,7 +80,11 @@ def main() -> int:
     """Run it; the exit status is 0 if every test of every row has passed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the oldest and the newest, in short")
-    quick = parser.parse_args().quick
+    parser.add_argument("--times", action="store_true", help="only the times of a step")
+    given = parser.parse_args()
+    quick = given.quick
+    if given.times:
+        return 0 if write_times(build()) else 1
     rows = QUICK_ROWS if quick else ROWS
     pythons = {row.python: find_python(row.python) for row in rows}
     tree, wheel = build()
@@ -81,9 +97,11 @@ def main() -> int:
         print(f"Python {row.python}:", *(f"{name} {v}" for name, v in found.items()), flush=True)
         ok, counts = run(python, tree, tests)
         passed &= ok
+        passed &= is_flat(found["jax"], step_times(python, tree))
         lines.append([row.python, *found.values(), row.why, *map(str, counts)])
     if not quick:
         write_table(lines)
+        passed &= write_times((tree, wheel))
     return 0 if passed else 1
 
 
@@ -170,17 +188,67 @@ def run(
     return done.returncode == 0, (total - failed - skipped, failed, skipped)
 
 
+def step_times(python: str, tree: pathlib.Path) -> tuple[float, float]:
+    """Microseconds of a step at 10,000 and at 1,000,000 rows."""
+    program = [python, str(tree / "tests" / "support" / "step_times.py")]
+    done = subprocess.run(program, cwd=HOME, capture_output=True, text=True, check=True)
+    small, large = map(float, done.stdout.split())
+    return small, large
+
+
+def is_flat(jax: str, times: tuple[float, float]) -> bool:
+    """Whether a step takes at most so many times longer with a hundred times the rows."""
+    small, large = times
+    print(f"jax {jax}: a step takes {small} us at 10,000 rows, {large} at 1,000,000", flush=True)
+    return large <= MOST_SLOWER * small
+
+
+def allowed_versions(python: str) -> list[str]:
+    """Every version of JAX on the index that fbuf allows, and the one left out for its times."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "index", "versions", "jax"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=True)
+    (listed,) = re.findall(r"Available versions: (.*)", done.stdout)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (bounds,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "jax")
+    versions = [v for v in listed.split(", ") if v in bounds.specifier or v == LEFT_OUT]
+    return sorted(versions, key=Version)
+
+
+def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
+    """Time a step on every version of JAX, and write the table; whether all allowed are flat."""
+    tree, wheel = made
+    python = install(TIMED, find_python(TIMED.python), wheel, upgrade=False)
+    lines, all_flat = [], True
+    for version in allowed_versions(python):
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        subprocess.run([*pip, "--no-deps", f"jax=={version}", f"jaxlib=={version}"], check=True)
+        times = step_times(python, tree)
+        flat = is_flat(version, times)
+        all_flat &= flat or version == LEFT_OUT
+        allowed = "left out" if version == LEFT_OUT else "allowed"
+        lines.append([version, *map(str, times), f"{times[1] / times[0]:.1f}", allowed])
+    head = ["jax", "us at 10,000 rows", "us at 1,000,000", "times as long", "fbuf"]
+    write_between("times", head, lines)
+    return all_flat
+
+
 def write_table(lines: list[list[str]]) -> None:
-    """Put the table between its two marks in the page."""
+    """Put the table of tests into the page."""
     head = ["Python", *SHOWN, "why", "passed", "failed", "skipped"]
-    rule = ["---"] * (len(head) - 3) + ["---:"] * 3
+    write_between("tests", head, lines)
+
+
+def write_between(what: str, head: list[str], lines: list[list[str]]) -> None:
+    """Put a table between its two marks in the page."""
+    rule = ["---"] + ["---:" if line.replace(".", "").isdigit() else "---" for line in lines[0][1:]]
     table = "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
     version = re.search(r'VERSION = "(.+)"', (ROOT / "fbuf" / "_versions.py").read_text())
     assert version
     today = datetime.date.today().isoformat()
-    text = f"<!-- written by make matrix -->\n\nfbuf {version[1]}, {today}, on CPU:\n\n{table}\n\n"
+    mark = f"<!-- {what}, written by make matrix -->"
+    text = f"{mark}\n\nfbuf {version[1]}, {today}, on CPU:\n\n{table}\n\n"
     page = TABLE.read_text()
-    before, _, rest = page.partition("<!-- written by make matrix -->")
+    before, _, rest = page.partition(mark)
     after = rest.partition("<!-- to here -->")[2]
     TABLE.write_text(f"{before}{text}<!-- to here -->{after}")
 

@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent
     [
         ("0.10.2", "computes wrong values on CPU, and is slow at scatters on GPU"),
         ("0.11.0", "is slow at scatters on GPU"),
+        ("0.11.1", "copies the whole buffer at every step on CPU"),
     ],
 )
 def test_a_version_left_out_gives_one_sentence(monkeypatch, version, consequence):
@@ -33,7 +34,7 @@ def test_a_version_left_out_gives_one_sentence(monkeypatch, version, consequence
         _versions.warn_if_left_out()
     assert [str(warning.message) for warning in caught] == [
         f"fbuf: jaxlib {version} {consequence}; install another version: "
-        'pip install "jax!=0.10.2,!=0.11.0"'
+        'pip install "jax!=0.10.2,!=0.11.0,!=0.11.1"'
     ]
 
 
@@ -42,7 +43,7 @@ def test_with_a_gpu_the_plugin_is_to_be_replaced_too(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name if name == "jax_cuda13_plugin" else None
     )
-    with pytest.warns(RuntimeWarning, match=r'"jax\[cuda13\]!=0\.10\.2,!=0\.11\.0"'):
+    with pytest.warns(RuntimeWarning, match=r'"jax\[cuda13\]!=0\.10\.2,!=0\.11\.0,!=0\.11\.1"'):
         _versions.warn_if_left_out()
 
 
