@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from support import restored
+from support.oracle import told
 from support.programs import built
 
 import fbuf
@@ -147,7 +148,7 @@ class Pair:
         assert found.tolist() == unread
         space = np.broadcast_to(np.asarray(fbuf.space(self.state)), len(unread))
         assert space.tolist() == [LENGTH - n for n in unread]
-        assert fbuf.Fault(int(self.state.fault)) == self.fault
+        assert fbuf.Fault(told(self.state.fault)) == self.fault
         assert bool(fbuf.can_sample(self.state)) == (
             any(unread) and not all(row["removed"] for lane in self.lanes for row in lane.rows)
         )

@@ -195,5 +195,5 @@ def test_a_full_buffer_that_has_nothing_to_draw_says_so(sampler):
 def test_so_it_does_without_a_priority_above_zero():
     state = fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0))
     state = fbuf.add(state, jnp.zeros(4), priority=jnp.zeros(4))
-    with pytest.raises(RuntimeError, match="all priorities are 0"):
+    with pytest.raises(RuntimeError, match="all priorities were 0"):
         fbuf.raise_on_fault(state)

@@ -34,15 +34,27 @@ class Note:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Comparison:
+    """New rows to be held against the next observations of the rows before.
+
+    Attributes:
+        place: int32 `[B]`; where those are, as `fbuf.storage.next_obs` says; -1 for none.
+    """
+
+    place: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Elsewhere(Generic[Item]):
     """The rows of a buffer that lie elsewhere.
 
     Attributes:
-        notes: What is to be written, in this order.
+        notes: What is to be written or compared, in this order.
         layout: What the leaves of the item are; static.
     """
 
-    notes: tuple[Note, ...]
+    notes: tuple[Note | Comparison, ...]
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     @property
@@ -62,7 +74,11 @@ class Elsewhere(Generic[Item]):
         """As `Storage.copy`."""
         return self._noted(Note(slots, source=source))
 
-    def _noted(self, note: Note) -> Elsewhere[Item]:
+    def compared(self, place: jax.Array) -> Elsewhere[Item]:
+        """Note that new rows are to be compared."""
+        return self._noted(Comparison(place))
+
+    def _noted(self, note: Note | Comparison) -> Elsewhere[Item]:
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 
@@ -74,7 +90,7 @@ def without_rows(state: Any) -> Any:
     return dataclasses.replace(state, storage=Elsewhere((), state.storage.layout), next_obs=kept)
 
 
-def taken(state: Any) -> tuple[Any, tuple[Note, ...], tuple[Note, ...]]:
+def taken(state: Any) -> tuple[Any, tuple[Note, ...], tuple[Note | Comparison, ...]]:
     """The buffer without notes, those of its rows, and those of its next observations."""
     kept = state.next_obs
     of_next = () if kept is None else kept.rows.notes

@@ -18,11 +18,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.storage import store
+from fbuf.storage.elsewhere import Elsewhere
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
+
+_ROUNDING = 2**-10
+"""The relative distance of two numbers that half precision does not tell apart."""
 
 _COMPARED = 256
 """How many numbers of a leaf tell two observations apart: to compare images costs as much as to
@@ -99,15 +103,20 @@ class NextObs:
         Returns:
             What is kept, and the fault bits of each row.
         """
+        rows: Any = self.rows
         broken = jnp.zeros_like(span.drawable)
         if observation is not None:
-            broken = self._broken(ring, span, flags, observation, next_observation)
+            place = self._row_before(ring, span, flags)
+            if isinstance(rows, Elsewhere):
+                rows = rows.compared(place)
+            else:
+                broken = self._differs(ring.lanes, place, observation, next_observation)
         inside = jnp.minimum(span.slots, ring.capacity - 1)
         ends = span.drawable & (flags & ENDS > 0)
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
             ends &= known
-        write = lambda where: self.rows.write(where, next_observation)
+        write = lambda where: rows.write(where, next_observation)
         kept, lost = self._keep(ring, tie(span.slots, broken), ends, newest, write)
         return kept, lost | bits_where(broken, Fault.BROKEN_EPISODE)
 
@@ -162,40 +171,48 @@ class NextObs:
             known=~ended | ((kept_at >= 0) & (read_rows(self.owner, inside) == slots)),
         )
 
-    def _broken(
-        self, ring: Ring, span: Span, flags: jax.Array, observation: Any, next_observation: Any
-    ) -> jax.Array:
-        """Tell which new rows do not begin where the row before in their open episode led to.
+    def _row_before(self, ring: Ring, span: Span, flags: jax.Array) -> jax.Array:
+        """Return where the next observation of the row before each new row is to be found.
 
-        Of each leaf at most `_COMPARED` numbers are looked at. bool `[B]`.
+        int32 `[B]`: of the kept ones if below `lanes`, else of the batch, `lanes` further on. It is
+        -1 where no row, or another episode, comes before.
         """
         lanes, slots = ring.lanes, span.slots
         there = slots < ring.capacity
         lane = slots % lanes
         # With all rows dropped that came in between, the first one follows nothing that is kept.
         whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
-        follows = whole & (
-            self.owner[lane] == ring.later(jnp.minimum(slots, ring.capacity - 1), -1)
-        )
+        one_earlier = ring.later(jnp.minimum(slots, ring.capacity - 1), -1)
+        # No window goes on from a row that was removed.
+        removed = read_rows(ring.flags, one_earlier) & REMOVED > 0
+        follows = whole & (self.owner[lane] == one_earlier) & ~removed
         place = jnp.where(there, lane, 0)
         if slots.shape[0] > lanes:
-            before = _row_before(there.reshape(-1, lanes)).reshape(-1)
+            before = _last_before(there.reshape(-1, lanes)).reshape(-1)
             inside = jnp.maximum(before, 0)
             is_open = span.drawable & (flags & ENDS == 0)
             follows = jnp.where(before < 0, follows, is_open[inside])
             place = jnp.where(before < 0, place, lanes + inside)
-        differs = jnp.zeros_like(there)
+        return jnp.where(follows & span.drawable, place, -1)
+
+    def _differs(
+        self, lanes: int, place: jax.Array, observation: Any, next_observation: Any
+    ) -> jax.Array:
+        """Tell which rows do not begin where the row before led to, see `_row_before`: `[B]`.
+
+        Of each leaf at most `_COMPARED` numbers are looked at.
+        """
         kept = self.rows.read(jnp.arange(lanes, dtype=jnp.int32))
+        differs = place < -1
         for new, old, led_to in zip(
             *map(jax.tree.leaves, (observation, kept, next_observation)), strict=True
         ):
-            new, old, led_to = map(_some_numbers, (new, old, led_to))
-            if slots.shape[0] > lanes:
+            new, old, led_to = map(some_numbers, (new, old, led_to))
+            if place.shape[0] > lanes:
                 old = jnp.concatenate([old, led_to])
-            expected = old[place]
-            is_nan = (new != new) & (expected != expected)
-            differs |= ((new != expected) & ~is_nan).any(axis=1)
-        return differs & follows & span.drawable
+            expected = old[jnp.maximum(place, 0)]
+            differs |= ~alike(new, expected).all(axis=1)
+        return differs & (place >= 0)
 
     def _keep(
         self,
@@ -263,7 +280,7 @@ def of_one_end(storage: Storage[Any], field: str) -> Any:
     return _observation(storage, field), jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def _row_before(there: jax.Array) -> jax.Array:
+def _last_before(there: jax.Array) -> jax.Array:
     """Return which row of a batch is the one before in its lane, -1 for none: int32 `[T, lanes]`.
 
     `there` says which rows are written.
@@ -273,7 +290,16 @@ def _row_before(there: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.full_like(newest[:1], -1), newest[:-1]])
 
 
-def _some_numbers(leaf: jax.Array) -> jax.Array:
+def alike(one: Any, other: Any) -> Any:
+    """Tell which numbers are the same, NaN among them, or differ by a rounding: bool."""
+    same = (one == other) | ((one != one) & (other != other))
+    if not jnp.issubdtype(one.dtype, jnp.floating):
+        return same
+    near = abs(one - other) <= _ROUNDING * abs(other)  # False where one is infinite or NaN
+    return same | near
+
+
+def some_numbers(leaf: Any) -> Any:
     """Return numbers of each row, `[B, ...]`, at even distances: `[B, most]`."""
     flat = leaf.reshape(leaf.shape[0], -1)
     return flat[:, :: -(-flat.shape[1] // _COMPARED) or 1]

@@ -123,7 +123,6 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
     """Which words hold some leaves: the first, and the one behind the last."""
-    layout.check_width()
     places = _places(layout.fields, np.dtype(word))
     wanted = [places[layout.position(leaf)] for leaf in leaves if layout.fields[leaf].narrow]
     first = min((place.first for place in wanted), default=0)
@@ -151,6 +150,7 @@ def unpacked(
         wide: `[n, ...]` each; the rows of the arrays that `wide_of` says.
         shape: Of which shape the `n` rows are.
     """
+    layout.check_width()
     first, places = columns(layout, words.dtype, leaves)[0], _places(layout.fields, words.dtype)
     others, found = iter(wide), list[jax.Array]()
     for leaf in leaves:

