@@ -143,6 +143,24 @@ def test_a_read_is_tied_in_its_own_trace_only():
     assert told[0].filename == __file__
 
 
+def test_a_read_within_a_gradient_is_one_of_the_same_trace():
+    """What is differentiated is not what is read."""
+
+    def step(state, key):
+        def loss(weight):
+            batch = drawn(state, key)
+            return (batch.data["obs"].sum(axis=1) * weight).sum(), batch.ids
+
+        gradient, ids = jax.grad(loss, has_aux=True)(1.0)
+        state = fbuf.update_priority(state, ids, jnp.ones(32))
+        batch_gradient = jax.grad(lambda w: (drawn(state, key).data["obs"] * w).sum())(1.0)
+        return fbuf.add(state, rows(4)), gradient + batch_gradient
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not copies(step, large(PRIORITIZED), KEY)
+
+
 @pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
 def test_no_trace_outlives_its_function(body):
     """What is kept of a read goes with the state that was read."""
@@ -152,8 +170,7 @@ def test_no_trace_outlives_its_function(body):
         alive.append(weakref.ref(state.fault))
         return body(state, key)
 
-    with jax.check_tracer_leaks():
-        jax.jit(step)(fbuf.init(ITEM, 64, sampler=PRIORITIZED), KEY)
+    jax.jit(step)(fbuf.init(ITEM, 64, sampler=PRIORITIZED), KEY)
     gc.collect()
     assert len(alive) >= 1
     assert all(of() is None for of in alive)

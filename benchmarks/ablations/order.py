@@ -172,8 +172,8 @@ TRICKS: dict[str, Trick] = {
     ),
     "tie in after": Trick(
         (
-            untied("verbs/after.py", "state.fault", "reads"),
-            untied("verbs/after.py", "state.ring.removed", "reads"),
+            untied("door/order.py", "state.fault", "reads"),
+            untied("door/order.py", "state.ring.removed", "reads"),
         ),
         (AFTER_ADD, AFTER_END, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE),
     ),

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import warnings
 import weakref
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.core
-from jax.extend.core import get_opaque_trace_state
+from jax import lax
 
 from fbuf.state import State
 from fbuf.xla.tie import tie
@@ -24,27 +24,21 @@ from fbuf.xla.tie import tie
 Stored = TypeVar("Stored")
 
 
-class _Read(NamedTuple):
-    """An array that is known once a read is over, and the trace that it is of."""
-
-    trace: Any
-    array: jax.Array
-
-
 class _Reads:
     """The reads of traced states. The fault bits of a state identify it while they live."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[Any], list[_Read]]] = {}
+        # A read may depend on the fault bits that it is kept for: held, both would live for ever.
+        self._of: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
 
-    def note(self, fault: jax.Array, read: _Read) -> None:
+    def note(self, fault: jax.Array, read: jax.Array) -> None:
         """Keep a read for as long as the state can be changed."""
         if not self.of(fault):
             key = id(fault)
             self._of[key] = weakref.ref(fault, lambda _: self._of.pop(key, None)), []
-        self.of(fault).append(read)
+        self.of(fault).append(weakref.ref(read))
 
-    def of(self, fault: Any) -> list[_Read]:
+    def of(self, fault: Any) -> list[weakref.ref[Any]]:
         """The reads of a state."""
         state, reads = self._of.get(id(fault), (lambda: None, []))
         return reads if state() is fault else []
@@ -61,7 +55,10 @@ def note_read(state: Any, read: jax.Array) -> None:
         read: What is known once the read is over, such as the slots of a batch.
     """
     if isinstance(state.fault, jax.core.Tracer):
-        _reads.note(state.fault, _Read(get_opaque_trace_state(), read))
+        _reads.note(state.fault, read)
+        # An operation of its own keeps it, as long as it is traced, if the caller drops the batch
+        # and uses its data. It computes nothing: XLA leaves out what nobody uses.
+        lax.neg(read)
 
 
 def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Array]:
@@ -72,11 +69,11 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
         state: A `State`, or a `ShardedState`.
         ids: The rows to be changed. They come after the read that they are the result of.
     """
-    reads = _reads.of(state.fault)
-    if not reads:
-        return []
-    now = get_opaque_trace_state()
-    if any(read.trace != now for read in reads):
+    named = getattr(ids, "slot", None)
+    noted = (read() for read in _reads.of(state.fault))
+    reads = [read for read in noted if named is None or read is not named]
+    here: list[Any] = [read for read in reads if _trace_of(read) is _trace_of(state.fault)]
+    if len(here) < len(reads):
         warnings.warn(
             f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
             "loop, a compiled function), and XLA may then copy the whole storage at every step. "
@@ -84,8 +81,12 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
             f"fbuf.{function}; fbuf.check_in_place says whether it copies",
             stacklevel=6,
         )
-    named = getattr(ids, "slot", None)
-    return [read.array for read in reads if read.trace == now and read.array is not named]
+    return here
+
+
+def _trace_of(array: Any) -> Any:
+    """Return the trace that an array is a value of: there, and in the traces within it."""
+    return getattr(array, "_trace", None)
 
 
 def tied(function: str, state: State[Stored], ids: Any = None) -> State[Stored]:

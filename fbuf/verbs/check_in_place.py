@@ -127,8 +127,9 @@ def _refuse_copies(found: list[tuple[Array, str]]) -> None:
         f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. XLA does not "
         "see that rows are read before they are overwritten. Call state = fbuf.after(state, "
         "batch) when you have sampled, in the same function as the sample or after it, and before "
-        "the state goes into or out of a loop. Carry no state through jax.lax.cond, nor through a "
-        "loop of a different length for each seed: use mask="
+        "the state goes into or out of a loop. Carry no state through jax.lax.cond, jnp.where or a "
+        "loop of a different length for each seed: use mask=. fbuf.clear zeroes the sampler's "
+        "index. An array of yours of that type and size looks the same: try another capacity"
     )
 
 

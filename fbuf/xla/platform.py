@@ -36,12 +36,14 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         return (cpu if _lie_on_cpu(arrays) else default)(*operands)
     trees: list[Any] = []
+    # A Python number stays one, and the program knows it. The forms outlive this trace: they are
+    # kept in the program, and must hold no traced array.
+    fixed = [_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
     def flat(form: Callable[..., _T]) -> _Form:
         def call(*arrays: jax.Array) -> Sequence[Any]:
             given = iter(arrays)
-            # A Python number stays one, and the program knows it.
-            whole = [next(given) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+            whole = [next(given) if leaf is _ARRAY else leaf for leaf in fixed]
             found, tree_of_found = jax.tree.flatten(form(*tree.unflatten(whole)))
             trees.append(tree_of_found)
             return found
@@ -51,6 +53,9 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
     found = _bound(arrays, flat(cpu), flat(default))
     return jax.tree.unflatten(trees[0], found)
 
+
+_ARRAY = object()
+"""Stands for an array among operands."""
 
 _two_forms = Primitive("fbuf_by_platform")
 _two_forms.multiple_results = True

@@ -22,6 +22,9 @@ _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+),")
 
+_LONG_NAMES = (("bfloat", "bf"), ("float8_", "f8"), ("float4_", "f4"), ("uint", "u"), ("int", "s"))
+"""How NumPy begins the names of dtypes that it does not have by itself, and how XLA does."""
+
 _PASSES_ON = frozenset(
     (
         *("parameter", "tuple", "get-tuple-element", "bitcast", "opt-barrier"),
@@ -30,6 +33,9 @@ _PASSES_ON = frozenset(
     )
 )
 """Instructions that hand arrays on as they are."""
+
+_MAKES_ANEW = frozenset(("dot", "convolution", "iota", "rng", "rng-bit-generator", "constant"))
+"""Instructions whose result is no array of a buffer, only one that is as large by chance."""
 
 _WRITES_ROWS = frozenset(("scatter", "dynamic-update-slice"))
 """Instructions that write some entries of their first operand, in place."""
@@ -46,7 +52,9 @@ def array_of(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Return what XLA calls an array of this shape and dtype."""
     kind = {"b": "pred", "u": "u", "i": "s", "f": "f", "c": "c"}.get(dtype.kind)
     bits = "" if dtype.kind == "b" else str(8 * dtype.itemsize)
-    name = str(dtype).replace("bfloat", "bf") if kind is None else kind + bits
+    name = str(dtype) if kind is None else kind + bits
+    for long, short in _LONG_NAMES:
+        name = name.replace(long, short)
     return Array(name, int(np.prod(shape, dtype=np.int64)))
 
 
@@ -100,7 +108,9 @@ class Program:
             (array, instruction.opcode)
             for instruction in self._on_their_own()
             for at, array in enumerate(instruction.arrays)
-            if array in wanted and not self._keeps(instruction, at)
+            if array in wanted
+            and instruction.opcode not in _MAKES_ANEW
+            and not self._keeps(instruction, at)
         ]
 
     def not_in_place(self, arrays: Iterable[Array]) -> list[Array]:
@@ -133,9 +143,9 @@ class Program:
         root = body[self._roots[instruction.called]]
         if root.opcode == "tuple":
             root = body[root.operands[at]]
-        while root.opcode == "bitcast":
+        while root.opcode == "bitcast" or root.opcode in _WRITES_ROWS:
             root = body[root.operands[0]]
-        return root.opcode in _WRITES_ROWS or root.opcode == "parameter"
+        return root.opcode == "parameter"
 
 
 def _instruction(found: re.Match[str]) -> _Instruction:
