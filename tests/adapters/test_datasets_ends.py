@@ -127,7 +127,7 @@ def test_a_field_of_next_observations_needs_none_of_rows_that_terminated():
     fields = {"observation": observed, "reward": ends.astype(np.float32)}
     state = fbuf.init({**ITEM, "next_observation": jnp.zeros(2)}, 6)
     with pytest.warns(UserWarning, match="3 rows that terminated"):
-        state = from_arrays(fields, state, terminated=ends)
+        state = from_arrays(fields, state, terminated=ends, truncated=False)
     following = np.where(ends[:, None], observed, np.append(observed[1:], [[0, 0]], axis=0))
     assert (np.asarray(fbuf.rows(state).data["next_observation"]) == following).all()
 
@@ -196,7 +196,10 @@ def test_d4rl_has_more_ends_than_those_that_terminated(tmp_path):
     _, said = loaded("d4rl", tmp_path, **given)
     assert len(said) == 1
     assert "give max_episode_steps" in said[0]
-    assert loaded("arrays", tmp_path, **given)[1] == []
+    for source in ("arrays", "npz"):
+        _, said = loaded(source, tmp_path, **given)
+        assert len(said) == 1
+        assert "not where others were cut off" in said[0]
 
 
 def test_arrays_without_any_end(tmp_path):
@@ -321,3 +324,12 @@ def test_arrays_of_a_file_are_read_again(tmp_path, small_chunks):
     assert said == []
     assert (np.asarray(fbuf.rows(state).data["observation"]) == observed).all()
     assert (np.asarray(fbuf.rows(state).data["next_observation"]) == later).all()
+
+
+def test_one_huge_number_hides_no_jump():
+    rng = np.random.default_rng(0)
+    observed = rng.normal(size=(300, 3)).astype(np.float32)
+    observed[5] = 1e9
+    led_to = np.roll(observed, -1, axis=0)
+    led_to[[99, 199]] += 1
+    assert jumps(observed, led_to) == [99, 199]

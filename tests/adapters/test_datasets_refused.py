@@ -435,7 +435,11 @@ def npz(**arrays):
     return file.getvalue()
 
 
-WHOLE = npz(x=np.arange(5000, dtype=np.float32), terminated=np.arange(5000) % 100 == 99)
+WHOLE = npz(
+    x=np.arange(5000, dtype=np.float32),
+    terminated=np.arange(5000) % 100 == 99,
+    truncated=np.zeros(5000, bool),
+)
 LONGER = io.BytesIO(WHOLE)
 with zipfile.ZipFile(LONGER, "a") as file:
     header = io.BytesIO()

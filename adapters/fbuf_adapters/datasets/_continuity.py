@@ -66,8 +66,8 @@ def _alike(left: Array, right: Array, asked: Array) -> Array:
     return alike
 
 
-def _rounding(left: Array, right: Array, rows: Array) -> Array | float:
-    """How far apart two numbers may be that were one before each was rounded.
+def _rounding(left: Array, right: Array, rows: Array) -> Array:
+    """Return the distance that two numbers may have that were one before each was rounded.
 
     One of the two may have been stored in a coarse format. Then it may differ by half a step of
     that. If both are fine, they may have been computed twice, which is good for a few steps.
@@ -82,8 +82,10 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array | float:
             return 0.51 * np.maximum(float(jnp.finfo(name).eps) * np.abs(coarse), smallest)
     single = any(_share(array, "float32") == 1 for array in both)
     eps = float(jnp.finfo("float32" if single else "float64").eps)
-    largest = np.where(np.isfinite(right), np.abs(right.astype(np.float64)), 0).max(axis=0)
-    return 4 * eps * largest
+    sizes = [np.abs(np.where(np.isfinite(array), array, 0).astype(np.float64)) for array in both]
+    # What is nearly 0 may be a difference of numbers of the usual size. A few huge ones are not it.
+    usual = np.median(sizes[1], axis=0)
+    return 4 * eps * np.maximum(np.maximum(sizes[0][rows], sizes[1][rows]), usual)
 
 
 def _share(array: Array, name: str) -> float:

@@ -132,7 +132,7 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
     return Flat(
         where,
         fields,
-        Ends(terminated, cut, told or steps is not None, advice, steps, usual=True),
+        Ends(terminated, cut, told or steps is not None, advice, steps),
         following=following,
         called=called,
     )

@@ -19,7 +19,6 @@ class Ends:
         told: Whether it says where episodes are cut off, be it nowhere.
         advice: What to give, if it says less than it should; empty if the caller knows all.
         limit: How many steps an episode has at most; None if nobody says.
-        usual: Whether episodes of its kind usually are cut off, so that silence is no answer.
     """
 
     terminated: Array
@@ -27,7 +26,6 @@ class Ends:
     told: bool
     advice: str
     limit: int | None = None
-    usual: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +91,12 @@ def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
         )
     if goes_on is not None or ends.told or ended.all():
         return ""
-    if not ended[:-1].any() or not ended[-1] or ends.usual:
-        longest = _longest(ended)
-        return (
-            "the data set says where episodes terminated, and not where others were cut off, so "
-            f"rows {longest.start} to {longest.stop - 1} count as one episode; if there are more, "
-            f"{ends.advice}"
-        )
-    return ""
+    longest = _longest(ended)
+    return (
+        "the data set says where episodes terminated, and not where others were cut off, so "
+        f"rows {longest.start} to {longest.stop - 1} count as one episode; if there are more, "
+        f"{ends.advice}"
+    )
 
 
 def _limit(anew: Array, limit: int) -> Array:

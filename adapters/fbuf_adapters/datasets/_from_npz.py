@@ -72,7 +72,8 @@ def from_npz(
         >>> from fbuf_adapters.datasets import from_npz
         >>> path = os.path.join(tempfile.mkdtemp(), "walk.npz")
         >>> ends = np.arange(4) % 2 == 1
-        >>> np.savez(path, observation=np.zeros((4, 2), np.float32), terminated=ends)
+        >>> rows = {"observation": np.zeros((4, 2), np.float32)}
+        >>> np.savez(path, **rows, terminated=ends, truncated=np.zeros(4, bool))
         >>> from_npz(path)
         State(Uniform, 4 of 4 rows)
     """
