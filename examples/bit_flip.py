@@ -161,6 +161,7 @@ def train_round(training: Training, _: None, view: fbuf.Hindsight) -> tuple[Trai
     )
 
     batch = fbuf.sample(buffer, sample_key, BATCH_SIZE, view=view)
+    buffer = fbuf.after(buffer, batch)  # the next write waits for the batch
     gradient = jax.grad(loss)(training.weights, training.target, batch)
     updates, state = optax.adam(LEARNING_RATE).update(gradient, training.optimiser)
     weights = optax.apply_updates(training.weights, updates)
@@ -264,6 +265,8 @@ def main() -> None:
         )
         started = time.perf_counter()
         key = jax.random.key(options.seed)
+        one_round = jax.jit(partial(train_round, view=view), donate_argnums=0)
+        fbuf.check_in_place(one_round, jax.eval_shape(partial(start, bits=bits), key), None)
         program = train.lower(key, bits, rounds, view).compile()
         compiled = time.perf_counter()
         buffer, success[name] = jax.block_until_ready(program(key))

@@ -260,6 +260,8 @@ def main() -> None:
     rounds -= rounds % EVALUATIONS  # as many as are made
     started = time.perf_counter()
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
+    one_round = jax.jit(partial(train_round, rounds=rounds), donate_argnums=0)
+    fbuf.check_in_place(one_round, jax.eval_shape(partial(start, rounds=rounds), keys[0]), None)
     program = train.lower(keys, rounds).compile()
     compiled = time.perf_counter()
     print(f"compiled in {compiled - started:.0f} s; training {options.seeds} agents", flush=True)

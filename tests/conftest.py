@@ -17,6 +17,7 @@ os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # To say of each operation where it was called takes a tenth of the tests' time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
+import functools
 import gc
 import pathlib
 import signal
@@ -117,6 +118,8 @@ def pytest_collection_modifyitems(config, items):
         # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
             item.add_marker(pytest.mark.sweep)
+        if isinstance(item, pytest.DoctestItem):  # no fixture of this folder reaches it
+            item.runtest = functools.partial(as_it_comes, item.runtest)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip("takes minutes: ask for it with -m soak"))
     if PART:
@@ -125,6 +128,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]
+
+
+def as_it_comes(run):
+    """Run an example of a docstring: its reader has JAX as it comes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        run()
 
 
 def swept(item):

@@ -35,10 +35,12 @@ class Switch(NamedTuple):
 
 
 SWITCHES = {
-    "leaks": Switch({"JAX_CHECK_TRACER_LEAKS": "1"}, SHORT, quick=True),
+    "leaks": Switch({"JAX_CHECK_TRACER_LEAKS": "1"}, SHORT),
     "rbg": Switch({"JAX_DEFAULT_PRNG_IMPL": "rbg"}, ("test_switches", "test_stats"), quick=True),
     "unsafe_rbg": Switch({"JAX_DEFAULT_PRNG_IMPL": "unsafe_rbg"}, ("test_switches", "test_stats")),
-    "threefry": Switch({"JAX_THREEFRY_PARTITIONABLE": "0"}, VERBS),
+    "threefry": Switch(
+        {"JAX_THREEFRY_PARTITIONABLE": "0"}, ("test_switches", "test_views"), quick=True
+    ),
     "nans": Switch({"JAX_DEBUG_NANS": "1"}, ("test_switches", "test_pace", "test_storage")),
     "x64": Switch({"JAX_ENABLE_X64": "1"}, ("test_switches", "test_sum_tree", "test_bit_tree")),
     "eager": Switch({"JAX_DISABLE_JIT": "1"}, ("test_switches",)),

@@ -76,6 +76,13 @@ def programs() -> list[Any]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def _promotion_of_the_reader():
+    """The pages are for readers who have JAX as it comes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.filterwarnings("ignore:.*Box:UserWarning")  # Gymnasium's, of the spaces of envpool
 @pytest.mark.filterwarnings("ignore:.*is set to None:UserWarning")  # Minari's, of who made it
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its own folder

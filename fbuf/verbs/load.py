@@ -88,7 +88,8 @@ def load(
         fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
             was stopped is no damage: it has never been the newest.
         episodes: `"end"` ends the open episodes: the next row of each environment begins one.
-            `"keep"` leaves them open: the next row goes on where the last one saved has ended.
+            `"keep"` leaves them open: the next row goes on where the last one saved has ended. To
+            end episodes may set `LOST_NEXT`, as for `fbuf.end_episode`.
 
     Returns:
         The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.

@@ -33,7 +33,8 @@ def on_automatic_axes(run: Callable[P, R]) -> Callable[P, R]:
             for number, array in zip(at, arrays, strict=True):
                 leaves[number] = array
             given: Any = jax.tree.unflatten(tree, leaves)
-            return run(*given[0], **given[1])
+            plain: Any = run
+            return plain(*given[0], **given[1])
 
         whole = jax.NamedSharding(mesh, jax.P())
         automatic: Any = jax.sharding.auto_axes(of_arrays, out_sharding=whole)

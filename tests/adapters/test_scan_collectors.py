@@ -21,6 +21,13 @@ def need(library):
         pytest.skip(f"without {library}")
 
 
+@pytest.fixture(autouse=True)
+def _promotion_of_the_environments():
+    """Those of gymnax and brax mix their types and ranks; what is ours is strict elsewhere."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def gymnax_collector(policy, **options):
     need("gymnax")
     import gymnax

@@ -70,6 +70,8 @@ class Of:
         self.prioritized = fbuf.init(jnp.float32(0), 16, sampler=windows)
         self.prioritized = fbuf.add(self.prioritized, jnp.arange(8.0))
         self.ids = fbuf.sample(self.state, KEY, 4).ids
+        self.large = jax.eval_shape(lambda: fbuf.init(jnp.float32(0), 2**14))
+        self.adding = jax.jit(lambda state: fbuf.add(state, jnp.ones(2)), donate_argnums=0)
         self.sequence = fbuf.sample(self.prioritized, KEY, 4, view=fbuf.Sequence(2))
         mesh = jax.make_mesh((1,), ("data",))
         self.sharded = fbuf.sharded.init(jnp.float32(0), 16, mesh=mesh)
@@ -129,6 +131,7 @@ CORE = {
     "after": lambda of: fbuf.after(of.state, of.ids),
     "can_sample": lambda of: fbuf.can_sample(of.state),
     "capacity_for": lambda of: fbuf.capacity_for("1 MiB", of.item),
+    "check_in_place": lambda of: fbuf.check_in_place(of.adding, of.large),
     "clear": lambda of: fbuf.clear(of.state, donate=False),
     "end_episode": lambda of: fbuf.end_episode(of.state, donate=False),
     "extend": lambda of: fbuf.extend(of.state, of.another_state),
@@ -208,6 +211,8 @@ TENSORS = {
     "add": lambda of: of.tensors.add(of.row),
     "can_sample": lambda of: of.tensors.can_sample(),
     "close": lambda of: of.closed.close(),
+    "seed": lambda of: of.tensors.seed,
+    "stamp": lambda of: of.tensors.stamp,
     "drop_ahead": lambda of: of.tensors.drop_ahead(),
     "empty": lambda of: of.another.empty(),
     "end_episode": lambda of: of.tensors.end_episode(),
@@ -231,6 +236,7 @@ DICTS = {
     "__iter__": lambda of: one_of(of.dicts),
     "__len__": lambda of: len(of.dicts),
     "add": lambda of: of.dicts.add(of.data_row),
+    "end_episode": lambda of: of.dicts.end_episode(),
     "append_transform": lambda of: of.more_dicts.append_transform(lambda data: data),
     "batch_size": lambda of: of.dicts.batch_size,
     "can_sample": lambda of: of.dicts.can_sample(),
@@ -418,6 +424,7 @@ def whole_step(learn, buffer, optimiser):
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [4, 5, 6, 7, 4]], ids=["one", "changing"])
 def test_a_compiled_step_learns_what_a_plain_one_learns(sizes):
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     plain = trained(whole_step, sizes)
     compiled = trained(lambda *of: torch.compile(whole_step(*of), backend="eager"), sizes)
     assert compiled == pytest.approx(plain, rel=1e-5)

@@ -114,7 +114,7 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
         key = jax.random.fold_in(jax.random.fold_in(key, turn[0]), turn[1])
         drawn = draw(state, key, batch_size, beta=beta, step=None, count=count)
         low = turn[1] + 1
-        return drawn, jnp.stack([turn[0] + (low == 0), low])
+        return drawn, jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
 
     @functools.partial(jax.jit, static_argnames="batch_size")
     def program(

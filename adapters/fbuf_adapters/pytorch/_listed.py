@@ -44,6 +44,31 @@ def stacked(where: str, items: list[Any], item: Any, lead: int, axis: int) -> An
     return side_by_side(where, "items", items, axis)
 
 
+def refuse_inner_lists(where: str, items: Any) -> None:
+    """Refuse a tree in which a list of equal tensors stands for a leaf of a batch.
+
+    It is asked of what comes first: once the item is known, the trees are compared.
+    """
+    is_list = lambda node: node is not items and _several(node)
+    for path, node in jax.tree.leaves_with_path(items, is_leaf=is_list):
+        if _several(node):
+            raise InteropError(
+                f"{where} items{jax.tree_util.keystr(path)} is a list of {len(node)} tensors of "
+                "one shape, which would be as many leaves of one row; use torch.stack, or give the "
+                "buffer its item when you make it"
+            )
+
+
+def _several(node: Any) -> bool:
+    """Tell a list, or the items in a tuple, that are steps and no fields."""
+    if type(node) not in (list, tuple) or len(node) < 2:
+        return False
+    if type(node) is tuple and not all(isinstance(one, dict) for one in node):
+        return False
+    trees = [jax.tree.structure(one) for one in node]
+    return all(tree == trees[0] for tree in trees) and _alike(list(node))
+
+
 def side_by_side(where: str, argument: str, items: list[Any], axis: int) -> Any:
     """Trees of tensors, leaf by leaf on a new axis."""
 

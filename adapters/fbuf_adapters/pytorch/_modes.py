@@ -1,4 +1,4 @@
-"""What PyTorch keeps for each thread, taken along to the thread that makes batches ahead."""
+"""Take the grad, inference and autocast modes of a call to the thread that makes batches ahead."""
 
 from __future__ import annotations
 

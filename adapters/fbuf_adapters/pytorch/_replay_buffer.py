@@ -1026,6 +1026,8 @@ class ReplayBuffer:
         with self.lock:
             self._check_open(function)
             if self._rows is None:  # and it stays so, should this fail
+                if axes:
+                    _listed.refuse_inner_lists(where, items)
                 fed = convert(where, {name: items}, self._feed_row)[name]
                 learned = learn(_where(function), fed, axes + self._leading, items)
                 rows = self._calls.apart(lambda: self._make(learned))
