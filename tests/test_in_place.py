@@ -161,16 +161,17 @@ def test_a_read_within_a_gradient_is_one_of_the_same_trace():
         assert not copies(step, large(PRIORITIZED), KEY)
 
 
+@pytest.mark.parametrize("sampler", [PRIORITIZED, fbuf.Mixture(0.5), fbuf.Uniform(window=2)])
 @pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
-def test_no_trace_outlives_its_function(body):
-    """What is kept of a read goes with the state that was read."""
+def test_no_trace_outlives_its_function(body, sampler):
+    """What is kept of a read goes with the state that was read; so do the forms of a platform."""
     alive = []
 
     def step(state, key):
         alive.append(weakref.ref(state.fault))
         return body(state, key)
 
-    jax.jit(step)(fbuf.init(ITEM, 64, sampler=PRIORITIZED), KEY)
+    jax.jit(step)(fbuf.init(ITEM, 64, sampler=sampler), KEY)
     gc.collect()
     assert len(alive) >= 1
     assert all(of() is None for of in alive)

@@ -22,7 +22,6 @@ SAMPLERS = {
 QUICK = [("prioritized", "strict")]
 ITEM = {"x": jnp.zeros(2, jnp.float32), "reward": jnp.zeros((), jnp.float32)}
 SWITCHES = {
-    "leaks": lambda: jax.checking_leaks(),
     "strict": lambda: together(
         jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
     ),

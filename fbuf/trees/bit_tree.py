@@ -179,10 +179,11 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Arra
     def into_words(row: Row, number: jax.Array, found: jax.Array, rank: jax.Array) -> Numbers:
         child, before, word = _enter([_ones(word) for word in row], row, rank)
         slot = (number * FANOUT + child) * _BITS + _select_bit(word, rank - before)
-        return (jnp.minimum(slot, tree.capacity - 1),)
+        return (jnp.minimum(slot, capacity - 1),)
 
+    capacity = tree.capacity  # the forms outlive the trace of the tree
     found = jnp.zeros_like(ranks)  # the top is row 0
-    words, *counts = _levels(tree.capacity)
+    words, *counts = _levels(capacity)
     carry = _each_level(tree.nodes, counts[::-1], row_of, into_counts, (found, ranks), count)
     return _each_level(tree.nodes, [words], row_of, into_words, carry, count)[0]
 
