@@ -354,6 +354,7 @@ def test_removed_rows_and_moved_rows_are_no_fault():
     state = walk(walking(), 0, 6)
     state = fbuf.remove(state, fbuf.newest_ids(state, 1))
     assert not broken(walk(state, 6))
+    assert not broken(walk(state, 50))  # no window goes on from a removed row
     for made in (fbuf.resize(state, 16), fbuf.extend(walk(walking(), 50, 2), state)):
         assert not broken(made)
         assert not broken(walk(fbuf.end_episode(made), 90))
