@@ -99,7 +99,13 @@ def test_over_a_mesh(item, tmp_path):
         np.testing.assert_array_equal(leaf, np.ones_like(leaf))
     state = sharded.save(tmp_path, state)
     state = sharded.load(tmp_path, mesh=meshes.mesh(2), item=item).state
-    assert int(sharded.size(sharded.reshard(state, 4))) == 4
+    again = sharded.reshard(state, 4)
+    assert int(sharded.size(again)) == 4
+    batch = sharded.sample(again, jax.random.key(0), 8)
+    assert bool(jnp.all(batch.mask))
+    assert shapes(batch.data) == shapes(rows(item, 8))
+    for leaf in jax.tree.leaves(batch.data):
+        np.testing.assert_array_equal(leaf, np.ones_like(leaf))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

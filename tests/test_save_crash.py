@@ -167,7 +167,7 @@ SAVING = textwrap.dedent(
     path, background = sys.argv[1], sys.argv[2] == "background"
     state, turn = None, 0
     if sys.argv[3] == "go on":
-        state, turn = restored.load(path)
+        state, turn = fbuf.load(path, episodes="keep")
     copy = jax.tree.map(jnp.copy, state)
     for _ in range(2):  # all is compiled
         copy = fbuf.save(tempfile.mkdtemp(dir=sys.argv[4]), NEXT(copy, turn + 1), extra=0)
@@ -189,9 +189,9 @@ def after(state, turn):
             sampler=fbuf.Prioritized(window=2),
         )  # fmt: skip
     rows = {"x": jnp.full((15, 2, 20), turn, jnp.float32), "n": jnp.full((15, 2), turn, jnp.int32)}
-    mask = (jnp.arange(30).reshape(15, 2) % 7 > 0) | jnp.array([False, turn % 9 == 0])
+    mask = (jnp.arange(30).reshape(15, 2) % 7 > 0) | jnp.array([[False, turn % 9 == 0]])
     state = fbuf.add(
-        state, rows, time_major=True, mask=mask & jnp.array([True, turn % 3 == 0]),
+        state, rows, time_major=True, mask=mask & jnp.array([[True, turn % 3 == 0]]),
         next_observation=rows["n"] + 1, terminated=jnp.arange(30).reshape(15, 2) % 11 == turn % 11,
     )  # fmt: skip
     ids = fbuf.ids_at(state, jnp.arange(5) * turn % 400)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
@@ -26,12 +27,17 @@ def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
     ]
     each = [spec.shape[0] if spec.shape else 1 for spec in state.leaves]
     count = state.shards_of_device
-    firsts = sorted(start // each[0] for start in arrays[0])
+    # JAX lays out an array without elements as one block, whole on each device.
+    full = next(at for at, block in enumerate(blocks) if block.size)
+    firsts = sorted(start // each[full] for start in arrays[full])
     for first in firsts:
+        device = arrays[full][first * each[full]].device
         for at in range(count):
             leaves = [
                 _part(parts[first * size], at, spec, count)
-                for parts, size, spec in zip(arrays, each, state.leaves, strict=True)
+                if block.size
+                else jnp.zeros(spec.shape, spec.dtype, device=device)
+                for block, parts, size, spec in zip(blocks, arrays, each, state.leaves, strict=True)
             ]
             shard = jax.tree.unflatten(tree, leaves)
             ring = dataclasses.replace(shard.ring, shards=1)

@@ -107,7 +107,7 @@ def test_an_id_that_changes_from_one_item_to_the_next():
 
 @pytest.mark.sweep
 def test_environments_have_an_id_each():
-    rb = TensorDictReplayBuffer(CAPACITY, num_envs=2, **PAIRS)
+    rb = ours(num_envs=2)
     first = torch.tensor([[0, 0, 0, 1], [5, 5, 5, 5]])
     then = torch.tensor([[1, 2, 2, 2], [6, 6, 6, 6]])
     for start, episode in ((0, first), (4, then)):
