@@ -1,4 +1,4 @@
-"""What `jax.export` has to know to serialise a program that takes or returns a buffer.
+"""Registrations that let `jax.export` serialise a program that takes or returns a buffer.
 
 Such a program names the classes of its arguments and of its results, with what is static in them.
 That is put down here as data, and never as code: nothing that a file says is run.
@@ -68,7 +68,7 @@ def _read(written: bytearray | bytes) -> tuple[Any, ...]:
 
 
 def _data(name: str, value: Any) -> Any:
-    """What is static, as JSON has it."""
+    """Encode the static fields as JSON."""
     if isinstance(value, Layout):
         item = trees.described(value.item, lambda leaf: trees.array(leaf.shape, leaf.dtype))
         own = trees.classes(item)
@@ -97,7 +97,7 @@ def _data(name: str, value: Any) -> Any:
 
 
 def _value(data: Any) -> Any:
-    """What `_data` was given."""
+    """Decode the static fields: the inverse of `_data`."""
     if not isinstance(data, dict):
         return data
     ((kind, content),) = data.items()

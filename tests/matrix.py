@@ -62,7 +62,7 @@ TIMED = Row("3.12", "the times of a step")
 LEFT_OUT = "0.11.1"
 """A version that fbuf leaves out for its times: the table shows why."""
 MOST_SLOWER = 4
-"""How many times longer a step may take with a hundred times the rows, which lie in memory then."""
+"""The most that a hundred times the rows may slow a step: they lie in slower memory."""
 QUICK_ROWS = (ROWS[0], ROWS[-1])
 CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
 # Every example of the core, printed to the digit; rows of all kinds; memory; saving.

@@ -27,7 +27,7 @@ SHORT = ("test_switches", "test_explicit", "test_pace", "test_stats")
 
 
 class Switch(NamedTuple):
-    """What is set, which files run under it, and whether it is cheap enough for every change."""
+    """A switch, the files that run under it, and whether every change can afford it."""
 
     environment: dict[str, str]
     files: tuple[str, ...]

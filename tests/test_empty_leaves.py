@@ -25,7 +25,7 @@ SAMPLERS = {
     "fifo": fbuf.Fifo(),
 }
 FEW = [("one_empty", "uniform"), ("one_empty", "fifo"), ("all_empty", "uniform")]
-"""What is looked at quickly."""
+"""The cases of the quick suite."""
 CASES = [
     pytest.param(item, sampler, marks=() if (item, sampler) in FEW else pytest.mark.sweep)
     for item in ITEMS
@@ -42,7 +42,7 @@ def shapes(tree):
 
 
 def check(state, item, stored):
-    """What a buffer of ones has is ones, in the shapes and the tree of the item."""
+    """Rows of a buffer of ones are ones, in the shapes and the tree of the item."""
     batch = fbuf.rows(state)
     assert jax.tree.structure(batch.data) == jax.tree.structure(item)
     for leaf, spec in zip(jax.tree.leaves(batch.data), jax.tree.leaves(item), strict=True):

@@ -32,7 +32,7 @@ def buffer(sampler="uniform"):
 
 
 def everything(state):
-    """What a state goes through, and what is asked of it."""
+    """Take a state through every verb, and ask every question of it."""
     added = {"next_observation": ROWS["x"], "terminated": jnp.ones(4, bool)}
     state = fbuf.add(state, ROWS, **added)
     if isinstance(state.sampler, fbuf.Fifo):

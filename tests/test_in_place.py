@@ -33,7 +33,7 @@ def drawn(state, key):
 
 
 def copies(step, state, *args, **options):
-    """What a step of a donated buffer writes whole, as users compile it."""
+    """Arrays that a step of a donated buffer writes whole, as users compile it."""
     run = jax.jit(step, donate_argnums=0, **options)
     program = run.lower(state, *args).compile(compiler_options=emitters(True))
     leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.size * leaf.dtype.itemsize > 2**17]
@@ -144,7 +144,7 @@ def test_a_read_is_tied_in_its_own_trace_only():
 
 
 def test_a_read_within_a_gradient_is_one_of_the_same_trace():
-    """What is differentiated is not what is read."""
+    """Within `grad` the arrays read are other tracers than those of the buffer."""
 
     def step(state, key):
         def loss(weight):
@@ -164,7 +164,7 @@ def test_a_read_within_a_gradient_is_one_of_the_same_trace():
 @pytest.mark.parametrize("sampler", [PRIORITIZED, fbuf.Mixture(0.5), fbuf.Uniform(window=2)])
 @pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
 def test_no_trace_outlives_its_function(body, sampler):
-    """What is kept of a read goes with the state that was read; so do the forms of a platform."""
+    """Notes of a read are freed with the state that was read; so are the forms of a platform."""
     alive = []
 
     def step(state, key):

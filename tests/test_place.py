@@ -1,4 +1,4 @@
-"""What is made inside `jax.default_device` stays there."""
+"""A buffer made inside `jax.default_device` stays there."""
 
 import jax
 import jax.numpy as jnp

@@ -45,7 +45,7 @@ def step(state: fbuf.State[Any], key: jax.Array) -> fbuf.State[Any]:
 
 
 def loops(function: Any, *given: Any, platforms: Sequence[str]) -> int:
-    """How many loops a program for these platforms has."""
+    """Count the loops of a program for these platforms."""
     traced = jax.jit(lambda *given: function(*given)).trace(*given)
     return len(re.findall("stablehlo.while", traced.lower(lowering_platforms=platforms).as_text()))
 

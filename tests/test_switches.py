@@ -1,4 +1,4 @@
-"""What a training does with a buffer, under switches of JAX's own: see also `switches.py`."""
+"""A training with a buffer, under switches of JAX's own: see also `switches.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `torch.compile` calls as it is: it would trace JAX's own Python, and fail.
+"""Functions that `torch.compile` calls as they are: traced, the Python of JAX fails.
 
 Torch looks for an attribute of each function that it is about to trace, and leaves out of its graph
 what has it. What then runs, torch looks at anew, frame by frame, unless it was told of the code.

@@ -29,8 +29,7 @@ _ROUNDING = 2**-10
 """The relative distance of two numbers that half precision does not tell apart."""
 
 _COMPARED = 256
-"""How many numbers of a leaf tell two observations apart: to compare images costs as much as to
-store them."""
+"""Numbers of a leaf that are compared: comparing whole images costs as much as storing them."""
 
 
 @jax.tree_util.register_dataclass

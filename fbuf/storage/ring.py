@@ -36,8 +36,8 @@ CUT = 16
 WRITTEN = 32
 """`fbuf.write` has changed the row since it was added: a save writes it again."""
 STANDS_IN = 128
-"""What the row's step led to is not known, and another observation stands in for it: to targets it
-makes no difference, for the row terminated. Who writes a data set asks for it."""
+"""Another observation stands in for the next one, which is not known. The row terminated, so its
+target needs none. Writers of data sets ask for the flag."""
 
 ENDS = TERMINATED | TRUNCATED
 

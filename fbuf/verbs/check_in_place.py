@@ -19,13 +19,13 @@ _LARGE = 16 * 1024
 """Bytes of an array from which on a copy counts: XLA may copy a small one as it likes."""
 
 _SMALLER = 64
-"""How many times smaller the other buffer is that a step is timed with."""
+"""Capacity of the buffer over that of the smaller one that a step is timed with."""
 
 _SLOWER = 4
-"""How many times longer a step may take with the larger buffer. Its rows lie in slower memory."""
+"""The most that the larger buffer may slow a step: its rows lie in slower memory."""
 
 _ROUNDS = 15
-"""How many calls are timed with either buffer."""
+"""Calls that are timed with either buffer."""
 
 
 def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ _NOT_OURS = (
 
 
 Episodes = Literal["end", "keep"]
-"""What becomes of the episodes that were open when a buffer was saved."""
+"""Rules for the episodes that were open when a buffer was saved."""
 
 
 class Checkpoint(NamedTuple):

@@ -72,7 +72,7 @@ def _bound(leaves: Sequence[Any], cpu: _Form, default: _Form) -> Sequence[Any]:
 
 
 class _Settings:
-    """What a trace depends on beside its arguments: now, and again when a program is lowered."""
+    """Settings that a trace depends on beside its arguments: now, and again at lowering."""
 
     def __init__(self) -> None:
         # JAX makes the names of its options at run time.
@@ -99,7 +99,7 @@ class _Later:
     settings: _Settings
 
     def __call__(self, *leaves: Any) -> Sequence[Any]:
-        """What the form makes of the leaves."""
+        """Evaluate the form on the leaves."""
         with self.settings.again():
             return self.form(*leaves)
 

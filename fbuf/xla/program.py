@@ -23,7 +23,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+),")
 
 _LONG_NAMES = (("bfloat", "bf"), ("float8_", "f8"), ("float4_", "f4"), ("uint", "u"), ("int", "s"))
-"""How NumPy begins the names of dtypes that it does not have by itself, and how XLA does."""
+"""First letters of the names of dtypes that NumPy lacks: there, and in XLA."""
 
 _PASSES_ON = frozenset(
     (

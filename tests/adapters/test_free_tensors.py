@@ -109,7 +109,7 @@ def resumed():
 
 
 def as_on_a_gpu(make, **options):
-    """What is drawn on a device that is not the CPU goes by DLPack alone."""
+    """A batch drawn on a device that is not the CPU goes by DLPack alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_unpack, "platform", lambda _: "gpu")
         return drawn(make, None, 5, **options)
@@ -264,7 +264,7 @@ def can_be_written_to(leaves):
 
 
 def takes_gradients(leaves):
-    """Of one leaf, whatever is written to the others; and it lets go of them again."""
+    """Ask gradients of one leaf, write to the others, and detach each again."""
     floats = {name: x for name, x in leaves.items() if x.is_floating_point() and x.numel()}
     for name, leaf in floats.items():
         parameter = torch.ones((), requires_grad=True)

@@ -25,11 +25,11 @@ import fbuf  # noqa: E402 (after the skip)
 
 KEY = jax.random.key(0)
 OURS = {operator.mul, operator.add}
-"""What the learner below computes."""
+"""The sum that the learner below computes."""
 
 
 def graphs_around(call):
-    """What a compiled function returns that makes a call amid its own work, and its graphs."""
+    """Compile a function that makes a call amid its own work: its result, and its graphs."""
     graphs = []
 
     def backend(graph, _):

@@ -89,7 +89,7 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array:
 
 
 def _share(array: Array, name: str) -> float:
-    """How many of the numbers a format holds, of those that are not 0: from 0 to 1."""
+    """Share of the numbers a format holds, of those that are not 0: from 0 to 1."""
     numbers = array[(array != 0) & np.isfinite(array)]
     with np.errstate(over="ignore"):
         held = numbers.astype(jnp.dtype(name)).astype(array.dtype) == numbers

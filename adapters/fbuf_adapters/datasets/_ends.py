@@ -11,7 +11,7 @@ from fbuf_adapters.datasets._fields import Array
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """What a data set says of where its episodes end.
+    """The ends of episodes, as a data set tells them.
 
     Attributes:
         terminated: bool `[rows]`.
@@ -82,7 +82,7 @@ def settle(ends: Ends, goes_on: Array | None) -> Settled:
 
 
 def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
-    """What to say if ends may be missing that nothing shows; else empty."""
+    """The advice if ends may be missing that nothing shows; else empty."""
     ended = ends.terminated | truncated
     if not ended.any():
         return (

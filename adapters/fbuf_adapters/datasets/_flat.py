@@ -139,7 +139,7 @@ class Flat:
             yield before
 
     def _led_to(self, name: str, leaf: Array, part: slice) -> Array:
-        """What the rows of a block led to; of the last one only if the data set says it.
+        """Next observations of the rows of a block; the last one only if the data set says it.
 
         A row's own observation stands in, because it is one that a network can be given.
         """

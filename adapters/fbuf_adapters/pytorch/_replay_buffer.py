@@ -627,7 +627,7 @@ class ReplayBuffer:
 
     @property
     def seed(self) -> int:
-        """What the batches are drawn by: the seed given, or drawn, or loaded with a saved run."""
+        """The seed of the draws: given, drawn, or loaded with a saved run."""
         return self._seed
 
     @property
@@ -1198,7 +1198,7 @@ def _as_given(
 
 
 def _returned(transform: Callable[[Any], Any], batch: Any) -> Any:
-    """What a transform makes of a batch, which is something."""
+    """Transform a batch; a transform that returns nothing raises."""
     made = transform(batch)
     if made is None:
         raise TypeError(

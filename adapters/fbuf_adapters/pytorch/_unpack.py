@@ -29,7 +29,7 @@ _LITTLE = 2**16
 """Bytes; so many may be kept for the sake of any leaf."""
 
 _TIMES = 16
-"""How many times its own size may be kept for the sake of a leaf."""
+"""The most memory that a leaf may keep alive, in multiples of its own size."""
 
 Axes = tuple[int | None, ...]
 """On which axis of each of its leaves a batch has its rows: the one that the size changes."""

@@ -28,7 +28,7 @@ _DTYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Newest:
-    """Of the newest row of each lane the id of its episode, and whether that has ended there.
+    """Ids of the episodes of the newest rows, one a lane, and whether each has ended there.
 
     `ids` is None where there are none.
     """

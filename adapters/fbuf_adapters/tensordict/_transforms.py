@@ -31,7 +31,7 @@ class Inverted:
 
 
 def inverse(transform: Any, data: Any) -> Any:
-    """What the inverse of a transform makes of data, None if it keeps it; functions have none.
+    """Apply the inverse of a transform; None if it keeps the data. Functions have none.
 
     Raises:
         TypeError: As `applied`.
@@ -43,7 +43,7 @@ def inverse(transform: Any, data: Any) -> Any:
 
 
 def applied(transform: Any, batch: Any) -> Any:
-    """What a transform makes of a batch.
+    """Transform a batch.
 
     Raises:
         TypeError: If it makes something else than a TensorDict of it.
