@@ -84,4 +84,7 @@ def test_rows_of_64_bits_are_not_read_as_others(dtype, shape):
     ):
         with pytest.raises(TypeError, match=rf"item\['a'\]\['x'\] of this buffer is {dtype}, .*on"):
             call()
+    rows = {"a": {"x": np.ones(shape, dtype)}}
+    with pytest.raises(TypeError, match=rf"for one of {dtype} .*'jax_enable_x64', True"):
+        fbuf.add(state, rows, donate=False)
     assert int(fbuf.size(state)) == 1  # what reads no row may be asked

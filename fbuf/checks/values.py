@@ -227,8 +227,8 @@ def array(function: str, argument: str, value: Any) -> None:
         if kept != dtype:
             raise TypeError(
                 f"{name} is {dtype}, and JAX would silently make it {kept} because its 64-bit "
-                f"types are off; use .astype({str(kept)!r}), or "
-                "jax.config.update('jax_enable_x64', True)"
+                f"types are off; for a buffer of {kept} use .astype({str(kept)!r}), for one of "
+                f"{dtype} jax.config.update('jax_enable_x64', True)"
             )
 
 

@@ -75,7 +75,7 @@ def update_priority(
     state = tied("update_priority", state, ids)
     if not state.blocks.sampler.keeps_priorities:
         raise ValueError(no_priorities(name, state.blocks))
-    flat, shape = route.flat_ids(name, ids)
+    flat_ids, shape = route.flat_ids(name, ids)
     given = batches.priorities(name, priority, shape, "ids").reshape(-1)
     chosen = batches.mask(name, mask, shape, "ids")
 
@@ -87,7 +87,7 @@ def update_priority(
 
         return route.to_shards(state, ids, chosen, given, change)
 
-    return _by_ids(name, run, state, flat, (given, chosen), alpha)
+    return _by_ids(name, run, state, flat_ids, (given, chosen), alpha)
 
 
 @sharded_verb(
@@ -195,7 +195,7 @@ def remove(
     """
     name = "sharded.remove"
     state = tied("remove", state, ids)
-    flat, shape = route.flat_ids(name, ids)
+    flat_ids, shape = route.flat_ids(name, ids)
     chosen = batches.mask(name, mask, shape, "ids")
 
     def run(
@@ -206,7 +206,7 @@ def remove(
 
         return route.to_shards(state, ids, chosen, (), change)
 
-    return _by_ids(name, run, state, flat, (chosen,), None)
+    return _by_ids(name, run, state, flat_ids, (chosen,), None)
 
 
 def _by_ids(

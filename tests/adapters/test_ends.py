@@ -558,6 +558,7 @@ def test_episodes_may_be_ended_by_a_call():
     rb.end_episode()
     assert buffers.flags(rb.buffer.state)[:12] == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2, 2]
     one = ours()
+    one.end_episode()  # the first reset comes before the first row
     one.extend(by_id(1, 0))
     one.end_episode()
     one.extend(by_id(1, 8))  # an id that is used again is another episode

@@ -263,6 +263,7 @@ def test_it_is_fbuf_behind_it():
 def test_environments_step_by_step_and_time_major():
     buffer = buffer_of(0, num_envs=2)
     done = torch.tensor([True, False], device=DEVICE)
+    buffer.end_episode(done)  # the first reset comes before the first row
     buffer.add(rows(2), terminated=done)
     assert contents(buffer) == [0, 1, *[0] * 8]
     assert flags(buffer.state) == [1, *[0] * 9]

@@ -399,15 +399,21 @@ class ReplayBuffer:
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call it when you reset your environments.
 
+        Before the first row there is no episode to end, and the call does nothing.
+
         Args:
             mask: As for `fbuf.end_episode`.
 
         Raises:
             InteropError: As `add`.
             ValueError: As `fbuf.end_episode`.
-            RuntimeError: As `update_priority`.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
-        self._change("end_episode", fbuf.end_episode, {"mask": mask})
+        with self.lock:
+            self._check_open("end_episode")
+            if self._rows is None:
+                return  # the first reset of a run comes before its first row
+            self._change("end_episode", fbuf.end_episode, {"mask": mask})
 
     def empty(self) -> None:
         """Remove all rows and the batches drawn ahead. The memory stays allocated.

@@ -369,13 +369,15 @@ class TensorDictReplayBuffer:
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call it when you reset your environments and no row says so.
 
+        Before the first row there is no episode to end, and the call does nothing.
+
         Args:
             mask: Which environments, bool `[num_envs]`, or one bool; None is all.
 
         Raises:
             InteropError: If JAX cannot take `mask`.
             ValueError: If `mask` has another shape.
-            RuntimeError: If the buffer is closed, or if nothing has been added yet.
+            RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
         """
         self.buffer.end_episode(mask)
 
