@@ -75,8 +75,8 @@ def _data(name: str, value: Any) -> Any:
         if own:
             raise TypeError(
                 f"jax.export: the items of this buffer are made of {', '.join(sorted(set(own)))}, "
-                "and of classes of your own a serialised program would have only the names; make "
-                "the buffer with items of dicts, lists and tuples"
+                "and a serialised program would have only their names; make the buffer with items "
+                "of dicts with strings as keys, lists and tuples"
             )
         return {"layout": item}
     if isinstance(value, Sampler):

@@ -548,6 +548,25 @@ def test_a_transform_is_called_under_the_modes_of_the_call(kind, prefetch, name)
     buffer.close()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_transform_makes_its_tensors_on_the_default_device_of_the_call(kind, prefetch):
+    seen: list[str] = []
+
+    def transform(batch: Any) -> Any:
+        seen.append(torch.zeros(2).device.type)
+        return batch
+
+    buffer = kind.make(prefetch=prefetch, transform=transform)
+    kind.extend(buffer, rows())
+    for device in ("cpu", "meta"):
+        seen.clear()
+        with torch.device(device):
+            for _ in range(4):
+                buffer.sample()
+        assert seen[-3:] == [device] * 3
+    buffer.close()
+
+
 def test_a_closed_buffer_says_so(kind, tmp_path):
     before = prefetching()
     buffer = filled(kind, prefetch=2, sampler=EXACT)

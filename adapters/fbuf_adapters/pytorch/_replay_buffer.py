@@ -117,10 +117,10 @@ class ReplayBuffer:
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
             one that it drew that many calls before, from the buffer as it was then. Another thread
             makes tensors of the new batch, and transforms, pins and moves them; the transform is
-            called under the grad mode, inference mode and autocast of the call of `sample`. Updates
-            for rows that were overwritten since are ignored. `remove`, `empty`, a new `state`, a
-            `sample` of another size, and one under other modes if there is a transform, drop the
-            batches drawn ahead; they are drawn again.
+            called under the grad mode, inference mode, autocast and default device of the call of
+            `sample`. Updates for rows that were overwritten since are ignored. `remove`, `empty`,
+            a new `state`, a `sample` of another size, and one under other modes if there is a
+            transform, drop the batches drawn ahead; they are drawn again.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
             A directory: in files on its disk, see `fbuf_adapters.host.HostStore`. A `HostStore`
