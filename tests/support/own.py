@@ -131,7 +131,7 @@ class Newest(PlannedSampler):
         newest = ring.newest()
         any_, newest = newest < ring.capacity, jnp.minimum(newest, ring.capacity - 1)
         slots = ring.later(newest[None], -age).reshape(-1)
-        stored = (any_ & (age <= ring.older(newest))).reshape(-1)
+        stored = (any_[None] & (age <= ring.older(newest)[None])).reshape(-1)
         return slots, stored & (ring.flags[slots] & REMOVED == 0)
 
 
