@@ -57,7 +57,7 @@ def loops(function: Any, *given: Any, platforms: Sequence[str]) -> int:
 def test_a_program_for_another_platform_has_no_loops_of_a_cpu(sampler: str) -> None:
     given = (buffer(sampler), jax.random.key(0))
     on_cpu = loops(step, *given, platforms=("cpu",))
-    assert on_cpu > 4
+    assert on_cpu >= 3
     for name in ("cuda", "rocm", "tpu"):
         assert loops(step, *given, platforms=(name,)) < on_cpu / 3
 
