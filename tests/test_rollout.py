@@ -18,7 +18,8 @@ def test_a_rollout_has_its_oldest_row_first():
     assert batch.data["n"].tolist() == [[0, 1, 2, 0], [3, 4, 5, 0], [6, 7, 8, 0]]
     assert batch.mask.tolist() == [[True] * 3 + [False]] * 3
     assert batch.terminated.tolist() == [[False] * 4, [False, True, False, False], [False] * 4]
-    state = fbuf.write(state, batch.ids, {"x": jnp.where(batch.mask, batch.data["n"] * 2.0, 0)})
+    twice = 2.0 * batch.data["n"].astype(jnp.float32)
+    state = fbuf.write(state, batch.ids, {"x": jnp.where(batch.mask, twice, 0.0)})
     state = fbuf.add(state, items(n + 10))  # around the end
     batch = fbuf.rollout(state)
     assert batch.data["n"].tolist() == [[2, 10, 11, 12], [5, 13, 14, 15], [8, 16, 17, 18]]
