@@ -416,3 +416,27 @@ def test_nothing_warns(recwarn):
         buffer.sample(5)
         assert buffer[0]["reward"].numpy().flags.writeable
     assert not [warning for warning in recwarn if "writable" in str(warning.message)]
+
+
+@pytest.mark.parametrize("through", ["tensors", "tensordicts", "host"])
+def test_a_batch_may_be_drawn_within_a_transform_of_a_function(through):
+    """There a tensor is a wrapper, and torch shows its memory to nobody."""
+    data = {"x": torch.arange(40.0).reshape(10, 4), "n": torch.arange(10, dtype=torch.int32)}
+
+    def make():
+        if through == "tensordicts":
+            rb = TensorDictReplayBuffer(10, batch_size=8, seed=0)
+            rb.extend(TensorDict(data, [10]))
+            return lambda: rb.sample()["x"]
+        buffer = ReplayBuffer(10, batch_size=8, seed=0, host=through == "host")
+        buffer.extend(data)
+        return lambda: buffer.sample().data["x"]
+
+    weight = torch.ones(4)
+    drawn, expected = make(), make()
+    for transform in (torch.func.grad, torch.func.jacrev):
+        found = transform(lambda w: (drawn() @ w).sum())(weight)
+        torch.testing.assert_close(found, expected().sum(0))
+    twice = torch.func.grad(lambda w: torch.func.grad(lambda v: ((drawn() @ v) ** 2).sum())(w).sum())
+    x = expected()
+    torch.testing.assert_close(twice(weight), 2 * (x.T @ x).sum(0))

@@ -82,12 +82,12 @@ class Unpack:
         rest = iter(arrays)
         leaves: list[Any] = [None] * len(self.shapes)
         for (record, places), array in zip(self._packed, rest, strict=False):
-            whole = alias(array)
             if of_host:
-                fields = np.ndarray((), record, whole.numpy())
+                fields = np.ndarray((), record, _memory(array))
                 for place in places:
                     leaves[place.leaf] = _of_host(fields, place, size, cut[place.leaf])
             else:
+                whole = alias(array)
                 for place in places:
                     leaves[place.leaf] = _of_device(whole, place, size, cut[place.leaf])
         for number, array in zip(self._alone, rest, strict=True):
@@ -96,8 +96,23 @@ class Unpack:
 
 
 def free(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory that is no view of another to torch."""
-    return from_dlpack(to_dlpack(tensor))
+    """A tensor on the same memory that is no view of another to torch; see `_memory`."""
+    try:
+        return from_dlpack(to_dlpack(tensor))
+    except RuntimeError:
+        return tensor.clone()
+
+
+def _memory(array: jax.Array) -> np.ndarray[Any, Any]:
+    """The memory of an array on the host, to be written to.
+
+    Within `torch.func.grad` and its like each new tensor is a wrapper, whose memory torch does not
+    show. There the array is copied.
+    """
+    try:
+        return alias(array).numpy()
+    except RuntimeError:
+        return np.array(array)
 
 
 def _of_host(fields: Any, place: _Place, size: int, axis: int | None) -> torch.Tensor:
