@@ -56,6 +56,7 @@ COMMON = [
     (apart, WINDOW, APART),
     (other_rows(lambda s, ids: fbuf.update_priority(s, ids, jnp.ones(BATCH))), PRIORITIZED),
     (other_rows(lambda s, ids: fbuf.write(s, ids, {"reward": jnp.ones(BATCH)})), UNIFORM),
+    (row_by_row, WINDOW),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -64,7 +65,6 @@ SWEPT = [
     (windows(SEQUENCE, then_remove=True), BY_EPISODE),
     (apart, BY_EPISODE, APART),
     (next_observations(fbuf.Transition("obs")), UNIFORM, SHARED),
-    (row_by_row, WINDOW),
     (windows(SEQUENCE, then_remove=True), WINDOW),
     (windows(fbuf.NStep(3, gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
@@ -86,7 +86,7 @@ SWEPT = [
 ]
 PLACES = [
     *(
-        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n != 5))
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (5, 7)))
         for n, case in enumerate(COMMON)
     ),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[:3]),

@@ -358,3 +358,43 @@ def test_removed_rows_and_moved_rows_are_no_fault():
     for made in (fbuf.resize(state, 16), fbuf.extend(walk(walking(), 50, 2), state)):
         assert not broken(made)
         assert not broken(walk(fbuf.end_episode(made), 90))
+
+
+@pytest.mark.parametrize(
+    ("shape", "region"),
+    [
+        ((64, 64, 3), np.s_[..., 1]),
+        ((84, 84), np.s_[:, 1:28]),
+        ((84, 84, 1), np.s_[:, 57:83]),
+        ((10, 10, 4), np.s_[3, 4, 1]),
+        ((12, 100), np.s_[:, ::2]),
+    ],
+)
+def test_a_reset_that_changes_a_part_of_an_image_is_seen(shape, region):
+    image = np.zeros(shape, np.uint8)
+    other = image.copy()
+    other[region] = 255
+    state = fbuf.init({"observation": image}, 8, next_of="observation")
+    state = fbuf.add(state, {"observation": image}, next_observation=image)
+    same = fbuf.add(state, {"observation": image}, next_observation=image, donate=False)
+    assert not broken(same)
+    assert broken(fbuf.add(state, {"observation": other}, next_observation=other))
+
+
+@pytest.mark.parametrize(
+    ("told", "stored", "is_broken"),
+    [
+        (np.float32([1, -8.7e-8, 0]), np.float32([1, 0, 0]), False),  # sin(pi)
+        (np.float32([5e-5, 3, 1e-7]).astype(np.float16), np.float32([5e-5, 3, 1e-7]), False),
+        (jnp.float32([0.123, 3.3, 1e-9]).astype(jnp.bfloat16), [0.123, 3.3, 1e-9], False),
+        (np.float32([1, 0.001, 0]), np.float32([1, 0, 0]), True),
+        (np.float32([1, 2, 3]), np.float32([1, 2.02, 3]), True),
+        (np.float32([np.inf, 2, 3]), np.float32([np.inf, 2, 3]), False),
+        (np.float32([np.inf, 2, 3]), np.float32([np.inf, 2.1, 3]), True),
+        (np.float32([np.inf, 2, 3]), np.float32([1, 2, 3]), True),
+    ],
+)
+def test_a_rounding_is_no_jump(told, stored, is_broken):
+    told, stored = (jnp.asarray(leaf, jnp.float32) for leaf in (told, stored))
+    state = fbuf.add(walking(), {"observation": told}, next_observation=told)
+    assert broken(fbuf.add(state, {"observation": stored}, next_observation=stored)) is is_broken

@@ -10,11 +10,14 @@ head of its own, it has a ring of its own, too.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fbuf.storage import store
@@ -25,11 +28,20 @@ from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
-_ROUNDING = 2**-10
-"""The relative distance of two numbers that half precision does not tell apart."""
+_ROUNDING = 2**-8
+"""Relative distance of two numbers that bfloat16 does not tell apart."""
+
+_BESIDE_OTHERS = 2**-20
+"""Distance of two numbers that are computed from much larger ones, over the largest of a row."""
+
+_SMALLEST = 2**-24
+"""Distance of two numbers near 0 that float16 does not tell apart."""
+
+_WHOLE = 1024
+"""Largest leaf of which all numbers are compared."""
 
 _COMPARED = 256
-"""Numbers of a leaf that are compared: comparing whole images costs as much as storing them."""
+"""Numbers of a larger leaf that are compared: whole images cost as much as storing them."""
 
 
 @jax.tree_util.register_dataclass
@@ -199,7 +211,7 @@ class NextObs:
     ) -> jax.Array:
         """Tell which rows do not begin where the row before led to, see `_row_before`: `[B]`.
 
-        Of each leaf at most `_COMPARED` numbers are looked at.
+        Of a large leaf `_COMPARED` numbers are looked at.
         """
         kept = self.rows.read(jnp.arange(lanes, dtype=jnp.int32))
         differs = place < -1
@@ -290,18 +302,39 @@ def _last_before(there: jax.Array) -> jax.Array:
 
 
 def alike(one: Any, other: Any) -> Any:
-    """Tell which numbers are the same, NaN among them, or differ by a rounding: bool."""
+    """Tell which numbers of rows `[B, n]` are the same, or differ by a rounding: bool `[B, n]`.
+
+    NaN is the same as NaN.
+    """
     same = (one == other) | ((one != one) & (other != other))
     if not jnp.issubdtype(one.dtype, jnp.floating):
         return same
-    near = abs(one - other) <= _ROUNDING * abs(other)  # False where one is infinite or NaN
-    return same | near
+    if one.dtype.itemsize < 4:
+        one, other = one.astype(np.float32), other.astype(np.float32)
+    size = abs(other)
+    finite = size < np.inf  # False for NaN, too
+    of_row = size.max(axis=1, keepdims=True, initial=0, where=finite)
+    near = abs(one - other) <= _ROUNDING * size + _BESIDE_OTHERS * of_row + _SMALLEST
+    return same | (near & finite)
 
 
 def some_numbers(leaf: Any) -> Any:
-    """Return numbers of each row, `[B, ...]`, at even distances: `[B, most]`."""
-    flat = leaf.reshape(leaf.shape[0], -1)
-    return flat[:, :: -(-flat.shape[1] // _COMPARED) or 1]
+    """Return numbers of each row, `[B, ...]`: all of a small one, `[B, most]`."""
+    flat = leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
+    picked = _picked(flat.shape[1])
+    return flat if picked is None else flat[:, picked]
+
+
+@functools.cache
+def _picked(size: int) -> np.ndarray[Any, Any] | None:
+    """Return which numbers of a leaf of this size are compared; None is all of them.
+
+    They follow no pattern, so they fall into all rows, columns and channels of an image.
+    """
+    if size <= _WHOLE:
+        return None
+    chosen = np.random.default_rng(0).choice(size, _COMPARED, replace=False)
+    return np.sort(chosen).astype(np.int32)
 
 
 def _observation(storage: Storage[Any], field: str) -> Any:

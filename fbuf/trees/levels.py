@@ -69,7 +69,8 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """Single leaves `[rows, FANOUT]`, at int32 `[B]` slots, each in range: `[B]`."""
-    return by_halves(gathered, leaves.reshape(-1), slots)
+    # Of one axis inside the loop alone: XLA copies a reshaped array that goes into it.
+    return by_halves(lambda leaves, slots: gathered(leaves.reshape(-1), slots), leaves, slots)
 
 
 def refresh(

@@ -854,3 +854,39 @@ def test_a_row_that_does_not_follow_is_a_fault():
     at = np.array([0, 1, 5], np.float32)[:, None] * np.ones(3, np.float32)
     within.add({"observation": at}, next_observation=at + 1)
     assert is_broken(within)
+
+
+@pytest.mark.parametrize("kept", ["loaded", "opened"])
+def test_a_restored_store_knows_where_its_newest_rows_led_to(tmp_path, kept):
+    specs = {"a": (3,), "b": (), "wide": (40, 41), "flag": (5,)}
+    kinds = {"a": np.float32, "b": np.uint8, "wide": np.uint16, "flag": np.bool_}
+    item = {"observation": {name: jnp.zeros(specs[name], kinds[name]) for name in specs}}
+
+    def walk(store, first, change=None):
+        at = first + np.arange(4, dtype=np.int64).reshape(2, 2)  # two lanes
+        leaf = lambda at, name: np.broadcast_to(
+            at.reshape(2, 2, *(1,) * len(specs[name])) % 7, (2, 2, *specs[name])
+        ).astype(kinds[name])
+        rows = {name: leaf(at, name) for name in specs}
+        if change:
+            rows[change] = rows[change].copy()
+            rows[change][1] = rows[change][1] == 0  # another value
+        follow = {name: leaf(at + 1, name) for name in specs}
+        store.add({"observation": rows}, next_observation=follow)
+
+    def is_broken(store):
+        return bool(int(store.stats()["fault"]) & fbuf.Fault.BROKEN_EPISODE)
+
+    store = HostStore(item, 12, num_envs=2, next_of="observation")
+    for first in (0, 2, 4):
+        walk(store, first)
+    assert not is_broken(store)
+    store.save(tmp_path)
+    again = HostStore.load if kept == "loaded" else HostStore.open
+    for change in (None, *specs):
+        restored, _ = again(tmp_path, episodes="keep")
+        walk(restored, 6, change)
+        assert is_broken(restored) == (change is not None), change
+    restored, _ = again(tmp_path)
+    walk(restored, 60)  # other episodes
+    assert not is_broken(restored)

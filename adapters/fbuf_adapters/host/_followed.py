@@ -9,48 +9,39 @@ import numpy as np
 
 from fbuf.storage.elsewhere import Comparison, Note
 from fbuf.storage.next_obs import alike, some_numbers
+from fbuf_adapters.host._rows import Rows
 
 Leaves = list[np.ndarray[Any, Any]]
 
 
-class Followed:
-    """The next observations of the newest rows: some numbers of each, in memory.
+def differs(
+    notes: Sequence[Note | Comparison],
+    kept: Rows,
+    lanes: int,
+    observation: Leaves,
+    following: Leaves,
+) -> bool:
+    """Tell whether a new row begins elsewhere than the row before it led to.
 
-    A store that was loaded begins without: its first rows are held against nothing.
+    Args:
+        notes: What an add noted of the next observations.
+        kept: The next observations as they were before the add: first those of the newest rows.
+        lanes: How many newest rows there are.
+        observation: The field in the new rows, leaves `[B, ...]`.
+        following: Their next observations, leaves `[B, ...]`.
     """
-
-    def __init__(self, lanes: int) -> None:
-        """Make it for so many lanes."""
-        self._lanes = lanes
-        self._newest: Leaves | None = None
-
-    def differs(
-        self, notes: Sequence[Note | Comparison], observation: Leaves, following: Leaves
-    ) -> bool:
-        """Tell whether a new row begins elsewhere, and keep where the newest rows led to.
-
-        Args:
-            notes: What an add noted of the next observations.
-            observation: The field in the new rows, leaves `[B, ...]`.
-            following: Their next observations, leaves `[B, ...]`.
-        """
-        new, led_to = [list(map(some_numbers, leaves)) for leaves in (observation, following)]
-        known = self._newest is not None
-        if self._newest is None:
-            self._newest = [np.zeros((self._lanes, *leaf.shape[1:]), leaf.dtype) for leaf in led_to]
-        found = False
-        for note in notes:
-            if isinstance(note, Comparison):
-                place = np.asarray(note.place)
-                rows = np.flatnonzero(place >= (0 if known else self._lanes))
-                for leaf, old, batch in zip(new, self._newest, led_to, strict=True):
-                    expected = np.concatenate([old, batch])[place[rows]]
-                    begins = leaf[rows]
-                    with np.errstate(invalid="ignore", over="ignore"):
-                        found |= not alike(begins, expected).all()
-            elif note.source is None:
-                slots = np.asarray(note.slots)
-                newest = np.flatnonzero(slots < self._lanes)
-                for old, batch in zip(self._newest, led_to, strict=True):
-                    old[slots[newest]] = batch[newest]
-        return found
+    for note in notes:
+        if not isinstance(note, Comparison):
+            continue
+        place = np.asarray(note.place)
+        rows = np.flatnonzero(place >= 0)
+        place = place[rows]
+        of_kept = place < lanes
+        for number, (new, led_to) in enumerate(zip(observation, following, strict=True)):
+            expected = np.empty((rows.size, *led_to.shape[1:]), led_to.dtype)
+            expected[of_kept] = kept.read(place[of_kept], number)
+            expected[~of_kept] = led_to[place[~of_kept] - lanes]
+            with np.errstate(invalid="ignore", over="ignore"):
+                if not alike(some_numbers(new[rows]), some_numbers(expected)).all():
+                    return True
+    return False

@@ -8,6 +8,7 @@ own.
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import pathlib
@@ -79,6 +80,17 @@ class Rows:
         first, last = store.columns(layout, self._words.dtype, leaves)
         words = self._words.take(flat, axis=0)[:, first:last]
         return [words, *(self._wide[at].take(flat, axis=0) for at in store.wide_of(layout, leaves))]
+
+    def read(self, slots: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
+        """A leaf of some rows, `[B, ...]`, by its number."""
+        layout = self.storage.layout
+        field, at = layout.fields[number], layout.position(number)
+        if not field.narrow:
+            return self._wide[at][slots]
+        size = math.prod(field.shape) * field.dtype.itemsize
+        row = self._words[slots].view(np.uint8)
+        data = np.ascontiguousarray(row[:, self._bytes[at] : self._bytes[at] + size])
+        return data.view(field.dtype).reshape(slots.size, *field.shape)
 
     def apply(self, notes: Sequence[Note], rows: Leaves) -> None:
         """Write what was noted; `rows` are those that the caller has."""

@@ -39,7 +39,7 @@ from fbuf_adapters import _processes, _resume, _wait
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
-from fbuf_adapters.host._followed import Followed
+from fbuf_adapters.host._followed import differs
 from fbuf_adapters.host._rows import Leaves, Rows
 from fbuf_adapters.host._saved_rows import SavedRows
 from fbuf_adapters.host._taking import Taking
@@ -134,7 +134,6 @@ class HostStore(Generic[Item]):
         if (kept := index.next_obs) is not None:
             ends = kept.owner.shape[0]
             self._kept = Rows(kept.rows.layout, ends, folder)
-            self._followed = Followed(index.ring.lanes)
 
     @property
     def _index(self) -> Any:
@@ -257,9 +256,11 @@ class HostStore(Generic[Item]):
         self, index: Any, of_next: Any, rows: Leaves, following: Leaves
     ) -> tuple[Any, Any]:
         """The index, with a fault where a new row does not follow the one before; and the notes."""
-        layout, kept = index.storage.layout, index.next_obs
-        numbers = jax.tree.leaves(layout.find("add", "next_of", kept.field))
-        if self._followed.differs(of_next, [rows[number] for number in numbers], following):
+        assert self._kept is not None
+        layout, field = index.storage.layout, index.next_obs.field
+        numbers = jax.tree.leaves(layout.find("add", "next_of", field))
+        observation = [rows[number] for number in numbers]
+        if differs(of_next, self._kept, index.ring.lanes, observation, following):
             fault = index.fault | jnp.uint32(fbuf.Fault.BROKEN_EPISODE)
             index = dataclasses.replace(index, fault=fault)
         return index, [note for note in of_next if isinstance(note, Note)]
