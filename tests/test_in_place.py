@@ -369,3 +369,18 @@ def test_the_check_times_what_no_program_shows(monkeypatch):
     fbuf.check_in_place(Slow(), state)
     with pytest.raises(RuntimeError, match=r"a 64th of the capacity.*Use another version of JAX"):
         fbuf.check_in_place(Slow(), state, timed=True)
+
+
+def test_a_buffer_that_is_only_read_need_not_be_donated():
+    def step(state, demos, key):
+        batch = fbuf.sample_mixed([(state, 0.5), (demos, 0.5)], key, 8)
+        return fbuf.add(state, jnp.zeros(2)), jnp.sum(batch.sample.data)
+
+    plain = lambda: jax.eval_shape(lambda: fbuf.init(jnp.zeros(2), 2**16))
+    demos = plain()
+    fbuf.check_in_place(jax.jit(step, donate_argnums=0), plain(), demos, jax.random.key(0))
+    read = jax.jit(lambda state, key: fbuf.sample(state, key, 4).data)
+    fbuf.check_in_place(read, demos, jax.random.key(0))
+    returned = jax.jit(lambda *given: (*step(*given), given[1]), donate_argnums=0)
+    with pytest.raises(RuntimeError, match="returns a buffer that is not donated"):
+        fbuf.check_in_place(returned, plain(), demos, jax.random.key(0))

@@ -195,5 +195,34 @@ def test_a_full_buffer_that_has_nothing_to_draw_says_so(sampler):
 def test_so_it_does_without_a_priority_above_zero():
     state = fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0))
     state = fbuf.add(state, jnp.zeros(4), priority=jnp.zeros(4))
-    with pytest.raises(RuntimeError, match="all priorities were 0"):
+    with pytest.raises(RuntimeError, match="all priorities are 0"):
+        fbuf.raise_on_fault(state)
+
+
+def test_it_is_no_error_once_there_is_something_to_draw_again():
+    state = fbuf.init(jnp.zeros(()), 12, sampler=fbuf.Uniform(window=8))
+    told = []
+    for step in range(60):
+        state = fbuf.add(state, jnp.zeros(()), terminated=step % 8 == 7)
+        if int(state.fault) & fbuf.Fault.NOTHING_TO_DRAW and fbuf.can_sample(state):
+            fbuf.raise_on_fault(state)
+            told.append(step)
+    assert told
+    many = jax.vmap(lambda _: fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0)))(
+        jnp.arange(2)
+    )
+    given = jnp.zeros((2, 4))
+    many = jax.vmap(lambda s, p: fbuf.add(s, jnp.zeros(4), priority=p))(many, given)
+    later = jax.vmap(lambda s, p: fbuf.add(s, jnp.zeros(1), priority=p))
+    fbuf.raise_on_fault(later(many, jnp.ones((2, 1))))
+    with pytest.raises(RuntimeError, match="all priorities are 0"):
+        fbuf.raise_on_fault(later(many, jnp.array([[1.0], [0.0]])))
+
+
+def test_an_environment_that_fills_its_part_in_vain_says_so():
+    state = fbuf.init(jnp.zeros(()), 16, num_envs=2, lockstep=False, sampler=fbuf.Uniform(window=3))
+    for step in range(16):
+        ends = jnp.array([step % 2 == 1, False])
+        state = fbuf.add(state, jnp.zeros(2), mask=jnp.array([True, False]), terminated=ends)
+    with pytest.raises(RuntimeError, match="NOTHING_TO_DRAW"):
         fbuf.raise_on_fault(state)

@@ -329,7 +329,11 @@ def raise_on_fault(
             "raise_on_fault on the host, with the state that the compiled function returned"
         )
     fault = state.fault if isinstance(state, ShardedSample) else _faults(state)
-    raise_for(name, Fault(int(np.asarray(fault))) & ~ignore)
+    bits = Fault(int(np.asarray(fault))) & ~ignore
+    # One shard without a row to draw is no harm if another one has rows.
+    if isinstance(state, ShardedState) and Fault.NOTHING_TO_DRAW in bits and can_sample(state):
+        bits &= ~Fault.NOTHING_TO_DRAW
+    raise_for(name, bits)
 
 
 def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:

@@ -81,9 +81,9 @@ MEANING = {
         "observations change between steps (normalised anew, say), store them as they come"
     ),
     Fault.NOTHING_TO_DRAW: (
-        "the buffer was full, and not one row could be drawn, so every batch was masked: all "
-        "episodes were shorter than the sampler's window, or their starts were overwritten, or "
-        "all priorities were 0"
+        "the buffer is full, and not one row can be drawn, so every batch is masked: all "
+        "episodes are shorter than the sampler's window, or their starts were overwritten, or "
+        "all priorities are 0"
     ),
 }
 

@@ -145,9 +145,9 @@ class Ring:
         """How many rows are stored, removed ones included. int32 scalar."""
         return jnp.sum(self.stored, dtype=jnp.int32)
 
-    def is_full(self) -> jax.Array:
-        """Tell whether every slot holds a row. bool scalar."""
-        return (self.stored == self.head_capacity).all()
+    def has_come_around(self) -> jax.Array:
+        """Tell whether every slot of some head holds a row. bool scalar."""
+        return (self.stored == self.head_capacity).any()
 
     def filled(self) -> jax.Array:
         """How many of the first slots may hold rows; none behind them does. int32 scalar."""

@@ -93,10 +93,11 @@ def add(
             the row with the sampler's default priority.
         LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
         BROKEN_EPISODE: With `next_of`: an observation is not the `next_observation` of the row
-            before, and no episode ended between them. The buffer writes the row. Of a large field
-            256 numbers are compared.
-        NOTHING_TO_DRAW: The buffer is full, and no row can be drawn: all episodes are shorter than
-            the sampler's window, or all priorities are 0.
+            before, and no episode ended between them. The buffer writes the row. Roundings to
+            bfloat16 or float16 do not count. Of a leaf of over 1,024 numbers 256 are compared.
+        NOTHING_TO_DRAW: The buffer is full (with `lockstep=False`, an environment's part of the
+            buffer is), and no row can be drawn: all episodes are shorter than the sampler's window,
+            or all priorities are 0. `fbuf.raise_on_fault` raises for it while that holds.
         FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
         LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest
             unread rows.
@@ -133,7 +134,7 @@ def add(
         next_obs, lost = next_obs.add(ring, span, flags, new.following, observation=observation)
         faults |= lost
     if sampler.may_draw_nothing:
-        nothing = ring.is_full() & ~sampler.can_sample(index, ring)
+        nothing = ring.has_come_around() & ~sampler.can_sample(index, ring)
         faults |= bits_where(nothing, Fault.NOTHING_TO_DRAW)
     added = dataclasses.replace(
         state,

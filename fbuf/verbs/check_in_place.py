@@ -40,7 +40,8 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
     the program for the buffers among the arguments, alone or within other trees.
 
     Args:
-        jitted: What `jax.jit` returned. Donate the buffer: `donate_argnums`.
+        jitted: What `jax.jit` returned. Donate the buffers that it returns: `donate_argnums`. A
+            buffer that it only reads, such as one of demonstrations, need not be donated.
         *args: The arguments of a call. None is consumed. `jax.ShapeDtypeStruct` will do in place of
             arrays, as `jax.eval_shape` returns them.
         timed: Also run the step, with empty buffers of this capacity and of a 64th, and compare
@@ -49,8 +50,8 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
         **kwargs: The arguments by name.
 
     Raises:
-        RuntimeError: If the step copies an array of a buffer, if a buffer is not donated, or if
-            its memory is not used for a result. If `timed`, also if a step takes over 4 times as
+        RuntimeError: If the step copies an array of a buffer, returns a buffer that is not donated,
+            or does not use the memory of a donated one for a result. If `timed`, also if a step takes over 4 times as
             long with the larger buffer. The message says what to do.
         ValueError: If no argument has a buffer, or if a buffer has no array of 16 KiB, where a
             copy would tell nothing: give a larger capacity.
@@ -83,15 +84,16 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
             "buffer as an argument, and not from an outer scope"
         )
     lowered = jitted.lower(*args, **kwargs)
-    donated = _buffers(lowered.args_info)
-    if not all(info.donated for buffer in donated for info in jax.tree.leaves(buffer)):
+    donated = [_is_donated(buffer) for buffer in _buffers(lowered.args_info)]
+    if len(_buffers(lowered.out_info)) > sum(donated):
         raise RuntimeError(
-            "fbuf.check_in_place: a buffer is not donated, so every call copies all of it; use "
-            "jax.jit(step, donate_argnums=...) with the number of its argument"
+            "fbuf.check_in_place: the step returns a buffer that is not donated, so every call "
+            "copies all of it; use jax.jit(step, donate_argnums=...) with the number of its argument"
         )
     program = Program(lowered.compile().as_text())
     _refuse_copies(program.written_whole(arrays))
-    _refuse_lost(program.not_in_place(arrays))
+    changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
+    _refuse_lost(program.not_in_place([at for buffer in changed for at in _large_arrays(buffer)]))
     if timed:
         _refuse_slow(jitted, args, kwargs)
 
@@ -99,6 +101,11 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
 def _is_buffer(tree: Any) -> bool:
     """Tell a buffer, of one device or over a mesh, from any other tree."""
     return isinstance(tree, State) or (hasattr(tree, "blocks") and isinstance(tree.blocks, State))
+
+
+def _is_donated(buffer: Any) -> bool:
+    """Tell whether the arrays of a buffer are donated, by what JAX says of the arguments."""
+    return all(info.donated for info in jax.tree.leaves(buffer))
 
 
 def _buffers(tree: Any) -> list[Any]:
@@ -124,12 +131,13 @@ def _refuse_copies(found: list[tuple[Array, str]]) -> None:
         for (array, kind), count in sorted(counts.items(), key=lambda item: -item[0][0].size)
     )
     raise RuntimeError(
-        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. XLA does not "
-        "see that rows are read before they are overwritten. Call state = fbuf.after(state, "
-        "batch) when you have sampled, in the same function as the sample or after it, and before "
-        "the state goes into or out of a loop. Carry no state through jax.lax.cond, jnp.where or a "
-        "loop of a different length for each seed: use mask=. fbuf.clear zeroes the sampler's "
-        "index. An array of yours of that type and size looks the same: try another capacity"
+        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. Of a copy: XLA "
+        "does not see that rows are read before they are overwritten. Call state = "
+        "fbuf.after(state, batch) when you have sampled, in the same function as the sample or "
+        "after it, and before the state goes into or out of a loop. Of anything else: carry no "
+        "state through jax.lax.cond, jnp.where or a loop of a different length for each seed, but "
+        "use mask=; fbuf.clear zeroes the sampler's index. An array of yours of that type and size "
+        "looks the same: try another capacity"
     )
 
 
@@ -139,7 +147,8 @@ def _refuse_lost(found: list[Array]) -> None:
         listed = ", ".join(f"{array.dtype}[{array.size:,}]" for array in found)
         raise RuntimeError(
             f"fbuf.check_in_place: no result lies in the memory of these arrays: {listed}. Return "
-            "the state that the step has changed, and return it once"
+            "the state that the step has changed, and return it once; do not donate a buffer that "
+            "the step only reads"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.core
 import numpy as np
 
@@ -11,6 +12,7 @@ from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.ring import DUMMY, ENDS
+from fbuf.verbs.can_sample import can_sample
 
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
@@ -26,6 +28,7 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
 
     Raises:
         RuntimeError: If any other fault bit is set; the message says what happened and what to do.
+            `NOTHING_TO_DRAW` only while there still is nothing: some masked batches do no harm.
             Also if `state` was consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
@@ -42,7 +45,12 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
         )
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
-    more = _lengths(state) if Fault.NOTHING_TO_DRAW in bits else ""
+    more = ""
+    if Fault.NOTHING_TO_DRAW in bits:
+        if _draws_nothing(state):
+            more = _lengths(state)
+        else:
+            bits &= ~Fault.NOTHING_TO_DRAW
     raise_for("raise_on_fault", bits, more)
 
 
@@ -51,6 +59,13 @@ def raise_for(function: str, bits: Fault, more: str = "") -> None:
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
         raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")
+
+
+def _draws_nothing(state: State[Any]) -> bool:
+    """Tell whether a buffer that had nothing to draw still has nothing; of several, whether one."""
+    can = can_sample if state.fault.ndim == 0 else jax.vmap(can_sample)
+    had = np.asarray(state.fault) & Fault.NOTHING_TO_DRAW > 0
+    return bool((had & ~np.asarray(can(state))).any())
 
 
 def _lengths(state: State[Any]) -> str:

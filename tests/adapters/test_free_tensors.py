@@ -437,6 +437,8 @@ def test_a_batch_may_be_drawn_within_a_transform_of_a_function(through):
     for transform in (torch.func.grad, torch.func.jacrev):
         found = transform(lambda w: (drawn() @ w).sum())(weight)
         torch.testing.assert_close(found, expected().sum(0))
-    twice = torch.func.grad(lambda w: torch.func.grad(lambda v: ((drawn() @ v) ** 2).sum())(w).sum())
+    twice = torch.func.grad(
+        lambda w: torch.func.grad(lambda v: ((drawn() @ v) ** 2).sum())(w).sum()
+    )
     x = expected()
     torch.testing.assert_close(twice(weight), 2 * (x.T @ x).sum(0))

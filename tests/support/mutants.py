@@ -53,6 +53,7 @@ EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
+ONE_ROW = "test_contracts.py", "every_byte and common7"
 READ = "test_read.py", ""
 IN_PLACE = ("test_in_place.py", "one_trace")
 NOTHING = ("test_windows.py", "says_so or above_zero")
@@ -257,8 +258,8 @@ MUTANTS = [
     ),
     *of(
         "verbs/add.py",
-        ("nothing = ring.is_full() & ~sampler.can_sample(index, ring)", "nothing = ring.is_full() & False", "episode end", NOTHING),
-        ("nothing = ring.is_full() & ~sampler", "nothing = ~sampler", "episode end", NOTHING),
+        ("nothing = ring.has_come_around() & ~sampler.can_sample(index, ring)", "nothing = ring.has_come_around() & False", "episode end", NOTHING),
+        ("nothing = ring.has_come_around() & ~sampler", "nothing = ~sampler", "episode end", NOTHING),
         ("new.following, observation=observation)", "new.following)", "episode end", BROKEN),
     ),
     *of(
@@ -427,6 +428,10 @@ MUTANTS = [
     *of(
         "trees/levels.py",
         ("(nodes - 1) // FANOUT + 3", "(nodes - 1) // FANOUT + 2", "seam", SUMS),
+        (
+            "by_halves(lambda leaves, slots: gathered(leaves.reshape(-1), slots), leaves, slots)",
+            "by_halves(gathered, leaves.reshape(-1), slots)", "order", ONE_ROW,
+        ),
         ("node = reduce(read_row(children, row), several)", "node = reduce(read_row(children, row // 2), several)", "tree rounding", LARGE),
     ),
     *of(
