@@ -51,8 +51,8 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
 
     Raises:
         RuntimeError: If the step copies an array of a buffer, returns a buffer that is not donated,
-            or does not use the memory of a donated one for a result. If `timed`, also if a step takes over 4 times as
-            long with the larger buffer. The message says what to do.
+            or does not use the memory of a donated one for a result. If `timed`, also if a step
+            takes over 4 times as long with the larger buffer. The message says what to do.
         ValueError: If no argument has a buffer, or if a buffer has no array of 16 KiB, where a
             copy would tell nothing: give a larger capacity.
         TypeError: If `jitted` is not what `jax.jit` returned.
@@ -88,7 +88,8 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
     if len(_buffers(lowered.out_info)) > sum(donated):
         raise RuntimeError(
             "fbuf.check_in_place: the step returns a buffer that is not donated, so every call "
-            "copies all of it; use jax.jit(step, donate_argnums=...) with the number of its argument"
+            "copies all of it; use jax.jit(step, donate_argnums=...), with the number of its "
+            "argument"
         )
     program = Program(lowered.compile().as_text())
     _refuse_copies(program.written_whole(arrays))
