@@ -402,7 +402,8 @@ BAD = {
     "another dtype": (
         dict(observations=np.zeros((6, 3))),
         "from_minari: episode 2, row 7 of the data set: observation, or the next observation, "
-        "is float64 there, and is stored as float32; if it may be cast, give casts={'observation': 'float32'}",
+        "is float64 there, and is stored as float32; if it may be cast, give "
+        "casts={'observation': 'float32'}",
     ),
     "an action that does not fit": (
         dict(actions=np.array([0, 0, 2**40, 0, 0])),

@@ -268,7 +268,6 @@ MUTANTS = [
     ),
     *of(
         "storage/next_obs.py",
-        ("(self.owner[lane] == one_earlier)", "(self.owner[lane] >= 0)", "episode end", BROKEN),
         ("        whole = (span.count <= ring.head_capacity)", "        whole = (span.count >= 0)", "episode end", BROKEN),
         ("jnp.where(newest, slots, -1)", "slots", "episode end", BROKEN),
         ("is_open = span.drawable & (flags & ENDS == 0)", "is_open = span.drawable", "episode end", BROKEN),

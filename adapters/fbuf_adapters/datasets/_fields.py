@@ -172,8 +172,8 @@ class Casts:
             return array
         if self.of(name) is None:
             raise DatasetError(
-                f"{self.where}: {place(0)}: {name}, or the next {name}, is {array.dtype} there, and "
-                f"is stored as {stored}; if it may be cast, give "
+                f"{self.where}: {place(0)}: {name}, or the next {name}, is {array.dtype} there, "
+                f"and is stored as {stored}; if it may be cast, give "
                 f"casts={{{name!r}: {stored.name!r}}}"
             )
         if not castable(array.dtype, stored):
