@@ -231,7 +231,6 @@ MUTANTS = [
         ("return waiting(state, reads) if reads else state", "return state", "order", IN_PLACE),
         ("    if len(here) < len(reads):\n", "    if False:\n", "order", ("test_in_place.py", "own_trace")),
         (" if _trace_of(read) is _trace_of(state.fault)]", "]", "order", ("test_in_place.py", "own_trace")),
-        (" if named is None or read is not named]", "]", "order", ("test_in_place.py", "gradient")),
         ("if named is None or read is not named]", "if named is None]", "order", IN_PLACE),
         ("self.of(fault).append(weakref.ref(read))", "self.of(fault).append(lambda: read)", "order", ("test_in_place.py", "outlives")),
     ),
