@@ -21,6 +21,7 @@ another thread, as it does by default, but for "in this thread".
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -202,7 +203,7 @@ def tables(records: list[Record]) -> list[str]:
         for kind in (UNIFORM, PRIORITISED):
             for call in CALLS[: 3 if kind == PRIORITISED else 2]:
                 asked = {"part": part, "kind": kind, "call": call}
-                times = [float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
+                times = [_float(us(what=name, **asked)) for name in (THEIRS, PLAIN, TENSORDICT)]
                 ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
                 rows.append([kind, call, *map(report.number, times), *ratios])
         heads = ["sampler", "call", THEIRS, PLAIN, TENSORDICT, "ratio", "ratio of TensorDicts"]
@@ -217,6 +218,11 @@ def tables(records: list[Record]) -> list[str]:
     return [*lines, *report.section("Calls of many sizes", heads, rows)]
 
 
+def _float(time: Any) -> float:
+    """Return a time, NaN if there is none: TorchRL's prioritised one needs its C++ trees."""
+    return math.nan if time is None else float(time)
+
+
 def bars(records: list[Record]) -> list[str]:
     """What the project promises of itself here, and what came out."""
     us = Find(records)
@@ -225,7 +231,7 @@ def bars(records: list[Record]) -> list[str]:
         for kind in (UNIFORM, PRIORITISED):
             for call in CALLS[: 3 if kind == PRIORITISED else 2]:
                 asked = {"part": STEADY, "kind": kind, "call": call}
-                ratio = float(us(what=name, **asked)) / float(us(what=THEIRS, **asked))
+                ratio = _float(us(what=name, **asked)) / _float(us(what=THEIRS, **asked))
                 text = f"{name}, {call}, {kind}: {ratio:.2f} times {THEIRS}, at most {most} wanted"
                 lines.append(report.bar(text, ratio <= most))
     for record in (r for r in records if r["part"] == LENGTHS and r["what"] != THEIRS):
