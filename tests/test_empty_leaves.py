@@ -24,7 +24,7 @@ SAMPLERS = {
     "shuffled": fbuf.Shuffled(),
     "fifo": fbuf.Fifo(),
 }
-FEW = [("one_empty", "uniform"), ("one_empty", "fifo"), ("all_empty", "uniform")]
+FEW = [("one_empty", "uniform")]
 """The cases of the quick suite."""
 CASES = [
     pytest.param(item, sampler, marks=() if (item, sampler) in FEW else pytest.mark.sweep)

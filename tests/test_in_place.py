@@ -161,7 +161,14 @@ def test_a_read_within_a_gradient_is_one_of_the_same_trace():
         assert not copies(step, large(PRIORITIZED), KEY)
 
 
-@pytest.mark.parametrize("sampler", [PRIORITIZED, fbuf.Mixture(0.5), fbuf.Uniform(window=2)])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PRIORITIZED,
+        pytest.param(fbuf.Mixture(0.5), marks=pytest.mark.sweep),
+        pytest.param(fbuf.Uniform(window=2), marks=pytest.mark.sweep),
+    ],
+)
 @pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
 def test_no_trace_outlives_its_function(body, sampler):
     """Notes of a read are freed with the state that was read; so are the forms of a platform."""
