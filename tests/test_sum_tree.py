@@ -135,13 +135,15 @@ def with_span(tree, first, woken):
     """Ten values from a slot on, around the end."""
     slots = (first + jnp.arange(10, dtype=jnp.int32)) % tree.capacity
     span = Span(slots, first, slots >= 0, None, jnp.int32([10]), 10)
-    return sum_tree.write_span(tree, span, jnp.full(10, -2.0), woken)
+    return sum_tree.write_span(tree, span, jnp.full(10, -2.0, jnp.float32), woken)
 
 
 def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
     """Three levels. Some spans begin and end inside a row, and go around an end inside one."""
     tree = sum_tree.empty(9000, ALL[:2], dormant=True)
-    tree = run(sum_tree.write, tree, jnp.arange(9000, dtype=jnp.int32), jnp.full(9000, -1.0))
+    tree = run(
+        sum_tree.write, tree, jnp.arange(9000, dtype=jnp.int32), jnp.full(9000, -1.0, jnp.float32)
+    )
     scattered = jnp.int32([100, 8000]), jnp.float32([-3, -3]), jnp.int32([12, 3000, 9000])
     tree = run(sum_tree.write, tree, *scattered)
     inside.check(tree)
