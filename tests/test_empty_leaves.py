@@ -87,7 +87,7 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 @pytest.mark.parametrize(
-    "item", [n if n == "one_empty" else pytest.param(n, marks=pytest.mark.sweep) for n in ITEMS]
+    "item", [n if n == "all_empty" else pytest.param(n, marks=pytest.mark.sweep) for n in ITEMS]
 )
 def test_over_a_mesh(item, tmp_path):
     item = ITEMS[item]

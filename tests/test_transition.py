@@ -330,6 +330,13 @@ def test_a_row_that_a_mask_leaves_out_is_not_followed():
     assert not broken(walk(state, 2))
 
 
+def test_a_row_that_is_not_written_follows_nothing():
+    """Its place is that of the last slot, and the newest row lies just before."""
+    state = walk(walking(), 0, 7)
+    assert not broken(walk(state, 50, mask=jnp.array([False])))
+    assert not broken(walk(walk(state, 50, mask=jnp.array([False])), 7))
+
+
 def test_an_end_of_long_ago_says_nothing_of_the_row_before():
     """The slot comes around: its newest row is another one, which has ended its episode."""
     state = walk(walking(max_ends=8), 0)

@@ -38,10 +38,11 @@ def differs(
         place = place[rows]
         of_kept = place < lanes
         for number, (new, led_to) in enumerate(zip(observation, following, strict=True)):
-            expected = np.empty((rows.size, *led_to.shape[1:]), led_to.dtype)
-            expected[of_kept] = kept.read(place[of_kept], number)
-            expected[~of_kept] = led_to[place[~of_kept] - lanes]
+            begins, of_batch = some_numbers(new)[rows], some_numbers(led_to)
+            expected = np.empty_like(begins)
+            expected[of_kept] = some_numbers(kept.read(place[of_kept], number))
+            expected[~of_kept] = of_batch[place[~of_kept] - lanes]
             with np.errstate(invalid="ignore", over="ignore"):
-                if not alike(some_numbers(new[rows]), some_numbers(expected)).all():
+                if not alike(begins, expected).all():
                     return True
     return False
