@@ -72,3 +72,16 @@ def test_a_step_is_the_same(sampler: str, switch: str) -> None:
     assert not np.asarray(nothing.mask).any()
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5)
+
+
+@pytest.mark.sweep
+def test_other_functions_compute_no_infinity() -> None:
+    """Every operation runs by itself here, and JAX looks at each result."""
+    state = fbuf.init(ITEM, 8, sampler=fbuf.Uniform())
+    rows = jax.tree.map(lambda leaf: jnp.ones((3, *leaf.shape), leaf.dtype), ITEM)
+    full, key = fbuf.add(state, rows, donate=False), jax.random.key(0)
+    with SWITCHES["infs"]():
+        mixed = fbuf.sample_mixed([(state, 0.5), (full, 0.5)], key, 4)
+        priority = fbuf.sequence_priority(jnp.ones((2, 3)), jnp.ones((2, 3), bool))
+    np.testing.assert_array_equal(mixed.sample.weight, [0, 0, 1, 1])
+    np.testing.assert_allclose(priority, [1, 1])

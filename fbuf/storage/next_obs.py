@@ -307,13 +307,14 @@ def alike(one: Any, other: Any) -> Any:
     NaN is the same as NaN.
     """
     same = (one == other) | ((one != one) & (other != other))
-    if not jnp.issubdtype(one.dtype, jnp.floating):
+    if not jnp.issubdtype(one.dtype, jnp.floating) or not one.size:
         return same
     if one.dtype.itemsize < 4:
         one, other = one.astype(np.float32), other.astype(np.float32)
     size = abs(other)
-    finite = size < np.inf  # False for NaN, too
-    of_row = size.max(axis=1, keepdims=True, initial=0, where=finite)
+    finite = size <= np.finfo(size.dtype).max  # False for NaN, too
+    where = np.where if isinstance(size, np.ndarray) else jnp.where
+    of_row = where(finite, size, 0).max(axis=1, keepdims=True)
     near = abs(one - other) <= _ROUNDING * size + _BESIDE_OTHERS * of_row + _SMALLEST
     return same | (near & finite)
 

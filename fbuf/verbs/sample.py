@@ -177,8 +177,14 @@ def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
     mask = draw.mask & (jnp.arange(draw.mask.shape[0], dtype=jnp.int32) < count)
     weight = draw.weight
     if by_batch:
-        log_weight = jnp.where(mask, draw.log_weight, -jnp.inf)
-        weight = jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))
+        weight = weights_of_batch(draw.log_weight, mask)
     return dataclasses.replace(
         draw, mask=mask, weight=weight, probability=jnp.where(mask, draw.probability, 0)
     )
+
+
+def weights_of_batch(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
+    """The weights of a batch, the largest of those that the mask leaves is 1: float32 `[B]`."""
+    # No infinity: `jax_debug_infs` would report it.
+    log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
+    return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))

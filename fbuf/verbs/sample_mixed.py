@@ -16,7 +16,7 @@ from fbuf.door.entry import one_buffer, require_state, verb
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
-from fbuf.verbs.sample import CHECKS, drawn
+from fbuf.verbs.sample import CHECKS, drawn, weights_of_batch
 from fbuf.views.item import Item as ItemView
 from fbuf.views.protocol import View
 
@@ -184,11 +184,10 @@ def _sample_mixed(
     ]
     together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part for part, _ in parts])
     log_weight = jnp.concatenate([log_weight for _, log_weight in parts])
-    log_weight = jnp.where(together.mask, log_weight, -jnp.inf)
-    largest = jnp.where(together.mask.any(), log_weight.max(), 0)
+    weight = weights_of_batch(log_weight, together.mask)
     source = [jnp.full(count, number, jnp.int32) for number, count in enumerate(counts)]
     return MixedSample(
-        sample=dataclasses.replace(together, weight=jnp.exp(log_weight - largest)),
+        sample=dataclasses.replace(together, weight=weight),
         source=jnp.concatenate(source),
         counts=counts,
     )

@@ -73,8 +73,8 @@ def sequence_priority(
         )
     priority = batches.priorities("sequence_priority", priority, steps, "loss_mask")
     loss_mask, eta = jnp.asarray(loss_mask), jnp.asarray(eta).astype(jnp.float32)
-    # A sign given by mistake would otherwise come out as a small priority, and nobody notice.
-    priority = jnp.where(priority < 0, jnp.nan, priority)
+    # A sign given by mistake would otherwise come out as a small priority, and nobody notice: NaN.
+    priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)
     # Also the largest of none, or of what is not to count: no priority is below 0.
     priority = jnp.where(loss_mask, priority, 0)
     count = jnp.maximum(loss_mask.sum(axis=-1), 1).astype(jnp.float32)

@@ -193,11 +193,12 @@ MUTANTS = [
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
         ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
         ("view_key, (draw.probability,))", "view_key)", "order", OUTSIDE),
+        ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
     ),
     *of(
         "verbs/sample_mixed.py",
         ("key=lambda at: counts[at] - exact[at]", "key=lambda at: exact[at] - counts[at]", "count", SEVERAL),
-        ("jnp.where(together.mask, log_weight, -jnp.inf)", "log_weight", "weights", SEVERAL),
+        ("weights_of_batch(log_weight, together.mask)", "together.weight", "weights", SEVERAL),
         ("jax.random.fold_in(key, number), beta", "key, beta", "mask", SEVERAL),
     ),
     *of(
@@ -226,7 +227,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/sequence_priority.py",
-        ("priority = jnp.where(priority < 0, jnp.nan, priority)", "priority = priority * 1", "weights", REDUCED),
+        ("priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(loss_mask.sum(axis=-1), 1)", "jnp.maximum(loss_mask.shape[-1], 1 + 0 * loss_mask.sum(axis=-1))", "weights", REDUCED),
     ),
     *of(
