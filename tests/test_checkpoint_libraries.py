@@ -110,6 +110,7 @@ def test_several_seeds_go_on_bit_for_bit(save, tmp_path):
     chex.assert_trees_all_equal(rest(restored, ids), expected, strict=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("save", [pytest.param(with_flax, marks=pytest.mark.sweep), with_orbax])
 def test_what_is_restored_is_apart_from_the_original_and_written_in_place(save, tmp_path):
     state = fbuf.add(make(), rollout(0, STEPS)[0])
@@ -128,6 +129,7 @@ def pointers(state):
     return {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)}
 
 
+@pytest.mark.sweep
 def test_flax_saves_a_state_inside_other_things():
     state = fbuf.add(make(), rollout(0, STEPS)[0])
     run = {"params": jnp.ones(2), "buffers": [state], "step": 3}

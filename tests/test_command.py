@@ -205,6 +205,7 @@ def test_verify(tmp_path, capsys):
     assert found[1] == "MANIFEST-00000001: whole"
 
 
+@pytest.mark.sweep
 def test_beside_a_run_that_goes_on_saving(tmp_path, capsys, monkeypatch):
     """What is deleted while it is read is no damage: there is a newer one."""
     state = fbuf.add(fbuf.init(jnp.zeros(()), 9), jnp.arange(5.0))
@@ -227,6 +228,7 @@ def test_beside_a_run_that_goes_on_saving(tmp_path, capsys, monkeypatch):
     assert "whole" not in capsys.readouterr().out  # that one is gone
 
 
+@pytest.mark.sweep
 def test_a_newer_format_is_no_damage(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr(manifest, "FORMAT", manifest.FORMAT + 1)

@@ -274,6 +274,7 @@ def pairwise(cases, others):
 DTYPES = ["bool", "uint8", "int8", "int16", "bfloat16", "float16", "float32", "complex64"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dtype", "way"),
     [
@@ -319,6 +320,7 @@ def test_the_newest_rows_are_kept(counts, way):
     assert int(run.size(state)) == len(expected)
 
 
+@pytest.mark.sweep
 def test_a_single_long_row_is_read_before_it_is_written_over():
     """Read where it is used, it would keep the old storage alive: all of it would be copied."""
     item = {"x": jnp.zeros(300), "image": jnp.zeros((84, 84), jnp.uint8)}

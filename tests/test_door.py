@@ -427,6 +427,7 @@ def test_a_consumed_state_is_refused_inside_a_trace_too():
         jax.jit(lambda key: fbuf.sample(state, key, 2))(KEY)
 
 
+@pytest.mark.sweep
 def test_large_ints_are_unsigned():
     state = fbuf.add(fbuf.init({"u": np.uint32(0)}, 4), {"u": 3_000_000_000})
     assert int(fbuf.rows(state).data["u"][-1]) == 3_000_000_000
@@ -439,6 +440,7 @@ def test_large_ints_are_unsigned():
             assert int(fbuf.rows(state).data["n"][-1]) == number
 
 
+@pytest.mark.sweep
 def test_environments_come_first_unless_it_is_said_otherwise():
     items = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
     one = fbuf.add(fbuf.init(jnp.int32(0), 8, num_envs=2), items)
@@ -550,6 +552,7 @@ def test_a_numpy_step_is_its_owners_again():
         np.testing.assert_array_equal(batch.data, expected)
 
 
+@pytest.mark.sweep
 def test_after_from_python_is_the_same_state():
     state = filled()
     assert fbuf.after(state, fbuf.sample(state, KEY, 2)) is state
@@ -558,6 +561,7 @@ def test_after_from_python_is_the_same_state():
             fbuf.after(state, nothing)
 
 
+@pytest.mark.sweep
 def test_steps_first_is_for_one_axis_of_rows():
     view = fbuf.Sequence(2, boundary="pad", time_major=True)
     state = filled(sampler=fbuf.Uniform())

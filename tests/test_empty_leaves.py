@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import meshes
+from support.few import few
 
 import fbuf
 from fbuf import sharded
@@ -85,10 +86,9 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
     check(fbuf.load(tmp_path, item=example, capacity=4).state, item, 4)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize(
-    "item", [n if n == "all_empty" else pytest.param(n, marks=pytest.mark.sweep) for n in ITEMS]
-)
+@pytest.mark.parametrize("item", ITEMS)
 def test_over_a_mesh(item, tmp_path):
     item = ITEMS[item]
     state = sharded.init(item, 16, mesh=meshes.mesh(2), num_envs=4)
@@ -108,7 +108,8 @@ def test_over_a_mesh(item, tmp_path):
         np.testing.assert_array_equal(leaf, np.ones_like(leaf))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("sampler", few(SAMPLERS, "window"))
 def test_one_of_everything(sampler):
     """A capacity of one row, a batch of one, one environment, one field, a window of one."""
     sampler = SAMPLERS[sampler] if sampler != "window" else fbuf.Uniform(window=1, by="episode")

@@ -209,6 +209,7 @@ def test_nothing_to_draw_is_masked_and_harmless(run):
     assert int(state.fault) == 0
 
 
+@pytest.mark.sweep
 def test_new_rows_follow_the_largest_priority_as_it_goes(run):
     state = fbuf.init(ITEM, 3, sampler=EXACT)
     one = jax.tree.map(lambda x: x[0], NEW)
@@ -225,6 +226,7 @@ def test_new_rows_follow_the_largest_priority_as_it_goes(run):
     assert float(run.stats(state)["new_priority"]) == 50
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "bad",
     [float("nan"), *(pytest.param(x, marks=pytest.mark.sweep) for x in (-1.0, float("inf")))],

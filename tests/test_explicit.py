@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from support.few import few
 
 import fbuf
 from fbuf import sharded
@@ -59,7 +60,7 @@ def everything(state):
     return fbuf.end_episode(fbuf.clear(state)), (batch, found)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", few(SAMPLERS, "prioritized"))
 def test_every_verb_takes_it(sampler):
     state = buffer(sampler)
     traced, _ = jax.eval_shape(everything, state)
@@ -71,6 +72,7 @@ def test_every_verb_takes_it(sampler):
     jax.eval_shape(lambda state: jax.lax.scan(turn, state, None, length=2), state)
 
 
+@pytest.mark.sweep
 def test_it_holds_what_a_buffer_on_one_device_holds(tmp_path):
     here, there = fbuf.init({"x": jnp.zeros(3)}, 64, next_of="x"), buffer()
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -91,12 +93,14 @@ def test_it_holds_what_a_buffer_on_one_device_holds(tmp_path):
     np.testing.assert_array_equal(fbuf.load(tmp_path).state.storage.words, here.storage.words)
 
 
+@pytest.mark.sweep
 def test_inside_set_mesh():
     with jax.set_mesh(mesh()):
         state = fbuf.init({"x": jnp.zeros(3)}, 64, next_of="x")
         jax.eval_shape(everything, state)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_over_a_mesh_the_kind_of_its_axes_makes_no_difference(kind):
     state = sharded.init({"x": jnp.zeros(3)}, 64, mesh=mesh(kind), num_envs=8)

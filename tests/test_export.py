@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.few import few
 
 import fbuf
 
@@ -24,7 +25,6 @@ SAMPLERS = {
     "fifo": fbuf.Fifo(),
 }
 ITEM = {"obs": (jnp.zeros(2), [jnp.zeros((), jnp.bfloat16), None]), "reward": jnp.zeros(())}
-QUICK = ("prioritized", "fifo")
 
 
 def program(view):
@@ -41,9 +41,7 @@ def program(view):
     return step
 
 
-@pytest.mark.parametrize(
-    "sampler", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS]
-)
+@pytest.mark.parametrize("sampler", few(SAMPLERS, "prioritized"))
 def test_a_step_comes_back(sampler):
     state = fbuf.init(ITEM, 8, num_envs=2, sampler=SAMPLERS[sampler], next_of="obs")
     words = jax.random.key_data(jax.random.key(0))
@@ -59,6 +57,7 @@ def test_a_step_comes_back(sampler):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "view",
     [
@@ -84,6 +83,7 @@ def test_a_pace_comes_back():
     )
 
 
+@pytest.mark.sweep
 def test_another_process_needs_nothing_but_the_import():
     state = jax.eval_shape(lambda: fbuf.init({"x": jnp.zeros(2)}, 8))
     data = jax.export.export(jax.jit(fbuf.size))(state).serialize()

@@ -234,6 +234,7 @@ def test_the_newest_are_kept_if_that_is_asked_for():
     assert not batch.truncated.any()
 
 
+@pytest.mark.sweep
 def test_segments_overlap_by_what_is_kept():
     state, seen = queue(), []
     for turn in range(6):
@@ -244,6 +245,7 @@ def test_segments_overlap_by_what_is_kept():
     assert seen == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [9, 10, 11, 12], [12, 13, 14, 15]]
 
 
+@pytest.mark.sweep
 def test_what_was_popped_can_be_written_until_it_is_overwritten():
     state = fbuf.init({"n": jnp.int32(0)}, 8, sampler=fbuf.Fifo())
     state = fbuf.add(state, {"n": numbers(0, 6)})

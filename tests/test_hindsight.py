@@ -149,6 +149,7 @@ def test_the_same_in_every_way():
     assert 0 < eager.data.relabelled.mean() < 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "strategy",
     ["episode", pytest.param("future", marks=SWEEP), pytest.param("final", marks=SWEEP)],
@@ -162,6 +163,7 @@ def test_where_nothing_can_be_drawn_nothing_happens(strategy):
     np.testing.assert_array_equal(batch.weight, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("stored", "function"),
     [

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 from support.contracts import CAPACITY, ITEM, consumed, rows
+from support.few import few
 from support.programs import emitters
 
 import fbuf
@@ -104,13 +105,14 @@ TIED = [sample_then_add, only_data, two_batches, ends_after, others_written, ask
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("step", TIED)
+@pytest.mark.parametrize("step", few(TIED, sample_then_add))
 def test_reads_and_writes_of_one_trace_are_tied(step, sampler):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not copies(thrice(step), large(sampler), KEY)
 
 
+@pytest.mark.sweep
 def test_so_they_are_under_vmap_and_from_several_buffers():
     states = jax.eval_shape(
         lambda: jax.vmap(lambda _: fbuf.init(ITEM, CAPACITY))(jnp.arange(2)),
@@ -118,6 +120,7 @@ def test_so_they_are_under_vmap_and_from_several_buffers():
     assert not copies(jax.vmap(sample_then_add), states, jax.random.split(KEY, 2))
 
 
+@pytest.mark.sweep
 def test_so_they_are_over_a_mesh():
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     sharded = fbuf.sharded
@@ -143,6 +146,7 @@ def test_a_read_is_tied_in_its_own_trace_only():
     assert told[0].filename == __file__
 
 
+@pytest.mark.sweep
 def test_a_read_within_a_gradient_is_one_of_the_same_trace():
     """Within `grad` the arrays read are other tracers than those of the buffer."""
 
@@ -169,7 +173,9 @@ def test_a_read_within_a_gradient_is_one_of_the_same_trace():
         pytest.param(fbuf.Uniform(window=2), marks=pytest.mark.sweep),
     ],
 )
-@pytest.mark.parametrize("body", [sample_then_add, thrice(two_batches)])
+@pytest.mark.parametrize(
+    "body", [sample_then_add, pytest.param(thrice(two_batches), marks=pytest.mark.sweep)]
+)
 def test_no_trace_outlives_its_function(body, sampler):
     """Notes of a read are freed with the state that was read; so are the forms of a platform."""
     alive = []
@@ -269,7 +275,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", few(FORMS, "unrolled"))
 def test_after_keeps_every_form_of_a_step_in_place(form, sampler):
     assert not copies(FORMS[form], large(sampler), KEY)
 
@@ -317,6 +323,7 @@ def test_the_check_finds_copies_and_says_what_to_do(form):
         fbuf.check_in_place(run, large(), KEY)
 
 
+@pytest.mark.sweep
 def test_the_check_passes_a_step_in_place_and_consumes_nothing():
     state = {"buffer": fbuf.init(jnp.zeros(3), 2**16), "steps": jnp.int32(0)}
 
@@ -377,6 +384,7 @@ def test_the_check_times_what_no_program_shows(monkeypatch):
         fbuf.check_in_place(Slow(), state, timed=True)
 
 
+@pytest.mark.sweep
 def test_a_buffer_that_is_only_read_need_not_be_donated():
     def step(state, demos, key):
         batch = fbuf.sample_mixed([(state, 0.5), (demos, 0.5)], key, 8)

@@ -33,6 +33,7 @@ def drawn(state):
     return lax.scan(lambda c, k: (c, fbuf.sample(state, k, 1000, beta=0.5)), 0, keys)[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("given", "window"), WAYS, ids=str)
 def test_a_row_is_as_likely_as_all_ways_together_make_it(given, window):
     per = fbuf.Prioritized(alpha=1.0, eps=0.0, window=window)

@@ -42,7 +42,8 @@ def history():
         if turn == 3:
             state = fbuf.write(state, fbuf.ids_at(state, jnp.array([0])), {"obs": jnp.ones((1, 3))})
             state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([2])))
-        yield jax.tree.map(jnp.copy, state), {"turn": turn, "key": jax.random.key(turn)}
+        key = jax.random.key(turn, impl="threefry2x32")
+        yield jax.tree.map(jnp.copy, state), {"turn": turn, "key": key}
 
 
 def without_newest(state):

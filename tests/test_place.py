@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from support.few import few
 
 import fbuf
 
@@ -37,7 +38,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("maker", few(MAKERS, "load"))
 def test_a_buffer_made_on_another_device_stays_there(maker, tmp_path):
     with jax.default_device(other()):
         state = MAKERS[maker](tmp_path)
@@ -51,7 +52,8 @@ def test_a_buffer_made_on_another_device_stays_there(maker, tmp_path):
     assert batch.data["x"].devices() == {other()}
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.sweep
+@pytest.mark.parametrize("maker", few(MAKERS, "load"))
 def test_a_buffer_on_the_default_device_is_free_to_be_taken_along(maker, tmp_path):
     state = MAKERS[maker](tmp_path)
     with jax.default_device(jax.local_devices()[0]):

@@ -50,9 +50,10 @@ def loops(function: Any, *given: Any, platforms: Sequence[str]) -> int:
     return len(re.findall("stablehlo.while", traced.lower(lowering_platforms=platforms).as_text()))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "sampler",
-    [n if n == "prioritized" else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS],
+    SAMPLERS,
 )
 def test_a_program_for_another_platform_has_no_loops_of_a_cpu(sampler: str) -> None:
     given = (buffer(sampler), jax.random.key(0))
@@ -108,10 +109,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert count[0] > 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["plain", "vmap", "x64"])
 @pytest.mark.parametrize(
     "sampler",
-    [n if n == "window" else pytest.param(n, marks=pytest.mark.sweep) for n in SAMPLERS],
+    SAMPLERS,
 )
 def test_both_forms_have_the_same_shapes_and_dtypes(
     sampler: str, way: str, compared: list[int]
@@ -125,10 +127,9 @@ def test_both_forms_have_the_same_shapes_and_dtypes(
         jax.eval_shape(jax.vmap(step), many, jax.random.split(key))
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize(
-    "sampler", ["prioritized", pytest.param("window", marks=pytest.mark.sweep)]
-)
+@pytest.mark.parametrize("sampler", ["prioritized", "window"])
 def test_both_forms_vary_alike_over_a_mesh(sampler: str, compared: list[int]) -> None:
     state = sharded.init(
         {"x": jnp.float32(0)}, 512, mesh=meshes.mesh(8), num_envs=8, sampler=SAMPLERS[sampler]
@@ -145,6 +146,7 @@ def on_all(state: Any, key: jax.Array) -> Any:
     return sharded.remove(state, batch.ids)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 def test_over_a_mesh_the_form_follows_the_platform() -> None:
     state = sharded.init(

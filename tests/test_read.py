@@ -56,6 +56,7 @@ def names():
     return fbuf.Ids(slots, jnp.array([[0, 0, 0], [0, 7, 0]], jnp.int32))
 
 
+@pytest.mark.sweep
 def test_what_names_no_row_is_masked_and_zero():
     batch = fbuf.read(stored(), names())
     assert batch.mask.tolist() == [[True, True, False], [False, False, False]]

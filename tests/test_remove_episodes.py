@@ -145,6 +145,7 @@ def test_no_row_is_copied():
     assert program.memory_analysis().temp_size_in_bytes < 200 * 4096
 
 
+@pytest.mark.sweep
 def test_no_slot_comes_twice_where_a_lane_has_no_row():
     state = fbuf.init(jnp.int32(0), 9, num_envs=3, lockstep=False)
     mask = jnp.array([True, False, True])

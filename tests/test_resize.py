@@ -267,6 +267,7 @@ def test_misuse(capacity, error, text):
         fbuf.resize(state, 6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("capacity", [3, pytest.param(8, marks=SWEEP)])
 def test_the_oldest_row_is_no_first_step_if_its_episode_began_before(capacity):
     """Also where the new ring has room left, so that nothing seems to have been overwritten."""

@@ -87,6 +87,7 @@ def test_a_removed_row_at_the_edge_of_a_chunk(rows):
         assert tuple(int(x[0]) for x in found) == (0, expected)
 
 
+@pytest.mark.sweep
 def test_what_is_behind_the_end_does_not_leak():
     state = fbuf.init({"reward": 0.0}, 64, sampler=fbuf.Uniform(first_only=True))
     reward = jnp.array([1.0, 2.0, jnp.nan, 5.0])
@@ -103,6 +104,7 @@ def test_what_is_behind_the_end_does_not_leak():
     np.testing.assert_array_equal(batch.terminated, first)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("gamma", "dtype"),
     [
@@ -122,6 +124,7 @@ def test_long_episodes_are_summed_up_exactly_enough(gamma, dtype):
     assert data.return_to_go.dtype == jnp.float32
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "then", [pytest.param("nothing added", marks=pytest.mark.sweep), "all removed"]
 )

@@ -27,6 +27,7 @@ def test_a_rollout_has_its_oldest_row_first():
     jax.tree.map(np.testing.assert_array_equal, batch, jax.jit(fbuf.rollout)(state))
 
 
+@pytest.mark.sweep
 def test_a_rollout_knows_what_each_step_led_to():
     state = fbuf.init({"obs": jnp.int32(0)}, 6, num_envs=2, next_of="obs")
     obs = np.array([[0, 1, 2], [10, 11, 12]], np.int32)
@@ -62,6 +63,7 @@ def test_each_epoch_over_a_rollout_covers_each_row_once(steps, batch_size):
             assert sorted(seen) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reset", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_environments_know_of_no_clear(reset):
     """A rollout that ends with an episode: the next one begins with the dummy of its reset."""

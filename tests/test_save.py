@@ -452,6 +452,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
         fbuf.save(tmp_path, state)
 
 
+@pytest.mark.sweep
 def test_the_mark_of_another_way_is_none(tmp_path):
     """Two buffers that come from one that was saved: each is known only by its own save."""
     copy = lambda state: jax.tree.map(jnp.copy, state)
@@ -809,6 +810,7 @@ def test_an_item_with_an_empty_part(tmp_path):
     same(restored.load(tmp_path, item=item).state, unmarked(state))
 
 
+@pytest.mark.sweep
 def test_saved_elsewhere_again_and_again(tmp_path):
     state = fbuf.add(fbuf.init(jnp.zeros(()), 20), jnp.arange(7.0))
     for turn in range(4):
@@ -977,6 +979,7 @@ def test_another_capacity_that_is_none(tmp_path):
         restored.load(tmp_path, capacity=-1)  # before anything is read
 
 
+@pytest.mark.sweep
 def test_into_another_capacity(tmp_path):
     state = fbuf.init(jnp.int32(0), 10, sampler=fbuf.Prioritized())
     state = fbuf.add(state, jnp.arange(14, dtype=jnp.int32))
@@ -1088,6 +1091,7 @@ def test_a_loaded_buffer_ends_its_open_episodes(tmp_path):
         fbuf.load(tmp_path, episodes="reset")
 
 
+@pytest.mark.sweep
 def test_a_run_that_has_ended_its_episodes_saves_on(tmp_path):
     state = fbuf.init({"obs": jnp.int32(0)}, 16, next_of="obs")
     state = fbuf.add(

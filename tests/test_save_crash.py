@@ -273,6 +273,7 @@ def test_killed_at_any_moment(tmp_path, background, times):
     print(f"{times} kills, {killed.nothing_yet} of them before the first save was whole")
 
 
+@pytest.mark.sweep
 def test_a_full_disk(tmp_path):
     """The error comes through, the checkpoint before it stays, and the next save tidies up."""
     small = tmp_path / "small"

@@ -96,6 +96,7 @@ def numbers(folder):
     return [path.name.split("-")[1] for path in folder.glob("SHARDS-*")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "how",
     ["manifest", *(pytest.param(how, marks=pytest.mark.sweep) for how in ("shard", "missing"))],

@@ -122,6 +122,7 @@ def rows(count):
     return jnp.arange(count, dtype=jnp.int32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "options", "event", "changed"),
     [EVENTS[0], *(pytest.param(*event, marks=SWEEP) for event in EVENTS[1:])],
@@ -189,6 +190,7 @@ def test_an_empty_buffer_and_bad_input():
         fbuf.Shuffled(first_only="last")
 
 
+@pytest.mark.sweep
 def test_batches_of_several_sizes_share_an_epoch():
     state = fbuf.init(jnp.int32(0), 20, sampler=fbuf.Shuffled())
     state = fbuf.add(state, jnp.arange(13, dtype=jnp.int32))

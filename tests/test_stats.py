@@ -49,6 +49,7 @@ def test_ends_are_those_of_rows_that_are_there():
     assert figures(fbuf.clear(state), detailed=True)["ends"] == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "sampler",
     [

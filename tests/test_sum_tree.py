@@ -108,6 +108,7 @@ def test_an_empty_tree_gives_slots_in_range(form):
     assert float(sum_tree.total(tree)) == 0
 
 
+@pytest.mark.sweep
 def test_the_ends_of_the_uniform_range_reach_the_ends_of_the_tree(form):
     tree = run(filled, np.ones(5000))
     ends = jnp.tile(jnp.array([0, LARGEST_U]), (sum_tree.picks(tree), 1))

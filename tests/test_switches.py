@@ -65,7 +65,8 @@ def test_a_step_is_the_same(sampler: str, switch: str) -> None:
     number = 0 if state.sampler.in_order else None
     key = jax.random.key(0)
     expected = step(state, key)
-    jax.clear_caches()
+    if switch == "infs":
+        jax.clear_caches()  # what is compiled is not looked into
     with SWITCHES[switch]():
         nothing = fbuf.sample(state, key, 4, step=number)
         found = step(state, key)

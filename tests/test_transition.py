@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import programs
+from support.few import few
 from support.oracle import told
 from support.pair import Pair
 
@@ -211,6 +212,7 @@ def test_images_take_half_the_memory():
     assert once < 0.54 * twice
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("lockstep", [pytest.param(True, marks=SWEEP), False])
 def test_short_episodes_in_a_small_buffer_lose_no_end(lockstep):
     rng, lanes, steps = np.random.default_rng(0), 8, 64
@@ -297,7 +299,7 @@ def walking(**options):
     return fbuf.init({"observation": jnp.zeros(3)}, 8, next_of="observation", **options)
 
 
-@pytest.mark.parametrize("lanes", OPTIONS)
+@pytest.mark.parametrize("lanes", few(OPTIONS, "apart"))
 def test_a_row_that_does_not_follow_is_a_fault(lanes):
     state = walking(**OPTIONS[lanes])
     for first, count in ((0, 1), (1, 1), (2, 3), (5, 20), (25, 1), (26, 2)):
@@ -337,6 +339,7 @@ def test_a_row_that_is_not_written_follows_nothing():
     assert not broken(walk(walk(state, 50, mask=jnp.array([False])), 7))
 
 
+@pytest.mark.sweep
 def test_an_end_of_long_ago_says_nothing_of_the_row_before():
     """The slot comes around: its newest row is another one, which has ended its episode."""
     state = walk(walking(max_ends=8), 0)
@@ -350,6 +353,7 @@ def test_an_end_of_long_ago_says_nothing_of_the_row_before():
     assert not broken(walk(state, 900))
 
 
+@pytest.mark.sweep
 def test_nan_follows_nan_and_no_number():
     nan = jnp.full((1, 3), jnp.nan)
     state = fbuf.add(walking(), {"observation": nan}, next_observation=nan)
@@ -357,6 +361,7 @@ def test_nan_follows_nan_and_no_number():
     assert broken(walk(state, 0))
 
 
+@pytest.mark.sweep
 def test_removed_rows_and_moved_rows_are_no_fault():
     state = walk(walking(), 0, 6)
     state = fbuf.remove(state, fbuf.newest_ids(state, 1))
@@ -371,10 +376,10 @@ def test_removed_rows_and_moved_rows_are_no_fault():
     ("shape", "region"),
     [
         ((64, 64, 3), np.s_[..., 1]),
-        ((84, 84), np.s_[:, 1:28]),
-        ((84, 84, 1), np.s_[:, 57:83]),
+        pytest.param((84, 84), np.s_[:, 1:28], marks=SWEEP),
+        pytest.param((84, 84, 1), np.s_[:, 57:83], marks=SWEEP),
         ((10, 10, 4), np.s_[3, 4, 1]),
-        ((12, 100), np.s_[:, ::2]),
+        pytest.param((12, 100), np.s_[:, ::2], marks=SWEEP),
     ],
 )
 def test_a_reset_that_changes_a_part_of_an_image_is_seen(shape, region):

@@ -274,6 +274,7 @@ def test_what_cannot_be_right_is_refused():
     assert fbuf.sample(deep, jax.random.key(0), 3, view=stack).data["a"]["b"].shape == (3, 2)
 
 
+@pytest.mark.sweep
 def test_a_field_without_numbers_is_written_as_any_other():
     state = fbuf.init({"n": jnp.int32(0), "none": jnp.zeros((3, 0))}, 8)
     state = fbuf.add(state, {"n": jnp.arange(4), "none": jnp.zeros((4, 3, 0))})

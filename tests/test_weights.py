@@ -43,6 +43,7 @@ def test_weights_are_relative_probabilities_raised(beta, normalize):
             )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("beta", "expected"), [(0.4, True), (0.5, False)])
 def test_some_exponents_need_no_logarithm(beta, expected):
     state = fbuf.init(jnp.int32(0), 8, sampler=fbuf.Prioritized(beta=beta))

@@ -74,6 +74,7 @@ def test_integers_below_a_total_are_the_upper_words_of_a_product(total: int) -> 
     assert ints(wide.below(jnp.asarray(bits), scalar)) == expected
 
 
+@pytest.mark.sweep
 def test_one_of_a_thousand_full_shards_is_chosen_as_often_as_each_other() -> None:
     counts = jnp.full(1000, LARGEST, jnp.int32)
     draw = jax.jit(lambda key: shards.by_count(counts, key, jnp.zeros((2, 2**19), jnp.uint32)))

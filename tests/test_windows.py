@@ -174,7 +174,7 @@ def test_what_cannot_be_right_is_refused():
     "sampler",
     [
         fbuf.Uniform(window=5),
-        fbuf.Uniform(window=5, by="episode"),
+        pytest.param(fbuf.Uniform(window=5, by="episode"), marks=pytest.mark.sweep),
         pytest.param(fbuf.Prioritized(window=5), marks=pytest.mark.sweep),
         pytest.param(fbuf.Shuffled(window=5), marks=pytest.mark.sweep),
     ],
@@ -199,6 +199,7 @@ def test_so_it_does_without_a_priority_above_zero():
         fbuf.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 def test_it_is_no_error_once_there_is_something_to_draw_again():
     state = fbuf.init(jnp.zeros(()), 12, sampler=fbuf.Uniform(window=8))
     told = []
@@ -219,6 +220,7 @@ def test_it_is_no_error_once_there_is_something_to_draw_again():
         fbuf.raise_on_fault(later(many, jnp.array([[1.0], [0.0]])))
 
 
+@pytest.mark.sweep
 def test_an_environment_that_fills_its_part_in_vain_says_so():
     state = fbuf.init(jnp.zeros(()), 16, num_envs=2, lockstep=False, sampler=fbuf.Uniform(window=3))
     for step in range(16):

@@ -106,6 +106,7 @@ def test_the_item_is_learned_from_what_comes_first(kind, first):
     assert buffer.can_sample() is True
 
 
+@pytest.mark.sweep
 def test_rows_go_around_the_end_and_come_back_as_they_were(kind):
     buffer = filled(kind, 2 * COUNT)
     assert contents(kind, buffer) == [10, 11, 12, 13, 14, 15, 6, 7, 8, 9]
@@ -134,6 +135,7 @@ def test_tensors_are_their_owners_again(kind, count):
     assert contents(kind, buffer)[:count] == list(range(1, count + 1))
 
 
+@pytest.mark.sweep
 def test_environments_that_step_together(kind):
     buffer = kind.make(num_envs=2, sampler=EXACT)
     terminated = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0]], device=DEVICE).bool()
@@ -375,6 +377,7 @@ def test_iteration_has_no_end(kind):
         assert_same_batch(kind, batch, same.sample())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 3])
 def test_an_epoch_has_every_row_once(kind, prefetch):
     options = {"sampler": fbuf.Shuffled(), "batch_size": 4, "prefetch": prefetch}
@@ -908,6 +911,7 @@ def test_saves_into_one_directory(kind, prefetch, tmp_path):
     buffer.close()
 
 
+@pytest.mark.sweep
 def test_a_directory_that_does_not_fit_changes_nothing(kind, tmp_path):
     filled(kind, sampler=EXACT).save(tmp_path)
     for other in (filled(kind, capacity=7, sampler=EXACT), filled(kind)):

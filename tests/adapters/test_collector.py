@@ -68,6 +68,7 @@ def test_every_step_is_in_the_buffer_as_it_was(mode, kind):
     fbuf.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mode",
     [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "next_step")) for mode in MODES],
@@ -221,6 +222,7 @@ def test_a_policy_sees_what_it_acts_on_once():
     assert len(seen) == 10
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["cleared", "new"])
 def test_an_empty_buffer_takes_a_dummy_for_a_dummy(how):
     with Collector(vector(3, "next_step"), policy, chunk=8) as collector:
@@ -261,6 +263,7 @@ def test_weights_come_with_their_version():
     )
 
 
+@pytest.mark.sweep
 def test_the_seed_is_that_of_the_policy_too():
     def drawn(seed):
         with Collector(vector(2), Drawing(), seed=seed) as collector:
@@ -295,6 +298,7 @@ class NoisePolicy(Drawing):
         return self.random.random((len(observation), 1))
 
 
+@pytest.mark.sweep
 def test_the_noise_of_a_policy_is_not_that_of_an_environment():
     envs = SyncVectorEnv([Noise], autoreset_mode=MODES["same_step"])
     with Collector(envs, NoisePolicy(), seed=3) as collector:

@@ -306,6 +306,7 @@ def test_new_weights_while_the_thread_steps():
     assert act.threads == ["fbuf collector"] * 3
 
 
+@pytest.mark.sweep
 def test_close_while_a_step_hangs(monkeypatch):
     monkeypatch.setattr("fbuf_adapters.gymnasium._collector._PATIENCE", 0.2)
     hangs, goes_on = threading.Event(), threading.Event()

@@ -88,6 +88,7 @@ def test_an_unknown_end_takes_nobodys_place(recwarn):
     assert_holds(state, [*made, *more], unknown=range(3))
 
 
+@pytest.mark.sweep
 def test_only_rows_that_are_added_are_marked(small_chunks, recwarn):
     before, made = episodes([1] * 20), episodes([1] * 17)
     state = loaded(before, fbuf.init(item(made), 20, next_of="observation", max_ends=20))
@@ -114,6 +115,7 @@ def test_an_open_episode_is_ended_before():
     assert_holds(state, [before, *made])
 
 
+@pytest.mark.sweep
 def test_what_is_cut_at_the_end_of_the_data_is_truncated(recwarn):
     made = episodes([3, 5])
     fields, terminated, _, later = flat(made)
@@ -123,6 +125,7 @@ def test_what_is_cut_at_the_end_of_the_data_is_truncated(recwarn):
     assert_holds(state, made, unknown=[0, 1])
 
 
+@pytest.mark.sweep
 def test_a_field_holds_the_next_observation():
     made = episodes([3, 1, 9])
     state = fbuf.init(item(made, next_observation=jnp.zeros(3)), 20)
@@ -194,6 +197,7 @@ def test_the_sampler_is_that_of_the_caller():
     assert loaded(episodes([5, 5]), None, False, sampler=sampler, casts=CASTS).sampler == sampler
 
 
+@pytest.mark.sweep
 def test_a_bar_shows_where_it_is(capsys, monkeypatch):
     made = episodes([5])
     monkeypatch.setattr(_loading, "tqdm", lambda delay, **bar: __import__("tqdm").tqdm(**bar))
@@ -259,7 +263,7 @@ def test_ctrl_c_leaves_whole_rows(small_chunks):
     assert_holds(raised.value.state, [*made[:2], there])
 
 
-@pytest.mark.parametrize("kind", [fbuf.init, HostStore])
+@pytest.mark.parametrize("kind", [fbuf.init, pytest.param(HostStore, marks=pytest.mark.sweep)])
 def test_ctrl_c_within_an_add_has_it_end(kind, small_chunks, monkeypatch, recwarn):
     """Rows, flags, counts, and which next observations nobody knows: all of them or none."""
     made = episodes([10, 20, 30])
@@ -475,6 +479,7 @@ def test_npz_of_columns(tmp_path, small_chunks):
     assert_holds(from_npz(tmp_path / "x.npz", state, casts=CASTS), made)
 
 
+@pytest.mark.sweep
 def test_npz_of_names_that_only_files_of_ours_have_for_themselves(tmp_path):
     names = ("dtypes", "last_observation", "last_observation_of", "observation.dtypes")
     arrays = {name: np.arange(3, dtype=np.int32) for name in names}

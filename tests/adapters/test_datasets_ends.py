@@ -8,6 +8,7 @@ import pytest
 from fbuf_adapters.datasets import _loading, from_arrays, from_d4rl, from_npz, to_npz
 from fbuf_adapters.datasets._continuity import goes_on
 from fbuf_adapters.host import HostStore
+from support.few import few
 
 import fbuf
 
@@ -86,7 +87,7 @@ NEXT = {"next_of": "observation"}
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ("arrays", HostStore),
+        pytest.param("arrays", HostStore, marks=pytest.mark.sweep),
         ("d4rl", fbuf.init),
         pytest.param("npz", fbuf.init, marks=pytest.mark.sweep),
         pytest.param("d4rl", HostStore, marks=pytest.mark.sweep),
@@ -135,7 +136,7 @@ def test_a_field_of_next_observations_needs_none_of_rows_that_terminated():
 # Ends that nobody marked.
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", few(SOURCES, "arrays"))
 @pytest.mark.parametrize(
     "given",
     [{"next_of": "observation"}, {"into": fbuf.init(ITEM, 12)}],
@@ -162,6 +163,7 @@ def test_a_jump_is_an_end(source, given, small_chunks, tmp_path):
         assert steps.tolist() == [3, 3, 2, 1, 3, 2, 1, 2, 1, 3, 2, 1]
 
 
+@pytest.mark.sweep
 def test_rows_in_no_order_are_episodes_of_one_step(tmp_path):
     observed, later, _ = walks([30])
     order = np.random.default_rng(0).permutation(30)
@@ -223,6 +225,7 @@ def test_d4rl_with_timeouts_that_are_false_everywhere(tmp_path):
     assert (ends_of(state), said) == ([[4], [3, 8, 11]], [])
 
 
+@pytest.mark.sweep
 def test_steps_are_counted_on_where_a_task_goes_on_after_a_terminal(tmp_path, small_chunks):
     """As the rows show it: the fourth terminates and goes on, the last of the second does not."""
     observed, later, _ = walks([6, 5, 6])
@@ -248,6 +251,7 @@ def test_a_limit_that_is_too_small_or_counts_from_the_wrong_rows_is_said(tmp_pat
     assert "after row 3 a row that terminated is followed by" in said[0]
 
 
+@pytest.mark.sweep
 def test_files_that_are_loaded_one_after_another_are_not_joined(tmp_path):
     observed, later, _ = walks([3])
     state = fbuf.init(ITEM, 6, next_of="observation", max_ends=2)
@@ -316,6 +320,7 @@ def test_what_is_no_number_is_itself_and_nothing_else():
     assert jumps(observed, led_to) == [14, 34, 60]
 
 
+@pytest.mark.sweep
 def test_arrays_of_a_file_are_read_again(tmp_path, small_chunks):
     """They are compared before; in Fortran order, too."""
     observed, later, _ = walks([40])

@@ -178,7 +178,8 @@ SWEEP = {
     ),
     *("dicts", "dicts, host", "slices", "slices, short", "slices, nested", "dicts, prefetch"),
     *("transition", "hindsight", "shuffled", "sequence", "uniform", "n_step", "prefetch, saved"),
-    *("to_torch", "slices, prioritized", "dicts, dims", "dicts, read"),
+    *("to_torch", "slices, prioritized", "dicts, dims", "dicts, read", "time_major"),
+    *("slices, padded", "host", "dicts, prioritized", "read"),
 }
 
 
@@ -409,6 +410,7 @@ def test_shapes_of_one_and_of_nothing(shape, name, platform, monkeypatch):
     of_its_own({"one": one, "five": five, "zero": zero})
 
 
+@pytest.mark.sweep
 def test_nothing_warns(recwarn):
     """NumPy's views of JAX's arrays are to read only, of which torch would warn."""
     with tensors(sampler=fbuf.Prioritized()) as buffer:

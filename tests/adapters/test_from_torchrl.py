@@ -96,6 +96,7 @@ def test_prioritised_samplers():
     )
 
 
+@pytest.mark.sweep
 def test_options():
     def twice(batch):
         return batch.set("twice", batch["t"] * 2)

@@ -180,6 +180,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", ["aligned", "misaligned", pytest.param("int64", marks=pytest.mark.sweep)]
 )

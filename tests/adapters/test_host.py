@@ -242,6 +242,7 @@ def test_rows_belong_to_their_owner_again():
     same(store.rollout().data["reward"][:4], before["reward"])
 
 
+@pytest.mark.sweep
 def test_a_queue_hands_out_each_row_once():
     state, store = (make(jnp.int32(0), 8, sampler=fbuf.Fifo()) for make in (fbuf.init, HostStore))
     for first in range(0, 30, 5):
@@ -261,6 +262,7 @@ def filled(**options):
     return store
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_batches_are_those_of_their_moment(prefetch):
     """Batch `i` is drawn when batch `i - prefetch` is asked for, whatever the thread does."""
@@ -364,6 +366,7 @@ def test_what_cannot_be_right_is_refused(call, error, match):
     assert store.size() == 41
 
 
+@pytest.mark.sweep
 def test_files_leave_nothing_behind(tmp_path):
     """They have no names: a process that is killed leaves no gigabytes on the disk."""
     store = HostStore(jnp.int32(0), 1000, files=tmp_path / "rows")
@@ -399,6 +402,7 @@ def test_what_a_full_store_says_of_itself():
     assert dataclasses.is_dataclass(store.sample(jax.random.key(0), 2))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("background", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_what_was_saved_comes_back(tmp_path, background):
     """As a store and as a buffer, also if only what is new was written."""
@@ -431,6 +435,7 @@ def arrays_of(store):
     return jax.tree.leaves(store.whole().storage)
 
 
+@pytest.mark.sweep
 def test_a_buffer_on_the_device_goes_on_as_a_store(tmp_path):
     state = fbuf.add(fbuf.init(jnp.int32(0), 8), np.arange(11, dtype=np.int32))
     state = fbuf.save(tmp_path, state)
@@ -480,6 +485,7 @@ def test_a_loaded_store_ends_the_episodes_that_were_open(tmp_path, read):
         load(tmp_path, episodes="ends")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("read", ["load", "open"])
 def test_a_store_without_open_episodes_is_loaded_as_it_was(tmp_path, read):
     """Empty, or read as a queue to its end."""
@@ -569,6 +575,7 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
     same(plain.rows(), store.rows())
 
 
+@pytest.mark.sweep
 def test_two_stores_of_one_directory_do_not_mix(tmp_path):
     first = HostStore(jnp.int32(0), 8)
     first.add(np.arange(6, dtype=np.int32))
@@ -856,6 +863,7 @@ def test_a_row_that_does_not_follow_is_a_fault():
     assert is_broken(within)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kept", ["loaded", "opened"])
 def test_a_restored_store_knows_where_its_newest_rows_led_to(tmp_path, kept):
     specs = {"a": (3,), "b": (), "wide": (40, 41), "flag": (5,)}

@@ -112,6 +112,7 @@ def test_epochs_are_those_of_a_buffer_on_the_device(drop_last):
         same(list(one), list(two))
 
 
+@pytest.mark.sweep
 def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
     """Ten batches ahead, and all rows replaced before the thread gets to them."""
     options = {"batch_size": 8, "prefetch": 9, "host": True, "seed": 0}
@@ -163,6 +164,7 @@ def test_an_exception_in_the_thread_comes_out(monkeypatch):
         buffer.sample()
 
 
+@pytest.mark.sweep
 def test_a_data_set_is_opened_for_tensors(tmp_path):
     state = fbuf.init({"n": jnp.int32(0)}, 64, sampler=fbuf.Shuffled())
     fbuf.save(tmp_path, fbuf.add(state, {"n": np.arange(50, dtype=np.int32)}))

@@ -108,7 +108,7 @@ def test_the_state_is_the_old_one_or_the_new_one(interrupted, host, prefetch, ti
         assert len(buffer.sample().data["n"]) == 4
 
 
-@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("host", [pytest.param(False, marks=pytest.mark.sweep), True])
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 3])
 @pytest.mark.parametrize("times", MANY)
 def test_no_batch_is_lost_or_doubled(interrupted, host, prefetch, times):
@@ -134,6 +134,7 @@ def test_no_batch_is_lost_or_doubled(interrupted, host, prefetch, times):
         assert len(set(epoch)) == len(epoch)
 
 
+@pytest.mark.sweep
 def test_an_interrupted_first_call_is_finished_by_the_next(interrupted):
     for seconds in (0.02, 0.2, 0.6):
         buffer = ReplayBuffer(8, item={"n": torch.tensor(0).int()})

@@ -218,6 +218,7 @@ def test_named_tuples_are_dicts_of_their_fields():
     assert_same(fbuf.rows(again).data, rows)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -297,6 +298,7 @@ def test_environments_come_one_after_another():
     assert_holds(from_minari(out(state), next_of="observation"), made)
 
 
+@pytest.mark.sweep
 def test_an_unknown_last_observation_is_not_made_up(recwarn):
     made = episodes([3, 4])
     fields, terminated, truncated, _ = flat(made)
@@ -306,6 +308,7 @@ def test_an_unknown_last_observation_is_not_made_up(recwarn):
         out(state)
 
 
+@pytest.mark.sweep
 def test_nothing_is_left_of_what_raised(tmp_path, monkeypatch):
     calls = []
 
@@ -430,6 +433,7 @@ def test_what_is_wrong_is_named(name):
     assert raised.value.state is None  # of one chunk nothing was added
 
 
+@pytest.mark.sweep
 def test_what_was_added_before_is_there(monkeypatch):
     from fbuf_adapters.datasets import _loading
 
@@ -488,6 +492,7 @@ def test_no_such_data_set(tmp_path):
         from_minari(3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("field", [False, True])
 def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
     """Whether it is kept aside, or in a field; what is known of other rows is written."""
@@ -516,6 +521,7 @@ def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
         assert_holds(again, [*made, *made], unknown=[0, 1])
 
 
+@pytest.mark.sweep
 def test_an_observation_that_stood_in_before_a_resize_is_not_written_after():
     made = episodes([3, 4])
     fields, terminated, _, later = flat(made)

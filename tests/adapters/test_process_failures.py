@@ -31,6 +31,7 @@ SLOW = 0.02
 """Seconds a step, so that the other process does not fill the buffer until it is seen."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fails", "message"),
     [
@@ -231,6 +232,7 @@ def test_a_collector_that_nobody_has_ends_its_processes():
     del collector  # the fixture counts what is left
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["free", pytest.param("barrier", marks=pytest.mark.sweep)])
 def test_ctrl_c_loses_no_whole_chunk(mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:

@@ -167,6 +167,7 @@ def test_environments_may_write_to_the_array_they_returned():
         assert_whole(rows, env)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.sweep), 3])
 def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
     """It waits for the last one, so that none is noted and was never sent."""
@@ -189,6 +190,7 @@ def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
         assert int(fbuf.size(state)) % 4 == 0
 
 
+@pytest.mark.sweep
 def test_ctrl_c_while_weights_are_written(monkeypatch):
     with make(mode="barrier") as collector:
         state = collector.collect(buffer(collector), 4)
@@ -344,6 +346,7 @@ def test_bad_arguments_start_nothing(options, error, message):
         make(**options)
 
 
+@pytest.mark.sweep
 def test_without_a_seed_two_collectors_make_different_episodes():
     first = []
     for _ in range(2):

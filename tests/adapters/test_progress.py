@@ -9,6 +9,7 @@ pytest.importorskip("gymnasium")
 from environments import policy, vector
 from fbuf_adapters.gymnasium import Collector, ProcessCollector, _progress
 from in_processes import Counting, Policy
+from support.few import few
 
 import fbuf
 
@@ -44,7 +45,9 @@ def in_processes(progress):
     return ProcessCollector(Counting, Policy(), progress=progress, **options)
 
 
-@pytest.mark.parametrize("make", [in_the_thread, in_the_background, in_processes])
+@pytest.mark.parametrize(
+    "make", few([in_the_thread, in_the_background, in_processes], in_the_background)
+)
 @pytest.mark.parametrize(
     ("progress", "hidden"),
     [

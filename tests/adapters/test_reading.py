@@ -107,6 +107,7 @@ def test_episodes_come_whole_and_in_order():
     assert told == [[3], [8, 9, 10, 11], [12]]
 
 
+@pytest.mark.sweep
 def test_environments():
     rb = TensorDictReplayBuffer(CAPACITY, num_envs=2)
     for start in (0, 4):

@@ -193,6 +193,7 @@ def test_a_list_that_may_be_one_tree_is_refused():
     assert len(pairs) == 5
 
 
+@pytest.mark.sweep
 def test_lists_of_steps_of_environments_and_of_what_follows():
     step = {"obs": torch.arange(2.0, device=DEVICE)}
     steps = [jax.tree.map(lambda leaf, n=n: leaf + 10 * n, step) for n in range(3)]
@@ -273,6 +274,7 @@ def test_environments_step_by_step_and_time_major():
     assert flags(buffer.state) == [1, *[0] * 7, 2, 0]
 
 
+@pytest.mark.sweep
 def test_what_follows_is_given_apart():
     buffer = ReplayBuffer(
         CAPACITY, device=DEVICE, next_of="obs", view=fbuf.Transition("obs"), batch_size=BATCH
@@ -436,6 +438,7 @@ def test_a_batch_size_of_the_call_and_of_the_buffer():
         without.sample()
 
 
+@pytest.mark.sweep
 def test_nothing_to_draw_is_masked():
     buffer = buffer_of(1, **PAIRS)
     assert not buffer.can_sample()
@@ -590,6 +593,7 @@ def test_a_state_that_is_not_whole_is_not_loaded():
 # Life before the first row, and in other processes.
 
 
+@pytest.mark.sweep
 def test_before_the_first_row_there_are_figures_and_a_state_dict():
     buffer, resumed = (ReplayBuffer(8, batch_size=4, sampler=EXACT, seed=s) for s in (1, 2))
     assert buffer.stats()["size"] == 0
@@ -819,6 +823,7 @@ def test_what_has_another_item_says_which_call_was_refused():
         buffer.load_state_dict(other.state_dict())
 
 
+@pytest.mark.sweep
 def test_nested_tuples_are_items():
     buffer = ReplayBuffer(8, batch_size=5)
     buffer.extend((torch.ones(3, 2), (torch.arange(3).int(), {"r": torch.zeros(3)})))

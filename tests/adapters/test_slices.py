@@ -86,6 +86,7 @@ def check(batch, given, lengths, terminated=None):
     return first, last
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "flags",
     [
@@ -125,6 +126,7 @@ def test_slices_around_the_end_name_their_rows():
     assert set(batch["t"].tolist()) <= set(range(3 * COUNT - CAPACITY, 3 * COUNT))
 
 
+@pytest.mark.sweep
 def test_short_slices_are_whole_and_make_the_batch_shorter():
     rb, given = ragged(), trajectories()
     rb.extend(given)
@@ -260,6 +262,7 @@ def prioritised(**options):
     return rb
 
 
+@pytest.mark.sweep
 def test_all_rows_of_a_slice_have_its_weight():
     rb = prioritised()
     batch = rb.sample()

@@ -795,6 +795,7 @@ def test_inverses_are_called_with_what_is_written():
     assert torch.equal(batch["reward"][:, 0], batch["number"] / 8)
 
 
+@pytest.mark.sweep
 def test_an_inverse_may_keep_rows_back():
     """As that for several steps does, which has too few of them at first."""
     mine, peer = ours(seed=1), theirs()

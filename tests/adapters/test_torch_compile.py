@@ -335,6 +335,7 @@ def test_every_public_entry_point_is_in_the_tables():
     assert methods_of(Batches) <= {"__next__", "__iter__", "close"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("table", "name"), CASES, ids=lambda part: part)
 def test_the_graph_breaks_and_goes_on(table, name, of):
     call = TABLES[table][name]
@@ -358,6 +359,7 @@ def test_all_of_them_say_so():
     assert not hasattr(fbuf.Ids.__init__, "_torchdynamo_disable")
 
 
+@pytest.mark.sweep
 def test_pace(of):
     """Its methods compute, though it is data."""
     counter = looks_away(of.pace.init)
@@ -382,6 +384,7 @@ assert frames["total"] == 2, frames
 """
 
 
+@pytest.mark.sweep
 def test_torch_may_come_after_fbuf():
     """Then it is told when it asks."""
     subprocess.run([sys.executable, "-c", LATER], check=True)
@@ -421,7 +424,11 @@ def whole_step(learn, buffer, optimiser):
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's, of its own
-@pytest.mark.parametrize("sizes", [[4, 4, 4], [4, 5, 6, 7, 4]], ids=["one", "changing"])
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param([4, 4, 4], marks=pytest.mark.sweep), [4, 5, 6, 7, 4]],
+    ids=["one", "changing"],
+)
 def test_a_compiled_step_learns_what_a_plain_one_learns(sizes):
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
