@@ -366,11 +366,11 @@ class Collector:
             with uninterrupted():
                 self._left = target.add(self._left, chunk, dummies=dummies)
                 self._pending.popleft()
-                self._episodes.see(chunk)
                 ended = chunk.terminated[-1] | chunk.truncated[-1]
                 self._ended = ended
                 self._added += chunk.steps
                 self._newest_version = chunk.version
+                self._episodes.see(chunk)  # last: whatever it does, the rows are in the buffer once
 
     def _taken(self) -> Any:
         """The newest state, which belongs to the caller from now on."""

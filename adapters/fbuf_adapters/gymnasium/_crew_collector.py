@@ -337,14 +337,18 @@ class CrewCollector:
             # fbuf.add copies what it is given, so the slot is free when it returns.
             self._left = self._target.add(self._left, chunk, envs=there)
             self._cut &= ~there
-            for worker in group:
-                filled = worker.filled.popleft()
-                self._count(worker, filled, chunk)
+            done = [(worker, worker.filled.popleft()) for worker in group]
+            for worker, filled in done:
+                self._count(worker, filled)
+            try:
+                for worker, _ in done:
+                    self._episodes.see(chunk, worker.envs)
+            finally:  # whatever that does, its rows are added once, and each worker goes on
                 if self._mode == "free":
-                    self._crew.command(worker, filled.slot, self._chunk, newest=True)
+                    for worker, filled in done:
+                        self._crew.command(worker, filled.slot, self._chunk, newest=True)
 
-    def _count(self, worker: Worker, filled: Filled, chunk: Chunk) -> None:
-        self._episodes.see(chunk, worker.envs)
+    def _count(self, worker: Worker, filled: Filled) -> None:
         rows = filled.steps * (worker.envs.stop - worker.envs.start)
         self._steps += rows
         self._rates[worker.number] += rows, filled.worked

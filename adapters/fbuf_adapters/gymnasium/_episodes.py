@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import math
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,32 +25,53 @@ class Episodes:
         self._dummies = int(autoreset == "next_step")
         self._begin = np.zeros(num_envs, np.int64)
         """The first step of the open episodes, counted from the next chunk's first step."""
-        self._before = np.zeros(num_envs, np.float64)
-        """The sum of rewards before them, likewise."""
+        self._gained = np.zeros(num_envs, np.float64)
+        """The sum of their rewards so far."""
 
     def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
-        """Take note of some environments' part of a chunk."""
+        """Take note of some environments' part of a chunk. No number in it raises."""
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
-        self._begin[envs][fresh] = self._before[envs][fresh] = 0
-        total = np.cumsum(chunk.reward[:, envs], axis=0, dtype=np.float64)
+        self._begin[envs][fresh] = self._gained[envs][fresh] = 0
         ended = (chunk.terminated | chunk.truncated)[:, envs]
         step, env = ended.nonzero()
+        sums = _of_parts(chunk.reward[:, envs], ended)
         # Lists, because Python takes much longer to read and write single entries of arrays.
-        begin, before = self._begin[envs].tolist(), self._before[envs].tolist()
-        for s, e, sum_ in zip(step.tolist(), env.tolist(), total[ended].tolist(), strict=True):
-            self._returns.append(sum_ - before[e])
+        begin, gained = self._begin[envs].tolist(), self._gained[envs].tolist()
+        for s, e in zip(step.tolist(), env.tolist(), strict=True):
+            self._returns.append(gained[e] + next(sums[e]))
             self._lengths.append(s + 1 - begin[e])
-            before[e], begin[e] = sum_, s + 1 + self._dummies
+            gained[e], begin[e] = 0.0, s + 1 + self._dummies
         self.count += len(step)
         self._begin[envs] = begin
-        self._before[envs] = before
         self._begin[envs] -= chunk.steps
-        self._before[envs] -= total[-1]
+        self._gained[envs] = [sum_ + next(sums[e], 0.0) for e, sum_ in enumerate(gained)]
 
     def stats(self) -> dict[str, Any]:
-        """How many ended, and the means of the last hundred; None before the first."""
+        """How many ended, and the means of the last hundred; None before the first.
+
+        A return that is not finite is in no mean.
+        """
+        finite = [gained for gained in self._returns if math.isfinite(gained)]
         return {
             "episodes": self.count,
-            "mean_return": statistics.fmean(self._returns) if self._returns else None,
+            "mean_return": statistics.fmean(finite) if finite else None,
             "mean_length": statistics.fmean(self._lengths) if self._lengths else None,
         }
+
+
+def _of_parts(reward: Any, ended: Any) -> list[Iterator[float]]:
+    """The sums of rewards `[T, E]` up to each end, and behind the last: of each environment.
+
+    Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's.
+    """
+    steps, envs = reward.shape
+    if not steps:
+        return [iter(())] * envs
+    flat = reward.T.astype(np.float64).reshape(-1)
+    behind = np.flatnonzero(ended.T) + 1
+    first = np.arange(envs) * steps
+    starts = np.union1d(first, behind[behind < flat.size])
+    with np.errstate(all="ignore"):
+        sums = np.add.reduceat(flat, starts).tolist()
+    cuts = [*np.searchsorted(starts, first).tolist(), len(sums)]
+    return [iter(sums[cuts[e] : cuts[e + 1]]) for e in range(envs)]
