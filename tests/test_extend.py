@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.few import few
 from support.recorded import EXACT, ITEM, Recorded, agrees
 
 import fbuf
@@ -178,6 +179,115 @@ def test_lost_ends_stay_lost_and_faults_add_up():
     assert (known(both), fbuf.Fault(int(both.fault))) == (11, fbuf.Fault.LOST_NEXT)
 
 
+# --- demonstrations into a buffer of several environments -----------------------------------------
+
+KINDS = {  # environments, in lockstep, autoreset
+    "together": (3, True, "same_step"),
+    "apart": (3, False, "same_step"),
+    "resets": (2, True, "next_step"),
+    "resets, apart": (4, False, "next_step"),
+}
+
+
+def demonstrations(lengths, **options):
+    """Episodes of so many rows; a row is 100 times its episode, and its step."""
+    n = np.concatenate([100 * e + np.arange(size) for e, size in enumerate(lengths)])
+    last = np.cumsum(lengths) - 1
+    ends = np.isin(np.arange(n.size), last)
+    state = fbuf.init(ITEM, n.size, next_of="obs", max_ends=n.size, **options)
+    n = n.astype(np.int32)
+    return fbuf.add(
+        state, {"n": n, "obs": n}, next_observation=n + 1, terminated=ends & (n // 100 % 2 == 0),
+        truncated=ends & (n // 100 % 2 == 1),
+    )  # fmt: skip
+
+
+def whole_episodes(state, lengths):
+    """All rows once, in windows that begin and end within an episode, with what each led to."""
+    batch = fbuf.rows(state, view=fbuf.Transition())
+    mask = np.asarray(batch.mask)
+    n = np.asarray(batch.data.item["n"])[mask]
+    expected = [100 * e + s for e, size in enumerate(lengths) for s in range(size)]
+    assert sorted(n[n < 10_000].tolist()) == expected
+    np.testing.assert_array_equal(np.asarray(batch.data.next_observation)[mask], n + 1)
+    ended = np.asarray(batch.terminated | batch.truncated)[mask]
+    is_last = np.isin(n, [100 * e + size - 1 for e, size in enumerate(lengths)])
+    np.testing.assert_array_equal(ended[n < 10_000], is_last[n < 10_000])
+    found = set()
+    for seed in range(4):
+        drawn = fbuf.sample(state, jax.random.key(seed), 256, view=fbuf.Sequence(2))
+        assert drawn.mask.all()
+        one, two = np.asarray(drawn.data.item["n"]).T
+        np.testing.assert_array_equal(two, one + 1)
+        found |= set(one[one < 10_000].tolist())
+    assert found == {step for step in expected if step + 1 in expected}
+
+
+@pytest.mark.parametrize("kind", few(KINDS, "together"))
+@pytest.mark.parametrize(
+    "lengths", few(["4 2 5 3 3 6 2", "30 2 2", "9", "1 1 1 8"], "4 2 5 3 3 6 2")
+)
+def test_episodes_are_dealt_out_to_any_environments(kind, lengths):
+    """And the environments go on to collect, in episodes of their own."""
+    lengths = list(map(int, lengths.split()))
+    envs, lockstep, autoreset = KINDS[kind]
+    state = fbuf.init(
+        ITEM, envs * 64, num_envs=envs, lockstep=lockstep, autoreset=autoreset, next_of="obs",
+        sampler=fbuf.Uniform(window=2),
+    )  # fmt: skip
+    for first in (False, True):
+        both = state
+        if first:  # they come behind rows, of which some are of open episodes
+            rows = jnp.broadcast_to(jnp.arange(20_000, 20_003, dtype=jnp.int32), (envs, 3))
+            both = fbuf.add(both, {"n": rows, "obs": rows}, next_observation=rows + 1)
+        both = fbuf.extend(both, demonstrations(lengths))
+        both = fbuf.end_episode(both)  # what is open where no episode went goes on
+        whole_episodes(both, lengths)
+        each = np.bincount(np.asarray(fbuf.rows(both).ids.slot)[lanes_of(both, 10_000)] % envs)
+        assert each.max() - sum(lengths) / envs <= max(lengths)
+        for turn in range(4):
+            rows = jnp.full(envs, 10_000 + turn, jnp.int32)
+            both = fbuf.add(both, {"n": rows, "obs": rows}, next_observation=rows + 1)
+        whole_episodes(both, lengths)
+        assert not int(both.fault)
+
+
+def lanes_of(state, most):
+    batch = fbuf.rows(state)
+    return np.asarray(batch.mask) & (np.asarray(batch.data["n"]) < most)
+
+
+@pytest.mark.parametrize("kind", few(KINDS, "together"))
+def test_priorities_go_along_and_the_newest_stay(kind):
+    envs, lockstep, autoreset = KINDS[kind]
+    sampler = fbuf.Prioritized(**EXACT)
+    demos = demonstrations([4, 3, 5, 2], sampler=sampler)
+    ids = fbuf.newest_ids(demos, 14)
+    demos = fbuf.update_priority(demos, ids, jnp.arange(1.0, 15.0))
+    options = {"num_envs": envs, "lockstep": lockstep, "autoreset": autoreset, "next_of": "obs"}
+    state = fbuf.extend(fbuf.init(ITEM, envs * 16, sampler=sampler, **options), demos)
+    batch = fbuf.rows(state)
+    there = np.asarray(batch.mask)
+    order = np.argsort(np.asarray(batch.data["n"])[there])
+    likely = np.asarray(fbuf.probability(state, batch.ids))[there][order]
+    np.testing.assert_allclose(likely, np.arange(1, 15) / 105, rtol=1e-5)
+    small = fbuf.extend(fbuf.init(ITEM, envs * 2, sampler=sampler, **options), demos)
+    kept = np.asarray(fbuf.rows(small).data["n"])[np.asarray(fbuf.rows(small).mask)]
+    assert len(kept) <= envs * 2
+    assert 301 in kept  # the newest of all
+    assert not np.asarray(fbuf.sample(small, jax.random.key(0), 8).data["n"]).max() > 301
+
+
+def test_environments_of_another_number_and_other_resets():
+    one, other = (fbuf.init(ITEM, 60, num_envs=n, lockstep=n == 3) for n in (3, 2))
+    rows = jnp.arange(20, dtype=jnp.int32).reshape(2, 10)
+    ends = jnp.broadcast_to(jnp.arange(10) == 4, (2, 10))
+    both = fbuf.extend(one, fbuf.add(other, {"n": rows, "obs": rows}, terminated=ends))
+    found = np.asarray(fbuf.rows(both).data["n"])[np.asarray(fbuf.rows(both).mask)]
+    assert sorted(found.tolist()) == list(range(20))
+    assert int(fbuf.size(both)) == 20
+
+
 def two(**options):
     return fbuf.init(ITEM, 12, **options)
 
@@ -193,14 +303,16 @@ MISUSE = [
      "but the leaf item['obs'] is int32[] in state and float32[3] in other"),
     (lambda: fbuf.extend(two(next_of="obs"), two()), ValueError,
      "fbuf.extend: both buffers must be made with the same next_of, got 'obs' in state and None"),
-    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=2)), ValueError,
-     "state has num_envs=3, but other has num_envs=2; make state alike, or without num_envs: then "
-     "it takes the episodes of any environments"),
-    (lambda: fbuf.extend(two(num_envs=3), two()), ValueError, "but other has num_envs=None; make"),
-    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=3, lockstep=False)), ValueError,
-     "environments step together in state (lockstep=True), but not in other; make state alike"),
-    (lambda: fbuf.extend(two(num_envs=3), two(num_envs=3, autoreset="next_step")), ValueError,
-     "autoreset is 'same_step' in state, but 'next_step' in other; make state alike"),
+    (lambda: fbuf.extend(two(num_envs=3, sampler=fbuf.Fifo()), two(num_envs=2)), ValueError,
+     "state has num_envs=3, but other has num_envs=2, and a queue takes the steps of its own "
+     "environments only; make state alike, or without num_envs: then it takes the episodes of any"),
+    (lambda: fbuf.extend(two(num_envs=3, sampler=fbuf.Fifo()), two()), ValueError,
+     "but other has num_envs=None, and a queue"),
+    (lambda: fbuf.extend(two(num_envs=3, sampler=fbuf.Fifo()), two(num_envs=3, lockstep=False)),
+     ValueError, "environments step together in state (lockstep=True), but not in other, and"),
+    (lambda: fbuf.extend(two(num_envs=3, sampler=fbuf.Fifo()),
+                         two(num_envs=3, autoreset="next_step")),
+     ValueError, "autoreset is 'same_step' in state, but 'next_step' in other, and a queue"),
     (lambda: fbuf.extend(two(sampler=fbuf.Fifo()), two(num_envs=3, sampler=fbuf.Fifo())),
      ValueError, "take them with fbuf.pop, and add them"),
     (lambda: fbuf.extend(two(), jax.tree.map(lambda leaf: leaf[None], two())), ValueError,

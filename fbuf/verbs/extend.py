@@ -14,7 +14,7 @@ from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.store import Item
 from fbuf.verbs.add import with_gap
 from fbuf.verbs.end_episode import ended
-from fbuf.verbs.lanes import Episodes, Lanes, appended, unread_of_lanes
+from fbuf.verbs.lanes import Episodes, Lanes, Source, appended, dealt, unread_of_lanes
 from fbuf.xla.place import settled
 
 
@@ -27,10 +27,13 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     for, the newest stay, as with `fbuf.add`. The rows of `state` keep their ids.
 
     With the same number of environments each lane is added to its own, and one without rows in
-    `other` stays as it is. A buffer made without `num_envs` takes the rows of any number of
-    environments: all episodes whole and one after another, those that ended first first, and at
-    one time environment by environment. There `other`'s open episodes are truncated, too, and what
-    no view can read is left out: rows of resets, and episodes of which every row was removed.
+    `other` stays as it is. Otherwise all episodes of `other` are added whole and one after another,
+    those that ended first first, and at one time environment by environment; so demonstrations come
+    into the buffer of several environments that goes on to collect. Its environments get about as
+    many rows each. Where they step together, slots before the shorter parts stay empty, as if rows
+    had been removed there: fewer than the longest episode has rows, in each environment. `other`'s
+    open episodes are truncated, too, and what no view can read is left out: rows of resets, and
+    episodes of which every row was removed.
 
     Priorities stay as they are stored if both samplers are `fbuf.Prioritized`, or both are
     `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that
@@ -97,7 +100,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     new = ended(dataclasses.replace(state, fault=fault), taken > 0)
     new = appended(new, [source], kept, taken)
     resets = None
-    if isinstance(source, Episodes):  # as its own open episode: whole, and no reset is due
+    if not isinstance(source, Lanes):  # as its own open episode: whole, and no reset is due
         new = ended(new, taken > 0)
         resets = None if new.ring.open is None else new.ring.open.resets
     elif new.ring.open is not None and other.ring.open is not None:
@@ -107,7 +110,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     return new if room is None else with_gap(new, taken < kept, resets)
 
 
-def _source(state: State[Any], other: State[Any]) -> Lanes | Episodes:
+def _source(state: State[Any], other: State[Any]) -> Source:
     """The rows of `other`, as they fit the environments of `state`."""
     ring, its = state.ring, other.ring
     lanes = f"num_envs={its.num_envs}"
@@ -121,11 +124,13 @@ def _source(state: State[Any], other: State[Any]) -> Lanes | Episodes:
         what = f"autoreset is {ring.autoreset!r} in state, but {its.autoreset!r} in other"
     else:
         what = f"state has num_envs={ring.num_envs}, but other has {lanes}"
-    if ring.lanes > 1:
+    if ring.lanes > 1 and state.sampler.reads_once:
         raise ValueError(
-            f"fbuf.extend: {what}; make state alike, or without num_envs: then it takes the "
-            "episodes of any environments"
+            f"fbuf.extend: {what}, and a queue takes the steps of its own environments only; make "
+            "state alike, or without num_envs: then it takes the episodes of any environments"
         )
+    if ring.lanes > 1:
+        return dealt(other, ring.lanes, ring.lockstep)
     if state.sampler.reads_once and other.sampler.reads_once:
         raise ValueError(
             f"fbuf.extend: {what}, and rows that are used once have an order in each environment "

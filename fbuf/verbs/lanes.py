@@ -49,6 +49,9 @@ class Lanes(NamedTuple):
         """The flags that rows get for their ends: episodes that are open stay open."""
         return flags & ENDS
 
+    def fills(self, step: jax.Array, kept: jax.Array) -> None:
+        """No row only fills a lane up."""
+
 
 class Episodes(NamedTuple):
     """Whole episodes of any lanes, one after another in one lane: their slots, int32 `[rows]`.
@@ -75,11 +78,83 @@ class Episodes(NamedTuple):
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
         """The flags that rows get for their ends: what is open is truncated."""
-        is_open = (flags & ENDS == 0) & (self.state.ring.newer(slots) == 0)
-        return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
+        return _closed(self.state.ring, slots, flags)
+
+    def fills(self, step: jax.Array, kept: jax.Array) -> None:
+        """No row only fills a lane up."""
 
 
-Source = Lanes | Episodes
+class Dealt(NamedTuple):
+    """Whole episodes of any lanes, dealt out to several: in each lane one after another.
+
+    Attributes:
+        state: The buffer that they are in.
+        order: int32 `[rows]`; the slots of all episodes, one after another.
+        first: int32 `[number]`; the place in `order` where the part of each lane begins.
+        size: int32 `[number]`; how many rows the part has.
+        number: How many lanes; static.
+        together: Whether the lanes step together. Then a shorter part has rows before it that only
+            fill the lane up, and count as removed; static.
+    """
+
+    state: State[Any]
+    order: jax.Array
+    first: jax.Array
+    size: jax.Array
+    number: int
+    together: bool
+
+    def steps(self) -> jax.Array:
+        """How many steps each lane gets: int32 `[number]`."""
+        longest = jnp.broadcast_to(self.size.max(), self.size.shape)
+        return longest if self.together else self.size
+
+    def _place(self, step: jax.Array, kept: jax.Array) -> jax.Array:
+        """Which row of its part each step is; below 0 for one that only fills up."""
+        return self.size[None] - kept[None] + step
+
+    def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
+        """The slots of steps `[steps, 1]` of the last so many of each lane `[number]`."""
+        place = self.first[None] + self._place(step, kept)
+        return self.order[jnp.clip(place, 0, self.order.shape[0] - 1)]
+
+    def of(self, per_lane: jax.Array) -> jax.Array:
+        """Of `[..., lanes]` all: they are of any lane."""
+        return per_lane
+
+    def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
+        """The flags that rows get for their ends: what is open is truncated."""
+        return _closed(self.state.ring, slots, flags)
+
+    def fills(self, step: jax.Array, kept: jax.Array) -> jax.Array | None:
+        """Which rows only fill a lane up: bool `[steps, number]`."""
+        return self._place(step, kept) < 0 if self.together else None
+
+
+Source = Lanes | Episodes | Dealt
+
+
+def dealt(state: State[Any], number: int, together: bool) -> Dealt:
+    """All episodes of a buffer, dealt out to so many lanes, about as many rows to each.
+
+    They stay in the order of time: the first lane gets those that ended first.
+    """
+    order, episode, count = state.ring.one_after_another()
+    place = jnp.arange(order.shape[0], dtype=jnp.int32)
+    begins = jnp.concatenate([jnp.ones(1, bool), episode[1:] != episode[:-1]])
+    begin = jnp.where(begins & (place < count), place, count)
+    following = lax.cummin(begin, reverse=True)
+    lane = jnp.arange(number + 1, dtype=jnp.uint32)
+    rows, lanes = count.astype(jnp.uint32), jnp.uint32(number)
+    share = (lane * (rows // lanes) + lane * (rows % lanes) // lanes).astype(jnp.int32)
+    cut = jnp.where(share < count, following[jnp.minimum(share, place[-1])], count)
+    return Dealt(state, order, cut[:-1], cut[1:] - cut[:-1], number, together)
+
+
+def _closed(ring: Ring, slots: jax.Array, flags: jax.Array) -> jax.Array:
+    """The flags that rows get for their ends, where open episodes are truncated."""
+    is_open = (flags & ENDS == 0) & (ring.newer(slots) == 0)
+    return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
 
 
 def filled(
@@ -153,6 +228,9 @@ def appended(
 
     new = lax.fori_loop(jnp.int32(0), jnp.int32(turns), moved, new)
     any_removed = sum(of.state.ring.removed for of in sources) > 0
+    for of in sources:
+        if isinstance(of, Dealt) and of.together:
+            any_removed |= of.size.min() < of.size.max()
     some = jnp.where(any_removed, jnp.int32(turns), 0)
     return lax.fori_loop(jnp.int32(0), some, removed, new)
 
@@ -217,7 +295,18 @@ def _read(of: Source, step: jax.Array, kept: jax.Array) -> _Steps:
         read = old.next_obs.read(old.storage, old.ring, flat, flags.reshape(-1))
         following = jax.tree.map(lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), read)
     given = of.closed(slots, flags) | cut | flags & STANDS_IN
+    if (fills := of.fills(step, kept)) is not None:
+        flags = jnp.where(fills, jnp.uint8(REMOVED), flags)
+        given = jnp.where(fills, jnp.uint8(TRUNCATED), given)
+        if following is not None:
+            following = following[0], following[1] & ~fills
     return _Steps(slots, flags, given, old.storage.read(slots), following)
+
+
+def _read_flags(of: Source, step: jax.Array, kept: jax.Array) -> jax.Array:
+    """The flags of some steps of a source, where what only fills up is removed."""
+    flags, fills = of.state.ring.flags[of.slots(step, kept)], of.fills(step, kept)
+    return flags if fills is None else jnp.where(fills, jnp.uint8(REMOVED), flags)
 
 
 def _each(sources: Sequence[Source], per_lane: jax.Array) -> list[tuple[Source, int, jax.Array]]:
@@ -282,9 +371,7 @@ def _without_removed(
 ) -> State[Item]:
     """The new buffer without those of some steps that were removed from the old ones."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
-    flags = joined(
-        [of.state.ring.flags[of.slots(step, own)] for of, _, own in _each(sources, kept)]
-    )
+    flags = joined([_read_flags(of, step, own) for of, _, own in _each(sources, kept)])
     gone = (step < taken[None]) & (flags & (REMOVED | DUMMY) == REMOVED)
     slots = Lanes(new, 0, new.ring.lanes).slots(step, taken)
     slots = jnp.where(gone, slots, new.capacity).reshape(-1)

@@ -239,12 +239,15 @@ REFUSED = {
     "environments": (
         {"into": into(num_envs=2)},
         "from_arrays: the buffer has 2 environments, and a data set is one episode after another; "
-        "make the buffer without num_envs",
+        "leave into out, with the same next_of, and add what you get: state = fbuf.extend(state, "
+        "loaded) deals the episodes out to the environments",
     ),
     "dummies": (
         {"into": into(autoreset="next_step")},
         "from_arrays: the buffer was made with autoreset='next_step', so it would take the first "
-        "row of each episode for a dummy; make it with autoreset='same_step'",
+        "row of each episode for a dummy; "
+        "leave into out, with the same next_of, and add what you get: state = fbuf.extend(state, "
+        "loaded) deals the episodes out to the environments",
     ),
     "the sampler of a buffer that is there": (
         {"sampler": fbuf.Uniform()},
@@ -259,7 +262,7 @@ REFUSED = {
     "a store with environments": (
         {"into": lambda: HostStore(ITEM, 100, num_envs=2)},
         "from_arrays: the buffer has 2 environments, and a data set is one episode after another; "
-        "make the buffer without num_envs",
+        "make the store without num_envs, and with autoreset='same_step'",
     ),
     "a store without room for the ends": (
         {"into": lambda: HostStore(ITEM, 100, next_of="observation", max_ends=2)},

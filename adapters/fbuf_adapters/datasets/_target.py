@@ -94,6 +94,11 @@ def target_of(where: str, into: Any) -> Target:
 class _Buffer:
     """A `fbuf.State`, which is consumed by the first call that changes it."""
 
+    _instead = (
+        "leave into out, with the same next_of, and add what you get: state = fbuf.extend(state, "
+        "loaded) deals the episodes out to the environments"
+    )
+
     def __init__(self, where: str, target: Any) -> None:
         self.result: Any = target
         ring = self._state.ring
@@ -102,12 +107,12 @@ class _Buffer:
         if ring.num_envs is not None:
             raise DatasetError(
                 f"{where}: the buffer has {ring.num_envs} environments, and a data set is one "
-                "episode after another; make the buffer without num_envs"
+                f"episode after another; {self._instead}"
             )
         if ring.autoreset == "next_step":
             raise DatasetError(
                 f"{where}: the buffer was made with autoreset='next_step', so it would take the "
-                "first row of each episode for a dummy; make it with autoreset='same_step'"
+                f"first row of each episode for a dummy; {self._instead}"
             )
 
     @property
@@ -154,6 +159,8 @@ class _Buffer:
 
 class _Store(_Buffer):
     """A `HostStore`, which is changed in place."""
+
+    _instead = "make the store without num_envs, and with autoreset='same_step'"
 
     def end_episode(self) -> None:
         self.result.end_episode()
