@@ -130,6 +130,19 @@ def test_infos_are_those_of_the_step():
     assert rows["of"]["step"].tolist() == [0, 1, 2, 0, 1]
 
 
+def test_infos_may_have_dots_in_their_names():
+    """Also the name of a part of an observation that has none; and as Gymnasium calls them."""
+    made = episodes([3, 2])
+    given = buffers(made)
+    for buffer, steps in zip(given, (3, 2), strict=True):
+        buffer.infos.update({"observation.depth": np.arange(steps + 1, dtype=np.int32)})
+        buffer.infos.update({"TimeLimit.truncated": np.arange(steps + 1) == steps})
+    infos = ["observation.depth", "TimeLimit.truncated"]
+    rows = fbuf.rows(from_minari(written(given), infos=infos, casts=CASTS)).data
+    assert rows["observation.depth"].tolist() == [1, 2, 3, 1, 2]
+    assert rows["TimeLimit.truncated"].tolist() == [False, False, True, False, True]
+
+
 @pytest.mark.sweep
 def test_a_field_holds_the_next_observation():
     made = episodes([3, 1, 4])

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from fbuf.disk import paths
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import Array, flags, info_names, named, native, spec, under
@@ -89,7 +90,7 @@ def _opened(minari: Any, dataset: Any) -> Any:
             "from_minari: dataset must be a minari.MinariDataset, an id or a path, got "
             f"{type(dataset).__name__}"
         )
-    folder = os.fspath(dataset)
+    folder = str(paths.local("from_minari", dataset))
     for path in (os.path.join(folder, "data"), folder):
         if os.path.exists(os.path.join(path, "metadata.json")):
             return minari.MinariDataset(path)
@@ -134,7 +135,7 @@ class _Episodes:
                 self._check(episode, leaves, name)
             terminated, truncated = self._ends(episode, steps)
             yield Block(
-                fields={name: _of_steps(name, leaves[name], steps) for name in names},
+                fields={name: self._of_steps(name, leaves[name], steps) for name in names},
                 following={name: leaf[1:] for name, leaf in observed.items()},
                 terminated=terminated,
                 truncated=truncated,
@@ -195,9 +196,9 @@ class _Episodes:
         at = f"{self._where}: episode {episode.id}: {name}"
         if name not in leaves:
             raise DatasetError(f"{at} is missing, which the first episode has")
-        more = _is_observed(name)
+        more = self._is_observed(name)
         allowed = {steps + 1} if more else {steps}
-        if name.partition(".")[0] in self._infos:
+        if self._is_info(name):
             allowed.add(steps + 1)
         if len(leaves[name]) not in allowed:
             raise DatasetError(
@@ -232,12 +233,14 @@ class _Episodes:
             )
         return found[0], found[1]
 
+    def _is_info(self, name: str) -> bool:
+        """Whether a leaf is of an info, whose name may have dots."""
+        return any(name == info or name.startswith(f"{info}.") for info in self._infos)
 
-def _is_observed(name: str) -> bool:
-    """Whether it has one entry more than there are steps, the last one."""
-    return name.partition(".")[0] == "observation"
+    def _is_observed(self, name: str) -> bool:
+        """Whether it has one entry more than there are steps, the last one."""
+        return name.partition(".")[0] == "observation" and not self._is_info(name)
 
-
-def _of_steps(name: str, leaf: Array, steps: int) -> Array:
-    """What there is with each step."""
-    return leaf[:steps] if _is_observed(name) else leaf[-steps:]
+    def _of_steps(self, name: str, leaf: Array, steps: int) -> Array:
+        """What there is with each step."""
+        return leaf[:steps] if self._is_observed(name) else leaf[-steps:]

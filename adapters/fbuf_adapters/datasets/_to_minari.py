@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import pathlib
 import re
 import shutil
 import warnings
@@ -12,12 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf.disk import room
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 from fbuf_adapters.datasets._npz_members import is_native
 from fbuf_adapters.datasets._stored import Stored
 
 _FIELDS = ("observation", "action", "reward")
+
+_SPARE = 2**20
+"""Bytes that HDF5 may take besides those of an episode."""
 
 
 def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
@@ -50,6 +54,7 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
             next observations are kept; if no episode is whole; if observations or actions have
             another shape than the spaces; if `dataset_id` has no version.
         TypeError: If `state` is no buffer.
+        OSError: If the disk has no room for the next episode.
         ValueError: By Minari, if there is a data set of this id, or if it lacks a space.
         ImportError: If minari is not installed.
 
@@ -162,6 +167,12 @@ def _buffer(
     )
 
 
+def _nbytes(buffer: Any) -> int:
+    """The bytes of an episode."""
+    parts = (buffer.observations, buffer.actions, buffer.rewards, buffer.infos)
+    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(parts))
+
+
 def _plain(tree: Any) -> Any:
     """NamedTuples and classes as dicts of their fields: Minari has only dicts and tuples."""
     below = lambda part: part is not tree
@@ -205,14 +216,16 @@ def _written(
 ) -> Any:
     """A data set of episodes; none if anything raises."""
     options = {"jpeg_encoding": False, **about}
-    path = minari.storage.datasets_root_dir.get_dataset_path(dataset_id)
-    there = os.path.exists(path)
+    path = pathlib.Path(minari.storage.datasets_root_dir.get_dataset_path(dataset_id))
+    there = path.exists()
     try:
         # Empty first: Minari finds the spaces, which may be those of an environment.
         dataset = minari.create_dataset_from_buffers(dataset_id, [], **options)
         for field in ("observation", "action"):
             _check_space(where, field, getattr(dataset, f"{field}_space"), item)
         for buffer in buffers:
+            # HDF5 takes the process down where a disk gets full.
+            room.require(where, path, _SPARE + 2 * _nbytes(buffer))
             dataset.update_dataset_from_buffer([buffer])
     except BaseException:
         if not there:

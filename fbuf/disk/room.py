@@ -1,0 +1,49 @@
+"""Room on a disk, and what is said where there is too little."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+from collections.abc import Generator
+
+from fbuf.checks.memory import in_words
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
+    """Refuse to begin with what the disk of a directory has no room for.
+
+    Args:
+        where: Who asks, such as `"to_npz"`.
+        folder: The directory, which is there.
+        nbytes: How much will be written.
+
+    Raises:
+        OSError: If less is free.
+    """
+    if shutil.disk_usage(folder).free < nbytes:
+        raise _too_little(where, folder, nbytes, errno.ENOSPC)
+
+
+@contextlib.contextmanager
+def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
+    """Say of a disk that gets full how much was to be written, and how much is free.
+
+    What was written in vain should be deleted within.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _too_little(where, folder, nbytes, error.errno) from error
+
+
+def _too_little(where: str, folder: pathlib.Path, nbytes: int, number: int) -> OSError:
+    free = in_words(shutil.disk_usage(folder).free)
+    wanted = f"{where} needs {in_words(nbytes)}, and {free} are free"
+    return OSError(number, f"{os.strerror(number)}: {wanted}", str(folder))
