@@ -53,6 +53,9 @@ def test_the_capacity_is_the_largest_that_fits(options: dict[str, Any]) -> None:
         ("1.5TB", 1_500_000_000_000),
         ("10_000 kB", 10_000_000),
         (" 2 MiB ", 2**21),
+        ("24G", 24 * 2**30),
+        ("24Gi", 24 * 2**30),
+        ("512m", 512 * 2**20),
     ],
 )
 def test_sizes_as_people_write_them(size: int | str, expected: int) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)})
-_UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGTP", start=1)})
+# 24G is 24 * 1024**3 bytes to ls, du, Docker and SLURM.
+for _ending in ("", "I", "IB"):
+    _UNITS.update({f"{letter}{_ending}": 1024**n for n, letter in enumerate("KMGTP", start=1)})
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import memory
 from fbuf.command.text import columns, lines
@@ -20,6 +21,10 @@ from fbuf.verbs.init import init
 SAMPLERS = {"uniform": Uniform, "prioritized": Prioritized, "shuffled": Shuffled}
 
 
+_PYTHON = {"float": "float32", "int": "int32", "complex": "complex64"}
+"""What a number of Python is in an item."""
+
+
 def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """An item of fields such as `obs:uint8:84x84x4`.
 
@@ -28,18 +33,29 @@ def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """
     item: dict[str, jax.ShapeDtypeStruct] = {}
     for field in fields:
-        name, dtype, *shape = field.split(":")
-        sizes = shape[0] if shape else ""
-        if not name or len(shape) > 1 or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
+        name, *parts = field.split(":")
+        if name and not parts:
+            raise ValueError(f"{field!r} has no dtype; write {name}:float32")
+        dtype, sizes = (*parts, "")[:2] if parts else ("", "")
+        if not name or len(parts) > 2 or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
             raise ValueError(f"{field!r} is no field; write name:dtype or name:dtype:84x84x4")
         if name in item:
             raise ValueError(f"there are two fields {name!r}")
-        try:
-            of = jnp.dtype(dtype)
-        except TypeError:
-            raise ValueError(f"{field!r}: there is no dtype {dtype!r}; write float32") from None
-        item[name] = jax.ShapeDtypeStruct(tuple(map(int, sizes.split("x"))) if sizes else (), of)
+        shape = tuple(map(int, sizes.split("x"))) if sizes else ()
+        item[name] = jax.ShapeDtypeStruct(shape, _dtype(field, dtype))
     return item
+
+
+def _dtype(field: str, name: str) -> np.dtype[Any]:
+    """The dtype that `fbuf.init` makes of a number or an array of this name."""
+    if name in _PYTHON:
+        return np.dtype(_PYTHON[name])
+    if re.fullmatch(r"[a-z]\d", name):  # to NumPy u8 has 8 bytes, to many others 8 bits
+        raise ValueError(f"{field!r}: {name!r} may mean two dtypes; write it out, as uint8")
+    try:
+        return jnp.dtype(name)
+    except TypeError:
+        raise ValueError(f"{field!r}: there is no dtype {name!r}; write float32") from None
 
 
 def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **options: Any) -> str:
@@ -54,8 +70,8 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
     """
     item = item_of(fields)
     options["sampler"] = SAMPLERS[sampler](window=window)
-    rows = size.replace("_", "").replace(",", "")
-    capacity = int(rows) if re.fullmatch("[0-9]+", rows) else capacity_for(size, item, **options)
+    rows = _rows(size)
+    capacity = capacity_for(size, item, **options) if rows is None else rows
     state = jax.eval_shape(lambda: init(item, capacity, **options))
     total, stored = memory.nbytes(state), memory.nbytes(state.storage)
     index = memory.nbytes((state.index, state.ring))
@@ -71,6 +87,16 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
         found["  last observations"] = f"{memory.in_words(kept)}, {ends:,} ends of episodes"
     found["checkpoint"] = f"{memory.in_words(total)} to {memory.in_words(2 * total)} on the disk"
     return f"{lines(found)}\n\n{columns(*tiers(state))}"
+
+
+def _rows(size: str) -> int | None:
+    """A number of rows, such as `1_000_000` or `1e6`; None if it is something else."""
+    plain = size.replace("_", "").replace(",", "")
+    if re.fullmatch(r"[0-9]+", plain):
+        return int(plain)
+    if re.fullmatch(r"[0-9.]+[eE]\+?[0-9]{1,2}", plain) and float(plain).is_integer():
+        return int(float(plain))
+    return None
 
 
 def apart(state: Any) -> tuple[int, int]:

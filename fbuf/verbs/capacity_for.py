@@ -17,7 +17,7 @@ def capacity_for(size: int | str, item: Any, **options: Any) -> int:
 
     Args:
         size: Bytes: an int, or a number with a unit, such as `"24GiB"`, `"500 MB"` or `"1.5TB"`.
-            `GiB` is 1024**3 bytes, and `GB` 1000**3.
+            `GiB` and `G` are 1024**3 bytes, and `GB` is 1000**3.
         item: As for `fbuf.init`.
         options: All options of `fbuf.init`.
 
