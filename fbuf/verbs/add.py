@@ -212,9 +212,12 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
 
 def no_priorities(function: str, state: State[Any]) -> str:
     """What to say to whom gives priorities to a sampler that keeps none."""
+    advice = "leave priority and alpha out"
+    if function.endswith("update_priority"):
+        advice = "leave the call out: `if state.sampler.keeps_priorities:` tells"
     return (
-        f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; leave priority and "
-        "alpha out, or make the buffer with sampler=fbuf.Prioritized()"
+        f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; {advice}, or make "
+        "the buffer with sampler=fbuf.Prioritized()"
     )
 
 

@@ -280,7 +280,8 @@ class TensorDictReplayBuffer:
         """Give rows new priorities, by slot.
 
         A slot does not say which row was in it when it was drawn. `update_tensordict_priority`
-        knows, and ignores rows that were replaced since.
+        knows, and ignores rows that were replaced since. If the sampler keeps no priorities,
+        nothing happens, as in TorchRL.
 
         Args:
             index: Slots: integers `[B]`, or one. Negative ones are ignored, and none do nothing.
@@ -289,9 +290,10 @@ class TensorDictReplayBuffer:
         Raises:
             InteropError: If JAX cannot take a tensor.
             TypeError: If `index` are no integers.
-            ValueError: If the sampler keeps no priorities.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
+        if not self._prioritized:
+            return
         slots = torch.as_tensor(index)
         if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
             raise TypeError(
