@@ -331,6 +331,34 @@ def test_plan(capsys):
         assert not found.out
 
 
+@pytest.mark.parametrize(
+    ("field", "dtype"),
+    [("float", "float32"), ("int", "int32"), ("bool", "bool"), ("float64", "float64")],
+)
+def test_plan_takes_the_dtypes_that_init_makes(field, dtype):
+    with jax.enable_x64(True):  # as the command has it
+        assert plan.item_of([f"x:{field}:3"]) == {"x": jax.ShapeDtypeStruct((3,), dtype)}
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("reward", "'reward' has no dtype; write reward:float32"),
+        ("obs:u8:84x84", "'u8' may mean two dtypes; write it out, as uint8"),
+        (":float32", "is no field; write name:dtype or"),
+    ],
+)
+def test_plan_says_what_is_wrong_with_a_field(field, message, capsys):
+    assert main(["plan", "1000", field]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "rows"), [("1e6", 10**6), ("1.5e3", 1500), ("1_000", 1000)])
+def test_plan_takes_numbers_as_people_write_them(size, rows, capsys):
+    assert main(["plan", size, "reward:float"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["rows", f"{rows:,}"]
+
+
 @pytest.mark.parametrize(("free", "disk"), [(10**6, 10**9), (10**9, 10**6), (None, 10**6)])
 def test_plan_says_where_rows_fit(free, disk, monkeypatch, capsys):
     monkeypatch.setattr(plan.memory, "free", lambda device: free)

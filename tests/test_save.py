@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 import threading
@@ -437,7 +438,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     """Who forgets to load does not delete, save by save, what an earlier run has left there."""
     fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.arange(3, dtype=jnp.int32)))
     there, empty = files(tmp_path), fbuf.init(jnp.int32(0), 5)
-    monkeypatch.setattr(history, "_NEWEST", {})  # another process
+    monkeypatch.setattr(history, "_SEEN", {})  # another process
     forget(tmp_path)
     for background in (False, True):
         with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
@@ -447,9 +448,35 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     assert int(fbuf.size(state)) == 3
     fbuf.save(tmp_path, state)
     fbuf.save(tmp_path, empty)  # it knows what is there
-    monkeypatch.setattr(history, "_NEWEST", {tmp_path: 2})  # and another one has saved since
-    with pytest.raises(fbuf.CheckpointError, match="number 3"):
+    history._SEEN[tmp_path].remove(manifest.head(tmp_path / "MANIFEST-00000003"))
+    with pytest.raises(fbuf.CheckpointError, match="number 3"):  # another one has saved since
         fbuf.save(tmp_path, state)
+
+
+def test_a_checkpoint_that_was_put_back_is_not_deleted(tmp_path):
+    """Its number says nothing: a backup's, or another run's, can have any."""
+    here, backup, there = tmp_path / "here", tmp_path / "backup", tmp_path / "there"
+    numbered = lambda n: fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.full(3, n, jnp.int32))
+    state = fbuf.save(here, numbered(1))
+    shutil.copytree(here, backup)
+    for _ in range(3):
+        state = fbuf.save(here, state)
+    for path in backup.rglob("*-00000001*"):
+        shutil.copy(path, here / path.relative_to(backup))
+    for background in (False, True):
+        with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
+            fbuf.save(here, state, background=background)
+    assert (here / "MANIFEST-00000001").exists()
+    fbuf.load(here)  # its user has seen what is there
+    state = fbuf.save(here, state)
+    other = numbered(2)
+    for _ in range(5):
+        other = fbuf.save(there, other)
+    shutil.rmtree(here)
+    shutil.copytree(there, here)  # of the same number as the newest one that was there
+    assert (here / "MANIFEST-00000005").exists()
+    with pytest.raises(fbuf.CheckpointError, match="number 5, that this process has neither"):
+        fbuf.save(here, state)
 
 
 @pytest.mark.sweep

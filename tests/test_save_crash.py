@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import restored
+from support.small_disk import small_disk
 from test_save import same, seen
 
 import fbuf
@@ -276,12 +277,7 @@ def test_killed_at_any_moment(tmp_path, background, times):
 @pytest.mark.sweep
 def test_a_full_disk(tmp_path):
     """The error comes through, the checkpoint before it stays, and the next save tidies up."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small file system")
-    try:
+    with small_disk(tmp_path, "300k") as small:
         path = small / "saved"
         state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((100, 100)))
         fbuf.save(path, state, extra=1)
@@ -299,8 +295,6 @@ def test_a_full_disk(tmp_path):
         fbuf.save(path, state, extra=3)
         assert restored.load(path).extra == 3
         assert not any("unfinished" in str(name) for name in there(path))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.sweep

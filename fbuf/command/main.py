@@ -12,6 +12,7 @@ import jax
 
 from fbuf._versions import VERSION
 from fbuf.command import inspect, plan, plot, verify
+from fbuf.disk import paths
 from fbuf.disk.errors import CheckpointError, Mismatch
 
 _EXIT_CODES = """\
@@ -62,14 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     one = commands.add_parser("inspect", help="print what the newest checkpoint holds")
-    one.add_argument("path", type=pathlib.Path, help="the directory given to fbuf.save")
+    one.add_argument("path", type=_directory, help="the directory given to fbuf.save")
     one.add_argument("--reward", help="the field of the reward; found by its name if left out")
     one.add_argument("--json", action="store_true", help="print JSON")
     one.add_argument("--plot", type=pathlib.Path, metavar="OUT.png", help="draw it, too")
     one.set_defaults(run=_inspect)
 
     one = commands.add_parser("verify", help="check every byte of every checkpoint")
-    one.add_argument("path", type=pathlib.Path, help="the directory given to fbuf.save")
+    one.add_argument("path", type=_directory, help="the directory given to fbuf.save")
     one.set_defaults(run=_verify)
 
     one = commands.add_parser(
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: fbuf plan 24GiB obs:uint8:84x84x4 action:int32 reward:float32 "
         "--sampler prioritized --num-envs 8",
     )
-    one.add_argument("size", help="rows (1_000_000), or memory with its unit (24GiB)")
+    one.add_argument("size", help="rows (1_000_000 or 1e6), or memory with its unit (24GiB or 24G)")
     one.add_argument("field", nargs="+", help="name:dtype or name:dtype:shape, as obs:uint8:84x84")
     one.add_argument("--sampler", choices=plan.SAMPLERS, default="uniform")
     one.add_argument("--window", type=int, default=1, help="rows of one episode that are drawn")
@@ -89,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--max-ends", type=int, help="ends of episodes to keep the last one of")
     one.set_defaults(run=_plan)
     return parser
+
+
+def _directory(given: str) -> pathlib.Path:
+    """The directory that is named; `~` and links as everywhere."""
+    try:
+        return paths.local("fbuf", given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _inspect(given: argparse.Namespace) -> int:

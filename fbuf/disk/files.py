@@ -8,9 +8,11 @@ machine too. `tests/test_save_crash.py` holds the order against every moment of 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import pathlib
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
@@ -24,6 +26,12 @@ UNFINISHED = ".unfinished"
 
 CHUNK = 2**24
 """Bytes that are read or written at a time."""
+
+_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Answers of a disk to which files or directories cannot be brought on demand."""
+
+_warned: set[int] = set()
+"""Such disks that the user knows of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +75,6 @@ class Summed(io.RawIOBase):
         return len(view)
 
 
-def directory(function: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """The directory that a user names, in full; `~` is the home directory, as in a shell."""
-    if not os.fspath(path):
-        raise ValueError(f"fbuf.{function}: path is empty; give a directory")
-    return pathlib.Path(path).expanduser().resolve()
-
-
 def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Written]:
     """Write files of a directory.
 
@@ -99,7 +100,7 @@ def _written(final: pathlib.Path, content: Content) -> Written:
             summed = Summed(file)
             content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
             file.flush()
-            os.fsync(file.fileno())
+            _bring(file.fileno(), final)
         os.replace(unfinished, final)
     except BaseException:
         unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
@@ -120,9 +121,26 @@ def sync(folder: pathlib.Path) -> None:
     """Bring the names of a directory to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        _bring(descriptor, folder)
     finally:
         os.close(descriptor)
+
+
+def _bring(descriptor: int, path: pathlib.Path) -> None:
+    """Bring a file or a directory to the disk; warn, once a disk, if that disk cannot do it."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        device = os.fstat(descriptor).st_dev
+        if device not in _warned:
+            _warned.add(device)
+            warnings.warn(
+                f"fbuf: the disk of {path} cannot bring files to the disk on demand ({error}); "
+                "what was saved last may be missing after a crash of the machine",
+                stacklevel=2,
+            )
 
 
 def delete(folder: pathlib.Path, names: set[str]) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,8 +95,11 @@ class Places:
 
 _LAST: dict[pathlib.Path, Saved] = {}
 
-_NEWEST: dict[pathlib.Path, int] = {}
-"""The newest checkpoint of a directory that this process has saved or loaded."""
+_SEEN: dict[pathlib.Path, set[bytes]] = {}
+"""The checkpoints of a directory that this process has saved, or found there when it loaded one.
+
+Each is the first line of its manifest: another run's can have the same number.
+"""
 
 _lock = threading.Lock()
 """Held while one of these is changed: saves in the background do it, too."""
@@ -150,26 +153,31 @@ def opened(
         remember(folder, dataclasses.replace(before, marks=marks))
     else:
         remember(folder, Saved(number, found, (mark,), look(state), None))
-    came_to(folder, number)
 
 
-def came_to(folder: pathlib.Path, number: int) -> None:
-    """Take note of the newest checkpoint of a directory, which was saved or loaded here."""
-    _NEWEST[folder] = number
+def saw(folder: pathlib.Path, heads: Iterable[bytes]) -> None:
+    """Take note of checkpoints of a directory, which were saved here, or were there at a load."""
+    with _lock:
+        _SEEN.setdefault(folder, set()).update(heads)
 
 
-def require_newest(function: str, folder: pathlib.Path, known: Sequence[int]) -> None:
-    """Refuse to save where the newest checkpoint is another run's: old ones are deleted.
+def require_seen(function: str, folder: pathlib.Path, heads: Mapping[int, bytes]) -> None:
+    """Refuse to save where a checkpoint is another run's, or a backup's: old ones are deleted.
 
     Args:
         function: How the error begins.
         folder: The directory.
-        known: The checkpoints that it has.
+        heads: The first lines of the manifests that it has.
     """
-    if known and known[-1] > _NEWEST.get(folder, 0):
+    with _lock:
+        # One that was deleted, and is put back later, is a backup's.
+        seen = _SEEN[folder] = _SEEN.get(folder, set()) & set(heads.values())
+    unknown = [number for number, head in heads.items() if head not in seen]
+    if unknown:
         raise CheckpointError(
-            f"fbuf.{function}: {folder} has a checkpoint, number {known[-1]}, that this process "
-            "has neither saved nor loaded; load it to go on from it, or save to another directory"
+            f"fbuf.{function}: {folder} has a checkpoint, number {unknown[-1]}, that this process "
+            "has neither saved nor found there when it loaded; load from the directory to go on "
+            "from its newest checkpoint, or save to another directory"
         )
 
 

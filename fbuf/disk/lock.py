@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import socket
 from collections.abc import Generator
 
+from fbuf.disk import lock_file
+
 NAME = "LOCK"
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""Answers of a disk that has no locks, as that of a cluster may have none."""
 
 _held: set[int] = set()
 """Files of locks that this process holds."""
@@ -18,21 +24,17 @@ _held: set[int] = set()
 def held(folder: pathlib.Path) -> Generator[None]:
     """Hold the lock of a directory; it is let go when the process ends, however it ends.
 
+    On a disk without locks it is a file, see `fbuf.disk.lock_file`.
+
     Raises:
         BlockingIOError: If another process holds it; the message says which.
     """
-    import fcntl  # not on Windows, where all but saving works
-
     file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
-            raise BlockingIOError(
-                f"fbuf.save: {folder} is being written by {holder}; save to another directory, or "
-                "end that process"
-            ) from None
+        if not _locked(folder, file):
+            with lock_file.held(folder):
+                yield
+            return
         _held.add(file)
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -40,6 +42,25 @@ def held(folder: pathlib.Path) -> Generator[None]:
     finally:
         _held.discard(file)
         os.close(file)
+
+
+def _locked(folder: pathlib.Path, file: int) -> bool:
+    """Lock a file; False if its disk has no locks."""
+    import fcntl  # not on Windows, where all but saving works
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
+        raise BlockingIOError(
+            f"fbuf.save: {folder} is being written by {holder}; save to another directory, or "
+            "end that process"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _let_go() -> None:

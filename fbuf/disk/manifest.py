@@ -7,11 +7,13 @@ written over.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from fbuf.disk import container, files
@@ -25,6 +27,9 @@ FORMAT = 2
 _NAME = re.compile(r"MANIFEST-(\d{8})")
 _HEAD = re.compile(rb"fbuf checkpoint (\d{1,6}), (\d{1,12}) bytes, crc32 ([0-9a-f]{8})\n")
 _FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
+_LONGEST = 200
+"""Bytes of a first line that are looked at."""
+
 _MOST = 2**28
 """Bytes of a manifest, beyond which it is none of ours."""
 
@@ -78,6 +83,26 @@ def numbers(folder: pathlib.Path) -> list[int]:
     """The manifests that a directory has, the oldest first."""
     found = map(_NAME.fullmatch, (entry.name for entry in folder.iterdir()))
     return sorted(int(match[1]) for match in found if match)
+
+
+def head(path: pathlib.Path) -> bytes:
+    """The first line of a manifest, by which one checkpoint is told from another one."""
+    with open(path, "rb") as file:
+        return file.readline(_LONGEST)
+
+
+def heads(folder: pathlib.Path) -> dict[int, bytes]:
+    """The first lines of all manifests of a directory, by number, the oldest first."""
+    return of_those_there({number: folder / name_of(number) for number in numbers(folder)})
+
+
+def of_those_there(paths: Mapping[int, pathlib.Path]) -> dict[int, bytes]:
+    """The first lines of manifests, without those that another process has deleted meanwhile."""
+    found: dict[int, bytes] = {}
+    for number, path in paths.items():
+        with contextlib.suppress(FileNotFoundError):
+            found[number] = head(path)
+    return found
 
 
 def write(folder: pathlib.Path, number: int, manifest: Manifest) -> None:

@@ -14,9 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.disk.errors import CheckpointError, Mismatch
+from fbuf.pace import PaceCounter
 
 Data = Any
 """What JSON has."""
+
+
+_OWN: dict[str, Any] = {f"{PaceCounter.__module__}.{PaceCounter.__qualname__}": PaceCounter}
+"""Classes of fbuf by name, which can be made again."""
 
 
 def described(tree: Any, leaf: Any) -> Data:
@@ -53,7 +58,7 @@ def classes(data: Data) -> list[str]:
     kind, content = only(data)
     if kind == "leaf":
         return []
-    own = [content[0]] if kind == "other" else []
+    own = [content[0]] if kind == "other" and content[0] not in _OWN else []
     children = content[1] if kind == "other" else content
     children = [child for _, child in children] if kind == "dict" else children
     return own + [name for child in children for name in classes(child)]
@@ -100,6 +105,8 @@ def made(data: Data, of: Sequence[Any], argument: str) -> Any:
                 return {key: node(child) for key, child in content}
             case "list":
                 return [node(child) for child in content]
+            case "other":
+                return _OWN[content[0]](*map(node, content[1]))
             case _:
                 return tuple(node(child) for child in content)
 

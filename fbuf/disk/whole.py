@@ -65,6 +65,11 @@ def numbers(folder: pathlib.Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
+def heads(folder: pathlib.Path) -> dict[int, bytes]:
+    """The first lines of all manifests of a directory, by number, the oldest first."""
+    return manifest.of_those_there({n: folder / name_of(n) for n in numbers(folder)})
+
+
 def part(folder: pathlib.Path, number: int) -> Part:
     """A checkpoint of a shard as it is on the disk, in the directory of that shard."""
     return Part(number, zlib.crc32((folder / manifest.name_of(number)).read_bytes()))

@@ -22,6 +22,7 @@ from fbuf.disk import (
     manifest,
     merge,
     progress,
+    room,
     stores,
     trees,
 )
@@ -202,6 +203,16 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
 
     `keep` is how many checkpoints to keep; None deletes none.
     """
+    with room.explained("fbuf.save", folder, prepared.nbytes):
+        whole = _committed(folder, prepared)
+    history.remember(folder, prepared.saved(whole))
+    history.saw(folder, _head(folder, prepared))
+    if keep is not None:
+        clean(folder, keep)
+
+
+def _committed(folder: pathlib.Path, prepared: Prepared) -> Manifest:
+    """Write the files of a checkpoint, and its manifest last; nothing is left if that fails."""
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
     try:
@@ -211,14 +222,15 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
         if isinstance(error, CheckpointError):  # of an older file; then all is written next time
             history.remember(folder, None)
         if prepared.number in manifest.numbers(folder):  # which names the files
-            history.came_to(folder, prepared.number)
+            history.saw(folder, _head(folder, prepared))
         else:
             files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
         raise
-    history.remember(folder, prepared.saved(whole))
-    history.came_to(folder, prepared.number)
-    if keep is not None:
-        clean(folder, keep)
+    return whole
+
+
+def _head(folder: pathlib.Path, prepared: Prepared) -> list[bytes]:
+    return [manifest.head(folder / manifest.name_of(prepared.number))]
 
 
 def _is_of(name: str, prepared: Prepared) -> bool:

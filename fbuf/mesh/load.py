@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fbuf.checks import values as check
 from fbuf.disk import extra as extras
-from fbuf.disk import files, history, manifest, reader, whole
+from fbuf.disk import history, manifest, paths, reader, whole
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.whole import Whole
 from fbuf.door import batches
@@ -98,8 +98,9 @@ def load(
     check.choice(name, "episodes", episodes, get_args(Episodes))
     extra = extra if with_extra else extras.LEFT_OUT
     axis = axis_of(name, mesh, axis)
-    folder = files.directory("sharded.load", path)
+    folder = paths.local("fbuf.sharded.load", path)
     alone = is_alone(name, mesh)
+    heads = whole.heads(folder)
     known = _known_to_all(folder, alone)
     if not known:
         plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
@@ -121,7 +122,7 @@ def load(
             all_have(False, alone)
             raise
         if all_have(failure is None, alone) and found is not None:
-            history.came_to(folder, known[-1])
+            history.saw(folder, heads.values())
             return found._replace(state=end_episode(found.state)) if episodes == "end" else found
         if failure is None:
             failure = CheckpointError(

@@ -17,7 +17,7 @@ import numpy as np
 from fbuf._versions import VERSION
 from fbuf.checks import values as check
 from fbuf.disk import extra as extras
-from fbuf.disk import files, history, lock, whole, writer
+from fbuf.disk import files, history, lock, manifest, paths, whole, writer
 from fbuf.disk.whole import Part, Whole
 from fbuf.door.entry import refuse_consumed
 from fbuf.mesh.entry import require_sharded
@@ -84,7 +84,7 @@ def save(
     refuse_set_mesh(name)
     refuse_consumed(name, state)
     keep = check.integer(name, "keep", keep)
-    folder = files.directory(name, path)
+    folder = paths.local(f"fbuf.{name}", path)
     alone = is_alone(name, state.mesh)
     leads = alone or jax.process_index() == 0
     # Of each shard the number of its checkpoint, the checksum, and the mark; 0 for those of others.
@@ -94,7 +94,7 @@ def save(
             files.make_folder(folder)
             if leads:
                 held.enter_context(lock.held(folder))
-                history.require_newest(name, folder, whole.numbers(folder))
+                history.require_seen(name, folder, whole.heads(folder))
         with _told_to_all(name, alone):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
@@ -153,7 +153,7 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
         whole.check_part(folder, shard, part, "sharded.save")
     number = known[-1] + 1 if known else 1
     whole.write(folder, number, found)
-    history.came_to(folder, number)
+    history.saw(folder, [manifest.head(folder / whole.name_of(number))])
     whole.clean(folder, keep)
 
 

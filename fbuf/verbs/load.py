@@ -6,19 +6,20 @@ import contextlib
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
 from fbuf.checks import values as check
-from fbuf.disk import background, config, files, history, manifest, progress, reader, whole
+from fbuf.disk import background, config, history, manifest, paths, progress, reader, whole
 from fbuf.disk import extra as extras
 from fbuf.disk.errors import CheckpointError, Mismatch
 from fbuf.disk.manifest import Manifest
 from fbuf.door import batches
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
+from fbuf.verbs import fields
 from fbuf.verbs.end_episode import end_episode
 from fbuf.verbs.init import init
 from fbuf.verbs.resize import resize
@@ -65,6 +66,8 @@ def load(
     capacity: int | None = None,
     fallback: bool = False,
     episodes: Episodes = "end",
+    fill: Mapping[str, Any] | None = None,
+    drop: Collection[str] = (),
 ) -> Checkpoint:
     """Read the newest checkpoint of a directory.
 
@@ -78,8 +81,9 @@ def load(
 
     Args:
         path: The directory that was given to `fbuf.save`.
-        item: An example of an item. Needed if items are made of classes of your own, or of named
-            tuples; for dicts, lists and tuples only to check that the checkpoint is of these.
+        item: An example of an item, as it was saved. Needed if items are made of classes of your
+            own, or of named tuples; for dicts, lists and tuples only to check that the checkpoint
+            is of these.
         sampler: The sampler. Needed if it is one of your own; else only to check.
         extra: A tree of the structure of what was saved beside the buffer; needed if that has
             classes of your own, as most optimisers have. Its leaves are not read.
@@ -90,6 +94,11 @@ def load(
         episodes: `"end"` ends the open episodes: the next row of each environment begins one.
             `"keep"` leaves them open: the next row goes on where the last one saved has ended. To
             end episodes may set `LOST_NEXT`, as for `fbuf.end_episode`.
+        fill: New fields of the item by name (`"obs.depth"` is inside a dict), and what the rows
+            that are there have in them: an array of the shape and dtype of the field, or a tree of
+            arrays. All else stays, ids too. Items must be dicts. Save such a buffer to another
+            directory.
+        drop: Names of fields to leave out; otherwise as `fill`.
 
     Returns:
         The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.
@@ -98,13 +107,14 @@ def load(
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
         TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
-        ValueError: If `item` has no leaf, `path` is empty, `episodes` is something else, or
-            `capacity` does not fit (see `fbuf.resize`).
+        ValueError: If `item` has no leaf, `path` is empty or a URL, `episodes` is something else,
+            `capacity` does not fit (see `fbuf.resize`); if a field to `drop` is not there, or keeps
+            next observations; or if one to `fill` is there.
         MemoryError: If the device has no room for it.
         Exception: What a save to the directory has failed with in the background.
 
-    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB; with `capacity`
-    that of both buffers.
+    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB; with `capacity`,
+    `fill` or `drop` that of both buffers.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile
@@ -118,10 +128,15 @@ def load(
     check.choice("load", "episodes", episodes, get_args(Episodes))
     if capacity is not None:
         capacity = check.integer("load", "capacity", capacity, check.LARGEST_CAPACITY)
+    if isinstance(drop, str):
+        raise TypeError(f"fbuf.load: drop must be a list of names, got {drop!r}")
     extra = extra if with_extra else extras.LEFT_OUT
     with allocating():
         found = newest(path, item, sampler, extra, fallback, init)
     state = end_episode(found.state) if episodes == "end" else found.state
+    if fill or drop:
+        with allocating():
+            state = fields.changed("load", state, fill or {}, drop)
     if capacity is not None:
         state = resize(state, capacity)
     return found._replace(state=state)
@@ -141,9 +156,10 @@ def newest(
         check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
     if item is not None:
         batches.item_specs("load", item)
-    folder = files.directory("load", path)
+    folder = paths.local("fbuf.load", path)
     background.wait(folder)
-    known = manifest.numbers(folder) if folder.is_dir() else []
+    heads = manifest.heads(folder) if folder.is_dir() else {}
+    known = list(heads)
     if not known:
         sharded = " of a plain buffer; of one over a mesh there is: use fbuf.sharded.load"
         raise CheckpointError(
@@ -166,7 +182,7 @@ def newest(
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
             continue
         history.remember(folder, saved(number, found, state))
-        history.came_to(folder, known[-1])
+        history.saw(folder, heads.values())
         return Checkpoint(state, beside)
     raise AssertionError("the last one is read, or raises")
 

@@ -13,7 +13,7 @@ from fbuf._versions import VERSION
 from fbuf.checks import values as check
 from fbuf.disk import background as _background
 from fbuf.disk import extra as extras
-from fbuf.disk import files, history, lock, manifest, progress, writer
+from fbuf.disk import files, history, lock, manifest, paths, progress, writer
 from fbuf.disk.interrupts import uninterrupted
 from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import Item, State
@@ -96,14 +96,14 @@ def save(
     refuse_consumed("save", state)
     keep = check.integer("save", "keep", keep)
     check.boolean("save", "background", background)
-    folder = files.directory("save", path)
+    folder = paths.local("fbuf.save", path)
     beside = extras.split(extra)
     with _background.turn(folder), allocating():
         _background.wait(folder)
         files.make_folder(folder)
         with contextlib.ExitStack() as until_written:
             until_written.enter_context(lock.held(folder))
-            history.require_newest("save", folder, manifest.numbers(folder))
+            history.require_seen("save", folder, manifest.heads(folder))
             prepared = writer.prepare(folder, state, beside, now=background, version=VERSION)
             marked = history.marked(state, prepared.mark)
             if not background:
@@ -139,4 +139,4 @@ def wait(path: str | os.PathLike[str] | None = None) -> None:
         >>> fbuf.load(path).state
         State(Uniform, 0 of 4 rows)
     """
-    _background.wait(None if path is None else files.directory("wait", path))
+    _background.wait(None if path is None else paths.local("fbuf.wait", path))

@@ -544,7 +544,8 @@ MUTANTS = [
         ("total = tuple(map(int, (1 + lap % 2**32) * store.room + at))", "total = tuple(map(int, store.room + at))", "next observations", ("test_save.py", "every_save or ends")),
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
         ("if folder == to or has_mark(looked, saved):", "if folder == to:", "seam", ("test_save.py", "two_directories")),
-        ("if known and known[-1] > _NEWEST.get(folder, 0):", "if False:", "seam", ("test_save.py", "another_run")),
+        ("    if unknown:\n", "    if False:\n", "seam", ("test_save.py", "another_run")),
+        ("_SEEN.get(folder, set()) & set(heads.values())", "_SEEN.get(folder, set())", "seam", ("test_save.py", "put_back")),
     ),
     *of(
         "disk/trees.py",
@@ -557,7 +558,7 @@ MUTANTS = [
     ),
     *of(
         "disk/files.py",
-        ("            os.fsync(file.fileno())\n", "", "order", ("test_save_crash.py", "moment")),
+        ("            _bring(file.fileno(), final)\n", "", "order", ("test_save_crash.py", "moment")),
         ("        sync(parent)\n", "        pass\n", "order", ("test_save_crash.py", "moment")),
     ),
     *of(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.disk import paths
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, under
@@ -90,6 +91,7 @@ def from_d4rl(
     if max_episode_steps is not None:
         check.integer(where, "max_episode_steps", max_episode_steps)
     h5py = needed(where, "h5py")
+    path = paths.local(where, path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
     try:

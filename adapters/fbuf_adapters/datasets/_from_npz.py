@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf.disk import paths
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
@@ -78,6 +79,7 @@ def from_npz(
         State(Uniform, 4 of 4 rows)
     """
     where = "from_npz"
+    path = paths.local(where, path)
     try:
         with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
             data = _flat(where, file, held)

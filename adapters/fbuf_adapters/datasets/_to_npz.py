@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
-import pathlib
 import zipfile
 from typing import Any
 
 import jax
 import numpy as np
 
-from fbuf.disk import files
+from fbuf.disk import files, paths, room
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array, named, under
 from fbuf_adapters.datasets._flat import LAST
@@ -61,6 +61,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
         State(Uniform, 3 of 3 rows)
     """
     where = "to_npz"
+    final = paths.local(where, path)
     stored = Stored(where, state)
     rows = np.arange(len(stored.slots))
     if not len(rows):
@@ -97,8 +98,11 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
                     for part in stored.read(rows, name):
                         member.write(np.ascontiguousarray(part[name]).tobytes())
 
-    final = pathlib.Path(path)
-    files.write(final.parent, {final.name: write})
+    nbytes = sum(array.nbytes for array in small.values()) + len(rows) * sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named(stored.item).values()
+    )
+    with room.explained(where, final.parent, nbytes):
+        files.write(final.parent, {final.name: write})
 
 
 def _check_names(where: str, item: Any) -> None:

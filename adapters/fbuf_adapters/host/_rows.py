@@ -7,12 +7,10 @@ own.
 
 from __future__ import annotations
 
-import errno
 import math
 import mmap
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +19,7 @@ import jax
 import numpy as np
 
 from fbuf.checks import memory
+from fbuf.disk import room
 from fbuf.storage import store
 from fbuf.storage.elsewhere import Note
 from fbuf.storage.layout import Layout
@@ -134,14 +133,8 @@ class Rows:
         if not length:
             return np.zeros(spec.shape, dtype)
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if length > free:  # or it would take all that is free before it fails
-            raise OSError(
-                errno.ENOSPC,
-                f"{os.strerror(errno.ENOSPC)}: an array of the rows takes "
-                f"{memory.in_words(length)}, and {memory.in_words(free)} are free",
-                str(folder),
-            )
+        # Or it would take all that is free before it fails.
+        room.require("HostStore", folder, length)
         # It has no name, so that it is gone when the process is, however that ends.
         with tempfile.TemporaryFile(dir=folder) as file:
             # A disk that is full when a map is written to would end the process without a word.

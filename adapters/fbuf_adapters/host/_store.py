@@ -19,9 +19,8 @@ import numpy as np
 import fbuf
 from fbuf.checks import memory
 from fbuf.checks import values as check
-from fbuf.disk import config, history, manifest, reader, stores
+from fbuf.disk import config, history, manifest, paths, reader, stores
 from fbuf.disk import extra as extras
-from fbuf.disk import files as disk_files
 from fbuf.disk.errors import CheckpointError
 from fbuf.disk.interrupts import uninterrupted
 from fbuf.door import batches, entry
@@ -112,7 +111,7 @@ class HostStore(Generic[Item]):
         _check_room(jax.eval_shape(lambda: fbuf.init(item, capacity, **options)), files is None)
         given = tuple((leaf.shape, leaf.dtype) for leaf in leaves), tree, capacity
         index: Any = _programs.init((*given, tuple(options.items())))
-        folder = None if files is None else pathlib.Path(files)
+        folder = None if files is None else paths.local("HostStore", files)
         self._begin(index, Rows(index.storage.layout, capacity, folder), folder)
 
     def _begin(self, index: Any, rows: Rows | SavedRows, folder: pathlib.Path | None) -> None:
@@ -491,7 +490,7 @@ class HostStore(Generic[Item]):
             CheckpointError: As `fbuf.save`.
         """
         with self._changing():
-            rows, folder = self._rows, disk_files.directory("save", path)
+            rows, folder = self._rows, paths.local("HostStore.save", path)
             if not (isinstance(rows, SavedRows) and rows.folder == folder):
                 self._save(path, extra, keep, background)
                 return
@@ -608,9 +607,10 @@ class HostStore(Generic[Item]):
             check.instance("HostStore.open", "sampler", sampler, Sampler, "fbuf.Uniform()")
         if item is not None:
             batches.item_specs("HostStore.open", item)
-        folder = disk_files.directory("load", path)
+        folder = paths.local("HostStore.open", path)
         fbuf.wait(folder)
-        known = manifest.numbers(folder) if folder.is_dir() else []
+        heads = manifest.heads(folder) if folder.is_dir() else {}
+        known = list(heads)
         if not known:
             raise CheckpointError(f"HostStore.open: there is no checkpoint in {folder}")
         found = manifest.read(folder, known[-1])
@@ -631,6 +631,7 @@ class HostStore(Generic[Item]):
         mark = secrets.randbelow(2**31 - 1) + 1
         store._index = elsewhere.without_rows(history.marked(whole, mark))
         history.opened(folder, known[-1], found, store._index, mark)
+        history.saw(folder, heads.values())
         return _resume.resumed(store, episodes), beside
 
     def __init_subclass__(cls, **options: Any) -> None:

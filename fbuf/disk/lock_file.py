@@ -1,0 +1,132 @@
+"""A lock where the disk has none: a file that only one process can make.
+
+A file stays when its process is killed. It is taken over if that process was one of this machine,
+and is gone; of a process elsewhere nothing can be known, and the user is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Generator
+
+NAME = "LOCK-HELD"
+_GUARD = "LOCK-TAKEN-OVER"
+"""Held while a lock is taken over: else two could delete each other's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A process, and all by which it can be told from any other.
+
+    Attributes:
+        process: Its number.
+        host: The name of its machine.
+        place: That machine since it was started, and the name space of the number: processes can
+            be looked up by their numbers only within one.
+        started: When the process was started; empty if the system does not say.
+    """
+
+    process: int
+    host: str
+    place: str
+    started: str
+
+
+def _started(process: int) -> str | None:
+    """When a process of this name space was started; None if it is gone."""
+    try:
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        pass
+    else:
+        return stat.rpartition(")")[2].split()[19]
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        pass
+    return ""
+
+
+def _own() -> Holder:
+    """This process."""
+    place = ""
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return Holder(os.getpid(), socket.gethostname(), place, _started(os.getpid()) or "")
+
+
+def _made(path: pathlib.Path, own: Holder) -> bool:
+    """Make the file; False if it is there."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(file, json.dumps(dataclasses.asdict(own)).encode())
+    finally:
+        os.close(file)
+    return True
+
+
+def _holder(path: pathlib.Path) -> Holder | None:
+    """Who has made the file; None if that cannot be read, or not yet."""
+    try:
+        return Holder(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_gone(holder: Holder | None, own: Holder) -> bool:
+    """Whether a process has ended for sure."""
+    if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):
+        return False
+    return _started(holder.process) != holder.started
+
+
+def _busy(path: pathlib.Path, holder: Holder | None) -> BlockingIOError:
+    who = f"process {holder.process} on {holder.host}" if holder else "another process"
+    return BlockingIOError(
+        f"fbuf.save: {path.parent} is being written by {who}; save to another directory, or end "
+        f"that process. If it has ended, delete {path}: this disk has no locks, so the file stays "
+        "when a process is killed"
+    )
+
+
+@contextlib.contextmanager
+def held(folder: pathlib.Path) -> Generator[None]:
+    """Hold the lock of a directory.
+
+    Raises:
+        BlockingIOError: If another process holds it, or may hold it.
+    """
+    path, own = folder / NAME, _own()
+    if not _made(path, own):
+        _take_over(path, own)
+    try:
+        yield
+    finally:
+        if os.getpid() == own.process:  # and not one that was forked off
+            path.unlink(missing_ok=True)
+
+
+def _take_over(path: pathlib.Path, own: Holder) -> None:
+    """Make the file anew, if who has made it is gone."""
+    guard = path.with_name(_GUARD)
+    if not _made(guard, own):
+        raise _busy(guard, _holder(guard))
+    try:
+        if not _is_gone(holder := _holder(path), own):
+            raise _busy(path, holder)
+        path.unlink(missing_ok=True)
+        if not _made(path, own):
+            raise _busy(path, _holder(path))
+    finally:
+        guard.unlink(missing_ok=True)

@@ -1,0 +1,37 @@
+"""Paths that a user names."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import Any
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of one; `pathlib` makes a single slash of two. A drive has a single letter."""
+
+
+def local(where: str, path: Any) -> pathlib.Path:
+    """A file or directory that a user names, in full.
+
+    `~` is the home directory, as in a shell, and links are followed.
+
+    Args:
+        where: Who asks, such as `"fbuf.save"`.
+        path: What the user has given.
+
+    Raises:
+        ValueError: If it is empty, or a URL.
+        TypeError: If it is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{where}: path must be a str or a path, got {type(path).__name__}")
+    named = str(os.fspath(path))
+    if not named:
+        raise ValueError(f"{where}: path is empty; give a directory")
+    if _URL.match(named):
+        raise ValueError(
+            f"{where}: {named!r} is a URL, and fbuf reads and writes the files of this machine "
+            "only; docs/saving.md says how to copy a checkpoint to a bucket and back"
+        )
+    return pathlib.Path(named).expanduser().resolve()

@@ -1,0 +1,336 @@
+"""Disks that lack what others have: locks, files brought to them on demand, room; and no disks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import restored
+from support.small_disk import small_disk
+
+import fbuf
+from fbuf.disk import files, lock_file
+
+
+def numbers(count=3, capacity=8):
+    return fbuf.add(fbuf.init(jnp.int32(0), capacity), jnp.arange(count, dtype=jnp.int32))
+
+
+# --- no disk of this machine ---------------------------------------------------------------------
+
+URLS = ["gs://bucket/run", "s3://bucket/run", "hdfs:/run", pathlib.Path("gs://bucket/run")]
+CALLS = {
+    "save": lambda path: fbuf.save(path, numbers()),
+    "load": fbuf.load,
+    "wait": fbuf.wait,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("url", URLS, ids=str)
+def test_a_url_is_no_directory(call, url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"fbuf\.{call}: .* is a URL.*docs/saving\.md"):
+        CALLS[call](url)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_only_looks_like_a_url_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("run:1", "a b:/x", "C:/run"):
+        fbuf.save(path, numbers())
+        assert int(fbuf.size(restored.load(path).state)) == 3
+
+
+@pytest.mark.parametrize("path", [b"run", 3, None])
+def test_what_is_no_path(path):
+    with pytest.raises(TypeError, match=r"fbuf\.save: path must be a str or a path"):
+        fbuf.save(path, numbers())
+
+
+# --- no locks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ENOSYS", "ENOLCK", "ENOTSUP"])
+def no_locks(request, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(getattr(errno, request.param), os.strerror(getattr(errno, request.param)))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_without_locks_a_file_is_one(no_locks, tmp_path):
+    held = tmp_path / lock_file.NAME
+    state = fbuf.save(tmp_path, numbers())
+    state = fbuf.save(tmp_path, fbuf.add(state, jnp.int32(7)), background=True)
+    fbuf.wait()
+    assert not held.exists()
+    assert int(fbuf.size(fbuf.load(tmp_path).state)) == 4
+    with lock_file.held(tmp_path):
+        assert f'"process": {os.getpid()}' in held.read_text()
+        with pytest.raises(BlockingIOError, match=rf"process {os.getpid()} on .*delete {held}"):
+            fbuf.save(tmp_path, state)
+    fbuf.save(tmp_path, state)
+
+
+HOLDING = """
+import pathlib, sys
+from fbuf.disk import lock_file
+with lock_file.held(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def another_process(folder):
+    command = [sys.executable, "-c", HOLDING, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("no_locks", ["ENOSYS"], indirect=True)
+def test_a_file_of_a_process_that_was_killed_is_taken_over(no_locks, tmp_path):
+    with another_process(tmp_path) as process:
+        with pytest.raises(BlockingIOError, match=f"process {process.pid} on "):
+            fbuf.save(tmp_path, numbers())
+        process.kill()
+        process.wait()
+        assert (tmp_path / lock_file.NAME).exists()
+        fbuf.save(tmp_path, numbers())
+    assert [path.name for path in tmp_path.glob("LOCK-*")] == []
+
+
+@pytest.mark.parametrize("no_locks", ["ENOSYS"], indirect=True)
+@pytest.mark.parametrize(
+    ("other", "gone"),
+    [
+        ({"started": "1"}, True),  # its number is that of another process now
+        ({"host": "elsewhere"}, False),
+        ({"place": "since another start, or in another container"}, False),
+        ({"host": "elsewhere", "process": 2**22 + 1}, False),
+        ({"process": 2**22 + 1}, True),
+    ],
+)
+def test_of_a_process_elsewhere_nothing_is_known(other, gone, no_locks, tmp_path, monkeypatch):
+    own = lock_file._own()
+    fields = {**vars(own), **other}
+    lock_file._made(tmp_path / lock_file.NAME, lock_file.Holder(**fields))
+    if gone:
+        fbuf.save(tmp_path, numbers())
+        return
+    with pytest.raises(BlockingIOError, match=f"on {fields['host']}; .* If it has ended, delete "):
+        fbuf.save(tmp_path, numbers())
+    (tmp_path / lock_file.NAME).unlink()
+    fbuf.save(tmp_path, numbers())
+
+
+@pytest.mark.parametrize("no_locks", ["ENOSYS"], indirect=True)
+def test_a_file_that_is_not_written_yet_is_held(no_locks, tmp_path):
+    (tmp_path / lock_file.NAME).touch()
+    with pytest.raises(BlockingIOError, match="another process"):
+        fbuf.save(tmp_path, numbers())
+    assert (tmp_path / lock_file.NAME).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")  # the child only ends
+@pytest.mark.parametrize("no_locks", ["ENOSYS"], indirect=True)
+def test_a_fork_does_not_let_go(no_locks, tmp_path):
+    with lock_file.held(tmp_path):
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / lock_file.NAME).exists()
+
+
+def test_other_failures_of_a_lock_come_through(tmp_path, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="broken"):
+        fbuf.save(tmp_path, numbers())
+
+
+# --- files that are not brought to the disk on demand --------------------------------------------
+
+
+def failing_fsync(monkeypatch, number, directories_only=True):
+    fsync = os.fsync
+
+    def failing(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}") or not directories_only:
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(files, "_warned", set())
+
+
+@pytest.mark.parametrize("directories_only", [True, False])
+@pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "ENOSYS"])
+def test_a_disk_without_fsync_is_warned_of_once(name, directories_only, tmp_path, monkeypatch):
+    failing_fsync(monkeypatch, getattr(errno, name), directories_only)
+    with pytest.warns(UserWarning, match="cannot bring files to the disk on demand"):
+        state = fbuf.save(tmp_path, numbers())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        fbuf.save(tmp_path, fbuf.add(state, jnp.int32(7)))
+    assert int(fbuf.size(fbuf.load(tmp_path).state)) == 4
+
+
+def test_a_disk_that_is_broken_is_an_error(tmp_path, monkeypatch):
+    failing_fsync(monkeypatch, errno.EIO)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            fbuf.save(tmp_path, numbers())
+
+
+# --- a full disk ---------------------------------------------------------------------------------
+
+
+def test_a_full_disk_says_what_was_wanted_and_what_is_free(tmp_path):
+    with small_disk(tmp_path, "300k") as small:
+        state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((900, 100)))
+        wanted = rf"No space left.*fbuf\.save needs 35\d\.. KiB, and 2\d\d\.. KiB are free.*{small}"
+        with pytest.raises(OSError, match=wanted) as raised:
+            fbuf.save(small / "saved", state)
+        assert raised.value.errno == errno.ENOSPC
+        fbuf.save(small / "saved", state, background=True)
+        with pytest.raises(OSError, match=wanted):
+            fbuf.wait()
+        assert shutil.disk_usage(small).used < 50_000
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_so_does_a_quota(number, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"fbuf\.save needs .*, and .* are free") as raised:
+        fbuf.save(tmp_path, numbers())
+    assert raised.value.errno == number
+
+
+# --- another item --------------------------------------------------------------------------------
+
+OBS = {"obs": {"low": jnp.zeros(3), "image": jnp.zeros((20, 20), jnp.uint8)}, "reward": 0.0}
+
+
+def walked(**options):
+    state = fbuf.init(OBS, 12, next_of="obs", **options)
+    lanes = options.get("num_envs") or 1
+    for turn in range(5):
+        n = np.arange(lanes, dtype=np.float32) + 10 * turn
+        image = np.broadcast_to(n.astype(np.uint8)[:, None, None], (lanes, 20, 20))
+        obs = {"low": np.broadcast_to(n[:, None], (lanes, 3)), "image": image}
+        led_to = {"low": obs["low"] + 10, "image": image + 10}
+        ends = np.full(lanes, turn == 2)
+        state = fbuf.add(state, {"obs": obs, "reward": n}, next_observation=led_to, truncated=ends)
+    return state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_envs": 2, "lockstep": False, "sampler": fbuf.Prioritized(window=2)},
+        {"num_envs": 3, "sampler": fbuf.Uniform(window=2, by="episode")},
+    ],
+    ids=["one", "two", "three"],
+)
+def test_fields_are_added_and_left_out(options, tmp_path):
+    state = fbuf.save(tmp_path, walked(**options))
+    new = {"depth": jnp.full((2, 2), 7, jnp.bfloat16), "step": {"at": jnp.int32(-1)}}
+    loaded, _ = fbuf.load(
+        tmp_path,
+        fill={"obs.depth": new["depth"], "step": new["step"], "value": 0.5},
+        drop=["obs.image"],
+        episodes="keep",
+    )
+    before, after = fbuf.rows(state), fbuf.rows(loaded)
+    assert after.data.keys() == {"obs", "reward", "step", "value"}
+    assert after.data["obs"].keys() == {"low", "depth"}
+    for one, other in zip(
+        jax.tree.leaves((before.ids, before.mask, before.truncated)),
+        jax.tree.leaves((after.ids, after.mask, after.truncated)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+    mask = np.asarray(before.mask)
+    np.testing.assert_array_equal(before.data["obs"]["low"][mask], after.data["obs"]["low"][mask])
+    np.testing.assert_array_equal(before.data["reward"][mask], after.data["reward"][mask])
+    assert (np.asarray(after.data["obs"]["depth"], np.float32)[mask] == 7).all()
+    assert (np.asarray(after.data["step"]["at"])[mask] == -1).all()
+    assert (np.asarray(after.data["value"])[mask] == 0.5).all()
+    led = lambda state: fbuf.read(state, after.ids, view=fbuf.Transition())
+    old, now = led(state), led(loaded)
+    np.testing.assert_array_equal(old.mask, now.mask)
+    there = np.asarray(now.mask)
+    np.testing.assert_array_equal(
+        old.data.next_observation["low"][there], now.data.next_observation["low"][there]
+    )
+    assert (np.asarray(now.data.next_observation["depth"], np.float32)[there] == 7).all()
+    if state.sampler.keeps_priorities:
+        np.testing.assert_array_equal(
+            fbuf.probability(state, before.ids), fbuf.probability(loaded, after.ids)
+        )
+
+
+def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):
+    fbuf.save(tmp_path / "old", walked())
+    state, _ = fbuf.load(tmp_path / "old", fill={"value": 0.0})
+    with pytest.raises(fbuf.CheckpointError, match="save to another directory"):
+        fbuf.save(tmp_path / "old", state)
+    row = {"obs": OBS["obs"], "reward": 1.0, "value": 3.0}
+    state = fbuf.add(state, row, next_observation=OBS["obs"])
+    state = fbuf.save(tmp_path / "new", state)
+    rows = fbuf.rows(restored.load(tmp_path / "new").state)
+    assert rows.data["value"][rows.mask].tolist() == [0, 0, 0, 0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"drop": ["nothing"]}, ValueError, "drop has 'nothing'.*they have obs, reward"),
+        ({"drop": ["obs.nothing"]}, ValueError, "they have image, low"),
+        ({"drop": ["obs"]}, ValueError, "drop has 'obs', of which the buffer keeps next obs"),
+        ({"drop": "reward"}, TypeError, "drop must be a list of names"),
+        ({"fill": {"reward": 0.0}}, ValueError, "fill has 'reward', and the items have that"),
+        ({"fill": {"reward.more": 0.0}}, ValueError, "in dicts only"),
+        ({"fill": {"none.more": 0.0}}, ValueError, "in dicts only"),
+    ],
+)
+def test_fields_that_cannot_be_changed(options, error, message, tmp_path):
+    fbuf.save(tmp_path, walked())
+    with pytest.raises(error, match=f"fbuf.load: .*{message}"):
+        fbuf.load(tmp_path, **options)
+
+
+def test_a_pace_is_loaded_without_an_example(tmp_path):
+    pace = fbuf.Pace(0.25, warmup=2)
+    _, counter = pace.due(pace.init(), 7)
+    fbuf.save(tmp_path, numbers(), extra={"pace": counter, "step": 3})
+    _, extra = fbuf.load(tmp_path)
+    assert extra["pace"] == counter
+    assert type(extra["pace"]) is fbuf.PaceCounter
+    assert extra["step"] == 3
