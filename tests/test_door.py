@@ -427,7 +427,6 @@ def test_a_consumed_state_is_refused_inside_a_trace_too():
         jax.jit(lambda key: fbuf.sample(state, key, 2))(KEY)
 
 
-@pytest.mark.sweep
 def test_large_ints_are_unsigned():
     state = fbuf.add(fbuf.init({"u": np.uint32(0)}, 4), {"u": 3_000_000_000})
     assert int(fbuf.rows(state).data["u"][-1]) == 3_000_000_000

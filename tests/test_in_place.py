@@ -323,7 +323,6 @@ def test_the_check_finds_copies_and_says_what_to_do(form):
         fbuf.check_in_place(run, large(), KEY)
 
 
-@pytest.mark.sweep
 def test_the_check_passes_a_step_in_place_and_consumes_nothing():
     state = {"buffer": fbuf.init(jnp.zeros(3), 2**16), "steps": jnp.int32(0)}
 

@@ -220,7 +220,6 @@ def test_it_is_no_error_once_there_is_something_to_draw_again():
         fbuf.raise_on_fault(later(many, jnp.array([[1.0], [0.0]])))
 
 
-@pytest.mark.sweep
 def test_an_environment_that_fills_its_part_in_vain_says_so():
     state = fbuf.init(jnp.zeros(()), 16, num_envs=2, lockstep=False, sampler=fbuf.Uniform(window=3))
     for step in range(16):

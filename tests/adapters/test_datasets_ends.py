@@ -225,7 +225,6 @@ def test_d4rl_with_timeouts_that_are_false_everywhere(tmp_path):
     assert (ends_of(state), said) == ([[4], [3, 8, 11]], [])
 
 
-@pytest.mark.sweep
 def test_steps_are_counted_on_where_a_task_goes_on_after_a_terminal(tmp_path, small_chunks):
     """As the rows show it: the fourth terminates and goes on, the last of the second does not."""
     observed, later, _ = walks([6, 5, 6])

@@ -505,8 +505,7 @@ def test_no_such_data_set(tmp_path):
         from_minari(3)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("field", [False, True])
+@pytest.mark.parametrize("field", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
     """Whether it is kept aside, or in a field; what is known of other rows is written."""
     made = [e for number, e in enumerate(episodes([3, 1, 1, 4])) if number % 3 == 0]
