@@ -344,6 +344,7 @@ def test_plan_takes_the_dtypes_that_init_makes(field, dtype):
     ("field", "message"),
     [
         ("reward", "'reward' has no dtype; write reward:float32"),
+        ("obs:f16", "'f16' may mean two dtypes"),
         ("obs:u8:84x84", "'u8' may mean two dtypes; write it out, as uint8"),
         (":float32", "is no field; write name:dtype or"),
     ],

@@ -278,6 +278,19 @@ def test_priorities_go_along_and_the_newest_stay(kind):
     assert not np.asarray(fbuf.sample(small, jax.random.key(0), 8).data["n"]).max() > 301
 
 
+def test_who_was_to_be_reset_still_is():
+    state = fbuf.init(ITEM, 32, num_envs=2, autoreset="next_step", next_of="obs")
+    add = lambda state, n, ends: fbuf.add(
+        state, {"n": jnp.full(2, n, jnp.int32), "obs": jnp.full(2, n, jnp.int32)},
+        next_observation=jnp.full(2, n + 1, jnp.int32), terminated=jnp.array(ends),
+    )  # fmt: skip
+    state = add(state, 900, [True, False])
+    state = fbuf.extend(state, demonstrations([2, 3]))
+    before = int(fbuf.size(state))
+    state = add(state, 901, [False, False])  # the first one is a dummy
+    assert int(fbuf.size(state)) == before + 1
+
+
 def test_environments_of_another_number_and_other_resets():
     one, other = (fbuf.init(ITEM, 60, num_envs=n, lockstep=n == 3) for n in (3, 2))
     rows = jnp.arange(20, dtype=jnp.int32).reshape(2, 10)

@@ -467,6 +467,12 @@ def test_a_checkpoint_that_was_put_back_is_not_deleted(tmp_path):
         with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
             fbuf.save(here, state, background=background)
     assert (here / "MANIFEST-00000001").exists()
+    alone = fbuf.save(tmp_path / "alone", numbered(1), keep=1)
+    backup = shutil.copytree(tmp_path / "alone", tmp_path / "another backup")
+    alone = fbuf.save(tmp_path / "alone", alone, keep=1)
+    shutil.copytree(backup, tmp_path / "alone", dirs_exist_ok=True)
+    with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
+        fbuf.save(tmp_path / "alone", alone, keep=1)
     fbuf.load(here)  # its user has seen what is there
     state = fbuf.save(here, state)
     other = numbered(2)

@@ -63,14 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     one = commands.add_parser("inspect", help="print what the newest checkpoint holds")
-    one.add_argument("path", type=_directory, help="the directory given to fbuf.save")
+    one.add_argument("path", type=_path, help="the directory given to fbuf.save")
     one.add_argument("--reward", help="the field of the reward; found by its name if left out")
     one.add_argument("--json", action="store_true", help="print JSON")
-    one.add_argument("--plot", type=pathlib.Path, metavar="OUT.png", help="draw it, too")
+    one.add_argument("--plot", type=_path, metavar="OUT.png", help="draw it, too")
     one.set_defaults(run=_inspect)
 
     one = commands.add_parser("verify", help="check every byte of every checkpoint")
-    one.add_argument("path", type=_directory, help="the directory given to fbuf.save")
+    one.add_argument("path", type=_path, help="the directory given to fbuf.save")
     one.set_defaults(run=_verify)
 
     one = commands.add_parser(
@@ -92,8 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _directory(given: str) -> pathlib.Path:
-    """The directory that is named; `~` and links as everywhere."""
+def _path(given: str) -> pathlib.Path:
+    """The path that is named; `~` and links as everywhere."""
     try:
         return paths.local("fbuf", given)
     except ValueError as error:

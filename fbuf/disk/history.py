@@ -161,6 +161,12 @@ def saw(folder: pathlib.Path, heads: Iterable[bytes]) -> None:
         _SEEN.setdefault(folder, set()).update(heads)
 
 
+def forget_but(folder: pathlib.Path, heads: Iterable[bytes]) -> None:
+    """Forget checkpoints that were deleted: one that is put back later is a backup's."""
+    with _lock:
+        _SEEN[folder] = _SEEN.get(folder, set()) & set(heads)
+
+
 def require_seen(function: str, folder: pathlib.Path, heads: Mapping[int, bytes]) -> None:
     """Refuse to save where a checkpoint is another run's, or a backup's: old ones are deleted.
 
@@ -169,9 +175,7 @@ def require_seen(function: str, folder: pathlib.Path, heads: Mapping[int, bytes]
         folder: The directory.
         heads: The first lines of the manifests that it has.
     """
-    with _lock:
-        # One that was deleted, and is put back later, is a backup's.
-        seen = _SEEN[folder] = _SEEN.get(folder, set()) & set(heads.values())
+    seen = _SEEN.get(folder, set())
     unknown = [number for number, head in heads.items() if head not in seen]
     if unknown:
         raise CheckpointError(
@@ -202,7 +206,7 @@ def _with_mark(cursor: jax.Array, mark: jax.Array) -> jax.Array:
 
 
 def marked(state: State[Any], mark: int) -> State[Any]:
-    """The buffer with a mark; all other arrays are the same ones."""
+    """The buffer with a mark, 0 for none; all other arrays are the same ones."""
     cursor = _with_mark(state.ring.cursor, np.int32(mark))
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))
 

@@ -36,8 +36,9 @@ def held(folder: pathlib.Path) -> Generator[None]:
                 yield
             return
         _held.add(file)
-        os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        with contextlib.suppress(OSError):  # on a full disk; it is for a message only
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
         _held.discard(file)

@@ -44,7 +44,8 @@ def _started(process: int) -> str | None:
     except OSError:
         pass
     else:
-        return stat.rpartition(")")[2].split()[19]
+        state, *numbers = stat.rpartition(")")[2].split()
+        return None if state in "ZX" else numbers[18]  # a zombie holds nothing
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -71,6 +72,9 @@ def _made(path: pathlib.Path, own: Holder) -> bool:
         return False
     try:
         os.write(file, json.dumps(dataclasses.asdict(own)).encode())
+    except BaseException:  # on a full disk it would stay, and be nobody's
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(file)
     return True
@@ -88,7 +92,9 @@ def _is_gone(holder: Holder | None, own: Holder) -> bool:
     """Whether a process has ended for sure."""
     if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):
         return False
-    return _started(holder.process) != holder.started
+    started = _started(holder.process)
+    # Of a process whose start nobody may see it is not known whether it is another one.
+    return started is None or ("" not in (started, holder.started) and started != holder.started)
 
 
 def _busy(path: pathlib.Path, holder: Holder | None) -> BlockingIOError:
@@ -113,7 +119,7 @@ def held(folder: pathlib.Path) -> Generator[None]:
     try:
         yield
     finally:
-        if os.getpid() == own.process:  # and not one that was forked off
+        if os.getpid() == own.process and _holder(path) == own:  # and not one that was forked off
             path.unlink(missing_ok=True)
 
 

@@ -34,4 +34,7 @@ def local(where: str, path: Any) -> pathlib.Path:
             f"{where}: {named!r} is a URL, and fbuf reads and writes the files of this machine "
             "only; docs/saving.md says how to copy a checkpoint to a bucket and back"
         )
-    return pathlib.Path(named).expanduser().resolve()
+    try:
+        return pathlib.Path(named).expanduser().resolve()
+    except RuntimeError as error:  # there is no such user
+        raise ValueError(f"{where}: {named!r} cannot be found: {error}") from None

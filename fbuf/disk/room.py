@@ -44,6 +44,7 @@ def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
 
 
 def _too_little(where: str, folder: pathlib.Path, nbytes: int, number: int) -> OSError:
-    free = in_words(shutil.disk_usage(folder).free)
-    wanted = f"{where} needs {in_words(nbytes)}, and {free} are free"
-    return OSError(number, f"{os.strerror(number)}: {wanted}", str(folder))
+    said = f"{os.strerror(number)}: {where} needs at least {in_words(nbytes)}"
+    if number == errno.ENOSPC:  # of a quota nobody says what is left
+        said += f", and {in_words(shutil.disk_usage(folder).free)} are free"
+    return OSError(number, said, str(folder))

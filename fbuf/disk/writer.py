@@ -209,6 +209,7 @@ def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
     history.saw(folder, _head(folder, prepared))
     if keep is not None:
         clean(folder, keep)
+        history.forget_but(folder, manifest.heads(folder).values())
 
 
 def _committed(folder: pathlib.Path, prepared: Prepared) -> Manifest:

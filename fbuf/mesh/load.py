@@ -100,8 +100,8 @@ def load(
     axis = axis_of(name, mesh, axis)
     folder = paths.local("fbuf.sharded.load", path)
     alone = is_alone(name, mesh)
-    heads = whole.heads(folder)
-    known = _known_to_all(folder, alone)
+    heads = _known_to_all(folder, alone)
+    known = list(heads)
     if not known:
         plain = " of a plain buffer: use fbuf.load" if _has_plain(folder) else ""
         raise CheckpointError(
@@ -135,13 +135,14 @@ def load(
     raise AssertionError("the last one is read, or raises")
 
 
-def _known_to_all(folder: pathlib.Path, alone: bool) -> list[int]:
-    """The checkpoints that are there, which must be the same ones for all processes."""
+def _known_to_all(folder: pathlib.Path, alone: bool) -> dict[int, bytes]:
+    """The checkpoints that are there, see `whole.heads`; the same ones for all processes."""
     try:
-        own = whole.numbers(folder)
+        heads = whole.heads(folder)
     except BaseException:
         all_say(np.array([-1, 0], np.int64), alone)
         raise
+    own = list(heads)
     said = all_say(np.array([len(own), zlib.crc32(repr(own).encode())], np.int64), alone)
     if (said != said[0]).any():
         raise CheckpointError(
@@ -149,7 +150,7 @@ def _known_to_all(folder: pathlib.Path, alone: bool) -> list[int]:
             f"{', '.join('none' if n < 1 else str(n) for n in said[:, 0])}, by process; give all "
             "the same path, on a disk that they share"
         )
-    return own
+    return heads
 
 
 def _has_plain(folder: pathlib.Path) -> bool:

@@ -155,6 +155,7 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
     whole.write(folder, number, found)
     history.saw(folder, [manifest.head(folder / whole.name_of(number))])
     whole.clean(folder, keep)
+    history.forget_but(folder, whole.heads(folder).values())
 
 
 def _marked(state: ShardedState[Item], marks: np.ndarray) -> ShardedState[Item]:

@@ -14,7 +14,7 @@ from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.store import Item
 from fbuf.verbs.add import with_gap
 from fbuf.verbs.end_episode import ended
-from fbuf.verbs.lanes import Episodes, Lanes, Source, appended, dealt, unread_of_lanes
+from fbuf.verbs.lanes import Dealt, Episodes, Lanes, Source, appended, dealt, unread_of_lanes
 from fbuf.xla.place import settled
 
 
@@ -31,7 +31,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     those that ended first first, and at one time environment by environment; so demonstrations come
     into the buffer of several environments that goes on to collect. Its environments get about as
     many rows each. Where they step together, slots before the shorter parts stay empty, as if rows
-    had been removed there: fewer than the longest episode has rows, in each environment. `other`'s
+    had been removed there: fewer than twice the rows of the longest episode, in each. `other`'s
     open episodes are truncated, too, and what no view can read is left out: rows of resets, and
     episodes of which every row was removed.
 
@@ -103,6 +103,11 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     if not isinstance(source, Lanes):  # as its own open episode: whole, and no reset is due
         new = ended(new, taken > 0)
         resets = None if new.ring.open is None else new.ring.open.resets
+        if isinstance(source, Dealt) and state.ring.open is not None:
+            # The environments go on as they were: who was to be reset still is.
+            resets = state.ring.open.resets
+            now_open = dataclasses.replace(new.ring.open, resets=resets)
+            new = dataclasses.replace(new, ring=dataclasses.replace(new.ring, open=now_open))
     elif new.ring.open is not None and other.ring.open is not None:
         resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
         now_open = dataclasses.replace(new.ring.open, resets=resets)

@@ -92,6 +92,8 @@ def _copied(tree: Any) -> Any:
 
 def _place(function: str, argument: str, tree: Any, name: str) -> tuple[dict[str, Any], str]:
     """The dict that has a field, or is to have it, and the name of the field there."""
+    if type(tree) is dict and name in tree:  # a field whose own name has dots
+        return tree, name
     *outer, last = name.split(".")
     for part in outer:
         tree = tree.get(part) if type(tree) is dict else None

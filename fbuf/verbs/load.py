@@ -136,7 +136,8 @@ def load(
     state = end_episode(found.state) if episodes == "end" else found.state
     if fill or drop:
         with allocating():
-            state = fields.changed("load", state, fill or {}, drop)
+            # Without a mark: no save may take its rows for those of a checkpoint.
+            state = history.marked(fields.changed("load", state, fill or {}, drop), 0)
     if capacity is not None:
         state = resize(state, capacity)
     return found._replace(state=state)

@@ -63,12 +63,12 @@ def save(
         BlockingIOError: If another process is saving to the directory; the message says which.
         OSError: If the directory cannot be written to, or the disk is full. Earlier checkpoints
             stay as they are.
-        CheckpointError: If the newest checkpoint of the directory was neither saved nor loaded by
-            this process: another run would lose its checkpoints. Or if the directory has
+        CheckpointError: If a checkpoint of the directory was neither saved by this process, nor
+            there when it loaded one: another run would lose it. Or if the directory has
             checkpoints of a newer fbuf, or of buffers of another item; or if a file there that is
             to be joined with others is damaged. In the last case the next save writes everything.
         TypeError: If `extra` has a leaf that cannot be saved, or inside `jit`.
-        ValueError: If `state` is a batch of buffers, or `path` is empty.
+        ValueError: If `state` is a batch of buffers, or `path` is empty or a URL.
         RuntimeError: If `state` has been consumed.
 
     Cost: time in proportion to what is written; the flags and the index are 1 to 6 bytes a row,

@@ -545,7 +545,7 @@ MUTANTS = [
         ("return np.flatnonzero(marked & _retained(store, now))", "return np.flatnonzero(marked & ~marked)", "read", ("test_save.py", "every_save")),
         ("if folder == to or has_mark(looked, saved):", "if folder == to:", "seam", ("test_save.py", "two_directories")),
         ("    if unknown:\n", "    if False:\n", "seam", ("test_save.py", "another_run")),
-        ("_SEEN.get(folder, set()) & set(heads.values())", "_SEEN.get(folder, set())", "seam", ("test_save.py", "put_back")),
+        ("_SEEN.get(folder, set()) & set(heads)", "_SEEN.get(folder, set())", "seam", ("test_save.py", "put_back")),
     ),
     *of(
         "disk/trees.py",

@@ -54,9 +54,15 @@ class Episodes:
         finite = [gained for gained in self._returns if math.isfinite(gained)]
         return {
             "episodes": self.count,
-            "mean_return": statistics.fmean(finite) if finite else None,
+            "mean_return": _mean(finite) if finite else None,
             "mean_length": statistics.fmean(self._lengths) if self._lengths else None,
         }
+
+
+def _mean(numbers: list[float]) -> float:
+    """Their mean; it may be too large for a float, and is infinite then."""
+    with np.errstate(all="ignore"):
+        return float(np.mean(numbers))
 
 
 def _of_parts(reward: Any, ended: Any) -> list[Iterator[float]]:
