@@ -334,7 +334,6 @@ def test_the_check_passes_a_step_in_place_and_consumes_nothing():
         return {"buffer": buffer, "steps": carry["steps"] + 1}, batch.data.sum()
 
     fbuf.check_in_place(step, carry=state, key=KEY, count=16)
-    fbuf.check_in_place(step, state, KEY, count=16, timed=True)
     assert int(fbuf.size(state["buffer"])) == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import statistics
 import time
 from typing import Any, cast
 
@@ -159,7 +158,8 @@ def _refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for _ in range(_ROUNDS):  # by turns: what else the machine does then slows down both
         for run in runs:
             run.call()
-    small, large = (statistics.median(run.seconds) for run in runs)
+    # The least: whatever else the machine does can only add to it.
+    small, large = (min(run.seconds) for run in runs)
     if large > _SLOWER * small:
         raise RuntimeError(
             f"fbuf.check_in_place: this step takes {large * 1e6:,.0f} us, and {small * 1e6:,.0f} "

@@ -103,7 +103,7 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     if not isinstance(source, Lanes):  # as its own open episode: whole, and no reset is due
         new = ended(new, taken > 0)
         resets = None if new.ring.open is None else new.ring.open.resets
-        if isinstance(source, Dealt) and state.ring.open is not None:
+        if isinstance(source, Dealt) and state.ring.open and new.ring.open:
             # The environments go on as they were: who was to be reset still is.
             resets = state.ring.open.resets
             now_open = dataclasses.replace(new.ring.open, resets=resets)
