@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from fbuf.door.entry import one_buffer, require_state, verb
 from fbuf.state import State
@@ -99,20 +100,27 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
         fault |= bits_where(lost, Fault.LOST_UNREAD)
     new = ended(dataclasses.replace(state, fault=fault), taken > 0)
     new = appended(new, [source], kept, taken)
-    resets = None
-    if not isinstance(source, Lanes):  # as its own open episode: whole, and no reset is due
-        new = ended(new, taken > 0)
-        resets = None if new.ring.open is None else new.ring.open.resets
-        if isinstance(source, Dealt) and state.ring.open and new.ring.open:
-            # The environments go on as they were: who was to be reset still is.
-            resets = state.ring.open.resets
-            now_open = dataclasses.replace(new.ring.open, resets=resets)
-            new = dataclasses.replace(new, ring=dataclasses.replace(new.ring, open=now_open))
-    elif new.ring.open is not None and other.ring.open is not None:
-        resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
-        now_open = dataclasses.replace(new.ring.open, resets=resets)
-        new = dataclasses.replace(new, ring=dataclasses.replace(new.ring, open=now_open))
+    if not isinstance(source, Lanes):
+        new = ended(new, taken > 0)  # as its own open episode: whole
+    new = _with_resets(new, state, other, source, kept)
+    resets = None if new.ring.open is None else new.ring.open.resets
     return new if room is None else with_gap(new, taken < kept, resets)
+
+
+def _with_resets(
+    new: State[Item], state: State[Item], other: State[Item], source: Source, kept: Array
+) -> State[Item]:
+    """`new`, whose environments are to be reset as those are whose rows came last."""
+    if new.ring.open is None or state.ring.open is None:
+        return new
+    if isinstance(source, Dealt):  # dealt out: the environments go on as they were
+        resets = state.ring.open.resets
+    elif isinstance(source, Lanes) and other.ring.open is not None:
+        resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
+    else:
+        return new
+    now_open = dataclasses.replace(new.ring.open, resets=resets)
+    return dataclasses.replace(new, ring=dataclasses.replace(new.ring, open=now_open))
 
 
 def _source(state: State[Any], other: State[Any]) -> Source:
