@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -26,9 +27,11 @@ def bound(folder, most=MOST):
     """Delete the oldest files of a folder until so many bytes are left."""
     if not folder.is_dir():
         return
-    files = sorted(
-        (entry.stat().st_mtime, entry.stat().st_size, entry) for entry in folder.iterdir()
-    )
+    files = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run deletes, too
+            files.append((entry.stat().st_mtime, entry.stat().st_size, entry))
+    files.sort()
     total = sum(size for _, size, _ in files)
     for _, size, entry in files:
         if total <= most:
