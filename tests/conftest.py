@@ -28,6 +28,9 @@ import jax
 import pytest
 from support import programs
 
+if os.environ.get("FBUF_TEST_GUARDED"):
+    from support import guarded  # noqa: F401  from now on
+
 pytest.register_assert_rewrite("support.contracts", "support.inside")
 
 collect_ignore = ["support/mesh_process.py"]

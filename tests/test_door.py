@@ -333,8 +333,8 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.add(narrow(), {"a": Action.JUMP}), ValueError, "which int8 cannot hold"),
     (
         lambda: fbuf.write(filled(), one_id(), {"n": 3_000_000_000}),
-        TypeError,
-        r"fields\['n'\] must be int32",
+        ValueError,
+        r"fields\['n'\] is 3000000000, which int32 cannot hold",
     ),
     (
         lambda: fbuf.write(filled(), one_id(), {"x": (1e300, 0.0, 0.0)}),

@@ -39,7 +39,7 @@ CALLS = {
     "end_episode": (None, lambda state: fbuf.end_episode(state)),
     "stats": (PER, lambda state: fbuf.stats(state, detailed=True)),
 }
-ONES, THERE = jnp.ones(2), jnp.ones(2, bool)
+ONES, TWOS, THERE = jnp.ones(2), jnp.full(2, 2.0), jnp.ones(2, bool)
 
 
 @pytest.mark.parametrize("call", few(CALLS, "can_sample", "beta"))
@@ -58,6 +58,36 @@ def test_a_save_and_a_load(tmp_path):
     with jax.transfer_guard("disallow"):
         fbuf.save(tmp_path, state)
         assert fbuf.load(tmp_path).state.capacity == 8
+
+
+def test_a_number_that_a_field_cannot_hold_is_refused_there_too():
+    state = fbuf.init(jnp.uint8(0), 4)
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(ValueError, match="items is 300, which uint8 cannot hold"):
+            fbuf.add(state, 300)
+    state = fbuf.init({"n": jnp.uint8(0)}, 4)
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(ValueError, match=r"fields\['n'\] is -1, which uint8 cannot hold"):
+            fbuf.write(state, fbuf.newest_ids(state, 1), {"n": -1})
+
+
+def test_a_report_of_faults():
+    state = fbuf.init(jnp.zeros(()), 8, sampler=fbuf.Uniform(window=5))
+    state = fbuf.add(state, jnp.zeros(8), terminated=jnp.arange(8) % 3 == 2)
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(RuntimeError, match="the longest stored episode has 3"):
+            fbuf.raise_on_fault(state)
+
+
+def test_a_buffer_over_a_mesh():
+    mesh = jax.make_mesh((1,), ("data",))
+    with jax.transfer_guard("disallow"):
+        state = fbuf.sharded.init({"x": 0.0}, 8, mesh=mesh, sampler=PER)
+        state = fbuf.sharded.add(state, {"x": ONES}, priority=TWOS)
+        batch = fbuf.sharded.sample(state, KEY, 2, beta=0.4)
+        state = fbuf.sharded.update_priority(state, batch.ids, ONES)
+        fbuf.sharded.raise_on_fault(state)
+    assert batch.mask.all()
 
 
 def test_arrays_of_numpy_are_for_you_to_put_there():

@@ -262,10 +262,10 @@ class _Entry:
     def taken_over(self, before: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
         """The arguments, of which those of the host are the buffer's own."""
         types = set(map(type, tree_leaves(given)))
-        given = {name: _owned(self.name, name, value) for name, value in given.items()}
+        owned = {name: _owned(self.name, name, value) for name, value in given.items()}
         if self._host_check is not None and any(issubclass(of, int | float) for of in types):
-            self._host_check(before[0], given)
-        return given
+            self._host_check(before[0], given)  # not what was put on the device already
+        return owned
 
     def by_place(
         self, before: tuple[Any, ...], given: dict[str, Any]

@@ -11,7 +11,7 @@ import numpy as np
 from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
-from fbuf.storage.ring import DUMMY, ENDS
+from fbuf.storage.ring import DUMMY, ENDS, Ring
 from fbuf.verbs.can_sample import can_sample
 
 
@@ -74,9 +74,8 @@ def _lengths(state: State[Any]) -> str:
     if window == 1 or state.ring.cursor.ndim > 2:
         return f" (window={window})"
     ring = state.ring
-    slots = ring.in_order()
-    flags = np.asarray(ring.flags[slots])
-    rows = np.asarray(ring.holds(slots)) & (flags & DUMMY == 0)
+    flags, held = map(np.asarray, jax.jit(_in_order)(ring))
+    rows = held & (flags & DUMMY == 0)
     longest, length = 0, np.zeros(ring.lanes, np.int64)
     for step, ends in zip(rows, flags & ENDS > 0, strict=True):
         length += step
@@ -91,3 +90,9 @@ def _lengths(state: State[Any]) -> str:
         f". The window is {window} steps, and the longest stored episode has {longest}; take a "
         'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'
     )
+
+
+def _in_order(ring: Ring) -> tuple[jax.Array, jax.Array]:
+    """The flags of all slots, the oldest first, and which of them hold rows."""
+    slots = ring.in_order()
+    return ring.flags[slots], ring.holds(slots)
