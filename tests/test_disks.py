@@ -275,9 +275,12 @@ def walked(**options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.sweep),
         {"num_envs": 2, "lockstep": False, "sampler": fbuf.Prioritized(window=2)},
-        {"num_envs": 3, "sampler": fbuf.Uniform(window=2, by="episode")},
+        pytest.param(
+            {"num_envs": 3, "sampler": fbuf.Uniform(window=2, by="episode")},
+            marks=pytest.mark.sweep,
+        ),
     ],
     ids=["one", "two", "three"],
 )

@@ -324,3 +324,11 @@ def test_under_vmap_each_buffer_keeps_its_own_faults():
         ids = fbuf.Ids(jnp.array(slots, jnp.int32), jnp.zeros((2, 2), jnp.int32))
         states = update(states, ids, jnp.ones((2, 2)))
     assert states.fault.tolist() == [fbuf.Fault.ID_OUT_OF_RANGE, 0]
+
+
+def test_a_row_of_priority_0_is_not_the_rarest():
+    sampler = fbuf.Prioritized(alpha=1.0, beta=1.0, eps=0.0, normalize="buffer")
+    state = fbuf.init(jnp.zeros(()), 4, sampler=sampler)
+    state = fbuf.add(state, jnp.arange(3.0), priority=jnp.array([0.0, 4.0, 8.0]))
+    batch = fbuf.sample(state, jax.random.key(0), 32)
+    np.testing.assert_allclose(batch.weight, np.where(batch.data == 1, 1.0, 0.5), rtol=1e-6)

@@ -72,7 +72,6 @@ def test_every_verb_takes_it(sampler):
     jax.eval_shape(lambda state: jax.lax.scan(turn, state, None, length=2), state)
 
 
-@pytest.mark.sweep
 def test_it_holds_what_a_buffer_on_one_device_holds(tmp_path):
     here, there = fbuf.init({"x": jnp.zeros(3)}, 64, next_of="x"), buffer()
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)

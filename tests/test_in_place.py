@@ -120,7 +120,6 @@ def test_so_they_are_under_vmap_and_from_several_buffers():
     assert not copies(jax.vmap(sample_then_add), states, jax.random.split(KEY, 2))
 
 
-@pytest.mark.sweep
 def test_so_they_are_over_a_mesh():
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     sharded = fbuf.sharded
@@ -274,8 +273,9 @@ FORMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("form", few(FORMS, "unrolled"))
+@pytest.mark.parametrize("form", FORMS)
 def test_after_keeps_every_form_of_a_step_in_place(form, sampler):
     assert not copies(FORMS[form], large(sampler), KEY)
 
@@ -315,8 +315,13 @@ COPYING = {
 }
 
 
-@pytest.mark.optimised
-@pytest.mark.parametrize("form", COPYING)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=[pytest.mark.optimised] * (form != "sampling helper"))
+        for form in COPYING
+    ],
+)
 def test_the_check_finds_copies_and_says_what_to_do(form):
     run = jax.jit(COPYING[form], donate_argnums=0)
     with pytest.raises(RuntimeError, match=r"writes whole arrays .*u32.*fbuf\.after\(state, ba"):

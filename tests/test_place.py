@@ -52,8 +52,7 @@ def test_a_buffer_made_on_another_device_stays_there(maker, tmp_path):
     assert batch.data["x"].devices() == {other()}
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("maker", few(MAKERS, "load"))
+@pytest.mark.parametrize("maker", few(MAKERS, "load_into"))
 def test_a_buffer_on_the_default_device_is_free_to_be_taken_along(maker, tmp_path):
     state = MAKERS[maker](tmp_path)
     with jax.default_device(jax.local_devices()[0]):

@@ -72,7 +72,7 @@ def of_episodes(count, length=2, **options):
 @pytest.mark.parametrize(
     ("count", "fraction", "sizes"),
     [
-        (2, 0.01, (1, 1)),
+        pytest.param(2, 0.01, (1, 1), marks=SWEEP),
         pytest.param(2, 0.99, (1, 1), marks=SWEEP),
         pytest.param(10, 0.9, (9, 1), marks=SWEEP),
         pytest.param(10, 0.999, (9, 1), marks=SWEEP),

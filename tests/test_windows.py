@@ -80,12 +80,13 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "lockstep"),
     [
         (SAMPLERS[0], False),
-        pytest.param(SAMPLERS[1], True, marks=pytest.mark.sweep),
-        pytest.param(SAMPLERS[2], True, marks=pytest.mark.sweep),
+        (SAMPLERS[1], True),
+        (SAMPLERS[2], True),
     ],
     ids=str,
 )
@@ -199,25 +200,35 @@ def test_so_it_does_without_a_priority_above_zero():
         fbuf.raise_on_fault(state)
 
 
-@pytest.mark.sweep
 def test_it_is_no_error_once_there_is_something_to_draw_again():
     state = fbuf.init(jnp.zeros(()), 12, sampler=fbuf.Uniform(window=8))
     told = []
-    for step in range(60):
+    for step in range(40):
         state = fbuf.add(state, jnp.zeros(()), terminated=step % 8 == 7)
         if int(state.fault) & fbuf.Fault.NOTHING_TO_DRAW and fbuf.can_sample(state):
             fbuf.raise_on_fault(state)
             told.append(step)
     assert told
-    many = jax.vmap(lambda _: fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0)))(
-        jnp.arange(2)
-    )
-    given = jnp.zeros((2, 4))
-    many = jax.vmap(lambda s, p: fbuf.add(s, jnp.zeros(4), priority=p))(many, given)
-    later = jax.vmap(lambda s, p: fbuf.add(s, jnp.zeros(1), priority=p))
-    fbuf.raise_on_fault(later(many, jnp.ones((2, 1))))
+
+
+def test_of_several_buffers_each_has_something_to_draw_again():
+    one = fbuf.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0))
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), one)
+    later = jax.jit(jax.vmap(lambda s, p: fbuf.add(s, jnp.zeros(4), priority=p)))
+    many = later(many, jnp.zeros((2, 4)))
+    none, last = jnp.zeros(4), jnp.array([0.0, 0.0, 0.0, 1.0])
+    fbuf.raise_on_fault(later(many, jnp.stack([last, last])))
     with pytest.raises(RuntimeError, match="all priorities are 0"):
-        fbuf.raise_on_fault(later(many, jnp.array([[1.0], [0.0]])))
+        fbuf.raise_on_fault(later(many, jnp.stack([last, none])))
+
+
+def test_an_episode_is_counted_from_its_first_row_over_two_adds():
+    state = fbuf.init(jnp.zeros(()), 12, sampler=fbuf.Uniform(window=2, first_only=True))
+    for rows in (range(3), range(3, 10)):
+        n = jnp.asarray([*rows], jnp.float32)
+        state = fbuf.add(state, n, terminated=jnp.isin(n, jnp.array([1.0, 5.0, 9.0])))
+    drawn = fbuf.sample(state, jax.random.key(0), 64)
+    assert set(drawn.data.tolist()) == {0.0, 2.0, 6.0}
 
 
 def test_an_environment_that_fills_its_part_in_vain_says_so():

@@ -85,6 +85,7 @@ def full(value: float) -> torch.Tensor:
 # Writing.
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", ["add", "extend"])
 def test_the_item_is_learned_from_what_comes_first(kind, first):
     buffer = kind.make()
@@ -231,6 +232,7 @@ def test_rows_may_be_added_in_jax_meanwhile(kind):
 # Priorities and weights.
 
 
+@pytest.mark.sweep
 def test_new_rows_take_the_priority_they_are_given_or_the_largest(kind):
     buffer = kind.make(sampler=EXACT)
     given = torch.tensor([1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 0.5, 2.0], device=DEVICE)

@@ -197,6 +197,7 @@ def test_blank_fields_that_cannot_be(blank, error, message):
         buffer(collector)
 
 
+@pytest.mark.sweep
 def test_three_programs_for_all_lengths():
     with Collector(vector(3), policy, chunk=16) as collector:
         state = buffer(collector)

@@ -176,10 +176,10 @@ SWEEP = {
         "host, prefetch",
         "to_torch, windows",
     ),
-    *("dicts", "dicts, host", "slices", "slices, short", "slices, nested", "dicts, prefetch"),
+    *("dicts", "dicts, host", "slices", "slices, nested", "dicts, prefetch"),
     *("transition", "hindsight", "shuffled", "sequence", "uniform", "n_step", "prefetch, saved"),
-    *("to_torch", "slices, prioritized", "dicts, dims", "dicts, read", "time_major"),
-    *("slices, padded", "host", "dicts, prioritized", "read"),
+    *("to_torch", "slices, prioritized", "dicts, read", "sizes"),
+    *("slices, padded", "host", "dicts, prioritized"),
 }
 
 

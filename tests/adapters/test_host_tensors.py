@@ -238,6 +238,7 @@ def test_tensordicts_with_rows_on_the_host(window, tmp_path):
     assert (one[:] == two[:]).all()
 
 
+@pytest.mark.sweep
 def test_tensordicts_of_a_store():
     pytest.importorskip("tensordict")
     from fbuf_adapters.tensordict import TensorDictReplayBuffer

@@ -533,7 +533,6 @@ def test_an_observation_that_stands_in_is_not_written(field, tmp_path):
         assert_holds(again, [*made, *made], unknown=[0, 1])
 
 
-@pytest.mark.sweep
 def test_an_observation_that_stood_in_before_a_resize_is_not_written_after():
     made = episodes([3, 4])
     fields, terminated, _, later = flat(made)

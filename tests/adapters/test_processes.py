@@ -346,7 +346,6 @@ def test_bad_arguments_start_nothing(options, error, message):
         make(**options)
 
 
-@pytest.mark.sweep
 def test_without_a_seed_two_collectors_make_different_episodes():
     first = []
     for _ in range(2):

@@ -175,6 +175,7 @@ def test_an_epoch_has_a_slice_of_every_episode(drop_last):
     assert len(seen) > 3
 
 
+@pytest.mark.sweep
 def test_short_slices_can_be_padded():
     """As TorchRL pads: with the last step, and a mask."""
     rb, given = ragged("padded"), trajectories()

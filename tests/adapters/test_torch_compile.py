@@ -384,6 +384,19 @@ assert frames["total"] == 2, frames
 """
 
 
+ASKED = """
+import fbuf
+from fbuf.door import opaque
+assert opaque._untold
+import torch, torch._C._dynamo.eval_frame
+assert fbuf.sample._torchdynamo_disable and not opaque._untold
+"""
+
+
+def test_torch_is_told_when_it_asks_after_fbuf():
+    subprocess.run([sys.executable, "-c", ASKED], check=True)
+
+
 @pytest.mark.sweep
 def test_torch_may_come_after_fbuf():
     """Then it is told when it asks."""
