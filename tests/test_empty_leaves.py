@@ -87,7 +87,7 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize("item", few(ITEMS, "one_empty"))
+@pytest.mark.parametrize("item", few(ITEMS, "all_empty"))
 def test_over_a_mesh(item, tmp_path):
     item = ITEMS[item]
     state = sharded.init(item, 16, mesh=meshes.mesh(2), num_envs=4)

@@ -9,38 +9,52 @@ import numpy as np
 
 import fbuf
 
-_MAKE = "fbuf.init(collector.item, capacity, **collector.options)"
+MAKE = "fbuf.init(collector.item, capacity, **collector.options)"
+"""How to make one, for errors."""
 
 
 def check_fits(where: str, state: Any, fields: dict[str, Any], options: dict[str, Any]) -> None:
+    """Refuse what is no `fbuf.State`, and one for other rows or environments; as `check_rows`."""
+    if not isinstance(state, fbuf.State):
+        raise TypeError(
+            f"{where}: state must be a fbuf.State, got {type(state).__name__}; make it with {MAKE}"
+        )
+    check_rows(where, state, fields, options, state.ring.num_envs, MAKE)
+
+
+def check_rows(
+    where: str,
+    state: fbuf.State[Any],
+    fields: dict[str, Any],
+    options: dict[str, Any],
+    num_envs: int | None,
+    make: str,
+) -> None:
     """Refuse a buffer for other rows or environments, and say how to make one.
 
     Args:
         where: How messages begin.
-        state: The buffer.
+        state: The buffer, or the part of it that knows what it stores.
         fields: What there is to store, by name: trees of `jax.ShapeDtypeStruct`.
-        options: What `fbuf.init` had to be given.
+        options: What it had to be given beside the item.
+        num_envs: How many environments it is for.
+        make: How to make it.
 
     Raises:
-        TypeError: If `state` is no buffer.
         ValueError: If it is one for something else.
     """
-    if not isinstance(state, fbuf.State):
-        raise TypeError(
-            f"{where}: state must be a fbuf.State, got {type(state).__name__}; make it with {_MAKE}"
-        )
     for name, wanted in options.items():
-        found = getattr(state.ring, name)
+        found = num_envs if name == "num_envs" else getattr(state.ring, name)
         if found != wanted:
             raise ValueError(
                 f"{where}: the buffer was made with {name}={found!r}, and the environments need "
-                f"{name}={wanted!r}; make it with {_MAKE}"
+                f"{name}={wanted!r}; make it with {make}"
             )
     item: Any = state.storage.item
     if not isinstance(item, dict):
         raise ValueError(
             f"{where}: the buffer's item is a {type(item).__name__}, and rows are dicts; make it "
-            f"with {_MAKE}"
+            f"with {make}"
         )
     for name, stored in item.items():
         if name not in fields:
@@ -53,7 +67,7 @@ def check_fits(where: str, state: Any, fields: dict[str, Any], options: dict[str
         if _form(stored) != _form(fields[name]):
             raise ValueError(
                 f"{where}: the field {name!r} is {fields[name]}, and the buffer stores {stored}; "
-                f"make it with {_MAKE}"
+                f"make it with {make}"
             )
     if state.next_obs is not None and state.next_obs.field != "observation":
         raise ValueError(

@@ -15,7 +15,7 @@ pytest.importorskip("gymnasium")
 
 import gymnasium
 from environments import Walk, policy, steps_in, steps_of, vector
-from fbuf_adapters.gymnasium import Collector, CollectorError, _target
+from fbuf_adapters.gymnasium import Collector, CollectorError, _buffers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import fbuf
@@ -134,7 +134,7 @@ def test_ctrl_c_between_an_add_and_its_result(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return state
 
-    monkeypatch.setattr(_target.fbuf, "add", adding)
+    monkeypatch.setattr(_buffers.fbuf, "add", adding)
     with Collector(vector(3), policy, chunk=8) as collector:
         state = buffer(collector)
         with pytest.raises(KeyboardInterrupt):

@@ -13,11 +13,12 @@ class Chunk:
     Attributes:
         observation: What the policy saw.
         action: What it did.
-        reward: float32 `[T, E]`.
+        reward: float32 `[T, E]`, or `[T, E, K]`.
         terminated: bool `[T, E]`.
         truncated: bool `[T, E]`.
         next_observation: What the steps led to: at the end of an episode its final observation.
-        extras: What the policy returned beside the action.
+            None if the environments did not return that.
+        extras: What the policy returned beside the action, and what was asked for of info.
         version: That of the policy that acted; or int32 `[E]`.
         fresh: The environments were reset before the first of these steps. Episodes that were open
             in the chunk before have not ended in it, and go on nowhere. A bool, or bool `[E]`.
@@ -36,4 +37,4 @@ class Chunk:
     @property
     def steps(self) -> int:
         """`T`."""
-        return len(self.reward)
+        return len(self.terminated)

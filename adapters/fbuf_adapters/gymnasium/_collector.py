@@ -17,9 +17,11 @@ from fbuf_adapters.gymnasium._background import Background, Failed
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._info import Asked
 from fbuf_adapters.gymnasium._limit import limit
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
+from fbuf_adapters.gymnasium._stepper import Stepper
 from fbuf_adapters.gymnasium._target import SMALL, Target
 
 _PATIENCE = 5.0
@@ -68,6 +70,13 @@ class Collector:
         blank: More fields of the rows, for you to `fbuf.write` later, such as
             `{"advantage": np.float32(0)}`: one row, of which only shapes and dtypes are read. They
             are stored as zeros.
+        info: Entries of the environments' info that become fields of the rows, as the step returned
+            them: names that `reset` returns, or a dict of names and what stands where an
+            environment has none, such as `{"is_success": np.bool_(False)}`. Without a value that is
+            zero. At the end of an episode they are those of `final_info`.
+        observe: Entries of info that belong to the observation, such as `("action_mask",)`; given
+            as `info` is. The observation is then a dict of `observation` and these: the policy sees
+            it, and so do next observations.
         progress: Show a bar in calls that take more than a second; None shows it on a terminal.
 
     Raises:
@@ -100,6 +109,8 @@ class Collector:
         queue: int = 2,
         timeout: float = 60.0,
         blank: dict[str, Any] | None = None,
+        info: Asked = None,
+        observe: Asked = None,
         progress: bool | None = None,
     ) -> None:
         if chunk is not None:
@@ -107,9 +118,10 @@ class Collector:
         check.integer("Collector", "queue", queue)
         if not timeout > 0:
             raise ValueError(f"Collector: timeout must be above 0 seconds, got {timeout!r}")
-        self._producer = Producer(envs, policy, seed)
+        stepper = Stepper(envs, policy, seed=seed, info=info, observe=observe)
+        self._producer = Producer(stepper, policy)
         if chunk is None:
-            rows = _ROWS // self._producer.stepper.num_envs
+            rows = _ROWS // stepper.num_envs
             chunk = SMALL if background else min(max(rows, SMALL), _LONGEST)
         limit(envs, timeout)
         self._envs = envs
@@ -120,10 +132,9 @@ class Collector:
         if background:
             producer = self._producer  # the thread must not keep the collector
             self._background = Background(
-                lambda stop: producer.chunk(chunk, stop), producer.stepper.begun, queue
+                lambda stop: producer.chunk(chunk, stop), stepper.begun, queue
             )
             weakref.finalize(self, self._background.close, _PATIENCE)
-        stepper = self._producer.stepper
         self._episodes = Episodes(stepper.num_envs, stepper.autoreset)
         self._ended = np.zeros(stepper.num_envs, np.bool_)
         self._pending: collections.deque[Chunk] = collections.deque()
@@ -160,7 +171,8 @@ class Collector:
         """Make `steps` steps of each environment, and add them.
 
         Args:
-            state: The buffer. It is consumed.
+            state: The buffer, a `fbuf.State` or a `fbuf.sharded.ShardedState`. It is consumed. A
+                `HostStore` is changed in place.
             steps: How many. All numbers share four compiled programs.
 
         Returns:
@@ -170,7 +182,7 @@ class Collector:
             CollectorError: If the collector is closed or steps in the background, if the policy
                 returns something else than such actions, or if an environment hangs. What
                 environments and the policy raise comes out as it is.
-            TypeError: If `state` is no `fbuf.State`.
+            TypeError: If `state` is no buffer.
             RuntimeError: If `state` has been consumed.
             ValueError: If the buffer was made for other rows or environments, or if an integer does
                 not fit in 32 bits. The steps of a chunk (`chunk` of them at most) are then lost.
@@ -206,7 +218,7 @@ class Collector:
         """Add what the environments have made in the background. The first call starts them.
 
         Args:
-            state: The buffer. It is consumed.
+            state: The buffer, as for `collect`.
             at_least: Wait until this many steps of each environment have come.
 
         Returns:
@@ -348,6 +360,7 @@ class Collector:
         """What adds to this buffer, once it is known that the rows fit."""
         target = self._adds_to()
         target.check(function, state)
+        self._producer.stepper.needs_final = target.keeps_next(state)
         return target
 
     def _adds_to(self) -> Target:

@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol, Self, get_args
 import cloudpickle
 import numpy as np
 
-import fbuf
 from fbuf.checks import values as check
 from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._crew import Crew, Worker
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._info import Asked, Info
 from fbuf_adapters.gymnasium._messages import Filled
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._slots import Room
@@ -113,7 +113,8 @@ class CrewCollector:
         """Have all environments make `steps` steps with the newest weights, and add them.
 
         Args:
-            state: The buffer. It is consumed.
+            state: The buffer, a `fbuf.State` or a `fbuf.sharded.ShardedState`. It is consumed. A
+                `HostStore` is changed in place.
             steps: How many. All numbers share a few compiled programs.
 
         Returns:
@@ -122,7 +123,7 @@ class CrewCollector:
         Raises:
             CollectorError: If a worker cannot go on, or if the collector is closed or has
                 `mode="free"`.
-            TypeError: If `state` is no `fbuf.State`.
+            TypeError: If `state` is no buffer.
             RuntimeError: If `state` has been consumed.
             ValueError: If the buffer was made for other rows or environments.
         """
@@ -149,7 +150,7 @@ class CrewCollector:
         """Add what the workers have made. The first call starts them.
 
         Args:
-            state: The buffer. It is consumed.
+            state: The buffer, as for `collect`.
             at_least: Wait until this many steps of each environment have come, on average.
 
         Returns:
@@ -199,7 +200,7 @@ class CrewCollector:
             self._add(self._crew.workers)
         if self._failure is not None:
             with uninterrupted():
-                self._left = fbuf.end_episode(self._left)
+                self._left = self._target.end_episode(self._left)
         return self._taken()
 
     def publish(self, weights: Any) -> int:
@@ -387,8 +388,12 @@ def check_loads(owner: str, policy: Any) -> None:
         )
 
 
-def payload(owner: str, make_env: Any, policy: Any, weights: Any) -> bytes:
+def payload(
+    owner: str, make_env: Any, policy: Any, weights: Any, info: Asked, observe: Asked
+) -> bytes:
     """What every worker opens its station with."""
+    for argument, asked in (("info", info), ("observe", observe)):
+        Info(argument, asked, 1)  # here, and not in each of them, it is found wrong
     for name, value in (("make_env", make_env), ("policy", policy)):
         try:
             cloudpickle.dumps(value)
@@ -397,4 +402,4 @@ def payload(owner: str, make_env: Any, policy: Any, weights: Any) -> bytes:
                 f"{owner}: {name} cannot be sent to another process ({error}); it holds "
                 "something that only this process has, so make that when it is first needed"
             ) from error
-    return cloudpickle.dumps((make_env, policy, weights))
+    return cloudpickle.dumps((make_env, policy, weights, info, observe))

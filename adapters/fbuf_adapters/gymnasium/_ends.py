@@ -9,6 +9,21 @@ import numpy as np
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._spaces import Spec
 
+NO_FINAL = (
+    "Collector: an episode ended, and info has no 'final_obs', though the environments say that "
+    "they reset in the same step; have them return it, or make them with "
+    "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP. A buffer without next_of and "
+    "next_observation needs none"
+)
+
+_NAMES = "final_obs", "final_observation"
+"""What Gymnasium calls them, and what it called them before 1.0."""
+
+
+def has_finals(info: dict[str, Any]) -> bool:
+    """Whether the environments returned final observations."""
+    return any(name in info for name in _NAMES)
+
 
 def final_observation(info: dict[str, Any], env: int, space: Any) -> Any:
     """That of an environment whose episode ended in this step; it may be the environment's own.
@@ -21,13 +36,7 @@ def final_observation(info: dict[str, Any], env: int, space: Any) -> Any:
         final = found[env]
         if isinstance(final, np.ndarray) and final.shape == space.shape:
             return final
-    if "final_obs" not in info:
-        raise CollectorError(
-            "Collector: an episode ended, and info has no 'final_obs', though the environments say "
-            "that they reset in the same step; have them return it, or make them with "
-            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP"
-        )
-    return _picked(found, env, space)
+    return _picked(info[next(name for name in _NAMES if name in info)], env, space)
 
 
 def _picked(found: Any, env: int, space: Any) -> Any:
@@ -47,8 +56,8 @@ def _checked(final: Any, space: Any) -> Any:
         return tuple(_checked(part, own) for part, own in zip(final, space, strict=True))
     if not isinstance(space, Spec) or np.shape(final) != space.shape:
         raise CollectorError(
-            f"Collector: info['final_obs'] has a {type(final).__name__} of shape "
-            f"{np.shape(final)} where the observation space has {space}; have the environments "
-            "return the final observation as they return others"
+            f"Collector: the final observation in info is a {type(final).__name__} of shape "
+            f"{np.shape(final)}, and the observation space has {space}; have the environments "
+            "return it as they return other observations"
         )
     return np.array(final, space.dtype)

@@ -20,64 +20,72 @@ class Episodes:
 
     def __init__(self, num_envs: int, autoreset: str) -> None:
         self.count = 0
-        self._returns: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._returns: collections.deque[Any] = collections.deque(maxlen=_RECENT)
         self._lengths: collections.deque[int] = collections.deque(maxlen=_RECENT)
         self._dummies = int(autoreset == "next_step")
         self._begin = np.zeros(num_envs, np.int64)
         """The first step of the open episodes, counted from the next chunk's first step."""
-        self._gained = np.zeros(num_envs, np.float64)
-        """The sum of their rewards so far."""
+        self._gained: list[Any] = [0.0] * num_envs
+        """The sum of their rewards so far; an array if rewards are vectors."""
 
     def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
         """Take note of some environments' part of a chunk. No number in it raises."""
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
-        self._begin[envs][fresh] = self._gained[envs][fresh] = 0
+        self._begin[envs][fresh] = 0
+        kept = zip(self._gained[envs], fresh.tolist(), strict=True)
+        gained = [0.0 if anew else sum_ for sum_, anew in kept]
         ended = (chunk.terminated | chunk.truncated)[:, envs]
         step, env = ended.nonzero()
         sums = _of_parts(chunk.reward[:, envs], ended)
         # Lists, because Python takes much longer to read and write single entries of arrays.
-        begin, gained = self._begin[envs].tolist(), self._gained[envs].tolist()
-        for s, e in zip(step.tolist(), env.tolist(), strict=True):
-            self._returns.append(gained[e] + next(sums[e]))
-            self._lengths.append(s + 1 - begin[e])
-            gained[e], begin[e] = 0.0, s + 1 + self._dummies
+        begin = self._begin[envs].tolist()
+        with np.errstate(all="ignore"):
+            for s, e in zip(step.tolist(), env.tolist(), strict=True):
+                self._returns.append(gained[e] + next(sums[e]))
+                self._lengths.append(s + 1 - begin[e])
+                gained[e], begin[e] = 0.0, s + 1 + self._dummies
+            self._gained[envs] = [sum_ + next(sums[e], 0.0) for e, sum_ in enumerate(gained)]
         self.count += len(step)
         self._begin[envs] = begin
         self._begin[envs] -= chunk.steps
-        self._gained[envs] = [sum_ + next(sums[e], 0.0) for e, sum_ in enumerate(gained)]
 
     def stats(self) -> dict[str, Any]:
         """How many ended, and the means of the last hundred; None before the first.
 
-        A return that is not finite is in no mean.
+        A return that is not finite is in no mean. Of vectors it is a list, one mean for each part.
         """
-        finite = [gained for gained in self._returns if math.isfinite(gained)]
+        parts = [np.atleast_1d(returned).tolist() for returned in self._returns]
+        means = [_mean(list(of_part)) for of_part in zip(*parts, strict=True)]
+        scalar = not self._returns or np.ndim(self._returns[0]) == 0
         return {
             "episodes": self.count,
-            "mean_return": _mean(finite) if finite else None,
+            "mean_return": next(iter(means), None) if scalar else means,
             "mean_length": statistics.fmean(self._lengths) if self._lengths else None,
         }
 
 
-def _mean(numbers: list[float]) -> float:
-    """Their mean; it may be too large for a float, and is infinite then."""
+def _mean(numbers: list[float]) -> float | None:
+    """The mean of those that are finite; it may be too large for a float, and is infinite then."""
+    finite = [number for number in numbers if math.isfinite(number)]
     with np.errstate(all="ignore"):
-        return float(np.mean(numbers))
+        return float(np.mean(finite)) if finite else None
 
 
-def _of_parts(reward: Any, ended: Any) -> list[Iterator[float]]:
+def _of_parts(reward: Any, ended: Any) -> list[Iterator[Any]]:
     """The sums of rewards `[T, E]` up to each end, and behind the last: of each environment.
 
     Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's.
     """
-    steps, envs = reward.shape
+    steps, envs = ended.shape
     if not steps:
         return [iter(())] * envs
-    flat = reward.T.astype(np.float64).reshape(-1)
+    flat = np.swapaxes(reward, 0, 1).astype(np.float64).reshape(-1, *reward.shape[2:])
     behind = np.flatnonzero(ended.T) + 1
     first = np.arange(envs) * steps
-    starts = np.union1d(first, behind[behind < flat.size])
+    starts = np.union1d(first, behind[behind < len(flat)])
     with np.errstate(all="ignore"):
-        sums = np.add.reduceat(flat, starts).tolist()
+        sums: Any = np.add.reduceat(flat, starts)
+    if sums.ndim == 1:
+        sums = sums.tolist()
     cuts = [*np.searchsorted(starts, first).tolist(), len(sums)]
     return [iter(sums[cuts[e] : cuts[e + 1]]) for e in range(envs)]

@@ -17,6 +17,7 @@ from fbuf_adapters.gymnasium._crew_collector import (
     some_seed,
 )
 from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._info import Asked
 from fbuf_adapters.gymnasium._memory import Memory
 from fbuf_adapters.gymnasium._place import SIZE, Board
 from fbuf_adapters.gymnasium._process import Process
@@ -70,6 +71,8 @@ class ProcessCollector(CrewCollector):
         restart: How many times a process that ended or hangs is started anew, in all.
         slots: How many chunks each process may be ahead.
         blank: As for `Collector`. No process fills these fields, so they cross nothing.
+        info: As for `Collector`.
+        observe: As for `Collector`.
         progress: As for `Collector`.
 
     Raises:
@@ -109,6 +112,8 @@ class ProcessCollector(CrewCollector):
         restart: int = 0,
         slots: int = 2,
         blank: dict[str, Any] | None = None,
+        info: Asked = None,
+        observe: Asked = None,
         progress: bool | None = None,
     ) -> None:
         end_if_unguarded()
@@ -133,7 +138,7 @@ class ProcessCollector(CrewCollector):
             check_loads(_OWNER, policy)
             published = Weights(weights)
         # In shared memory, for a pipe would have to be waited for.
-        sent = Memory.of(payload(_OWNER, make_env, policy, published))
+        sent = Memory.of(payload(_OWNER, make_env, policy, published, info, observe))
         board = Board(Memory(SIZE * processes))
         room = Room(slots, chunk, processes * envs_per_process)
         jobs = [

@@ -18,8 +18,8 @@ from fbuf_adapters.gymnasium._stepper import Stepper
 class Producer:
     """Makes chunks with the newest weights."""
 
-    def __init__(self, envs: Any, policy: Any, seed: Any) -> None:
-        self.stepper = Stepper(envs, policy, seed=seed)
+    def __init__(self, stepper: Stepper, policy: Any) -> None:
+        self.stepper = stepper
         self.version = 0
         """That of the newest weights published."""
         self.seconds = 0.0

@@ -18,21 +18,25 @@ class Rows:
     copied: environments may go on to write to their own arrays.
     """
 
-    def __init__(self, num_envs: int, steps: int, observation: Any, action: Any) -> None:
+    def __init__(
+        self, num_envs: int, steps: int, observation: Any, action: Any, reward: Spec
+    ) -> None:
         self._lead = lead = (steps, num_envs)
         self._space = observation
         # One more: each step's next observation is that of the row after it.
         self._observation = _room((steps + 1, num_envs), observation)
         self._action = _room(lead, action)
-        self._extras: dict[str, np.ndarray[Any, Any]] | None = None
+        self._extras: dict[str, np.ndarray[Any, Any]] = {}
         self._final: Any = None
         self.observation = _assignable(self._observation)
         self.action = _assignable(self._action)
-        self.reward = np.empty(lead, np.float32)
+        self.reward = _room(lead, reward)
         self.terminated = np.empty(lead, np.bool_)
         self.truncated = np.empty(lead, np.bool_)
         self.steps = 0
         """How many whole steps there are."""
+        self.lacks_final = False
+        """The environments did not return the final observation of an episode."""
 
     @property
     def final(self) -> Any:
@@ -45,14 +49,13 @@ class Rows:
         return _assignable(self._final)
 
     def put_extras(self, step: int, extras: dict[str, Any]) -> None:
-        """Take over what the policy returned beside the action."""
-        if self._extras is None:
-            self._extras = {
-                name: np.empty((self._lead[0], *array.shape), array.dtype)
-                for name, array in extras.items()
-            }
+        """Take over what the policy returned beside the action, or what was read of info."""
         for name, array in extras.items():
-            self._extras[name][step] = array
+            room = self._extras.get(name)
+            if room is None:
+                room = np.empty((self._lead[0], *array.shape), array.dtype)
+                self._extras[name] = room
+            room[step] = array
 
     def chunk(self, version: int, fresh: bool) -> Chunk:
         """The whole steps, as they are stored."""
@@ -64,14 +67,15 @@ class Rows:
             reward=self.reward[:steps],
             terminated=self.terminated[:steps],
             truncated=self.truncated[:steps],
-            next_observation=self._following(map_leaves(lambda a: a[1:], whole)),
-            extras={n: stored(a[:steps], n) for n, a in (self._extras or {}).items()},
+            next_observation=None if self.lacks_final else self._following(whole),
+            extras={n: stored(a[:steps], n) for n, a in self._extras.items()},
             version=version,
             fresh=fresh,
         )
 
-    def _following(self, rows: Any) -> Any:
-        """The next observations, given the next rows: others at ends, if the rows hold others."""
+    def _following(self, observations: Any) -> Any:
+        """The next observations: those of the next rows, but at ends if these hold others."""
+        rows = map_leaves(lambda a: a[1:], observations)
         if self._final is None:
             return rows
         ended = self.terminated[: self.steps] | self.truncated[: self.steps]

@@ -31,7 +31,7 @@ class Station:
     def open(self, payload: bytes, envs: slice, seed: int) -> tuple[Stepper, Any]:
         """Make the environments; return what steps them, and what the weights are read with."""
         self._board.at(self._seat, STARTING)
-        make_env, policy, weights = pickle.loads(payload)
+        make_env, policy, weights, info, observe = pickle.loads(payload)
         _seed(apart(seed))
 
         def make(env: int) -> Watched:
@@ -44,9 +44,19 @@ class Station:
             [functools.partial(make, env) for env in range(envs.start, envs.stop)],
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
+        self._with_vector_rewards()
         _seed(apart(seed))  # also what the environments have imported
         watched = WatchedPolicy(policy, self._board, self._seat)
-        return Stepper(self._vector, watched, seed=seed), weights
+        stepper = Stepper(self._vector, watched, seed=seed, info=info, observe=observe)
+        return stepper, weights
+
+    def _with_vector_rewards(self) -> None:
+        """Have room for them, as MO-Gymnasium does: Gymnasium itself has one number for each."""
+        vector: Any = self._vector
+        space = getattr(self._envs[0].unwrapped, "reward_space", None)
+        if space is not None:
+            vector.reward_space = space
+            vector._rewards = np.zeros((len(self._envs), *space.shape))
 
     def failed(self, error: BaseException) -> Failed:
         """Where the worker was, and what happened there."""

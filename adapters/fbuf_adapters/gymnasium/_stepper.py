@@ -12,8 +12,9 @@ import numpy as np
 from fbuf_adapters.gymnasium._autoreset import autoreset
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._closing import close
-from fbuf_adapters.gymnasium._ends import final_observation
+from fbuf_adapters.gymnasium._ends import NO_FINAL, final_observation, has_finals
 from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._info import Asked, Info
 from fbuf_adapters.gymnasium._policy import Actor
 from fbuf_adapters.gymnasium._rows import Rows
 from fbuf_adapters.gymnasium._spaces import Spec, space_specs, stored_spec
@@ -31,13 +32,18 @@ class Stepper:
         policy: `policy(observation) -> action`, or `-> (action, extras)`.
         seed: For the first reset, as the environments take it. If it is one number, `policy.seed`
             is called now, if there is such a method, with another number that is made of it.
+        info: Entries of info that become fields of the rows: those that the step returned.
+        observe: Entries of info that become part of the observation: it is then a dict of
+            `observation` and them.
 
     Raises:
-        TypeError: If these are no vector environments.
+        TypeError: If these are no vector environments, or no such entries.
         ValueError: If the environments do not say how they reset, or if a space cannot be stored.
     """
 
-    def __init__(self, envs: Any, policy: Any, *, seed: Any = None) -> None:
+    def __init__(
+        self, envs: Any, policy: Any, *, seed: Any = None, info: Asked = None, observe: Asked = None
+    ) -> None:
         if not hasattr(envs, "single_observation_space"):
             raise TypeError(
                 f"Collector: envs must be a gymnasium.vector.VectorEnv, got a "
@@ -47,8 +53,16 @@ class Stepper:
         self._seed = int(seed) if isinstance(seed, np.integer) else seed
         self.num_envs = int(envs.num_envs)
         self.autoreset = autoreset(envs)
-        self._space = space_specs(envs.single_observation_space, "the observation space")
+        self._own_space = space_specs(envs.single_observation_space, "the observation space")
+        self._space = self._own_space
         action = space_specs(envs.single_action_space, "the action space")
+        self._reward = Spec(_reward_shape(envs), np.dtype(np.float32))
+        self._info = Info("info", info, self.num_envs)
+        self._observe = Info("observe", observe, self.num_envs)
+        self._seen: dict[str, Any] | None = None
+        """The newest entries that are part of the observation."""
+        self.needs_final = True
+        """Whether a final observation that the environments do not return is an error."""
         self._actor = Actor(policy, self.num_envs, action)
         self._observation: Any = None  # none: to be reset
         self._acted: Any = None  # what the policy returned at this observation, for the spec
@@ -73,11 +87,17 @@ class Stepper:
             self._acted = self._actor.policy(copy.deepcopy(self._observation))
             self._actor.checked(self._acted)
         extras = {name: stored_spec(s, name) for name, s in (self._actor.extras or {}).items()}
+        for name in extras.keys() & self._info.specs.keys():
+            raise CollectorError(
+                f"Collector: the policy returned an extra called {name!r}, and so is one of info; "
+                "call it something else"
+            )
         return {
             "observation": map_leaves(lambda s: stored_spec(s, "observation"), self._space),
             "action": map_leaves(lambda s: stored_spec(s, "action"), self._actor.action),
-            "reward": Spec((), np.dtype(np.float32)),
+            "reward": self._reward,
             **extras,
+            **{name: stored_spec(spec, name) for name, spec in self._info.specs.items()},
         }
 
     def load(self, weights: Any, version: int) -> None:
@@ -100,7 +120,7 @@ class Stepper:
         self._begun = None
         if self._observation is None:
             self._reset()
-        rows = Rows(self.num_envs, steps, self._space, self._actor.action)
+        rows = Rows(self.num_envs, steps, self._space, self._actor.action, self._reward)
         observation, acted, fresh = self._observation, self._acted, self._fresh
         self.restart()  # unless all goes well: the making of the chunk may raise, too
         try:
@@ -135,7 +155,7 @@ class Stepper:
         if self._observation is not None:
             return
         try:
-            observation, _ = self._envs.reset(seed=self._seed)
+            observation, info = self._envs.reset(seed=self._seed)
         except Exception as error:
             if not self._begun_once:
                 raise
@@ -144,6 +164,12 @@ class Stepper:
                 "and another collector"
             ) from error
         self._begun_once, self._seed = True, None
+        self._info.learn(info)
+        if self._observe:
+            self._observe.learn(info)
+            self._space = {"observation": self._own_space, **self._observe.specs}
+            self._seen = None
+            observation = self._observed(observation, info)
         self._check(observation)
         self._observation = observation
 
@@ -157,7 +183,9 @@ class Stepper:
         """
         actor = self._actor
         # With "next_step" the row behind an end holds the final observation.
-        has_finals = self.autoreset != "next_step"
+        replaced = self.autoreset != "next_step"
+        same_step = self.autoreset == "same_step"
+        of_info, observe = bool(self._info), bool(self._observe)
         observations, actions, rewards = rows.observation, rows.action, rows.reward
         terminations, truncations = rows.terminated, rows.truncated
         step_envs = self._envs.step
@@ -173,6 +201,11 @@ class Stepper:
                 rows.put_extras(step, extras)
             actions[step] = action  # before the step, which may write to it
             observation, reward, terminated, truncated, info = step_envs(action)
+            if of_info:
+                ended = np.logical_or(terminated, truncated) if same_step else None
+                rows.put_extras(step, self._info.read(info, ended))
+            if observe:
+                observation = self._observed(observation, info)
             if step == 0:  # the others will be alike
                 self._check(observation)
                 self._check_numbers(reward, terminated, truncated)
@@ -180,9 +213,7 @@ class Stepper:
             terminations[step] = terminated
             truncations[step] = truncated
             # The quickest way to look for a True.
-            if has_finals and (
-                1 in terminations[step].tobytes() or 1 in truncations[step].tobytes()
-            ):
+            if replaced and (1 in terminations[step].tobytes() or 1 in truncations[step].tobytes()):
                 ended = terminations[step] | truncations[step]
                 observation = self._end(rows, step, ended, observation, info)
             observations[step + 1] = observation
@@ -191,26 +222,46 @@ class Stepper:
 
     def _end(self, rows: Rows, step: int, ended: Any, observation: Any, info: Any) -> Any:
         """Keep the final observations, and return what the next step begins with."""
-        final = rows.final
         if self.autoreset == "same_step":
+            if not has_finals(info):
+                if self.needs_final:
+                    raise CollectorError(NO_FINAL)
+                rows.lacks_final = True
+                return observation
+            final = rows.final
             for env in ended.nonzero()[0].tolist():
-                final[step, env] = final_observation(info, env, self._space)
+                final[step, env] = self._final(info, env)
             return observation
-        final[step] = observation
-        observation = self._envs.reset(options={"reset_mask": ended})[0]
+        rows.final[step] = observation
+        observation, info = self._envs.reset(options={"reset_mask": ended})
+        if self._observe:
+            observation = self._observed(observation, info)
         self._check(observation)
         return observation
 
+    def _observed(self, observation: Any, info: Any) -> dict[str, Any]:
+        """The observation, with the entries of info that belong to it."""
+        # A reset of some environments tells nothing of the others.
+        self._seen = self._observe.read(info, before=self._seen)
+        return {"observation": observation, **self._seen}
+
+    def _final(self, info: Any, env: int) -> Any:
+        final = final_observation(info, env, self._own_space)
+        if self._observe:
+            return {"observation": final, **self._observe.final(info, env)}
+        return final
+
     def _check_numbers(self, reward: Any, terminated: Any, truncated: Any) -> None:
         """Refuse what is not one for each environment, and flags that are no flags."""
-        bools = np.dtype(np.bool_)
-        wanted = (("reward", reward, np.dtype(np.float32)), ("terminated", terminated, bools))
-        for name, given, dtype in (*wanted, ("truncated", truncated, bools)):
-            array = np.asarray(given)
-            if array.shape != (self.num_envs,) or not np.can_cast(array.dtype, dtype, "same_kind"):
+        flag = Spec((), np.dtype(np.bool_))
+        wanted = (("reward", reward, self._reward), ("terminated", terminated, flag))
+        for name, given, spec in (*wanted, ("truncated", truncated, flag)):
+            array, shape = np.asarray(given), (self.num_envs, *spec.shape)
+            if array.shape != shape or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise CollectorError(
-                    f"Collector: the environments must return {name} as {dtype} of shape "
-                    f"({self.num_envs},), one for each, got {array.dtype} of shape {array.shape}"
+                    f"Collector: the environments must return {name} as {spec.dtype} of shape "
+                    f"{shape}, one for each, got {array.dtype} of shape {array.shape}"
+                    + (_VECTOR if name == "reward" else "")
                 )
 
     def _check(self, observation: Any) -> None:
@@ -230,6 +281,15 @@ class Stepper:
                     f"observation space says, got {array.dtype} of shape {array.shape}; correct "
                     "the environment's observation_space"
                 )
+
+
+_VECTOR = "; if a reward is a vector, say so with the environments' attribute reward_space"
+
+
+def _reward_shape(envs: Any) -> tuple[int, ...]:
+    """That of one reward: MO-Gymnasium's environments say it if it is a vector."""
+    space = getattr(envs, "reward_space", None) or getattr(envs.unwrapped, "reward_space", None)
+    return () if space is None else tuple(space.shape)
 
 
 def apart(seed: int) -> int:

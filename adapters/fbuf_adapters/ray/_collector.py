@@ -17,6 +17,7 @@ from fbuf_adapters.gymnasium._crew_collector import (
     payload,
     some_seed,
 )
+from fbuf_adapters.gymnasium._info import Asked
 from fbuf_adapters.gymnasium._slots import Room
 from fbuf_adapters.ray._actor import Actor, Job, wait
 from fbuf_adapters.ray._weights import Weights
@@ -70,6 +71,8 @@ class Collector(CrewCollector):
         restart: How many times a worker that ended or hangs is started anew, in all.
         slots: How many chunks each worker may be ahead.
         blank: As for `ProcessCollector`.
+        info: As for `ProcessCollector`.
+        observe: As for `ProcessCollector`.
         progress: As for `ProcessCollector`.
         actor_options: What the actors' `.options(...)` are given, to place them: `num_cpus`,
             `resources`, `scheduling_strategy`, `runtime_env` and so on. If they say nothing else,
@@ -113,6 +116,8 @@ class Collector(CrewCollector):
         restart: int = 0,
         slots: int = 2,
         blank: dict[str, Any] | None = None,
+        info: Asked = None,
+        observe: Asked = None,
         progress: bool | None = None,
         actor_options: dict[str, Any] | None = None,
     ) -> None:
@@ -137,7 +142,9 @@ class Collector(CrewCollector):
         if weights is not None:
             check_loads(_OWNER, policy)
             published = Weights(weights, _OWNER)
-        sent = ray.put(payload(_OWNER, make_env, policy, published and published.form))
+        sent = ray.put(
+            payload(_OWNER, make_env, policy, published and published.form, info, observe)
+        )
         room = Room(slots, chunk, workers * envs_per_worker)
         jobs = [
             Job(

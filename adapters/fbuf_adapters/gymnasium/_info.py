@@ -1,0 +1,160 @@
+"""Entries of the environments' info that go into rows, or into observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._spaces import Spec, stored_dtype
+
+Asked = Iterable[str] | Mapping[str, Any] | None
+"""Names, whose first entry `reset` returns; or names, each with what stands where there is none."""
+
+_TAKEN = (
+    "observation",
+    "action",
+    "reward",
+    "next_observation",
+    "terminated",
+    "truncated",
+    "version",
+)
+
+
+class Info:
+    """Reads some entries of info: arrays `[num_envs, ...]` of NumPy.
+
+    Gymnasium's vector environments return an entry as an array, and whose it is as `_name`. Where
+    one has none, a value of the caller's stands, or zero.
+
+    Args:
+        argument: What the caller calls them.
+        asked: Which.
+        num_envs: Of how many environments.
+
+    Raises:
+        TypeError: If they are asked for by a string.
+        ValueError: If a name is that of another field.
+    """
+
+    def __init__(self, argument: str, asked: Asked, num_envs: int) -> None:
+        if isinstance(asked, str):
+            raise TypeError(
+                f"Collector: {argument} must be names, or a dict of names and what stands where an "
+                f"environment has none, got {asked!r}; give {argument}=({asked!r},)"
+            )
+        absent = asked if isinstance(asked, Mapping) else dict.fromkeys(asked or ())
+        for name in absent:
+            if name in _TAKEN:
+                raise ValueError(
+                    f"Collector: {argument} has {name!r}, which the collector fills itself"
+                )
+        self._argument = argument
+        self._num_envs = num_envs
+        self._absent = {n: None if v is None else np.asarray(v) for n, v in absent.items()}
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._absent)
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """The shape and dtype of each, for one environment."""
+        return {n: Spec(v.shape, v.dtype) for n, v in self._absent.items() if v is not None}
+
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """Take shapes and dtypes that were not given from what `reset` returned.
+
+        Raises:
+            CollectorError: If it has not returned an entry, or as no numbers.
+        """
+        for name, absent in self._absent.items():
+            if absent is None:
+                if name not in info:
+                    raise CollectorError(
+                        f"Collector: {self._argument} has {name!r}, and reset returns an info "
+                        f"without it, with {', '.join(map(repr, info)) or 'nothing'}; say what one "
+                        f"is, {self._argument}={{{name!r}: np.bool_(False)}}: the value stands "
+                        "where an environment has none"
+                    )
+                absent = self._absent[name] = np.zeros_like(self._array(name, info[name])[0])
+            stored_dtype(absent.dtype, f"info[{name!r}]")
+
+    def read(
+        self, info: Mapping[str, Any], ended: Any = None, before: Any = None
+    ) -> dict[str, Any]:
+        """The entries of one step.
+
+        Args:
+            info: What the environments returned.
+            ended: bool `[num_envs]`: whose episode ended in the step and whose info is the one of a
+                reset. Theirs is in `info["final_info"]`. None is nobody's.
+            before: What stands where there is no entry: a dict like that returned.
+        """
+        found = {}
+        for name in self._absent:
+            found[name] = self._filled(name, info, None if before is None else before[name])
+            if ended is not None:
+                self._put_final(found[name], name, info.get("final_info"), ended)
+        return found
+
+    def final(self, info: Mapping[str, Any], env: int) -> dict[str, Any]:
+        """Those of one environment whose episode ended in this step."""
+        ended = np.arange(self._num_envs) == env
+        return {name: array[env] for name, array in self.read(info, ended).items()}
+
+    def _filled(self, name: str, info: Mapping[str, Any], before: Any) -> np.ndarray[Any, Any]:
+        absent = self._absent[name]
+        assert absent is not None
+        filled = np.empty((self._num_envs, *absent.shape), absent.dtype)
+        filled[...] = absent if before is None else before
+        if name in info:
+            there = info.get(f"_{name}")
+            array = self._array(name, info[name], there)
+            if there is None:
+                filled[...] = self._like(name, array)
+            else:
+                filled[there] = self._like(name, array)[there]
+        return filled
+
+    def _put_final(self, into: Any, name: str, final: Any, ended: Any) -> None:
+        """Replace those of ended episodes by theirs, and by what stands for none."""
+        into[ended] = self._absent[name]
+        if isinstance(final, Mapping):
+            if name in final:
+                there = ended & np.asarray(final.get(f"_{name}", True))
+                into[there] = self._like(name, self._array(name, final[name], there))[there]
+        elif final is not None:  # one dict each, as older versions return it
+            for env in ended.nonzero()[0].tolist():
+                if final[env] and name in final[env]:
+                    into[env] = self._like(name, np.asarray(final[env][name])[None])[0]
+
+    def _array(self, name: str, entry: Any, there: Any = None) -> np.ndarray[Any, Any]:
+        """An entry as an array; Gymnasium gives what it does not know as an array of objects."""
+        array = np.asarray(entry)
+        if array.dtype == object and len(array) == self._num_envs:
+            known = [e for e in array if e is not None]
+            if known:
+                like = np.zeros_like(np.asarray(known[0]))
+                array = np.stack([like if e is None else np.asarray(e) for e in array])
+        if array.dtype.kind not in "fiub" or array.shape[:1] != (self._num_envs,):
+            raise CollectorError(
+                f"Collector: info[{name!r}] must be numbers of shape ({self._num_envs}, ...), one "
+                f"for each environment, got {array.dtype} of shape {array.shape}"
+            )
+        return array
+
+    def _like(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Refuse what differs from the entries before: NumPy would broadcast or cut it."""
+        spec = self.specs[name]
+        fits = np.can_cast(array.dtype, spec.dtype, "same_kind")
+        if array.shape[1:] != spec.shape or not fits:
+            raise CollectorError(
+                f"Collector: info[{name!r}] must be {spec.dtype} of shape "
+                f"{(self._num_envs, *spec.shape)}, as {self._argument} or reset says, got "
+                f"{array.dtype} of shape {array.shape}"
+            )
+        return array
