@@ -127,6 +127,22 @@ def test_what_cannot_be_read_of_info_says_so():
         _ = collector.item
 
 
+def test_info_may_be_a_list_of_dicts():
+    """As Gymnasium's wrapper `DictInfoToList` makes it."""
+    envs = gymnasium.wrappers.vector.DictInfoToList(vector("same_step"))
+    with Collector(envs, masked, info=SUCCESS, observe=("allowed",), chunk=8) as collector:
+        state = fbuf.init(collector.item, 300, next_of="observation", **collector.options)
+        state = collector.collect(state, 33)
+    batch = fbuf.rows(state, view=fbuf.Transition())
+    mask = np.asarray(batch.mask)
+    both = batch.data.item["observation"], batch.data.next_observation
+    one, two = (np.asarray(part["observation"])[mask] for part in both)
+    np.testing.assert_array_equal(two, one + np.array([0, 0, 1]))
+    rows = fbuf.rows(state)
+    rows.data["observation"] = rows.data["observation"]["observation"]
+    check_rows(rows)
+
+
 class Several(Walk):
     """Its rewards are vectors, as MO-Gymnasium has them."""
 
@@ -256,3 +272,28 @@ def test_final_info_may_be_dicts():
     steps = np.asarray(fbuf.rollout(state).data["n"])
     np.testing.assert_array_equal(steps[:, :9], np.tile(np.arange(1, 10), (2, 1)))
     assert jnp.issubdtype(state.storage.item["n"].dtype, jnp.integer)
+
+
+class Huge(Walk):
+    """Its rewards are larger than 32 bits hold."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 1e300, *rest
+
+
+def test_a_reward_that_32_bits_cannot_hold_is_an_error():
+    collector = Collector(vector("same_step", Huge), policy)
+    state = fbuf.init(collector.item, 60, **collector.options)
+    with pytest.raises(ValueError, match=r"reward holds 1e\+300, which float32 cannot hold"):
+        collector.collect(state, 3)
+
+
+def test_the_item_is_known_after_the_close():
+    with Collector(vector("same_step"), policy) as collector:
+        item = collector.item
+    assert collector.item == item
+    never = Collector(vector("same_step"), policy)
+    never.close()
+    with pytest.raises(CollectorError, match="closed"):
+        _ = never.item

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 
@@ -11,7 +13,15 @@ import numpy as np
 import pytest
 from episodes import Episode, assert_holds, assert_same, episodes, flat
 from fbuf_adapters import datasets
-from fbuf_adapters.datasets import _loading, _target, from_arrays, from_d4rl, from_npz, to_npz
+from fbuf_adapters.datasets import (
+    DatasetError,
+    _loading,
+    _target,
+    from_arrays,
+    from_d4rl,
+    from_npz,
+    to_npz,
+)
 from fbuf_adapters.host import HostStore, _rows
 
 import fbuf
@@ -550,3 +560,79 @@ def test_a_file_that_is_there_stays_until_the_new_one_is_whole(tmp_path, monkeyp
         to_npz(state, path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["x.npz"]
+
+
+def columns(rows=6):
+    """Rows as some files have them: rewards and flags with an axis of one."""
+    ends = (np.arange(rows) == rows - 1)[:, None]
+    return np.zeros((rows, 2), np.float32), np.arange(rows, dtype=np.float32)[:, None], ends
+
+
+def test_rewards_and_flags_may_have_an_axis_of_one(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    observation, reward, ends = columns()
+    path = tmp_path / "walk.hdf5"
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = observation, np.zeros(6, np.int32)
+        file["rewards"], file["terminals"] = reward, ends
+        file["timeouts"] = np.arange(6)[:, None] == 2
+    state = from_d4rl(path)
+    assert fbuf.rows(state).data["reward"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert int(fbuf.stats(state, detailed=True)["ends"]) == 2
+    into = fbuf.init({"observation": jnp.zeros(2), "reward": 0.0}, 8)
+    arrays = {"observation": observation, "reward": reward}
+    into = from_arrays(arrays, into, terminated=ends, truncated=False)
+    assert fbuf.rows(into).data["reward"].tolist()[-6:] == [0, 1, 2, 3, 4, 5]
+    kept = from_arrays(arrays, terminated=ends, truncated=False)
+    assert kept.storage.item["reward"].shape == (1,)
+    wrong = fbuf.init({"observation": 0.0}, 8)
+    with pytest.raises(DatasetError, match=r"observation has shape \(2,\).*\(\) in the buffer"):
+        from_arrays(arrays, wrong, terminated=ends, truncated=False)
+
+
+def test_fields_can_be_left_out(tmp_path):
+    observation, reward, ends = columns()
+    arrays = {
+        "observation": {"place": observation, "image": np.zeros((6, 9), np.uint8)},
+        "reward": reward[:, 0],
+        "note": np.array(["a"] * 6),
+    }
+    drop = ["note", "observation.image"]
+    state = from_arrays(arrays, terminated=ends, truncated=False, drop=drop)
+    assert state.storage.item.keys() == {"observation", "reward"}
+    assert state.storage.item["observation"].keys() == {"place"}
+    path = tmp_path / "walk.npz"
+    np.savez(
+        path, terminated=ends, truncated=ends & False, reward=reward[:, 0], note=arrays["note"]
+    )
+    assert from_npz(path, drop=("note",)).storage.item.keys() == {"reward"}
+    for names, message in (
+        (["x"], "drop has 'x', which no field of a dict is called; there are .*observation.image"),
+        (["reward.a"], "drop has 'reward.a'"),
+        (["reward", "note", "observation"], "drop names all fields"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            from_arrays(arrays, terminated=ends, truncated=False, drop=names)
+    with pytest.raises(TypeError, match=r"drop must be a list of names, such as \['note'\]"):
+        from_arrays(arrays, terminated=ends, truncated=False, drop="note")
+    into = fbuf.init({"reward": 0.0}, 8)
+    with pytest.raises(DatasetError, match="drop is for a new buffer"):
+        from_arrays(arrays, into, terminated=ends, truncated=False, drop=["note"])
+
+
+def test_a_file_that_another_program_writes_says_so(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "walk.hdf5"
+    with h5py.File(path, "w") as file:
+        file["rewards"] = np.zeros(3)
+    code = (
+        "import h5py, sys; file = h5py.File(sys.argv[1], 'a'); print('open', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"open\n"
+        with pytest.raises(DatasetError, match=r"another program has .* open for writing"):
+            from_d4rl(path)
+        other.communicate(b"\n")

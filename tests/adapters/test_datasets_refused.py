@@ -211,8 +211,8 @@ REFUSED = {
         "from_arrays: terminated must be bools, or numbers 0 and 1",
     ),
     "flags with two axes": (
-        {"terminated": TERMINATED[:, None]},
-        "from_arrays: terminated must be one flag a row, [rows], got shape (12, 1)",
+        {"terminated": np.stack([TERMINATED] * 2, 1)},
+        "from_arrays: terminated must be one flag a row, [rows], got shape (12, 2)",
     ),
     "no rows": (
         {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ def from_arrays(
     sampler: Any = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
     progress: bool | None = None,
 ) -> Any:
     """Load rows that lie one after another, episode by episode, into a buffer.
@@ -36,12 +37,14 @@ def from_arrays(
     Args:
         arrays: The item's tree: leaves `[N, ...]`, of NumPy or of anything with `shape`, `dtype`
             and slices, such as an `h5py.Dataset`. Only a part of them is read at a time. Fields
-            that the buffer does not have are left out. Names are the collectors': `observation`,
+            that the buffer does not have are left out. One of shape `[N, 1]` may go where the
+            buffer has one number. Names are the collectors': `observation`,
             `action`, `reward`.
         into: A `fbuf.State` without `num_envs`, which is consumed as by `fbuf.add`; or such a
             `fbuf_adapters.host.HostStore`, to which is added in place. None makes a `fbuf.State`
             with room for just these rows, and for all last observations.
-        terminated: `[N]`, bools or numbers 0 and 1: the episode ended by itself at this row.
+        terminated: `[N]` or `[N, 1]`, bools or numbers 0 and 1: the episode ended by itself at this
+            row.
         truncated: `[N]`, likewise: the episode was cut off after this row. False is nowhere, and
             None is not known: a warning comes if an episode then is without an end. The last row of
             all counts as truncated if it ends no episode.
@@ -56,6 +59,8 @@ def from_arrays(
         casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
             for all leaves under it. Nothing else is ever cast. Floats are rounded, integers keep
             their values; a number for which the new dtype cannot do that is an error.
+        drop: Fields that a new buffer does without: `["infos", "observation.image"]`. They are not
+            read. A name stands for all leaves under it.
         progress: Show a bar if it takes more than a second; None shows it on a terminal.
 
     Returns:
@@ -110,7 +115,7 @@ def from_arrays(
     item = jax.tree.unflatten(jax.tree.structure(arrays), [spec(x) for x in fields.values()])
     asked = next_observation is not None
     data = Flat(where, fields, ends, following=following, asked=asked, item=item)
-    return load(where, data, into, Options(sampler, next_of, casts, progress))
+    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
 def _array(where: str, name: str, leaf: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from fbuf.checks import values as check
 from fbuf.disk import paths
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed
-from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, under
+from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._loading import Options, load
 
@@ -28,6 +28,7 @@ def from_d4rl(
     sampler: Any = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
     progress: bool | None = None,
 ) -> Any:
     """Load a flat HDF5 file, as D4RL has them, into a buffer.
@@ -35,7 +36,7 @@ def from_d4rl(
     The file has `observations`, `actions`, `rewards` and `terminals`, and may have `timeouts` and
     `next_observations`, each with one axis of rows. Groups of arrays are dict spaces. Rows get the
     fields `observation`, `action` and `reward`; `terminals` are `terminated`, and `timeouts` are
-    `truncated`.
+    `truncated`. Rewards and flags `[rows, 1]` are one number a row.
 
     Without `next_observations`, the following row has the next observation. At the end of an
     episode nobody has it: the following row is of another episode. Views that return next
@@ -56,6 +57,7 @@ def from_d4rl(
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
+        drop: As for `from_arrays`.
         progress: As for `from_arrays`.
 
     Returns:
@@ -97,7 +99,12 @@ def from_d4rl(
     try:
         with h5py.File(path, "r") as file:
             data = _flat(where, file, named_infos, max_episode_steps)
-            return load(where, data, into, Options(sampler, next_of, casts, progress))
+            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+    except BlockingIOError as error:
+        raise DatasetError(
+            f"{where}: another program has {os.fspath(path)!r} open for writing ({error}); close "
+            "it there, or copy the file"
+        ) from error
     except OSError as error:
         wrong = DatasetError(
             f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no HDF5 "
@@ -116,7 +123,7 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
         if under(fields, name):
             raise DatasetError(f"{where}: infos has {name!r}, which is a field already")
         for leaf, array in _arrays(where, file, name, theirs).items():
-            fields[leaf] = array
+            fields[leaf] = numbers(array) if name == "reward" else array
             called[leaf] = theirs + leaf.removeprefix(name).replace(".", "/")
     following: dict[str, Any] = {}
     if "next_observations" in file:

@@ -67,6 +67,42 @@ def _with_tuples(tree: Any) -> Any:
     return parts
 
 
+def without(where: str, tree: Any, names: Iterable[str]) -> Any:
+    """A tree of dicts without some parts, each of which a name stands for.
+
+    Raises:
+        TypeError: If `names` is one string.
+        DatasetError: If there is no such part, or if nothing would be left.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"{where}: drop must be a list of names, such as [{names!r}]")
+    for name in names:
+        *above, last = name.split(".")
+        if not _has(tree, [*above, last]):
+            raise DatasetError(
+                f"{where}: drop has {name!r}, which no field of a dict is called; there are "
+                f"{', '.join(named(tree))}"
+            )
+        tree = _cut(tree, above, last)
+    if not named(tree):
+        raise DatasetError(f"{where}: drop names all fields; leave one of them in")
+    return tree
+
+
+def _has(tree: Any, parts: Iterable[str]) -> bool:
+    for part in parts:
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def _cut(tree: Any, above: list[str], last: str) -> Any:
+    if not above:
+        return {name: part for name, part in tree.items() if name != last}
+    return {**tree, above[0]: _cut(tree[above[0]], above[1:], last)}
+
+
 def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
     """The leaves of a field, by what their names have behind its own: `""` or `".camera"`."""
     return {
@@ -89,6 +125,24 @@ def native(array: Any) -> Array:
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+class Numbers:
+    """An array `[N, 1]`, of which nothing is read yet, as one `[N]`."""
+
+    def __init__(self, array: Any) -> None:
+        """Of this array."""
+        self._array = array
+        self.shape, self.dtype = tuple(array.shape[:1]), array.dtype
+
+    def __getitem__(self, part: Any) -> Array:
+        """As of the array."""
+        return self._array[part][..., 0]
+
+
+def numbers(array: Any) -> Any:
+    """The array, as `[N]` if it is `[N, 1]`."""
+    return Numbers(array) if tuple(array.shape[1:]) == (1,) else array
 
 
 def refuse_foreign(where: str, name: str, array: Any) -> None:
@@ -247,7 +301,8 @@ def stored_specs(
                 "data and use from_arrays"
             )
         ours, cast = found[name], casts.of(name)
-        if tuple(ours.shape) != tuple(theirs.shape):
+        one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())
+        if tuple(ours.shape) != tuple(theirs.shape) and not one_number:
             raise DatasetError(
                 f"{where}: {name} has shape {tuple(ours.shape)} in the data set, and "
                 f"{tuple(theirs.shape)} in the buffer; make the buffer for such rows"
@@ -263,7 +318,7 @@ def stored_specs(
             into = f"and the buffer stores {fits}" if item is not None else ""
             lines.append(f"{name} is {dtype}{', ' if into else ''}{into}")
             asked[name] = fits.name
-        stored[name] = jax.ShapeDtypeStruct(tuple(ours.shape), fits)
+        stored[name] = jax.ShapeDtypeStruct(tuple(theirs.shape), fits)
     if lines:
         new = "" if item is not None else ", which a new buffer cannot store"
         raise DatasetError(
@@ -281,13 +336,14 @@ def _storable(where: str, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def flags(where: str, name: str, found: Any, episode: int | None = None) -> Array:
-    """A flag a row, as bools.
+    """A flag a row, `[rows]` or `[rows, 1]`, as bools.
 
     Raises:
         DatasetError: If there is another value than 0 and 1.
     """
     refuse_foreign(where, name, found)
     array = np.asarray(found)
+    array = array[:, 0] if array.shape[1:] == (1,) else array
     if array.dtype == np.bool_ and array.ndim == 1:
         return array
     of = "" if episode is None else f"episode {episode}: "

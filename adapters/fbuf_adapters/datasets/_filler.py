@@ -75,10 +75,12 @@ class Filler:
             else:  # a field for what the step led to, which is cast as the observation is
                 suffix = name.removeprefix(NEXT)
                 given, said = block.following[suffix], self._of + suffix
-            leaf[room] = self._casts.cast(given[part], leaf.dtype, said, place)
+            cast = self._casts.cast(given[part], leaf.dtype, said, place)
+            leaf[room] = cast.reshape(leaf[room].shape)  # [B, 1] may go where one number does
         for suffix, leaf in self._next.items():
             given = block.following[suffix][part]
-            leaf[room] = self._casts.cast(given, leaf.dtype, self._of + suffix, place)
+            cast = self._casts.cast(given, leaf.dtype, self._of + suffix, place)
+            leaf[room] = cast.reshape(leaf[room].shape)
         flags = block.terminated, block.truncated, block.unknown, block.stands_in
         for flag, given in zip(self._flags, flags, strict=True):
             flag[room] = given[part]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ def from_npz(
     sampler: Any = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
     progress: bool | None = None,
 ) -> Any:
     """Load an npz file, of `to_npz` or your own, into a buffer.
@@ -54,6 +55,7 @@ def from_npz(
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
+        drop: As for `from_arrays`.
         progress: As for `from_arrays`.
 
     Returns:
@@ -83,7 +85,7 @@ def from_npz(
     try:
         with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
             data = _flat(where, file, held)
-            return load(where, data, into, Options(sampler, next_of, casts, progress))
+            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
     except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
         wrong = DatasetError(
             f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no npz "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +15,7 @@ import fbuf
 from fbuf.disk.interrupts import uninterrupted
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under
+from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under, without
 from fbuf_adapters.datasets._filler import Filler
 from fbuf_adapters.datasets._target import Chunk, Target, target_of
 
@@ -71,6 +71,7 @@ class Options:
     sampler: Any
     next_of: str | None
     casts: Mapping[str, Any] | None
+    drop: Iterable[str]
     progress: bool | None
 
 
@@ -79,20 +80,23 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     if not data.rows:
         raise DatasetError(f"{where}: the data set has no rows")
     casts = Casts(where, {} if options.casts is None else options.casts)
-    found = named(data.item)
+    item = without(where, data.item, options.drop)
+    found = named(item)
     if into is None:
         stored = stored_specs(where, found, None, casts)
         doubts = data.settle(options.next_of or "observation", _size(stored, data.rows))
-        target = target_of(where, _new(where, data, stored, options))
+        target = target_of(where, _new(item, data, stored, options))
     else:
-        for name in ("sampler", "next_of"):
-            if getattr(options, name) is not None:
+        for name in ("sampler", "next_of", "drop"):
+            if getattr(options, name) not in (None, ()):
+                own = "leave the fields out of its item"
+                instead = own if name == "drop" else "give it to fbuf.init"
                 raise DatasetError(
-                    f"{where}: {name} is for a new buffer; leave it out, or give it to fbuf.init"
+                    f"{where}: {name} is for a new buffer; leave it out, or {instead}"
                 )
         target = target_of(where, into)
-        item = named(target.item)
-        stored = stored_specs(where, _with_next(found, item, casts), item, casts)
+        wanted = named(target.item)
+        stored = stored_specs(where, _with_next(found, wanted, casts), wanted, casts)
         doubts = data.settle(target.next_of or "observation", _size(stored, data.rows))
     # Whether a field of the item is what the row's step led to, and no field of the data set.
     as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
@@ -137,9 +141,8 @@ def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dic
     return {**found, **more}
 
 
-def _new(where: str, data: Data, stored: dict[str, Any], options: Options) -> Any:
-    tree = jax.tree.structure(data.item)
-    item = jax.tree.unflatten(tree, [stored[name] for name in named(data.item)])
+def _new(item: Any, data: Data, stored: dict[str, Any], options: Options) -> Any:
+    item = jax.tree.unflatten(jax.tree.structure(item), [stored[name] for name in named(item)])
     ends = None if options.next_of is None else data.ends
     sampler = fbuf.Uniform() if options.sampler is None else options.sampler
     return fbuf.init(item, data.rows, sampler=sampler, next_of=options.next_of, max_ends=ends)

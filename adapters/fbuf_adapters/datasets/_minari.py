@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -12,7 +12,16 @@ import numpy as np
 from fbuf.disk import paths
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed
-from fbuf_adapters.datasets._fields import Array, flags, info_names, named, native, spec, under
+from fbuf_adapters.datasets._fields import (
+    Array,
+    flags,
+    info_names,
+    named,
+    native,
+    numbers,
+    spec,
+    under,
+)
 from fbuf_adapters.datasets._loading import Options, load
 
 
@@ -24,6 +33,7 @@ def from_minari(
     sampler: Any = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
     progress: bool | None = None,
 ) -> Any:
     """Load a data set of Minari into a buffer, episode after episode.
@@ -49,6 +59,7 @@ def from_minari(
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
+        drop: As for `from_arrays`.
         progress: As for `from_arrays`.
 
     Returns:
@@ -79,7 +90,7 @@ def from_minari(
     where = "from_minari"
     minari = needed(where, "minari")
     data = _Episodes(where, _opened(minari, dataset), info_names(where, infos))
-    return load(where, data, into, Options(sampler, next_of, casts, progress))
+    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
 def _opened(minari: Any, dataset: Any) -> Any:
@@ -172,7 +183,7 @@ class _Episodes:
         tree = {
             "observation": episode.observations,
             "action": episode.actions,
-            "reward": episode.rewards,
+            "reward": numbers(native(episode.rewards))[:],
         }
         for name in self._infos:
             if name not in (episode.infos or {}):

@@ -154,11 +154,12 @@ class Collector:
         returns. The first step takes the action of that call.
 
         Raises:
-            CollectorError: If the collector is closed, or if the policy returns something else than
-                actions.
+            CollectorError: The first time, if the collector is closed, or if the policy returns
+                something else than actions.
             ValueError: If `blank` has a field that is filled.
         """
-        self._open("item")
+        if self._target is None:
+            self._open("item")
         return self._adds_to().item
 
     @property

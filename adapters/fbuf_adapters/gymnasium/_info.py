@@ -24,6 +24,19 @@ _TAKEN = (
 )
 
 
+def as_dict(info: Any) -> Mapping[str, Any]:
+    """What vector environments return; of a list of dicts, one for each, the dict of arrays."""
+    if isinstance(info, Mapping):
+        return info
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for of_env in info for name in of_env):
+        entries, there = np.empty(len(info), object), np.array([name in one for one in info])
+        for env in there.nonzero()[0].tolist():
+            entries[env] = info[env][name]
+        found |= {name: entries, f"_{name}": there}
+    return found
+
+
 class Info:
     """Reads some entries of info: arrays `[num_envs, ...]` of NumPy.
 

@@ -30,7 +30,8 @@ class Rows:
         self._final: Any = None
         self.observation = _assignable(self._observation)
         self.action = _assignable(self._action)
-        self.reward = _room(lead, reward)
+        # Wide: what 32 bits cannot hold is found when the chunk is made.
+        self.reward = _room(lead, Spec(reward.shape, np.dtype(np.float64)))
         self.terminated = np.empty(lead, np.bool_)
         self.truncated = np.empty(lead, np.bool_)
         self.steps = 0
@@ -64,7 +65,7 @@ class Rows:
         return Chunk(
             observation=map_leaves(lambda a: a[:-1], whole),
             action=map_leaves(lambda a: stored(a[:steps], "action"), self._action),
-            reward=self.reward[:steps],
+            reward=stored(self.reward[:steps], "reward"),
             terminated=self.terminated[:steps],
             truncated=self.truncated[:steps],
             next_observation=None if self.lacks_final else self._following(whole),

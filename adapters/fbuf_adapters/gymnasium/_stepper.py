@@ -14,7 +14,7 @@ from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._closing import close
 from fbuf_adapters.gymnasium._ends import NO_FINAL, final_observation, has_finals
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._info import Asked, Info
+from fbuf_adapters.gymnasium._info import Asked, Info, as_dict
 from fbuf_adapters.gymnasium._policy import Actor
 from fbuf_adapters.gymnasium._rows import Rows
 from fbuf_adapters.gymnasium._spaces import Spec, space_specs, stored_spec
@@ -156,6 +156,7 @@ class Stepper:
             return
         try:
             observation, info = self._envs.reset(seed=self._seed)
+            info = as_dict(info)
         except Exception as error:
             if not self._begun_once:
                 raise
@@ -201,6 +202,8 @@ class Stepper:
                 rows.put_extras(step, extras)
             actions[step] = action  # before the step, which may write to it
             observation, reward, terminated, truncated, info = step_envs(action)
+            if type(info) is not dict:
+                info = as_dict(info)
             if of_info:
                 ended = np.logical_or(terminated, truncated) if same_step else None
                 rows.put_extras(step, self._info.read(info, ended))
@@ -235,7 +238,7 @@ class Stepper:
         rows.final[step] = observation
         observation, info = self._envs.reset(options={"reset_mask": ended})
         if self._observe:
-            observation = self._observed(observation, info)
+            observation = self._observed(observation, as_dict(info))
         self._check(observation)
         return observation
 

@@ -25,11 +25,12 @@ from fbuf.disk.errors import CheckpointError
 from fbuf.disk.interrupts import uninterrupted
 from fbuf.door import batches, entry
 from fbuf.samplers import Sampler
-from fbuf.storage import elsewhere
+from fbuf.storage import elsewhere, store
 from fbuf.storage.elsewhere import Note
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Item
+from fbuf.verbs.check_finite import check_rows
 from fbuf.verbs.load import as_damage, newest
 from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
@@ -281,6 +282,12 @@ class HostStore(Generic[Item]):
     def end_episode(self, *, mask: Any = None) -> None:
         """End the open episodes, as `fbuf.end_episode` does."""
         self._change(fbuf.end_episode, mask=mask)
+
+    def check_finite(self) -> None:
+        """Raise if a stored row holds NaN or an infinity, as `fbuf.check_finite` does."""
+        with self.lock:
+            aside = None if self._kept is None else _reading(self._kept)
+            check_rows("HostStore.check_finite", self._index, _reading(self._rows), aside)
 
     def clear(self) -> None:
         """Remove all rows and all faults, as `fbuf.clear` does."""
@@ -774,6 +781,17 @@ class HostStore(Generic[Item]):
 
 
 _processes.stays(HostStore)
+
+
+def _reading(rows: Rows | SavedRows) -> Callable[[Any, Any], Any]:
+    """What reads some leaves of rows, as arrays of NumPy have them."""
+    layout = rows.storage.layout
+
+    def read(slots: Any, leaves: Any) -> Any:
+        words, *wide = map(jnp.asarray, rows.take(slots, leaves))
+        return store.unpacked(layout, leaves, words, wide, slots.shape)
+
+    return read
 
 
 def _check_room(like: fbuf.State[Any], in_memory: bool) -> None:
