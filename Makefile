@@ -34,6 +34,7 @@ lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --project tests/typed
 
 docs: $(READY)  ## Build the site into site/.
 	$(BIN)/python docs/pictures.py

@@ -10,7 +10,7 @@ import jax.core
 import numpy as np
 
 from fbuf.samplers.protocol import Sampler
-from fbuf.storage.ids import Ids
+from fbuf.storage.ids import ArrayT, Ids
 from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Item, Storage
@@ -79,7 +79,7 @@ def _described(state: State[Any]) -> list[str]:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Batch(Generic[Item]):
+class Batch(Generic[Item, ArrayT]):
     """Rows that were read by `fbuf.read` or `fbuf.rows`. `B` is the number of rows.
 
     Attributes:
@@ -100,15 +100,15 @@ class Batch(Generic[Item]):
     """
 
     data: Item
-    ids: Ids
-    mask: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
+    ids: Ids[ArrayT]
+    mask: ArrayT
+    terminated: ArrayT
+    truncated: ArrayT
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sample(Batch[Item]):
+class Sample(Batch[Item, ArrayT]):
     """A batch drawn by `fbuf.sample`. `B` is the batch size; shapes never depend on values.
 
     Attributes:
@@ -128,5 +128,5 @@ class Sample(Batch[Item]):
         ((2,), Array([1., 1.], dtype=float32))
     """
 
-    probability: jax.Array
-    weight: jax.Array
+    probability: ArrayT
+    weight: ArrayT

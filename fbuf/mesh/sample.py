@@ -22,7 +22,7 @@ from fbuf.storage.ids import NO_SLOT
 from fbuf.verbs.read import gathered
 from fbuf.verbs.sample import CHECKS, is_step, place_in_epoch, require_step
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
 
 
@@ -32,10 +32,10 @@ def sample(
     key: chex.PRNGKey,
     batch_size: int,
     *,
-    view: View = Item(),
+    view: View[Data] = Item(),
     beta: chex.Array | float | None = None,
     step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
-) -> ShardedSample[Any]:
+) -> ShardedSample[Data]:
     """Draw a batch from all shards, each draw from all of their rows; the state does not change.
 
     The same state and key give the same batch on any number of devices, and in any number of

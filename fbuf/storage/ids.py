@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Generic
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import TypeVar
+
+ArrayT = TypeVar("ArrayT", default=jax.Array)
+"""What a batch is made of: arrays of JAX, or tensors of PyTorch once it has crossed."""
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -13,7 +18,7 @@ NO_SLOT = -1
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Ids:
+class Ids(Generic[ArrayT]):
     """Names of rows: the slot, and the generation that tells a row from later rows in that slot.
 
     Attributes:
@@ -27,8 +32,8 @@ class Ids:
         Ids(slot=Array([0, 0], dtype=int32), generation=Array([0, 0], dtype=int32))
     """
 
-    slot: jax.Array
-    generation: jax.Array
+    slot: ArrayT
+    generation: ArrayT
 
 
 def only(ids: Ids, mask: jax.Array) -> Ids:

@@ -19,7 +19,7 @@ from fbuf.verbs.after import after
 from fbuf.verbs.read import is_view, named_rows
 from fbuf.verbs.unread import reads_once
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 
 
 def _is_count(function: str, argument: str, value: Any) -> int:
@@ -37,9 +37,9 @@ def pop(
     *,
     keep: int = 0,
     mask: chex.Array | bool | None = None,
-    view: View = Item(),
+    view: View[Data] = Item(),
     donate: bool = True,
-) -> tuple[State[Any], Batch[Any]]:
+) -> tuple[State[Any], Batch[Data]]:
     """Read the oldest unread rows of each environment; they count as read from then on.
 
     With `keep=0` no row is handed out twice, and none is left out. The buffer must be made with

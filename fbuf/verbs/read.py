@@ -17,7 +17,7 @@ from fbuf.storage.ids import Ids, only
 from fbuf.storage.layout import Layout
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.views.item import Item
-from fbuf.views.protocol import Look, View
+from fbuf.views.protocol import Data, Look, View
 from fbuf.views.reader import Draws, Reader
 from fbuf.views.stored import Stored
 from fbuf.xla.tie import tie
@@ -41,9 +41,9 @@ def read(
     state: State[Any],
     ids: Ids,
     *,
-    view: View = Item(),
+    view: View[Data] = Item(),
     key: chex.PRNGKey | None = None,
-) -> Batch[Any]:
+) -> Batch[Data]:
     """Read rows by their ids; the state does not change.
 
     Args:

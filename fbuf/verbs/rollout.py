@@ -12,11 +12,11 @@ from fbuf.storage.ids import NO_SLOT, Ids
 from fbuf.storage.ring import Ring
 from fbuf.verbs.read import is_view, named_rows
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 
 
 @verb(static=("view",), checks={"view": is_view})
-def rollout(state: State[Any], *, view: View = Item()) -> Batch[Any]:
+def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     """Read all rows of each environment from the oldest on: for advantages and returns.
 
     Unlike `fbuf.rows` the first row is the oldest one, however many there are. Write what you

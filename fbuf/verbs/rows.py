@@ -9,11 +9,11 @@ from fbuf.state import Batch, State
 from fbuf.verbs.newest_ids import newest_ids
 from fbuf.verbs.read import is_view, named_rows
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 
 
 @verb(static=("view",), checks={"view": is_view})
-def rows(state: State[Any], *, view: View = Item()) -> Batch[Any]:
+def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     """Read all rows, oldest first: to look at them, to plot, to export.
 
     It copies the whole buffer. In a training step, use `fbuf.sample` or `fbuf.read`.

@@ -15,7 +15,7 @@ from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
 from fbuf.verbs.read import gathered, is_view
 from fbuf.views.item import Item
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 
 
 def is_key(function: str, argument: str, value: Any) -> Any:
@@ -49,11 +49,11 @@ def sample(
     key: chex.PRNGKey,
     batch_size: int,
     *,
-    view: View = Item(),
+    view: View[Data] = Item(),
     beta: chex.Array | float | None = None,
     step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
     count: chex.Array | int | None = None,
-) -> Sample[Any]:
+) -> Sample[Data]:
     """Draw a batch; the state does not change.
 
     The same state and key give the same batch, under `jit` or not and on any number of devices.

@@ -18,7 +18,7 @@ from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
 from fbuf.verbs.sample import CHECKS, drawn, weights_of_batch
 from fbuf.views.item import Item as ItemView
-from fbuf.views.protocol import View
+from fbuf.views.protocol import Data, View
 
 
 @jax.tree_util.register_dataclass
@@ -59,9 +59,9 @@ def sample_mixed(
     key: chex.PRNGKey,
     batch_size: int,
     *,
-    view: View = ItemView(),
+    view: View[Data] = ItemView(),
     beta: chex.Array | float | None = None,
-) -> MixedSample[Any]:
+) -> MixedSample[Data]:
     """Draw one batch from several buffers, such as offline and online data.
 
     Args:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits
+from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
 from fbuf.views.wanted import Wanted
@@ -19,7 +21,7 @@ from fbuf.views.wanted import Wanted
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class HindsightStep:
+class HindsightStep(Generic[Item, ArrayT]):
     """What `fbuf.Hindsight` makes of a row.
 
     Attributes:
@@ -39,13 +41,13 @@ class HindsightStep:
         (4, 1.0, True)
     """
 
-    item: Any
-    relabelled: jax.Array
+    item: Item
+    relabelled: ArrayT
     next_observation: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Hindsight(View):
+class Hindsight(View[HindsightStep[Any]]):
     """Replace the goals of some drawn rows by what the same episode achieved later.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
+from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
 from fbuf.views.steps import following
@@ -19,7 +21,7 @@ from fbuf.views.wanted import Wanted
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NStepTransition:
+class NStepTransition(Generic[Item, ArrayT]):
     """What `fbuf.NStep` makes of a row: `reward + discount * value(next_observation)` is a target.
 
     Attributes:
@@ -40,15 +42,15 @@ class NStepTransition:
         (1, 0.5)
     """
 
-    item: Any
-    reward: jax.Array
+    item: Item
+    reward: ArrayT
     next_observation: Any
-    discount: jax.Array
-    steps: jax.Array
+    discount: ArrayT
+    steps: ArrayT
 
 
 @dataclasses.dataclass(frozen=True)
-class NStep(View):
+class NStep(View[NStepTransition[Any]]):
     """Sum up the rewards of up to n steps from each drawn row, within its episode.
 
     The sum stops after a row that is terminated or truncated, at the newest row, and before a

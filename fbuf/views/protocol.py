@@ -12,13 +12,17 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import jax
+from typing_extensions import TypeVar
 
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
 from fbuf.views.wanted import Wanted
+
+Data = TypeVar("Data", default=Any)
+"""What a view makes of rows."""
 
 
 @jax.tree_util.register_dataclass
@@ -52,8 +56,8 @@ class Reading:
     known: jax.Array | None = None
 
 
-class View(abc.ABC):
-    """What a drawn row turns into.
+class View(abc.ABC, Generic[Data]):
+    """What a drawn row turns into: `data` of a batch, of the type `Data`.
 
     Attributes:
         is_random: Whether the view leaves something to chance, and so needs a key.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS
+from fbuf.storage.store import Item
 from fbuf.views.episode import CHUNK
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
@@ -19,7 +21,7 @@ from fbuf.views.reader import Reader
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ReturnToGoStep:
+class ReturnToGoStep(Generic[Item, ArrayT]):
     """What `fbuf.ReturnToGo` makes of a row.
 
     Attributes:
@@ -37,13 +39,13 @@ class ReturnToGoStep:
         (3.0, False)
     """
 
-    item: Any
-    return_to_go: jax.Array
-    complete: jax.Array
+    item: Item
+    return_to_go: ArrayT
+    complete: ArrayT
 
 
 @dataclasses.dataclass(frozen=True)
-class ReturnToGo(View):
+class ReturnToGo(View[ReturnToGoStep[Any]]):
     """Sum up the rewards from each drawn row to the end of its episode.
 
     The sum stops after a row that is terminated or truncated, at the newest row, and before a

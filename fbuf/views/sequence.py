@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
+from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
 from fbuf.views.steps import following
@@ -19,7 +21,7 @@ from fbuf.views.wanted import Wanted
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SequenceSteps:
+class SequenceSteps(Generic[Item, ArrayT]):
     """What `fbuf.Sequence` makes of a row. `T` is `burn_in + length + bootstrap`.
 
     Attributes:
@@ -42,15 +44,15 @@ class SequenceSteps:
         Array([[ True, False, False]], dtype=bool)
     """
 
-    item: Any
-    valid: jax.Array
-    loss_mask: jax.Array
-    is_first: jax.Array
+    item: Item
+    valid: ArrayT
+    loss_mask: ArrayT
+    is_first: ArrayT
     state: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequence(View):
+class Sequence(View[SequenceSteps[Any]]):
     """Read the steps that follow each drawn row, counting the row itself.
 
     `Sample.terminated` and `.truncated` are `[B, T]`, and False where `valid` is False.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Generic
 
 import jax
 
 from fbuf.checks import values as check
+from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TransitionStep:
+class TransitionStep(Generic[Item, ArrayT]):
     """What `fbuf.Transition` makes of a row.
 
     Attributes:
@@ -33,12 +35,12 @@ class TransitionStep:
         Array([6], dtype=int32)
     """
 
-    item: Any
+    item: Item
     next_observation: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Transition(View):
+class Transition(View[TransitionStep[Any]]):
     """Return each drawn row and its next observation.
 
     The view reads it from the following row. At the end of an episode, and at the newest row, it

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under
@@ -22,7 +23,7 @@ def from_arrays(
     terminated: Any,
     truncated: Any = None,
     next_observation: Any = None,
-    sampler: Any = None,
+    sampler: Sampler | None = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),

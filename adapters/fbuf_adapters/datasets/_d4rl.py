@@ -10,6 +10,7 @@ import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.disk import paths
+from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
@@ -25,7 +26,7 @@ def from_d4rl(
     *,
     infos: Sequence[str] = (),
     max_episode_steps: int | None = None,
-    sampler: Any = None,
+    sampler: Sampler | None = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),

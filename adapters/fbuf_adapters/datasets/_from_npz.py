@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.disk import paths
+from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, under
@@ -34,7 +35,7 @@ def from_npz(
     path: str | os.PathLike[str],
     into: Any = None,
     *,
-    sampler: Any = None,
+    sampler: Sampler | None = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),

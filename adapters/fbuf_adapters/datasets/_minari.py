@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fbuf.disk import paths
+from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import (
@@ -30,7 +31,7 @@ def from_minari(
     into: Any = None,
     *,
     infos: Sequence[str] = (),
-    sampler: Any = None,
+    sampler: Sampler | None = None,
     next_of: str | None = None,
     casts: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),

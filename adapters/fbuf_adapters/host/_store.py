@@ -35,6 +35,7 @@ from fbuf.verbs.load import as_damage, newest
 from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
 from fbuf.views import View
+from fbuf.views.protocol import Data
 from fbuf_adapters import _processes, _resume, _wait
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
@@ -300,11 +301,11 @@ class HostStore(Generic[Item]):
         key: Any,
         batch_size: int,
         *,
-        view: View = fbuf.Item(),
+        view: View[Data] = fbuf.Item(),
         beta: Any = None,
         step: Any = None,
         count: Any = None,
-    ) -> fbuf.Sample[Any]:
+    ) -> fbuf.Sample[Data]:
         """Draw a batch, as `fbuf.sample` does: the same draws for the same rows and key.
 
         `batches` draws and takes batches ahead.
@@ -395,7 +396,9 @@ class HostStore(Generic[Item]):
         self._ahead.add(ahead)
         return ahead
 
-    def read(self, ids: fbuf.Ids, *, view: View = fbuf.Item(), key: Any = None) -> fbuf.Batch[Any]:
+    def read(
+        self, ids: fbuf.Ids, *, view: View[Data] = fbuf.Item(), key: Any = None
+    ) -> fbuf.Batch[Data]:
         """Read rows by their ids, as `fbuf.read` does."""
         with self.lock:
             given = {"ids": ids, "view": view, "key": key}
@@ -405,19 +408,19 @@ class HostStore(Generic[Item]):
             taken, shape, layouts = self.taking(lambda: found)(), np.shape(ids.slot), self.layouts
             return _programs.looked_at(found, taken, view=view, layouts=layouts, shape=shape)
 
-    def rows(self, *, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
+    def rows(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Batch[Data]:
         """Read all rows, the newest last, as `fbuf.rows` does; on the device they must fit."""
         with self.lock:
             return self.read(self.newest_ids(self._index.ring.lane_length), view=view)
 
-    def rollout(self, *, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
+    def rollout(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Batch[Data]:
         """Read all rows, the oldest first, as `fbuf.rollout` does; on the device they must fit."""
         with self.lock:
             return self.read(_programs.in_order(self._index), view=view)
 
     def pop(
-        self, count: int, *, keep: int = 0, mask: Any = None, view: View = fbuf.Item()
-    ) -> fbuf.Batch[Any]:
+        self, count: int, *, keep: int = 0, mask: Any = None, view: View[Data] = fbuf.Item()
+    ) -> fbuf.Batch[Data]:
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         given = {"count": count, "keep": keep, "view": view}
         given |= {} if mask is None else {"mask": mask}

@@ -17,6 +17,7 @@ import torch
 import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
+from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
 from fbuf_adapters import _processes, _resume
 from fbuf_adapters._resume import Episodes
@@ -156,11 +157,11 @@ class ReplayBuffer:
         capacity: int,
         *,
         item: Any = None,
-        sampler: Any = fbuf.Uniform(),
-        view: Any = fbuf.Item(),
+        sampler: Sampler = fbuf.Uniform(),
+        view: View = fbuf.Item(),
         batch_size: int | None = None,
         num_envs: int | None = None,
-        autoreset: Any = "same_step",
+        autoreset: Autoreset = "same_step",
         lockstep: bool = True,
         next_of: str | None = None,
         max_ends: int | None = None,
@@ -343,7 +344,7 @@ class ReplayBuffer:
         self._add("extend", 1, items, next_observation, flags, time_major)
 
     def update_priority(
-        self, ids: fbuf.Ids, priority: Any, *, mask: Any = None, alpha: float | None = None
+        self, ids: fbuf.Ids[Any], priority: Any, *, mask: Any = None, alpha: float | None = None
     ) -> None:
         """Give rows new priorities.
 
@@ -362,7 +363,7 @@ class ReplayBuffer:
         given = {"ids": ids, "priority": priority, "mask": mask, "alpha": alpha}
         self._change("update_priority", fbuf.update_priority, given)
 
-    def write(self, ids: fbuf.Ids, fields: Mapping[str, Any], *, mask: Any = None) -> None:
+    def write(self, ids: fbuf.Ids[Any], fields: Mapping[str, Any], *, mask: Any = None) -> None:
         """Change fields of stored rows.
 
         Args:
@@ -378,7 +379,7 @@ class ReplayBuffer:
         """
         self._change("write", fbuf.write, {"ids": ids, "fields": dict(fields), "mask": mask})
 
-    def remove(self, ids: fbuf.Ids, *, mask: Any = None) -> None:
+    def remove(self, ids: fbuf.Ids[Any], *, mask: Any = None) -> None:
         """Remove rows, also from the batches drawn ahead.
 
         Args:
@@ -438,7 +439,7 @@ class ReplayBuffer:
 
     def sample(
         self, batch_size: int | None = None, *, beta: float | None = None
-    ) -> fbuf.Sample[Any]:
+    ) -> fbuf.Sample[Any, torch.Tensor]:
         """Draw a batch.
 
         Args:
@@ -482,7 +483,7 @@ class ReplayBuffer:
         draws.returned(drawn)
         return batch
 
-    def __iter__(self) -> Iterator[fbuf.Sample[Any]]:
+    def __iter__(self) -> Iterator[fbuf.Sample[Any, torch.Tensor]]:
         """Return batches without end. With `fbuf.Shuffled`, return those of the next epoch.
 
         Raises:

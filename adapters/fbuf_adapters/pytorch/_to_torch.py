@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,12 @@ _NUMPY_EXPORTS = frozenset(
 """Dtypes that NumPy has by itself, and can export."""
 
 
+@overload
+def to_torch(tree: fbuf.Sample[Any], *, copy: bool = False) -> fbuf.Sample[Any, torch.Tensor]: ...
+@overload
+def to_torch(tree: fbuf.Batch[Any], *, copy: bool = False) -> fbuf.Batch[Any, torch.Tensor]: ...
+@overload
+def to_torch(tree: Any, *, copy: bool = False) -> Any: ...
 def to_torch(tree: Any, *, copy: bool = False) -> Any:
     """Give JAX arrays to PyTorch, in the same memory.
 

@@ -17,6 +17,8 @@ from tensordict import TensorDict, TensorDictBase
 import fbuf
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
+from fbuf.storage.episodes import Autoreset
+from fbuf.views import View
 from fbuf_adapters import _processes
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
@@ -140,9 +142,9 @@ class TensorDictReplayBuffer:
         capacity: int,
         *,
         num_envs: int | None = None,
-        autoreset: Any = "same_step",
-        sampler: Any = fbuf.Uniform(),
-        view: Any = fbuf.Item(),
+        autoreset: Autoreset = "same_step",
+        sampler: Sampler = fbuf.Uniform(),
+        view: View = fbuf.Item(),
         slices: Literal["flat", "padded", "nested"] = "flat",
         traj_key: Key | Literal[False] | None = None,
         end_keys: Sequence[Key] | None = None,
