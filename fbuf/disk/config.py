@@ -90,10 +90,7 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     """The sampler, which must be as described."""
     if given is not None:
         if sampler_data(given) != data:
-            raise Mismatch(
-                f"fbuf.load: the checkpoint has the sampler {sampler_words(data)}, and sampler is "
-                f"{sampler_words(sampler_data(given))}; leave sampler out, or give the same one"
-            )
+            raise Mismatch(_differing(data, sampler_data(given)))
         return given
     try:
         kind, options = _SAMPLERS.get(data["name"]), dict(data["options"])
@@ -113,6 +110,24 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
 def sampler_of(data: Data) -> Sampler:
     """The sampler of `fbuf` that `sampler_data` was given."""
     return _sampler(data, None)
+
+
+def _differing(saved: Data, given: Data) -> str:
+    """What is wrong with a sampler that is another one than the one saved."""
+    advice = "leave sampler out, or give the same one"
+    if saved["name"] != given["name"] or saved["options"].keys() != given["options"].keys():
+        return (
+            f"fbuf.load: the checkpoint has the sampler {sampler_words(saved)}, and sampler is "
+            f"{sampler_words(given)}; {advice}"
+        )
+    words = lambda value: sampler_words(value) if isinstance(value, dict) else repr(value)
+    pairs = ((name, value, given["options"][name]) for name, value in saved["options"].items())
+    differing = [
+        f"{name}={words(ours)}, and sampler has {words(theirs)}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+    return f"fbuf.load: the {saved['name']} of the checkpoint has {'; '.join(differing)}; {advice}"
 
 
 def sampler_words(data: Data) -> str:

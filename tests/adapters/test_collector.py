@@ -525,7 +525,6 @@ def test_a_closed_collector():
     for call in (
         lambda: collector.collect(state, 3),
         lambda: collector.publish({}),
-        lambda: buffer(collector),
     ):
         with pytest.raises(CollectorError, match="the collector is closed; make another one"):
             call()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch._containers import is_tensordict
 from fbuf_adapters.pytorch._owner import Owner
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
@@ -28,16 +29,30 @@ def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     """
     count, lanes = int(state.ring.count()), state.ring.num_envs
     if lanes is None and isinstance(index, int) and not isinstance(index, bool):
+        if not -count <= index < count:
+            raise IndexError(f"position {index} is out of range: the buffer holds {count} rows")
         return torch.tensor(range(count)[index])
-    if lanes is None and isinstance(index, slice) and (index.step is None or index.step > 0):
-        start, stop, step = index.indices(count)
-        return torch.arange(start, max(start, stop), step)
+    if lanes is None and isinstance(index, slice):
+        found = range(count)[index]
+        return torch.arange(found.start, found.stop, found.step) if found else torch.arange(0)
     slots = torch.arange(count)
     if isinstance(index, range | np.ndarray):
         index = torch.as_tensor(np.asarray(index))
     if isinstance(index, torch.Tensor):
         index = index.cpu()
     return (slots if lanes is None else slots.reshape(-1, lanes).T)[index]
+
+
+def field(where: str, data: Any, names: tuple[str, ...]) -> Any:
+    """A field of rows, or a field of one."""
+    for number, name in enumerate(names):
+        keys = list(data.keys()) if isinstance(data, dict) or is_tensordict(data) else []
+        if name not in keys:
+            asked = names[: number + 1] if number else name
+            there = f"there are {', '.join(map(repr, keys))}" if keys else "it has no fields"
+            raise KeyError(f"{where} no field is called {asked!r}; {there}")
+        data = data[name]
+    return data
 
 
 def read(owner: Owner, slots: Any, generations: Any = None) -> list[tuple[fbuf.Batch[Any], int]]:

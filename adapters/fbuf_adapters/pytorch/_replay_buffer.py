@@ -33,7 +33,9 @@ from fbuf_adapters.pytorch import (
     _listed,
     _reading,
     _sizes,
+    _taken,
     _tensors,
+    _words,
 )
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._draws import Draws
@@ -282,10 +284,11 @@ class ReplayBuffer:
         takes batches.
 
         Args:
-            item: A tree of tensors, a TensorDict or a tensorclass; `sample` returns the same. On
-                CPU you may reuse the tensors when the call returns; on a GPU, work that you give to
-                the current stream afterwards waits for the call. 64-bit integers are stored in 32
-                bits, if every value fits. Tensors on a GPU need a buffer on that GPU.
+            item: A tree of tensors, a TensorDict or a tensorclass; `sample` returns the same.
+                Arrays of NumPy and Python numbers are taken for tensors. On CPU you may reuse the
+                tensors when the call returns; on a GPU, work that you give to the current stream
+                afterwards waits for the call. 64-bit integers are stored in 32 bits, if every value
+                fits. Tensors on a GPU need a buffer on that GPU.
             terminated: As for `fbuf.add`: a tensor or a Python value. The same holds for the
                 arguments below.
             truncated: As for `fbuf.add`.
@@ -295,10 +298,10 @@ class ReplayBuffer:
             alpha: As for `fbuf.add`.
 
         Raises:
-            InteropError: If a leaf is not a tensor, or is one that JAX cannot take (it requires
-                grad, lies on another device, holds 64-bit floats, or an integer that does not fit),
-                or if the tree differs from that of the item, or if it looks like a batch. The
-                buffer is then unchanged.
+            InteropError: If a leaf is not a tensor, an array or a number, or is one that JAX cannot
+                take (it requires grad, lies on another device, holds 64-bit floats, or an integer
+                that does not fit), or if the tree differs from that of the item, or if it looks
+                like a batch. The buffer is then unchanged.
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
@@ -515,7 +518,9 @@ class ReplayBuffer:
 
         Args:
             index: A position, a slice, or a list or tensor of positions or of bools, of the slots
-                that hold rows, `[N]`; with environments, of `[num_envs, N]`.
+                that hold rows, `[N]`; with environments, of `[num_envs, N]`. Or the name of a
+                field, for that of all rows, as `buffer[:][name]`; of a field in a field a tuple of
+                names.
 
         Returns:
             The items, leaves of the shape that the index gives and then that of the item, in memory
@@ -523,10 +528,14 @@ class ReplayBuffer:
 
         Raises:
             IndexError: If there is no such position, or the row there was removed.
+            KeyError: If there is no such field.
             RuntimeError: As `update_priority`.
 
         Cost: O(B), and O(N) if `index` is a tensor or there are environments.
         """
+        names = index if isinstance(index, tuple) else (index,)
+        if names and all(isinstance(name, str) for name in names):
+            return _reading.field(_where("__getitem__"), self[:], names)
         slots, data = self.read_at(_where("__getitem__"), index)
         return self._given(data, slots.shape)
 
@@ -1021,6 +1030,8 @@ class ReplayBuffer:
         if axes and type(items) is list:
             items, next_observation = self._stacked(items, next_observation, time_major)
         items, rebuild = _containers.plain(items)
+        items = _taken.as_tensors(items, None if self._rows is None else self._rows.learned.item)
+        next_observation = _taken.as_tensors(next_observation)
         given = {"items": items, "next_observation": next_observation, **options}
 
         def feed_all(given: dict[str, Any]) -> dict[str, Any]:
@@ -1054,10 +1065,11 @@ class ReplayBuffer:
                 turned = given | instead
                 instead |= self._sizes.fit_rows(turned, axis, lead, ndim, self._whole_steps)
             try:
-                self._run(
-                    *(rows.owner, fbuf.add, given, instead, feed_all, as_given),
-                    time_major=time_major,
-                )
+                with _words.of_torch(where):
+                    self._run(
+                        *(rows.owner, fbuf.add, given, instead, feed_all, as_given),
+                        time_major=time_major,
+                    )
             except (ValueError, TypeError):
                 rows.learned.check_tree(_where(function), name, items)
                 if not axes:
@@ -1092,7 +1104,8 @@ class ReplayBuffer:
                 padded = self._sizes.fit_ids(function, given)
             else:
                 padded = {}
-            self._run(owner, verb, given, padded, feed_all, verb)
+            with _words.of_torch(where):
+                self._run(owner, verb, given, padded, feed_all, verb)
 
     def _run(
         self,
