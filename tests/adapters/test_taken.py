@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_refused_by_name(item, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda b: b.extend(ROWS, terminated=torch.zeros(6)), r"extend: terminated .*with \.bool\(\)"),
+        (lambda b: b.extend(ROWS, terminated=torch.zeros(6)), r"terminated .*with \.bool\(\)"),
         (lambda b: b.extend(ROWS, terminated=[True] * 6), r"extend: .*use torch\.as_tensor"),
         (
             lambda b: b.extend({**ROWS, "reward": torch.arange(6)}),
