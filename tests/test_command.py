@@ -144,6 +144,20 @@ def test_rows_that_were_written_since(tmp_path):
     assert sorted(inspect.look(tmp_path).returns) == [35.0, 50.0]
 
 
+@pytest.mark.parametrize("next_of", [None, "obs"])
+def test_how_a_buffer_was_made(tmp_path, capsys, next_of):
+    made = {
+        "autoreset": "next_step", "lockstep": False, "next_of": next_of,
+        "max_ends": 6 if next_of else None,
+    }  # fmt: skip
+    fbuf.save(tmp_path, fbuf.init({"obs": jnp.zeros(2)}, 30, num_envs=3, **made))
+    assert made.items() <= inspect.look(tmp_path).figures.items()
+    assert main(["inspect", str(tmp_path)]) == 0
+    said = "autoreset='next_step', lockstep=False, next_of="
+    said += "'obs', max_ends=6" if next_of else "None"
+    assert f"options     {said}\n" in capsys.readouterr().out
+
+
 class Point(NamedTuple):
     x: jax.Array
     reward: jax.Array
@@ -246,17 +260,22 @@ def test_a_newer_format_is_no_damage(tmp_path, capsys, monkeypatch):
 def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
     item = {"reward": jnp.zeros(())}
-    state = fbuf.sharded.init(item, 40, mesh=mesh, shards=2, num_envs=4)
+    state = fbuf.sharded.init(
+        item, 40, mesh=mesh, shards=2, num_envs=4, next_of="reward", max_ends=8
+    )
     rewards = np.arange(4, dtype=np.float32)
     for turn in range(3):
         ends = np.full(4, turn == 2)
-        state = fbuf.sharded.add(state, {"reward": rewards}, terminated=ends)
+        state = fbuf.sharded.add(
+            state, {"reward": rewards}, terminated=ends, next_observation=rewards
+        )
     state = fbuf.sharded.remove(state, fbuf.sharded.ShardedIds(*np.int32([[1], [0], [0]])))
     state = fbuf.sharded.save(tmp_path, state, extra={"step": 3})
     found = inspect.look(tmp_path)
     figures = found.figures
     assert (figures["shards"], figures["rows of a shard"]) == (2, [5, 6])
     assert (figures["capacity"], figures["num_envs"]) == (40, 4)
+    assert (figures["next_of"], figures["max_ends"]) == ("reward", 8)
     assert (figures["rows"], figures["removed"], figures["fill"]) == (11, 1, 12 / 40)
     assert found.lengths.tolist() == [3, 3, 3, 3]
     assert found.returns.tolist() == [0, 3, 6, 9]

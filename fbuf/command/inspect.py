@@ -23,6 +23,9 @@ from fbuf.verbs.init import init
 
 _REWARDS = ("reward", "rewards", "r")
 
+_OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends")
+"""What the buffer was made with beside its item, its capacity and its sampler."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -92,6 +95,7 @@ def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
         "shards": len(of),
         "rows of a shard": [min(rows), max(rows)],
         "num_envs": of[0]["num_envs"] and of[0]["num_envs"] * len(of),
+        "max_ends": of[0]["max_ends"] and of[0]["max_ends"] * len(of),
         "fill": sum(figures["fill"] for figures in of) / len(of),
         "oldest": max(figures["oldest"] for figures in of),
         "episodes": len(lengths),
@@ -133,7 +137,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         "sampler": config.sampler_words(found.config["sampler"]),
         "item": trees.words(found.config["item"]),
         "capacity": like.capacity,
-        "num_envs": like.ring.num_envs,
+        **{name: found.config[name] for name in ("num_envs", *_OPTIONS)},
         "rows": held,
         "fill": there.size / like.capacity,
         "removed": int(((of_rows & REMOVED > 0) & (of_rows & DUMMY == 0)).sum()),
@@ -166,6 +170,9 @@ def table(found: Found) -> str:
     if of["reward"]:
         returns = text.spread(*of["return"]) if of["return"] else "no whole episode"
     likely = "only fbuf.load knows: the sampler is one of your own"
+    options = [f"{name}={of[name]!r}" for name in _OPTIONS]
+    if of["next_of"] is None:  # then there are no ends to keep anything of
+        options.pop()
     shards = {}
     if "shards" in of:
         least, most = of["rows of a shard"]
@@ -185,6 +192,7 @@ def table(found: Found) -> str:
             "path": of["path"],
             "checkpoint": f"{of['checkpoint']}, of {of['time']}, by fbuf {of['fbuf']}",
             "sampler": of["sampler"],
+            "options": ", ".join(options),
             "item": of["item"],
             "capacity": f"{of['capacity']:,} rows{lane}, {memory.in_words(of['memory'])} of memory",
             **shards,
