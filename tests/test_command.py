@@ -86,8 +86,8 @@ def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     fbuf.save(tmp_path, state)
     found = inspect.look(tmp_path)
     of, stats = found.figures, fbuf.stats(state, detailed=True)
-    assert sorted(found.lengths) == sorted(played.lengths)
-    assert sorted(found.returns) == sorted(played.returns)
+    assert sorted(found.episodes.lengths) == sorted(played.lengths)
+    assert sorted(found.episodes.returns) == sorted(played.returns)
     assert of["reward"] == "of.reward"
     assert (of["rows"], of["oldest"]) == (int(stats["size"]), int(stats["oldest"]))
     assert of["removed"] + of["dummies"] == int(stats["removed"])
@@ -115,8 +115,8 @@ def test_the_first_episode_is_whole_where_nothing_was_overwritten(tmp_path, chan
         state = fbuf.add(state, new, terminated=jnp.array([False, True, True, True, True]))
     fbuf.save(tmp_path, state)
     found = inspect.look(tmp_path)
-    assert found.lengths.tolist() == [2, 1, 1, 1]
-    np.testing.assert_allclose(found.returns, [3.0, np.nan, 1e30, 5.0])
+    assert found.episodes.lengths.tolist() == [2, 1, 1, 1]
+    np.testing.assert_allclose(found.episodes.returns, [3.0, np.nan, 1e30, 5.0])
     assert json.loads(json.dumps(found.figures, allow_nan=False))["return"][0] == 3.0
 
 
@@ -141,7 +141,7 @@ def test_rows_that_were_written_since(tmp_path):
     state = fbuf.add(state, {"reward": rewards[:1] + 50.0}, terminated=jnp.array([True]))
     fbuf.save(tmp_path, state)
     # The first episode has lost its first row.
-    assert sorted(inspect.look(tmp_path).returns) == [35.0, 50.0]
+    assert sorted(inspect.look(tmp_path).episodes.returns) == [35.0, 50.0]
 
 
 @pytest.mark.parametrize("next_of", [None, "obs"])
@@ -151,11 +151,89 @@ def test_how_a_buffer_was_made(tmp_path, capsys, next_of):
         "max_ends": 6 if next_of else None,
     }  # fmt: skip
     fbuf.save(tmp_path, fbuf.init({"obs": jnp.zeros(2)}, 30, num_envs=3, **made))
-    assert made.items() <= inspect.look(tmp_path).figures.items()
+    figures = inspect.look(tmp_path).figures
+    assert {name: figures[name] for name in made} == made
     assert main(["inspect", str(tmp_path)]) == 0
     said = "autoreset='next_step', lockstep=False, next_of="
     said += "'obs', max_ends=6" if next_of else "None"
     assert f"options     {said}\n" in capsys.readouterr().out
+
+
+def saved(path, rewards, ends, **options):
+    """A checkpoint of these rewards; they end episodes at some places."""
+    rewards = jnp.asarray(rewards)
+    item = {"reward": jax.ShapeDtypeStruct(rewards.shape[1:], rewards.dtype)}
+    state = fbuf.init(item, 8, **options)
+    ends = np.isin(np.arange(len(rewards)), ends)
+    fbuf.save(path, fbuf.add(state, {"reward": rewards}, terminated=ends))
+
+
+def as_json(path, capsys):
+    """What a strict reader finds in the figures: one that knows no NaN."""
+    assert main(["inspect", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.sweep)]
+)
+def test_rewards_that_are_not_finite(tmp_path, capsys, dtype):
+    rewards = jnp.array([1, np.nan, np.inf, -np.inf, 2, 3, np.nan], dtype)
+    saved(tmp_path, rewards, [1, 3, 5])
+    found = as_json(tmp_path, capsys)
+    assert (found["episodes"], found["return"]) == (3, [5.0, 5.0, 5.0])
+    assert (found["returns not finite"], found["rewards not finite"]) == (2, 4)
+    assert main(["inspect", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "\nreturns     5 to 5, median 5; 2 of 3 are NaN or infinite\n" in said
+    assert "\nrewards     4 of 7 are NaN or infinite\n" in said
+
+
+def test_no_return_is_finite(tmp_path, capsys):
+    saved(tmp_path, [np.nan, 1.0], [0])
+    found = as_json(tmp_path, capsys)
+    assert (found["return"], found["returns not finite"]) == (None, 1)
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "\nreturns     1 of 1 is NaN or infinite\n" in capsys.readouterr().out
+
+
+@pytest.mark.sweep
+def test_returns_near_the_largest_number(tmp_path, capsys):
+    """A sum that overflows is such a return; a median that would overflow is right."""
+    with jax.enable_x64(True):
+        saved(tmp_path, np.array([1e308, 1.5e308, 1e308, 1e308]), [0, 1, 3])
+    found = as_json(tmp_path, capsys)
+    assert found["return"] == [1e308, 1.25e308, 1.5e308]
+    assert (found["returns not finite"], found["rewards not finite"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        (np.ones((3, 2), np.float32), "reward is float32[2], and not one real number a row"),
+        pytest.param(
+            np.ones(3, np.complex64), "reward is complex64[], and not", marks=pytest.mark.sweep
+        ),
+    ],
+)
+def test_a_reward_that_is_not_one_number(tmp_path, capsys, rewards, said):
+    saved(tmp_path, rewards, [1])
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert f"\nreturns     {said}" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--reward", "reward"]) == 2
+    assert "--reward names 'reward', which is not one" in capsys.readouterr().err
+    found = as_json(tmp_path, capsys)
+    assert (found["reward"], found["return"], found["rewards not finite"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.int8, *(pytest.param(d, marks=pytest.mark.sweep) for d in ("bool", "int32"))]
+)
+def test_a_reward_of_whole_numbers(tmp_path, capsys, dtype):
+    """They are summed as they are: 200 is no int8."""
+    saved(tmp_path, jnp.array([100, 100, 1, 0], dtype), [1, 3])
+    sums = [1.0, 1.5, 2.0] if dtype == "bool" else [1.0, 100.5, 200.0]
+    assert as_json(tmp_path, capsys)["return"] == sums
 
 
 class Point(NamedTuple):
@@ -277,8 +355,9 @@ def test_a_checkpoint_over_a_mesh(tmp_path, capsys):
     assert (figures["capacity"], figures["num_envs"]) == (40, 4)
     assert (figures["next_of"], figures["max_ends"]) == ("reward", 8)
     assert (figures["rows"], figures["removed"], figures["fill"]) == (11, 1, 12 / 40)
-    assert found.lengths.tolist() == [3, 3, 3, 3]
-    assert found.returns.tolist() == [0, 3, 6, 9]
+    assert found.episodes.lengths.tolist() == [3, 3, 3, 3]
+    assert found.episodes.returns.tolist() == [0, 3, 6, 9]
+    assert (figures["returns not finite"], figures["rewards not finite"]) == (0, 0)
     assert main(["inspect", str(tmp_path)]) == 0
     assert "2, of 5 to 6 rows" in capsys.readouterr().out
     fbuf.sharded.save(tmp_path, state)

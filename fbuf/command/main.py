@@ -106,7 +106,10 @@ def _inspect(given: argparse.Namespace) -> int:
     found = inspect.look(given.path, given.reward)
     if given.plot is not None:
         plot.draw(found, given.plot)
-    print(json.dumps(found.figures, indent=1) if given.json else inspect.table(found))
+    if given.json:  # in which there is no NaN
+        print(json.dumps(found.figures, indent=1, allow_nan=False))
+    else:
+        print(inspect.table(found))
     return 0
 
 
