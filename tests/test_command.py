@@ -17,7 +17,7 @@ from support.own import Hot
 from test_save import files
 
 import fbuf
-from fbuf.command import inspect, plan
+from fbuf.command import draws, inspect, plan, plot
 from fbuf.command.main import main
 from fbuf.disk import manifest
 
@@ -96,7 +96,7 @@ def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     assert of["effective sample size"] == pytest.approx(float(stats["effective_sample_size"]))
     likely = np.asarray(fbuf.probability(state, fbuf.rows(state).ids)).reshape(-1)
     likely = likely[likely > 0] * int(stats["size"])
-    np.testing.assert_allclose(np.sort(found.likely), np.sort(likely), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(found.draws.likely), np.sort(likely), rtol=1e-5)
     assert of["bytes on disk"] == sum(
         size for name, size in files(tmp_path).items() if name.startswith("shard")
     )
@@ -165,7 +165,9 @@ def saved(path, rewards, ends, **options):
     item = {"reward": jax.ShapeDtypeStruct(rewards.shape[1:], rewards.dtype)}
     state = fbuf.init(item, 8, **options)
     ends = np.isin(np.arange(len(rewards)), ends)
-    fbuf.save(path, fbuf.add(state, {"reward": rewards}, terminated=ends))
+    if len(rewards):
+        state = fbuf.add(state, {"reward": rewards}, terminated=ends)
+    fbuf.save(path, state)
 
 
 def as_json(path, capsys):
@@ -272,6 +274,163 @@ def test_inspect_as_it_is_used(tmp_path, capsys):
     for reward in ("nothing", "of", "obs"):
         assert main(["inspect", str(path), "--reward", reward]) == 2
         assert "--reward" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lockstep", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_episodes_come_in_the_order_of_their_ends(tmp_path, lockstep):
+    state = fbuf.init({"reward": jnp.float32(0)}, 12, num_envs=2, lockstep=lockstep)
+    ends = np.array([[0, 0, 1, 0, 1, 0], [1, 0, 0, 1, 0, 0]], bool)
+    rewards = np.array([[1, 2, 4, 8, 16, 32], [64, 128, 256, 512, 1024, 2048]], np.float32)
+    fbuf.save(tmp_path, fbuf.add(state, {"reward": rewards}, terminated=ends))
+    found = inspect.look(tmp_path).episodes
+    assert found.ended.tolist() == [6, 4, 3, 2]
+    assert found.returns.tolist() == [64, 7, 128 + 256 + 512, 8 + 16]
+    assert found.lengths.tolist() == [1, 3, 3, 2]
+
+
+def test_priorities_by_age(tmp_path):
+    """Of each environment, also around the end of the ring; removed rows are left out."""
+    state = fbuf.init(jnp.zeros(()), 6, num_envs=2, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))
+    priority = np.array([[9, 1, 2, 3], [9, 4, 5, 0]], np.float32)
+    state = fbuf.add(state, np.zeros((2, 4), np.float32), priority=priority)
+    fbuf.save(tmp_path, fbuf.remove(state, fbuf.ids_at(state, jnp.array([2]))))
+    found = inspect.look(tmp_path).draws
+    by_age = sorted(zip(found.ages.tolist(), found.likely.tolist(), strict=True))
+    assert [age for age, _ in by_age] == [1, 2, 2, 3]
+    assert [of for _, of in by_age] == pytest.approx([12 / 14, 8 / 14, 20 / 14, 16 / 14])
+
+
+def test_draws_of_shards_are_in_proportion_to_their_masses():
+    one = draws.Draws(np.array([0.5, 1.5]), np.array([2, 1]), mass=4.0)
+    empty = draws.Draws(np.zeros(0), np.zeros(0, int), mass=0.0)
+    found = draws.together([one, empty, draws.Draws(np.ones(1), np.array([1]), mass=1.0)])
+    np.testing.assert_allclose(found.likely, [0.6, 1.8, 0.6])
+    assert found.ages.tolist() == [2, 1, 1]
+    assert draws.together([empty, empty]).effective == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Prioritized(alpha=1.0, eps=0.0),
+        fbuf.Uniform(),
+        fbuf.Uniform(window=2, by="episode"),
+        fbuf.Mixture(),
+    ],
+)
+def test_draws_of_all_shards_together(tmp_path, capsys, sampler):
+    """As those of one buffer with the same rows, whatever the shards have of them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
+    item, options = {"reward": jnp.zeros(())}, {"num_envs": 2, "sampler": sampler}
+    shards = fbuf.sharded.init(item, 12, mesh=mesh, shards=2, **options)
+    one = fbuf.init(item, 12, **options)
+    rows = {"reward": np.array([[1, 2, np.nan, 3], [1, 2, 3, 4]], np.float32)}
+    given = {"terminated": np.array([[0, 1, 0, 1], [0, 0, 0, 1]], bool)}
+    if sampler.keeps_priorities:
+        given["priority"] = np.array([[1, 2, 3, 0], [7, 5, 5, 9]], np.float32)
+    fbuf.sharded.save(tmp_path / "shards", fbuf.sharded.add(shards, rows, **given))
+    fbuf.save(tmp_path / "one", fbuf.add(one, rows, **given))
+    found, expected = inspect.look(tmp_path / "shards"), inspect.look(tmp_path / "one")
+    counts = found.figures["returns not finite"], found.figures["rewards not finite"]
+    assert counts == (1, 1)
+    assert found.episodes.returns[0] == 3
+    if isinstance(sampler, fbuf.Mixture):
+        assert "depend on all shards" in inspect.table(found)
+        return
+    of, wanted = (
+        sorted(zip(one.draws.ages.tolist(), one.draws.likely.round(4).tolist(), strict=True))
+        for one in (found, expected)
+    )
+    np.testing.assert_allclose(of, wanted, rtol=1e-3)
+    assert found.figures["likely"] == pytest.approx(expected.figures["likely"])
+
+
+def drawn(path, monkeypatch):
+    """The parts of the picture by their titles, of which no pixel is computed."""
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    with monkeypatch.context() as patched:
+        patched.setattr(figure, "savefig", lambda self, out, dpi: pictures.append(self))
+        pictures = []
+        out = plot.draw(inspect.look(path), path / "out.svg")
+    assert out == path / "out.svg"
+    return {axes.get_title(): axes for axes in pictures[0].axes}
+
+
+def points(axes):
+    """Where the dots are, and where the means."""
+    return [line.get_xydata().tolist() for line in axes.lines]
+
+
+RETURNS, DRAWS = "returns over time", "how likely rows are to be drawn, by age"
+
+
+def test_a_picture_of_returns_and_priorities(tmp_path, monkeypatch):
+    sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
+    state = fbuf.init({"reward": jnp.float32(0)}, 5, sampler=sampler)
+    rewards = jnp.array([1.0, np.nan, 3.0, 5.0])
+    state = fbuf.add(
+        state, {"reward": rewards}, terminated=jnp.ones(4, bool),
+        priority=jnp.array([1.0, 2.0, 20.0, 1.0]),
+    )  # fmt: skip
+    fbuf.save(tmp_path, state)
+    found = drawn(tmp_path, monkeypatch)
+    each, mean, bad = points(found[RETURNS])
+    assert each == mean == [[1, 1], [3, 3], [4, 5]]
+    assert bad == [[2, pytest.approx(0.02)]]
+    each, mean = (sorted(of) for of in points(found[DRAWS]))
+    expected = np.array([[1, 1 / 6], [2, 20 / 6], [3, 2 / 6], [4, 1 / 6]])
+    np.testing.assert_allclose(each, expected, rtol=1e-5)
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+    assert found[DRAWS].get_yscale() == "log"
+
+
+def test_a_picture_of_many_rows(tmp_path, monkeypatch):
+    """Of these there are means, and no dot for each."""
+    state = fbuf.init({"reward": jnp.float32(0)}, 5000)
+    new = {"reward": jnp.arange(5000.0)}
+    fbuf.save(tmp_path, fbuf.add(state, new, terminated=jnp.ones(5000, bool)))
+    found = drawn(tmp_path, monkeypatch)
+    (mean,) = points(found[RETURNS])
+    assert len(mean) == 50
+    assert mean[0] == [50.5, 49.5]
+    (band,) = found[RETURNS].collections
+    assert band.get_datalim(found[RETURNS].transData).get_points()[:, 1].tolist() == [0, 4999]
+    (mean,) = points(found[DRAWS])
+    assert [of for _, of in mean] == pytest.approx([1.0] * 50)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "said"),
+    [
+        ([0.5], {}, None),  # one row
+        (np.ones((3, 2), np.float32), {}, "reward is float32[2], and not one"),
+        ([np.nan], {"sampler": fbuf.Fifo()}, "none is finite"),
+        ([1.0], {"sampler": fbuf.Fifo()}, "none: rows are read once"),
+        (np.zeros(0, np.float32), {}, "none"),
+        pytest.param([1e308, -1e308], {}, "too large to draw", marks=pytest.mark.sweep),
+        pytest.param([1.0, 1 + 2.0**-52], {}, None, marks=pytest.mark.sweep),
+    ],
+)
+def test_a_picture_of_little(tmp_path, monkeypatch, rewards, options, said):
+    with jax.enable_x64(np.asarray(rewards).dtype == np.float64 and np.size(rewards) == 2):
+        saved(tmp_path, rewards, range(2), **options)
+    with jax.enable_x64(True):  # as the command has it
+        found = drawn(tmp_path, monkeypatch)
+    texts = [text.get_text().replace("\n", " ") for axes in found.values() for text in axes.texts]
+    assert any(said in text for text in texts) if said else not texts
+
+
+@pytest.mark.sweep
+def test_the_picture_is_named(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    saved(tmp_path / "$x$", [1.0, 2.0], [1])
+    out = tmp_path / "picture"
+    assert main(["inspect", str(tmp_path / "$x$"), "--plot", str(out)]) == 0
+    assert f"\nplot        {out}.png\n" in capsys.readouterr().out
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["inspect", str(tmp_path / "$x$"), "--json", "--plot", f"{out}.svg"]) == 0
+    assert json.loads(capsys.readouterr().out)["plot"] == f"{out}.svg"
 
 
 def test_an_empty_buffer(tmp_path, capsys):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import memory
-from fbuf.command import rewards, text
+from fbuf.command import draws, rewards, text
+from fbuf.command.draws import Draws
 from fbuf.command.rewards import Episodes
 from fbuf.command.verify import newest
 from fbuf.disk import config, manifest, reader, trees, whole, writer
@@ -33,14 +34,13 @@ class Found:
     Attributes:
         figures: All figures, as JSON has them.
         episodes: Its whole episodes.
-        likely: How likely one draw is to be each row that may be drawn, times the number of these
-            rows; None if that is not known, or none is drawn.
+        draws: The rows that may be drawn; None if that is not known, or rows are not drawn.
         why_not: Why there are no returns, and why no draws, by these names.
     """
 
     figures: dict[str, Any]
     episodes: Episodes
-    likely: np.ndarray | None
+    draws: Draws | None
     why_not: dict[str, str]
 
 
@@ -81,6 +81,8 @@ def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
         each.append(_looked(own, part.number, manifest.read(own, part.number), reward))
     of = [one.figures for one in each]
     episodes = rewards.together([one.episodes for one in each])
+    parts = [one.draws for one in each if one.draws is not None]
+    drawn = draws.together(parts) if parts else None
     bad = None if episodes.returns is None else sum(f["rewards not finite"] for f in of)
     sums = ("capacity", "rows", "removed", "dummies", "memory", "bytes on disk", "files")
     rows = [figures["rows"] for figures in of]
@@ -98,12 +100,13 @@ def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
         "oldest": max(figures["oldest"] for figures in of),
         **_of_episodes(episodes),
         "rewards not finite": bad,
-        "likely": None,
-        "effective sample size": None,
+        **_of_draws(drawn),
         "faults": [flag.name for flag in Fault if any(flag.name in f["faults"] for f in of)],
     }
-    why_not = {"draws": "only fbuf.sharded.load knows: they depend on all shards"}
-    return Found(figures, episodes, None, each[0].why_not | why_not)
+    why_not = each[0].why_not
+    if parts and drawn is None:
+        why_not["draws"] = "only fbuf.sharded.load knows: they depend on all shards"
+    return Found(figures, episodes, drawn, why_not)
 
 
 def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | None) -> Found:
@@ -115,7 +118,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
     of_slots = None if field is None else rewards.values(folder, found, like, field)
     episodes = rewards.episodes(lanes, flags, cursor, like.ring.head_capacity, of_slots)
     why_not = {} if field else {"returns": rewards.why_none(like)}
-    unread = likely = None
+    unread = drawn = None
     if sampler is None:
         why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
     else:
@@ -126,7 +129,7 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
             of_all = f"{unread:,} of {like.capacity:,}"
             why_not["draws"] = f"none: rows are read once; {of_all} are unread"
         else:
-            likely = _likely(state)
+            drawn = draws.of_state(state)
     fault = int(values[".fault"])
     figures: dict[str, Any] = {
         "path": str(folder),
@@ -144,12 +147,11 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         **_of_episodes(episodes),
         "reward": field and field[0],
         "unread": unread,
-        "likely": None if likely is None else _spread(likely),
-        "effective sample size": None if likely is None else _effective(likely),
+        **_of_draws(drawn),
         "faults": [flag.name for flag in Fault if fault & flag],
         "extra": None if found.extra == {"none": []} else _names(found.extra),
     }
-    return Found(figures, episodes, likely, why_not)
+    return Found(figures, episodes, drawn, why_not)
 
 
 def _of_rows(
@@ -178,6 +180,14 @@ def _of_episodes(episodes: Episodes) -> dict[str, Any]:
         "length": _spread(episodes.lengths),
         "return": None if returns is None else _spread(returns),
         "returns not finite": None if returns is None else int((~np.isfinite(returns)).sum()),
+    }
+
+
+def _of_draws(drawn: Draws | None) -> dict[str, Any]:
+    """The figures of draws."""
+    return {
+        "likely": None if drawn is None else _spread(drawn.likely),
+        "effective sample size": None if drawn is None else drawn.effective,
     }
 
 
@@ -216,6 +226,7 @@ def table(found: Found) -> str:
             "draws": found.why_not.get("draws") or _draws(of),
             "faults": ", ".join(of["faults"]) or "none",
             "extra": of["extra"] or "nothing",
+            **({"plot": of["plot"]} if "plot" in of else {}),
         }
     )
 
@@ -262,22 +273,6 @@ def _with_arrays(small: State[Any], values: dict[str, np.ndarray]) -> State[Any]
     return jax.tree.unflatten(jax.tree.structure(small), arrays)
 
 
-def _likely(state: State[Any]) -> np.ndarray:
-    """How likely a draw is to be each row that may be drawn, times their number."""
-    ring, sampler = state.ring, state.sampler
-
-    @jax.jit
-    def probability(index: Any, ring: Any) -> jax.Array:
-        slots = jnp.arange(ring.capacity, dtype=jnp.int32)
-        there = ring.holds(slots) & (ring.flags & REMOVED == 0)
-        likely = sampler.probability(index, ring, jnp.where(there, slots, 0))
-        return jnp.where(there & sampler.can_sample(index, ring), likely, 0)
-
-    likely = np.asarray(probability(state.index, ring), np.float64)
-    likely = likely[likely > 0]
-    return likely * likely.size
-
-
 def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
     """The least, the median and the most of those that are finite."""
     values = values[np.isfinite(values)]
@@ -286,11 +281,6 @@ def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
     # The median may be the mean of two, whose sum may be too large for a float64.
     middle = 2 * np.median(values / 2)
     return float(values.min()), float(middle), float(values.max())
-
-
-def _effective(likely: np.ndarray) -> float:
-    """See `fbuf.stats`; of probabilities times their number."""
-    return float(likely.size**2 / np.sum(likely**2)) if likely.size else 0.0
 
 
 def _names(extra: Any) -> str:

@@ -105,7 +105,7 @@ def _inspect(given: argparse.Namespace) -> int:
         plot.require()
     found = inspect.look(given.path, given.reward)
     if given.plot is not None:
-        plot.draw(found, given.plot)
+        found.figures["plot"] = str(plot.draw(found, given.plot))
     if given.json:  # in which there is no NaN
         print(json.dumps(found.figures, indent=1, allow_nan=False))
     else:
