@@ -419,17 +419,19 @@ def test_a_picture_of_little(tmp_path, monkeypatch, rewards, options, said):
         found = drawn(tmp_path, monkeypatch)
     texts = [text.get_text().replace("\n", " ") for axes in found.values() for text in axes.texts]
     assert any(said in text for text in texts) if said else not texts
+    bars = [bar for axes in found.values() if axes.get_ylabel() == "count" for bar in axes.patches]
+    assert all(bar.get_width() > 1e-3 for bar in bars)
 
 
 @pytest.mark.sweep
 def test_the_picture_is_named(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    saved(tmp_path / "$x$", [1.0, 2.0], [1])
+    saved(tmp_path / r"$\q$", [1.0, 2.0], [1])
     out = tmp_path / "picture"
-    assert main(["inspect", str(tmp_path / "$x$"), "--plot", str(out)]) == 0
+    assert main(["inspect", str(tmp_path / r"$\q$"), "--plot", str(out)]) == 0
     assert f"\nplot        {out}.png\n" in capsys.readouterr().out
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["inspect", str(tmp_path / "$x$"), "--json", "--plot", f"{out}.svg"]) == 0
+    assert main(["inspect", str(tmp_path / r"$\q$"), "--json", "--plot", f"{out}.svg"]) == 0
     assert json.loads(capsys.readouterr().out)["plot"] == f"{out}.svg"
 
 
