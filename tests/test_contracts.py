@@ -149,6 +149,19 @@ def test_donate_false_keeps_the_state():
     assert (int(fbuf.size(state)), int(fbuf.size(later))) == (0, 2)
 
 
+def test_flags_that_nobody_gave_are_not_computed_with_beforehand():
+    """Of many rows that takes XLA seconds, and it says so."""
+    rows = 4096
+    state = fbuf.init(jnp.zeros(()), rows, sampler=fbuf.Uniform(window=4))
+
+    def sums(**flags):
+        step = jax.jit(lambda state, rows, flags: fbuf.add(state, rows, **flags))
+        text = step.lower(state, jnp.zeros(rows), flags).compile().as_text()
+        return text.count("reduce-window(")
+
+    assert sums() == sums(terminated=jnp.zeros(rows, bool)) > 0
+
+
 def test_one_trace_serves_all_calls():
     @jax.jit
     @chex.assert_max_traces(n=1)

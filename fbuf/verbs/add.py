@@ -18,6 +18,10 @@ from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
+from fbuf.xla.tie import unfolded
+
+_MANY = 4096
+"""Rows; flags of so many that are all 0 would take XLA seconds to compute with beforehand."""
 
 
 def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
@@ -118,6 +122,8 @@ def add(
     given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
     new = parsed("add", state, ring.num_envs, given, time_major)
     flags, mask = new.flags, new.mask
+    if terminated is None and truncated is None and new.lead.size >= _MANY:
+        flags = unfolded(flags, state.fault)
     room, left_out, resets = sampler.room(state.index, ring), None, None
     if room is not None:
         resets = ring.resets_after(flags, mask)

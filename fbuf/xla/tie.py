@@ -44,6 +44,19 @@ def tie(value: jax.Array, *reads: Any) -> jax.Array:
     return jnp.where(never, jnp.zeros_like(value), value)
 
 
+def unfolded(zeros: jax.Array, read: jax.Array) -> jax.Array:
+    """Zeros that XLA takes for unknown: what is computed of many it would compute as it compiles.
+
+    Args:
+        zeros: The array.
+        read: Any array of the program.
+
+    Returns:
+        The zeros.
+    """
+    return jnp.where(_never(read, ()), jnp.ones_like(zeros), zeros)
+
+
 @jax.custom_batching.custom_vmap
 def once(read: Any) -> Any:
     """What was read of an array, before that array is written.
