@@ -629,7 +629,6 @@ MUTANTS = [
     ),
     *of(
         "command/inspect.py",
-        ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
         ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
     ),
     *of(
@@ -850,5 +849,99 @@ MUTANTS = [
         ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("adapters/test_torch_compile.py", "say_so")),
         ('and "<" not in function.__code__.co_filename', "and True", "compile", ("adapters/test_torch_compile.py", "say_so")),
         ("(skip, skip)", "(skip, frames._FrameAction.DEFAULT)", "compile", ("adapters/test_torch_compile.py", "breaks")),
+    ),
+    *of(
+        "disk/lock_file.py",
+        ("return None if state in \"ZX\" else numbers[18]", "return numbers[18]", "disk", ("test_disks.py", "killed")),
+        ("if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):", "if holder is None:", "disk", ("test_disks.py", "elsewhere")),
+        ("return started is None or (\"\" not in (started, holder.started) and started != holder.started)", "return started is None or started != holder.started", "disk", ("test_disks.py", "may_not_see")),
+        ("        path.unlink(missing_ok=True)\n        raise\n", "        raise\n", "disk", ("test_disks.py", "full_disk_leaves")),
+        ("if os.getpid() == own.process and _holder(path) == own:", "if _holder(path) is not None:", "disk", ("test_disks.py", "fork_does")),
+    ),
+    *of(
+        "disk/paths.py",
+        ("if _URL.match(named):", "if False:", "disk", ("test_disks.py", "url_is_no")),
+        ("pathlib.Path(named).expanduser().resolve()", "pathlib.Path(named).resolve()", "disk", ("test_disks.py", "url or path")),
+    ),
+    *of(
+        "disk/room.py",
+        ("        if error.errno not in _FULL:\n            raise\n        raise _too", "        if True:\n            raise\n        raise _too", "disk", ("test_disks.py", "full_disk_says")),
+        ("_FULL = {errno.ENOSPC, errno.EDQUOT}", "_FULL = {errno.ENOSPC}", "disk", ("test_disks.py", "quota")),
+    ),
+    *of(
+        "verbs/fields.py",
+        ("first = jnp.minimum(turn * step, capacity - step)", "first = jnp.minimum(turn * step, capacity - step) * 0", "disk", ("test_disks.py", "fields_are")),
+        ("if any(begin.startswith(f\"{name}.\") for name in drop):", "if False:", "disk", ("test_disks.py", "cannot_be_changed")),
+        ("        if more or less:\n", "        if False:\n", "disk", ("test_disks.py", "fields_are")),
+    ),
+    *of(
+        "verbs/lanes.py",
+        ("return self.size[None] - kept[None] + step", "return step", "seam", ("test_extend.py", "dealt")),
+        ("return self._place(step, kept) < 0 if self.together else None", "return None", "mask", ("test_extend.py", "dealt")),
+    ),
+    *of(
+        "verbs/extend.py",
+        ("        resets = state.ring.open.resets\n", "        resets = new.ring.open.resets\n", "episode end", ("test_extend.py", "reset")),
+    ),
+    *of(
+        "verbs/add.py",
+        ("if terminated is None and truncated is None and new.lead.size >= _MANY:", "if False:", "order", ("test_contracts.py", "beforehand")),
+    ),
+    *of(
+        "verbs/check_finite.py",
+        ("can = there & (flags & (REMOVED | DUMMY) == 0)", "can = there", "mask", ("test_check_finite.py", "nobody")),
+        ("found.setdefault(names[number], []).append(part[of_leaf])", "found[names[number]] = [part[of_leaf]]", "count", ("test_check_finite.py", "parts")),
+        ("of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)", "of_end = ends[slot]", "mask", ("test_check_finite.py", "nobody")),
+        ("(owner >= 0) & (of_end | ((place < lanes) & ~ends[slot]))", "owner >= 0", "mask", ("test_check_finite.py", "nobody")),
+        ("        if jnp.finfo(leaf.dtype).bits < 16:", "        if False:", "disk", ("test_check_finite.py", "widths")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_info.py",
+        ("            if ended is not None:\n", "            if False:\n", "adapters", ("adapters/test_collector_info.py", "returned")),
+        ("        into[ended] = self._absent[name]\n", "", "adapters", ("adapters/test_collector_info.py", "returned")),
+        ("filled[...] = absent if before is None else before", "filled[...] = absent", "adapters", ("adapters/test_collector_info.py", "observed")),
+        ("                filled[there] = self._like(name, array)[there]", "                filled[...] = self._like(name, array)", "adapters", ("adapters/test_collector_info.py", "observed or returned")),
+        ("        if array.shape[1:] != spec.shape or not fits:", "        if False:", "adapters", ("adapters/test_collector_info.py", "says_so")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_stepper.py",
+        ("ended = np.logical_or(terminated, truncated) if same_step else None", "ended = np.logical_or(terminated, truncated)", "adapters", ("adapters/test_collector_info.py", "returned")),
+        ("            return {\"observation\": final, **self._observe.final(info, env)}", "            return {\"observation\": final, **{n: a[env] for n, a in self._observe.read(info).items()}}", "adapters", ("adapters/test_collector_info.py", "observed")),
+        ("                if self.needs_final:\n                    raise CollectorError(NO_FINAL)\n", "", "adapters", ("adapters/test_collector.py", "missing")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_buffers.py",
+        ("        buffer.change_index(lambda index: _with_resets(index, np.array(envs)))\n", "", "adapters", ("adapters/test_collector_buffers.py", "leaves_the_whole")),
+        ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("adapters/test_collector_buffers.py", "leaves_the_whole")),
+        ("        if buffer.owned:", "        if False:", "adapters", ("adapters/test_collector_buffers.py", "says_so")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_rows.py",
+        ("reward=stored(self.reward[:steps], \"reward\")", "reward=self.reward[:steps].astype(np.float32)", "adapters", ("adapters/test_collector_info.py", "32_bits")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_episodes.py",
+        ("starts = np.union1d(first, behind[behind < len(flat)])", "starts = first", "adapters", ("adapters/test_episodes.py", "")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/datasets/_fields.py",
+        ("one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())", "one_number = True", "adapters", ("adapters/test_datasets.py", "axis_of_one")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_taken.py",
+        ("leaf if leaf.flags.writeable else leaf.copy()", "leaf", "adapters", ("adapters/test_taken.py", "numbers_are")),
+        ("fits = int(limits.min) <= number <= int(limits.max)", "fits = True", "adapters", ("adapters/test_taken.py", "by_name")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_reading.py",
+        ("torch.arange(found.start, found.stop, found.step) if found else torch.arange(0)", "torch.arange(found.start, found.stop, abs(found.step)) if found else torch.arange(0)", "adapters", ("adapters/test_taken.py", "backwards")),
+    ),
+    *of(
+        "mesh/init.py",
+        ("    with jax.transfer_guard(\"allow\"):\n        probe", "    if True:\n        probe", "door", ("test_guards.py", "mesh")),
+    ),
+    *of(
+        "command/rewards.py",
+        ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
     ),
 ]
