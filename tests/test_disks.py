@@ -105,13 +105,17 @@ def another_process(folder):
             process.kill()
 
 
+@pytest.mark.parametrize("waited_for", [False, True])
 @pytest.mark.parametrize("no_locks", ["ENOSYS"], indirect=True)
-def test_a_file_of_a_process_that_was_killed_is_taken_over(no_locks, tmp_path):
+def test_a_file_of_a_process_that_was_killed_is_taken_over(no_locks, waited_for, tmp_path):
     with another_process(tmp_path) as process:
         with pytest.raises(BlockingIOError, match=f"process {process.pid} on "):
             fbuf.save(tmp_path, numbers())
         process.kill()
-        process.wait()
+        if waited_for:
+            process.wait()
+        else:  # it is a zombie, which has its number still
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert (tmp_path / lock_file.NAME).exists()
         fbuf.save(tmp_path, numbers())
     assert [path.name for path in tmp_path.glob("LOCK-*")] == []
@@ -177,10 +181,11 @@ def test_a_file_that_is_not_written_yet_is_held(no_locks, tmp_path):
 def test_a_fork_does_not_let_go(no_locks, tmp_path):
     with lock_file.held(tmp_path):
         child = os.fork()
-        if not child:
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert (tmp_path / lock_file.NAME).exists()
+        if child:
+            os.waitpid(child, 0)
+            assert (tmp_path / lock_file.NAME).exists()
+    if not child:  # behind the block
+        os._exit(0)
 
 
 def test_other_failures_of_a_lock_come_through(tmp_path, monkeypatch):
@@ -320,6 +325,17 @@ def test_fields_are_added_and_left_out(options, tmp_path):
         np.testing.assert_array_equal(
             fbuf.probability(state, before.ids), fbuf.probability(loaded, after.ids)
         )
+
+
+def test_many_rows_are_moved_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["fbuf.verbs.fields"], "_CHUNK", 100)
+    state = fbuf.init({"a": jnp.zeros(5), "b": jnp.int32(0)}, 17)
+    rows = {"a": jnp.arange(85.0).reshape(17, 5), "b": jnp.arange(17, dtype=jnp.int32)}
+    fbuf.save(tmp_path, fbuf.add(state, rows))
+    found = fbuf.rows(fbuf.load(tmp_path, fill={"c": jnp.float32(2)}, drop=["b"]).state).data
+    np.testing.assert_array_equal(found["a"], rows["a"])
+    assert found.keys() == {"a", "c"}
+    assert (found["c"] == 2).all()
 
 
 def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):

@@ -861,7 +861,7 @@ MUTANTS = [
     *of(
         "disk/paths.py",
         ("if _URL.match(named):", "if False:", "disk", ("test_disks.py", "url_is_no")),
-        ("pathlib.Path(named).expanduser().resolve()", "pathlib.Path(named).resolve()", "disk", ("test_disks.py", "url or path")),
+        ("pathlib.Path(named).expanduser().resolve()", "pathlib.Path(named).resolve()", "disk", ("test_save.py", "misuse")),
     ),
     *of(
         "disk/room.py",
@@ -870,7 +870,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/fields.py",
-        ("first = jnp.minimum(turn * step, capacity - step)", "first = jnp.minimum(turn * step, capacity - step) * 0", "disk", ("test_disks.py", "fields_are")),
+        ("first = jnp.minimum(turn * step, capacity - step)", "first = jnp.minimum(turn * step, capacity - step) * 0", "disk", ("test_disks.py", "in_parts")),
         ("if any(begin.startswith(f\"{name}.\") for name in drop):", "if False:", "disk", ("test_disks.py", "cannot_be_changed")),
         ("        if more or less:\n", "        if False:\n", "disk", ("test_disks.py", "fields_are")),
     ),
