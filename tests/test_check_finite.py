@@ -58,6 +58,18 @@ def test_rows_that_nobody_can_draw_are_not_looked_at():
     fbuf.check_finite(fbuf.clear(kept))
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_nor_is_what_was_kept_for_a_row_that_was_overwritten(ends):
+    state = fbuf.init({"x": 0.0}, 2, next_of="x", max_ends=8)
+    row = {"x": jnp.zeros(1)}
+    state = fbuf.add(state, row, next_observation=jnp.array([NAN]), terminated=jnp.array([True]))
+    assert raised(state)[1] == [0]
+    for last in (False, ends, False):
+        given = {"next_observation": jnp.zeros(1), "terminated": jnp.array([last])}
+        state = fbuf.add(state, row, **given)
+    fbuf.check_finite(state)
+
+
 def test_many_rows_are_read_in_parts():
     state = fbuf.init({"x": jnp.zeros(2), "y": jnp.int8(0)}, 40_000)
     x = jnp.zeros((40_000, 2)).at[jnp.array([0, 20_000, 39_999]), 1].set(NAN)

@@ -137,13 +137,7 @@ def _name(path: Any) -> str:
 @jax.jit
 def _are_bad(leaves: Sequence[Any]) -> jax.Array:
     """Whether rows hold one: bool `[leaves, B]`."""
-
-    def is_bad(leaf: jax.Array) -> jax.Array:
-        if jnp.finfo(leaf.dtype).bits < 16:  # of which JAX does not say what is finite
-            leaf = leaf.astype(jnp.float32)
-        return ~jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
-
-    return jnp.stack([is_bad(leaf) for leaf in leaves])
+    return jnp.stack([~jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in leaves])
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -167,4 +161,4 @@ def _are_kept(kept: NextObs, ends: np.ndarray[Any, Any], lanes: int) -> np.ndarr
     owner, place = np.asarray(kept.owner), np.arange(kept.owner.shape[0])
     slot = np.maximum(owner, 0)
     of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)
-    return (owner >= 0) & (of_end | ((place < lanes) & ~ends[slot]))
+    return (owner >= 0) & (of_end | (place < lanes))

@@ -891,9 +891,8 @@ MUTANTS = [
         "verbs/check_finite.py",
         ("can = there & (flags & (REMOVED | DUMMY) == 0)", "can = there", "mask", ("test_check_finite.py", "nobody")),
         ("found.setdefault(names[number], []).append(part[of_leaf])", "found[names[number]] = [part[of_leaf]]", "count", ("test_check_finite.py", "parts")),
-        ("of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)", "of_end = ends[slot]", "mask", ("test_check_finite.py", "nobody")),
-        ("(owner >= 0) & (of_end | ((place < lanes) & ~ends[slot]))", "owner >= 0", "mask", ("test_check_finite.py", "nobody")),
-        ("        if jnp.finfo(leaf.dtype).bits < 16:", "        if False:", "disk", ("test_check_finite.py", "widths")),
+        ("of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)", "of_end = ends[slot]", "mask", ("test_check_finite.py", "overwritten")),
+        ("(owner >= 0) & (of_end | (place < lanes))", "owner >= 0", "mask", ("test_check_finite.py", "overwritten")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_info.py",
