@@ -60,11 +60,11 @@ def test_rows_that_nobody_can_draw_are_not_looked_at():
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_nor_is_what_was_kept_for_a_row_that_was_overwritten(ends):
-    state = fbuf.init({"x": 0.0}, 2, next_of="x", max_ends=8)
+    state = fbuf.init({"x": 0.0}, 4, next_of="x", max_ends=4)
     row = {"x": jnp.zeros(1)}
     state = fbuf.add(state, row, next_observation=jnp.array([NAN]), terminated=jnp.array([True]))
     assert raised(state)[1] == [0]
-    for last in (False, ends, False):
+    for last in (False, False, False, ends, False):
         given = {"next_observation": jnp.zeros(1), "terminated": jnp.array([last])}
         state = fbuf.add(state, row, **given)
     fbuf.check_finite(state)

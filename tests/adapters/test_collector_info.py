@@ -26,7 +26,7 @@ class Telling(Walk):
         return {"at": 100 * self.episode + self.at, "allowed": allowed, **more}
 
     def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed, options=options)[0], self.told()
+        return super().reset(seed=seed, options=options)[0], self.told(fresh=True)
 
     def step(self, action):
         observation, reward, terminated, truncated, _ = super().step(action)
@@ -39,10 +39,10 @@ def vector(mode, kind=Telling, count=3, **options):
     return SyncVectorEnv(makes, autoreset_mode=MODES[mode])
 
 
-SUCCESS = {"is_success": np.bool_(False), "at": np.int64(-1)}
+SUCCESS = {"is_success": np.bool_(False), "at": np.int64(-1), "fresh": np.bool_(False)}
 
 
-@pytest.mark.parametrize("mode", few(MODES, "same_step"))
+@pytest.mark.parametrize("mode", few(MODES, "same_step", "next_step"))
 def test_a_step_has_the_info_that_it_returned(mode):
     """At an end too, where it is that of the next episode in info itself."""
     with Collector(vector(mode), policy, info=SUCCESS, chunk=8) as collector:
@@ -59,6 +59,7 @@ def check_rows(batch):
     np.testing.assert_array_equal(at, 100 * place[:, 1] + place[:, 2] + 1)
     np.testing.assert_array_equal(success, np.asarray(batch.terminated)[mask])
     assert at.dtype == np.int32
+    assert not np.asarray(batch.data["fresh"])[mask].any()  # no step returned it
     assert success.any()
     assert len(at) > 50
 
