@@ -494,6 +494,7 @@ def test_final_observations_that_are_missing():
         state = buffer(collector, next_of="observation")
         with pytest.raises(CollectorError, match="info has no 'final_obs'"):
             collector.collect(state, 3)
+        assert int(fbuf.size(collector.recover())) == 0  # it ended in the first step
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,9 @@ def test_an_environment_that_raises_leaves_the_whole_steps(kind):
     """And a dummy that is due stays one in another buffer, for an environment did not reset yet."""
     filled = []
     for make in (plain, kind):
-        with Collector(vector(4, "next_step", fails=(1, 13)), policy, chunk=8) as collector:
+        with Collector(vector(4, "next_step", fails=(1, 8)), policy, chunk=8) as collector:
             buffer = make(collector, next_of="observation", max_ends=800)
-            buffer = collector.collect(buffer, 6)
+            buffer = collector.collect(buffer, 1)  # which ends an episode
             buffer = make(collector, next_of="observation", max_ends=800)
             with pytest.raises(ZeroDivisionError):
                 buffer = collector.collect(buffer, 30)
