@@ -197,7 +197,7 @@ REFUSED = {
     "shape": (
         lambda: with_reward(torch.ones(COUNT, 2, device=DEVICE)),
         ValueError,
-        r"fbuf\.add: items\['next'\]\['reward'\]",
+        r"extend: items\['next'\]\['reward'\]",
     ),
 }
 
