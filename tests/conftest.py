@@ -29,7 +29,9 @@ import pytest
 from support import programs
 
 if os.environ.get("FBUF_TEST_GUARDED"):
-    from support import guarded  # noqa: F401  from now on
+    from support import guarded
+
+    guarded.begin()
 
 pytest.register_assert_rewrite("support.contracts", "support.inside")
 

@@ -56,7 +56,9 @@ def test_numbers_cross_because_the_call_says_so(call):
 def test_a_save_and_a_load(tmp_path):
     state = buffer()
     with jax.transfer_guard("disallow"):
-        fbuf.save(tmp_path, state)
+        state = fbuf.save(tmp_path, state)
+        changed = fbuf.save(tmp_path, fbuf.write(state, ids(state), {"x": ONES}, mask=True))
+        fbuf.save(tmp_path, fbuf.add(changed, {"x": ONES}))
         assert fbuf.load(tmp_path).state.capacity == 8
 
 

@@ -27,6 +27,7 @@ from fbuf.disk.stores import Range, Store
 from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
 from fbuf.xla.explicit import on_automatic_axes
+from fbuf.xla.place import allocating
 
 _HASHED = 2**22
 """Bytes of rows that are looked at together."""
@@ -219,10 +220,12 @@ def _hashed(arrays: tuple[Any, ...]) -> np.ndarray:
     step = min(max(_HASHED // width, 1), rows)
     turns = -(-rows // step)
     if isinstance(arrays[0], jax.Array):
-        hashed = jnp.zeros((rows, 2), jnp.uint32)
+        with allocating():
+            hashed = jnp.zeros((rows, 2), jnp.uint32)
         for turn in range(0, turns, _TURNS):
             until = min(turn + _TURNS, turns)
-            hashed = _hashed_by(step, hashed, turn, until, arrays).block_until_ready()
+            with allocating():
+                hashed = _hashed_by(step, hashed, turn, until, arrays).block_until_ready()
             progress.moved((min(until * step, rows) - turn * step) * width)
         return np.asarray(hashed)
     found = np.empty((rows, 2), np.uint32)

@@ -1,6 +1,6 @@
 """All functions of `fbuf` under `jax.transfer_guard("disallow")`: what they do, and not the tests.
 
-It holds from the import on. NumPy rows are put on the device first, as users of the guard do.
+NumPy rows are put on the device first, as users of the guard do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def _guarded(function):
     return call
 
 
-for module in (fbuf, fbuf.sharded):
-    for name in module.__all__:
-        if inspect.isfunction(getattr(module, name)):
-            setattr(module, name, _guarded(getattr(module, name)))
+def begin():
+    """From now on, for good."""
+    for module in (fbuf, fbuf.sharded):
+        for name in module.__all__:
+            if inspect.isfunction(getattr(module, name)):
+                setattr(module, name, _guarded(getattr(module, name)))
