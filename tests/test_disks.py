@@ -327,6 +327,23 @@ def test_fields_are_added_and_left_out(options, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.int64(5_000_000_000), r"fill\['b'\] is int64, and JAX would silently make it int32"),
+        (5_000_000_000, r"fill\['b'\] is 5000000000, which no 32-bit integer can hold"),
+        (1e300, r"fill\['b'\] is 1e\+300, which float32 cannot hold"),
+        ({"c": np.zeros(2)}, r"fill\['b'\]\['c'\] is float64"),
+        ("x", r"fill\['b'\] must be an array"),
+    ],
+    ids=str,
+)
+def test_no_field_is_filled_with_what_is_cut(value, message, tmp_path):
+    fbuf.save(tmp_path, fbuf.init({"a": jnp.zeros(2)}, 4))
+    with pytest.raises((TypeError, ValueError), match=message):
+        fbuf.load(tmp_path, fill={"b": value})
+
+
 def test_many_rows_are_moved_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fbuf.verbs.fields"], "_CHUNK", 100)
     state = fbuf.init({"a": jnp.zeros(5), "b": jnp.int32(0)}, 17)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf.checks import values as check
+from fbuf.door import batches
 from fbuf.state import State
 from fbuf.storage import store
 from fbuf.storage.store import Storage
@@ -79,10 +81,20 @@ def _sources(
         node, last = _place(function, "fill", tree, name)
         if last in node:
             raise ValueError(f"fbuf.{function}: fill has {name!r}, and the items have that field")
-        node[last] = jax.tree.map(lambda leaf: _New(jnp.asarray(leaf)), value)
+        node[last] = jax.tree.map_with_path(functools.partial(_new, function, name), value)
     if not jax.tree.leaves(tree):
         raise ValueError(f"fbuf.{function}: drop leaves no field")
     return tree
+
+
+def _new(function: str, name: str, path: Any, leaf: Any) -> _New:
+    """What a new leaf has; a number that JAX would cut is refused."""
+    argument = f"fill[{name!r}]{jax.tree_util.keystr(path)}"
+    check.array(function, argument, leaf)
+    if isinstance(leaf, int | float):
+        spec = jax.ShapeDtypeStruct((), jnp.result_type(type(leaf)))
+        batches.python_numbers(function, argument, spec, leaf)
+    return _New(jnp.asarray(leaf))
 
 
 def _copied(tree: Any) -> Any:

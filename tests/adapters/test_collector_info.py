@@ -128,6 +128,71 @@ def test_what_cannot_be_read_of_info_says_so():
         _ = collector.item
 
 
+class Sparse(Walk):
+    """Tells a goal at a reset only, and a hint in the second step only."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], {"goal": 10 + self.episode}
+
+    def step(self, action):
+        told = {"hint": 100 * self.episode + self.at + 1} if self.at == 1 else {}
+        return *super().step(action)[:4], told
+
+
+@pytest.mark.parametrize("mode", few(MODES, "disabled", "next_step"))
+def test_what_is_not_told_is_not_that_of_a_step_before(mode):
+    """Neither of another episode: there stands what was given for none."""
+    envs = vector(mode, Sparse)
+    observe = {"goal": np.int32(-1), "hint": np.int32(-2)}
+    with Collector(envs, masked, observe=observe, info={"hint": np.int32(-3)}) as collector:
+        state = fbuf.init(
+            collector.item, 300, next_of="observation", max_ends=300, **collector.options
+        )
+        state = collector.collect(state, 40)
+    batch = fbuf.rows(state, view=fbuf.Transition())
+    mask = np.asarray(batch.mask)
+    hint = np.asarray(batch.data.item["hint"])[mask]
+    for one in (batch.data.item["observation"], batch.data.next_observation):
+        place, goal, told = (np.asarray(one[n])[mask] for n in ("observation", "goal", "hint"))
+        np.testing.assert_array_equal(goal, np.where(place[:, 2] == 0, 10 + place[:, 1], -1))
+        told_here = np.where(place[:, 2] == 2, 100 * place[:, 1] + 2, -2)
+        np.testing.assert_array_equal(told, told_here)
+    np.testing.assert_array_equal(hint, np.where(told == -2, -3, told))
+
+
+class Wide(Walk):
+    """Tells numbers that do not fit what they are to be stored as."""
+
+    def __init__(self, env, told):
+        super().__init__(env)
+        self.wide = told
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], {}
+
+    def step(self, action):
+        return *super().step(action)[:4], {"x": self.wide}
+
+
+@pytest.mark.parametrize(
+    ("absent", "told", "message"),
+    [
+        (np.int32(0), 5_000_000_000, r"info\['x'\] holds 5000000000, which int32 cannot hold"),
+        (np.int8(0), 300, r"info\['x'\] holds 300, which int8 cannot hold"),
+        (np.float32(0), 1e300, r"info\['x'\] holds 1e\+300, which float32 cannot hold"),
+        (np.float32(0), {"r": 1.0}, r"info\['x'\] is a dict; have a wrapper put"),
+        (np.float32(0), "text", r"info\['x'\] must be numbers"),
+    ],
+    ids=str,
+)
+def test_info_that_does_not_fit_is_refused(absent, told, message):
+    envs = vector("same_step", functools.partial(Wide, told=told))
+    collector = Collector(envs, policy, info={"x": absent})
+    state = fbuf.init(collector.item, 60, **collector.options)
+    with pytest.raises((CollectorError, ValueError), match=message):
+        collector.collect(state, 3)
+
+
 def test_info_may_be_a_list_of_dicts():
     """As Gymnasium's wrapper `DictInfoToList` makes it."""
     envs = gymnasium.wrappers.vector.DictInfoToList(vector("same_step"))
@@ -298,3 +363,57 @@ def test_the_item_is_known_after_the_close():
     never.close()
     with pytest.raises(CollectorError, match="closed"):
         _ = never.item
+
+
+class OfTheStep(VectorEnv):
+    """As Isaac Lab's: info is of the step just made, and there is no `final_info`."""
+
+    num_envs, single_action_space = 2, spaces.Discrete(1000)
+    single_observation_space = spaces.Box(-100, 100, (1,), np.int8)
+
+    def __init__(self, step=1):
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.by = step
+
+    def reset(self, *, seed=None, options=None):
+        self.at = 0
+        return np.zeros((2, 1), np.int64), {"n": np.zeros(2, np.int64)}
+
+    def step(self, action):
+        self.at += self.by
+        ended = np.array([False, self.at % 3 == 0])
+        info = {"n": np.array([self.at, self.at])}
+        return np.full((2, 1), self.at), np.zeros(2), ended, ended & False, info
+
+
+def test_without_final_info_an_entry_is_of_the_step():
+    with Collector(OfTheStep(), lambda o: np.zeros(2, int), info=("n",)) as collector:
+        state = fbuf.init(collector.item, 60, **collector.options)
+        state = collector.collect(state, 9)
+    steps = np.asarray(fbuf.rollout(state).data["n"])
+    np.testing.assert_array_equal(steps[:, :9], np.tile(np.arange(1, 10), (2, 1)))
+
+
+class Nothing(OfTheStep):
+    """Its info holds None for the first, as Gymnasium's arrays of objects do."""
+
+    def step(self, action):
+        rest = super().step(action)[:4]
+        return *rest, {"n": np.array([None, self.at if self.at % 2 else None], object)}
+
+
+def test_none_is_no_entry():
+    info = {"n": np.int32(-1)}
+    with Collector(Nothing(), lambda o: np.zeros(2, int), info=info) as collector:
+        state = fbuf.init(collector.item, 60, **collector.options)
+        state = collector.collect(state, 5)
+    steps = np.asarray(fbuf.rollout(state).data["n"])[:, :5]
+    np.testing.assert_array_equal(steps, [[-1] * 5, [1, -1, 3, -1, 5]])
+
+
+def test_an_observation_that_its_space_cannot_hold_is_an_error():
+    collector = Collector(OfTheStep(50), lambda o: np.zeros(2, int))
+    state = fbuf.init(collector.item, 60, **collector.options)
+    state = collector.collect(state, 2)  # 50 and 100
+    with pytest.raises(ValueError, match="observation holds 150, which int8 cannot hold"):
+        collector.collect(state, 2)

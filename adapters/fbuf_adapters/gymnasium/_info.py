@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._spaces import Spec, stored_dtype
+from fbuf_adapters.gymnasium._spaces import Spec, cast, stored_dtype
 
 Asked = Iterable[str] | Mapping[str, Any] | None
 """Names, whose first entry `reset` returns; or names, each with what stands where there is none."""
@@ -93,44 +93,44 @@ class Info:
                         f"is, {self._argument}={{{name!r}: np.bool_(False)}}: the value stands "
                         "where an environment has none"
                     )
-                absent = self._absent[name] = np.zeros_like(self._array(name, info[name])[0])
+                absent = self._absent[name] = np.zeros_like(self._array(name, info[name])[0][0])
             stored_dtype(absent.dtype, f"info[{name!r}]")
 
-    def read(
-        self, info: Mapping[str, Any], ended: Any = None, before: Any = None
-    ) -> dict[str, Any]:
+    def read(self, info: Mapping[str, Any], ended: Any = None) -> dict[str, Any]:
         """The entries of one step.
 
         Args:
             info: What the environments returned.
-            ended: bool `[num_envs]`: whose episode ended in the step and whose info is the one of a
-                reset. Theirs is in `info["final_info"]`. None is nobody's.
-            before: What stands where there is no entry: a dict like that returned.
+            ended: bool `[num_envs]`: whose episode ended in the step and whose info may be the one
+                of a reset. Theirs is in `info["final_info"]`; without that it is of the step. None
+                is nobody's.
         """
-        found = {}
-        for name in self._absent:
-            found[name] = self._filled(name, info, None if before is None else before[name])
-            if ended is not None:
-                self._put_final(found[name], name, info.get("final_info"), ended)
+        found = {name: self._filled(name, info) for name in self._absent}
+        if ended is not None and "final_info" in info and ended.any():
+            for name, array in found.items():
+                self._put_final(array, name, info["final_info"], ended)
         return found
 
     def final(self, info: Mapping[str, Any], env: int) -> dict[str, Any]:
         """Those of one environment whose episode ended in this step."""
+        if "final_info" not in info:
+            raise CollectorError(
+                f"Collector: an episode ended, and info has no 'final_info', so it is not known "
+                f"what {', '.join(map(repr, self._absent))} were at its end; have the environments "
+                "return it, or make the buffer without next observations"
+            )
         ended = np.arange(self._num_envs) == env
         return {name: array[env] for name, array in self.read(info, ended).items()}
 
-    def _filled(self, name: str, info: Mapping[str, Any], before: Any) -> np.ndarray[Any, Any]:
+    def _filled(self, name: str, info: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         absent = self._absent[name]
         assert absent is not None
         filled = np.empty((self._num_envs, *absent.shape), absent.dtype)
-        filled[...] = absent if before is None else before
+        filled[...] = absent
         if name in info:
-            there = info.get(f"_{name}")
-            array = self._array(name, info[name], there)
-            if there is None:
-                filled[...] = self._like(name, array)
-            else:
-                filled[there] = self._like(name, array)[there]
+            array, known = self._array(name, info[name])
+            there = known & np.asarray(info.get(f"_{name}", True))
+            filled[there] = self._like(name, array[there])
         return filled
 
     def _put_final(self, into: Any, name: str, final: Any, ended: Any) -> None:
@@ -138,36 +138,55 @@ class Info:
         into[ended] = self._absent[name]
         if isinstance(final, Mapping):
             if name in final:
-                there = ended & np.asarray(final.get(f"_{name}", True))
-                into[there] = self._like(name, self._array(name, final[name], there))[there]
+                array, known = self._array(name, final[name])
+                there = ended & known & np.asarray(final.get(f"_{name}", True))
+                into[there] = self._like(name, array[there])
         elif final is not None:  # one dict each, as older versions return it
             for env in ended.nonzero()[0].tolist():
-                if final[env] and name in final[env]:
-                    into[env] = self._like(name, np.asarray(final[env][name])[None])[0]
+                entry = (final[env] or {}).get(name)
+                if entry is not None:
+                    into[env] = self._like(name, np.asarray(entry)[None])[0]
 
-    def _array(self, name: str, entry: Any, there: Any = None) -> np.ndarray[Any, Any]:
-        """An entry as an array; Gymnasium gives what it does not know as an array of objects."""
-        array = np.asarray(entry)
-        if array.dtype == object and len(array) == self._num_envs:
-            known = [e for e in array if e is not None]
-            if known:
-                like = np.zeros_like(np.asarray(known[0]))
+    def _array(self, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """An entry as an array, and who has one: Gymnasium makes arrays of objects with None."""
+        if isinstance(entry, Mapping):
+            raise CollectorError(
+                f"Collector: info[{name!r}] is a dict; have a wrapper put what is in it into info "
+                "itself, and name that"
+            )
+        array, known = np.asarray(entry), np.ones(self._num_envs, np.bool_)
+        if array.dtype == object and array.shape[:1] == (self._num_envs,):
+            known = np.array([e is not None for e in array])
+            if not known.any():
+                return self._none(name), known
+            like = np.zeros_like(np.asarray(next(e for e in array if e is not None)))
+            try:
                 array = np.stack([like if e is None else np.asarray(e) for e in array])
+            except ValueError as error:
+                raise CollectorError(
+                    f"Collector: info[{name!r}] differs in shape from one environment to the next "
+                    f"({error}); rows have one form"
+                ) from error
         if array.dtype.kind not in "fiub" or array.shape[:1] != (self._num_envs,):
             raise CollectorError(
                 f"Collector: info[{name!r}] must be numbers of shape ({self._num_envs}, ...), one "
                 f"for each environment, got {array.dtype} of shape {array.shape}"
             )
-        return array
+        return array, known
+
+    def _none(self, name: str) -> np.ndarray[Any, Any]:
+        """An array of no meaning, like the entry."""
+        absent = self._absent[name]
+        return np.zeros((self._num_envs, *(() if absent is None else absent.shape)))
 
     def _like(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Refuse what differs from the entries before: NumPy would broadcast or cut it."""
+        """Entries in the dtype of those before; NumPy would broadcast or cut what differs."""
         spec = self.specs[name]
         fits = np.can_cast(array.dtype, spec.dtype, "same_kind")
-        if array.shape[1:] != spec.shape or not fits:
+        if len(array) and (array.shape[1:] != spec.shape or not fits):
             raise CollectorError(
                 f"Collector: info[{name!r}] must be {spec.dtype} of shape "
                 f"{(self._num_envs, *spec.shape)}, as {self._argument} or reset says, got "
-                f"{array.dtype} of shape {array.shape}"
+                f"{array.dtype} of shape {(self._num_envs, *array.shape[1:])}"
             )
-        return array
+        return cast(array, spec.dtype, f"info[{name!r}]") if len(array) else array

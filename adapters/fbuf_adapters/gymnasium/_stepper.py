@@ -17,7 +17,7 @@ from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked, Info, as_dict
 from fbuf_adapters.gymnasium._policy import Actor
 from fbuf_adapters.gymnasium._rows import Rows
-from fbuf_adapters.gymnasium._spaces import Spec, space_specs, stored_spec
+from fbuf_adapters.gymnasium._spaces import Spec, cast, space_specs, stored_spec
 from fbuf_adapters.gymnasium._trees import map_leaves, matched, paths
 
 
@@ -59,8 +59,10 @@ class Stepper:
         self._reward = Spec(_reward_shape(envs), np.dtype(np.float32))
         self._info = Info("info", info, self.num_envs)
         self._observe = Info("observe", observe, self.num_envs)
-        self._seen: dict[str, Any] | None = None
+        self._seen: dict[str, Any] = {}
         """The newest entries that are part of the observation."""
+        self._narrows = False
+        """Whether observations come in a wider dtype than that of their space."""
         self.needs_final = True
         """Whether a final observation that the environments do not return is an error."""
         self._actor = Actor(policy, self.num_envs, action)
@@ -169,7 +171,6 @@ class Stepper:
         if self._observe:
             self._observe.learn(info)
             self._space = {"observation": self._own_space, **self._observe.specs}
-            self._seen = None
             observation = self._observed(observation, info)
         self._check(observation)
         self._observation = observation
@@ -209,8 +210,9 @@ class Stepper:
                 rows.put_extras(step, self._info.read(info, ended))
             if observe:
                 observation = self._observed(observation, info)
-            if step == 0:  # the others will be alike
+            if step == 0 or self._narrows:  # the others will be alike
                 self._check(observation)
+            if step == 0:
                 self._check_numbers(reward, terminated, truncated)
             rewards[step] = reward
             terminations[step] = terminated
@@ -238,14 +240,16 @@ class Stepper:
         rows.final[step] = observation
         observation, info = self._envs.reset(options={"reset_mask": ended})
         if self._observe:
+            before = self._seen
             observation = self._observed(observation, as_dict(info))
+            for name, seen in self._seen.items():  # of the others a reset tells nothing
+                seen[~ended] = before[name][~ended]
         self._check(observation)
         return observation
 
     def _observed(self, observation: Any, info: Any) -> dict[str, Any]:
         """The observation, with the entries of info that belong to it."""
-        # A reset of some environments tells nothing of the others.
-        self._seen = self._observe.read(info, before=self._seen)
+        self._seen = self._observe.read(info)
         return {"observation": observation, **self._seen}
 
     def _final(self, info: Any, env: int) -> Any:
@@ -277,6 +281,10 @@ class Stepper:
             )
         for (path, spec), leaf in zip(paths(self._space), leaves, strict=True):
             array = np.asarray(leaf)
+            if array.dtype != spec.dtype and not np.can_cast(array.dtype, spec.dtype):
+                self._narrows = True  # then each is looked at
+                if array.dtype.kind in "iuf" and spec.dtype.kind in "iuf":
+                    cast(array, spec.dtype, f"observation{path}")
             wanted = (self.num_envs, *spec.shape)
             if array.shape != wanted or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise CollectorError(
