@@ -51,7 +51,7 @@ ROWS = (
     Row(
         "3.11",
         "the oldest of everything that fbuf's bounds allow",
-        ("jax==0.8.0", "chex==0.1.91", "numpy==2.0.*", "tqdm==4.60.*", "typing_extensions==4.12.*"),
+        ("jax==0.8.0", "chex==0.1.91", "numpy==2.0.*", "tqdm==4.60.*", "typing_extensions==4.15.*"),
     ),
     Row("3.11", "what fbuf is developed with", ("jax==0.10.1",)),
     Row("3.12", "beside flax, optax, orbax and gymnax", ("optax", "gymnax")),
