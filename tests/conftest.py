@@ -123,7 +123,9 @@ def pytest_collection_modifyitems(config, items):
         # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
             item.add_marker(pytest.mark.sweep)
-        if isinstance(item, pytest.DoctestItem):  # no fixture of this folder reaches it
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.example)
+            # No fixture of this folder reaches it.
             item.runtest = functools.partial(as_it_comes, item.runtest)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip("takes minutes: ask for it with -m soak"))

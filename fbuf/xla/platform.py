@@ -117,7 +117,7 @@ def _(*_: Any, avals: tuple[Any, ...], cpu: _Form, default: _Form) -> Sequence[A
 def _batched(
     leaves: Sequence[Any], axes: Sequence[Any], *, avals: Any, cpu: _Form, default: _Form
 ) -> tuple[Sequence[Any], Sequence[int]]:
-    in_axes = tuple(None if axis is batching.not_mapped else axis for axis in axes)
+    in_axes = tuple(axes)  # None is a leaf that is not batched
     found = _bound(leaves, jax.vmap(cpu, in_axes), jax.vmap(default, in_axes))
     return found, [0] * len(found)
 
