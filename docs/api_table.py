@@ -19,7 +19,10 @@ THEMES: dict[str, tuple[str, ...]] = {
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
     ),
     "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
-    "Asking": ("size", "can_sample", "stats", "raise_on_fault", "check_finite", "Fault"),
+    "Asking": (
+        *("size", "can_sample", "stats", "raise_on_fault", "Fault", "check_finite"),
+        "NotFiniteError",
+    ),
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture", "Fifo"),
     "Views": (

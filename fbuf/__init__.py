@@ -26,6 +26,7 @@ from fbuf.verbs.add import add as add
 from fbuf.verbs.after import after as after
 from fbuf.verbs.can_sample import can_sample as can_sample
 from fbuf.verbs.capacity_for import capacity_for as capacity_for
+from fbuf.verbs.check_finite import NotFiniteError as NotFiniteError
 from fbuf.verbs.check_finite import check_finite as check_finite
 from fbuf.verbs.check_in_place import check_in_place as check_in_place
 from fbuf.verbs.clear import clear as clear
@@ -86,6 +87,7 @@ __all__ = [
     "Mixture",
     "NStep",
     "NStepTransition",
+    "NotFiniteError",
     "Pace",
     "PaceCounter",
     "Prioritized",

@@ -1,5 +1,7 @@
 """NaN and infinities in stored rows are found, and named."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,10 @@ NAN, INF = float("nan"), float("inf")
 
 
 def raised(state):
-    with pytest.raises(ValueError, match="rows hold NaN or an infinity") as told:
+    with pytest.raises(fbuf.NotFiniteError, match="rows hold NaN or an infinity") as told:
         fbuf.check_finite(state)
+    sent = pickle.loads(pickle.dumps(told.value))  # by a process that looked
+    assert (str(sent), sent.slots.tolist()) == (str(told.value), told.value.slots.tolist())
     return str(told.value), told.value.slots.tolist()
 
 

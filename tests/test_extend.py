@@ -310,7 +310,13 @@ MISUSE = [
     (lambda: fbuf.extend(two(), [1]), TypeError,
      "fbuf.extend: other must be a fbuf.State, got list"),
     (lambda: fbuf.extend(two(), fbuf.init(jnp.int32(0), 4)), ValueError,
-     "fbuf.extend: both buffers must hold the same item, got {'n': ShapeDtypeStruct"),
+     "both buffers must hold the same item; only state has item['n'], item['obs']; only other has "
+     "item"),
+    (lambda: fbuf.extend(two(), fbuf.init({**ITEM, "more": {str(n): 0.0 for n in range(9)}}, 4)),
+     ValueError, "the same item; only other has item['more']['0'], item['more']['1'], item['more']"
+     "['2'], item['more']['3'], item['more']['4'] and 4 more"),
+    (lambda: fbuf.extend(fbuf.init((1.0, 2.0), 4), fbuf.init([1.0, 2.0], 4)), ValueError,
+     "the same item, got PyTreeDef((*, *)) in state and PyTreeDef([*, *]) in other"),
     (lambda: fbuf.extend(two(), fbuf.init({**ITEM, "obs": jnp.zeros(3)}, 4)), ValueError,
      "but the leaf item['obs'] is int32[] in state and float32[3] in other"),
     (lambda: fbuf.extend(two(next_of="obs"), two()), ValueError,

@@ -28,6 +28,31 @@ Read = Callable[[Any, Sequence[int]], Sequence[Any]]
 """From int32 slots and numbers of leaves to the leaves `[B, ...]`."""
 
 
+class NotFiniteError(ValueError):
+    """Stored rows hold NaN or an infinity; raised by `fbuf.check_finite`.
+
+    Attributes:
+        slots: The slots of those rows, int32 `[n]` of NumPy, for `fbuf.ids_at`.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init({"reward": 0.0}, capacity=4), {"reward": jnp.array([jnp.inf])})
+        >>> try:
+        ...     fbuf.check_finite(state)
+        ... except fbuf.NotFiniteError as error:
+        ...     print(error.slots)
+        [0]
+    """
+
+    def __init__(self, message: str, slots: np.ndarray[Any, Any]) -> None:
+        super().__init__(message, slots)
+        self.slots = slots
+
+    def __str__(self) -> str:
+        """The message."""
+        return str(self.args[0])
+
+
 def check_finite(state: State[Any]) -> None:
     """Raise if a stored row holds NaN or an infinity, and say which field, row and environment.
 
@@ -40,9 +65,9 @@ def check_finite(state: State[Any]) -> None:
         state: The buffer; never consumed.
 
     Raises:
-        ValueError: If a row holds one. The message names each field with the number of such rows,
-            and of the newest one the environment, the slot and how many steps ago it was added.
-            Its attribute `slots` has the slots of all of them, int32 `[n]`, for `fbuf.ids_at`.
+        NotFiniteError: If a row holds one. The message names each field with the number of such
+            rows, and of the newest one the environment, the slot and how many steps ago it was
+            added. The attribute `slots` has the slots of all of them.
         TypeError: If `state` is no buffer, or is traced.
         RuntimeError: If `state` has been consumed.
 
@@ -52,14 +77,13 @@ def check_finite(state: State[Any]) -> None:
         >>> import fbuf, jax.numpy as jnp
         >>> state = fbuf.init({"reward": 0.0}, capacity=8, num_envs=2)
         >>> state = fbuf.add(state, {"reward": jnp.array([1.0, jnp.nan])})
-        >>> fbuf.check_finite(state)
-        Traceback (most recent call last):
-        ValueError: fbuf.check_finite: rows hold NaN or an infinity: 'reward' in 1 row, the newest \
-of environment 1, 0 steps before its newest row (slot 1)
         >>> try:
         ...     fbuf.check_finite(state)
-        ... except ValueError as error:
+        ... except fbuf.NotFiniteError as error:
+        ...     print(error)
         ...     state = fbuf.remove(state, fbuf.ids_at(state, error.slots))
+        fbuf.check_finite: rows hold NaN or an infinity: 'reward' in 1 row, the newest of \
+environment 1, 0 steps before its newest row (slot 1)
         >>> fbuf.check_finite(state)
     """
     require_state("check_finite", state)
@@ -105,10 +129,10 @@ def check_rows(function: str, state: State[Any], read: Read, aside: Read | None)
             f"{ages[newest]} steps before its newest row (slot {newest})"
         )
     more = f"; and {len(found) - _NAMED} more fields" if len(found) > _NAMED else ""
-    error = ValueError(f"{function}: rows hold NaN or an infinity: {'; '.join(told)}{more}")
-    # An exception may be given any attribute; pyright knows those of its class alone.
-    error.slots = np.unique(np.concatenate([*found.values()])).astype(np.int32)  # pyright: ignore[reportAttributeAccessIssue]
-    raise error
+    raise NotFiniteError(
+        f"{function}: rows hold NaN or an infinity: {'; '.join(told)}{more}",
+        np.unique(np.concatenate([*found.values()])).astype(np.int32),
+    )
 
 
 def _bad(

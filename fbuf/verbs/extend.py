@@ -18,6 +18,9 @@ from fbuf.verbs.end_episode import ended
 from fbuf.verbs.lanes import Dealt, Episodes, Lanes, Source, appended, dealt, unread_of_lanes
 from fbuf.xla.place import settled
 
+_NAMED = 5
+"""Leaves that a message names at most."""
+
 
 def extend(state: State[Item], other: State[Item]) -> State[Item]:
     """Add all rows of another buffer, in the order of time.
@@ -157,10 +160,7 @@ def _check_rows(state: State[Any], other: State[Any]) -> None:
     """Refuse rows that are of another item, or that know of other next observations."""
     one, two = state.storage, other.storage
     if one.layout.tree != two.layout.tree:
-        raise ValueError(
-            f"fbuf.extend: both buffers must hold the same item, got {one.item} in state and "
-            f"{two.item} in other"
-        )
+        raise ValueError(_other_fields(one.item, two.item))
     named = jax.tree.leaves_with_path(one.item)
     for (path, own), its in zip(named, jax.tree.leaves(two.item), strict=True):
         if (own.shape, own.dtype) != (its.shape, its.dtype):
@@ -175,3 +175,22 @@ def _check_rows(state: State[Any], other: State[Any]) -> None:
             f"fbuf.extend: both buffers must be made with the same next_of, got {one!r} in state "
             f"and {two!r} in other"
         )
+
+
+def _other_fields(one: Any, two: Any) -> str:
+    """The message of items of two structures: the leaves that only one of them has."""
+    names = [dict.fromkeys(map(_name, jax.tree.leaves_with_path(item))) for item in (one, two)]
+    told = "fbuf.extend: both buffers must hold the same item"
+    for own, other, of in ((names[0], names[1], "state"), (names[1], names[0], "other")):
+        only = [name for name in own if name not in other]
+        if only:
+            more = f" and {len(only) - _NAMED} more" if len(only) > _NAMED else ""
+            told += f"; only {of} has {', '.join(only[:_NAMED])}{more}"
+    if names[0] == names[1]:
+        told += f", got {jax.tree.structure(one)} in state and {jax.tree.structure(two)} in other"
+    return told
+
+
+def _name(leaf: tuple[Any, Any]) -> str:
+    """A leaf, as a message names it."""
+    return f"item{jax.tree_util.keystr(leaf[0])}"

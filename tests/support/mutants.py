@@ -904,7 +904,7 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/gymnasium/_stepper.py",
         ("seen[~ended] = before[name][~ended]", "pass", "adapters", ("adapters/test_collector_info.py", "observed")),
-        ("            return {\"observation\": final, **self._observe.final(info, env)}", "            return {\"observation\": final, **{n: a[env] for n, a in self._observe.read(info).items()}}", "adapters", ("adapters/test_collector_info.py", "observed")),
+        ("self._observe.final(info, ended) if self._observe", "self._observe.read(info) if self._observe", "adapters", ("adapters/test_collector_info.py", "observed")),
         ("                if self.needs_final:\n                    raise CollectorError(NO_FINAL)\n", "", "adapters", ("adapters/test_collector.py", "missing")),
     ),
     *of(

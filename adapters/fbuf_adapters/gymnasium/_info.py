@@ -111,16 +111,15 @@ class Info:
                 self._put_final(array, name, info["final_info"], ended)
         return found
 
-    def final(self, info: Mapping[str, Any], env: int) -> dict[str, Any]:
-        """Those of one environment whose episode ended in this step."""
+    def final(self, info: Mapping[str, Any], ended: Any) -> dict[str, Any]:
+        """Those of a step, of episodes that ended in it: the last entries before the reset."""
         if "final_info" not in info:
             raise CollectorError(
                 f"Collector: an episode ended, and info has no 'final_info', so it is not known "
                 f"what {', '.join(map(repr, self._absent))} were at its end; have the environments "
                 "return it, or make the buffer without next observations"
             )
-        ended = np.arange(self._num_envs) == env
-        return {name: array[env] for name, array in self.read(info, ended).items()}
+        return self.read(info, ended)
 
     def _filled(self, name: str, info: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         absent = self._absent[name]

@@ -233,9 +233,9 @@ class Stepper:
                     raise CollectorError(NO_FINAL)
                 rows.lacks_final = True
                 return observation
-            final = rows.final
+            final, entries = rows.final, self._observe.final(info, ended) if self._observe else None
             for env in ended.nonzero()[0].tolist():
-                final[step, env] = self._final(info, env)
+                final[step, env] = self._final(info, env, entries)
             return observation
         rows.final[step] = observation
         observation, info = self._envs.reset(options={"reset_mask": ended})
@@ -252,11 +252,11 @@ class Stepper:
         self._seen = self._observe.read(info)
         return {"observation": observation, **self._seen}
 
-    def _final(self, info: Any, env: int) -> Any:
+    def _final(self, info: Any, env: int, entries: dict[str, Any] | None) -> Any:
         final = final_observation(info, env, self._own_space)
-        if self._observe:
-            return {"observation": final, **self._observe.final(info, env)}
-        return final
+        if entries is None:
+            return final
+        return {"observation": final, **{name: array[env] for name, array in entries.items()}}
 
     def _check_numbers(self, reward: Any, terminated: Any, truncated: Any) -> None:
         """Refuse what is not one for each environment, and flags that are no flags."""
