@@ -355,6 +355,13 @@ def test_many_rows_are_moved_in_parts(tmp_path, monkeypatch):
     assert (found["c"] == 2).all()
 
 
+def test_a_dict_goes_with_its_last_field(tmp_path):
+    item = {"a": 0.0, "deep": {"er": {"b": 0.0, "c": 0.0}}, "none": {}}
+    fbuf.save(tmp_path, fbuf.init(item, 4))
+    state, _ = fbuf.load(tmp_path, drop=["deep.er.b", "deep.er.c"])
+    assert state.storage.item.keys() == {"a", "none"}
+
+
 def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):
     fbuf.save(tmp_path / "old", walked())
     state, _ = fbuf.load(tmp_path / "old", fill={"value": 0.0})
@@ -384,11 +391,13 @@ def test_no_save_takes_its_rows_for_those_that_were_saved(tmp_path):
     [
         ({"drop": ["nothing"]}, ValueError, "drop has 'nothing'.*they have obs, reward"),
         ({"drop": ["obs.nothing"]}, ValueError, "they have image, low"),
-        ({"drop": ["obs"]}, ValueError, "drop has 'obs', of which the buffer keeps next obs"),
+        ({"drop": ["obs"]}, ValueError, "drop has all of 'obs', of which the buffer keeps next"),
+        ({"drop": ["obs.image", "obs.low"]}, ValueError, "drop has all of 'obs', of which"),
         ({"drop": "reward"}, TypeError, "drop must be a list of names"),
         ({"fill": {"reward": 0.0}}, ValueError, "fill has 'reward', and the items have that"),
         ({"fill": {"reward.more": 0.0}}, ValueError, "in dicts only"),
-        ({"fill": {"none.more": 0.0}}, ValueError, "in dicts only"),
+        ({"fill": {"none.more": 0.0}}, ValueError, "the items have no dict 'none'"),
+        ({"fill": {"obs.none.more": 0.0}}, ValueError, "the items have no dict 'obs.none'"),
     ],
 )
 def test_fields_that_cannot_be_changed(options, error, message, tmp_path):

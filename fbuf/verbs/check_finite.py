@@ -36,7 +36,8 @@ class NotFiniteError(ValueError):
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
-        >>> state = fbuf.add(fbuf.init({"reward": 0.0}, capacity=4), {"reward": jnp.array([jnp.inf])})
+        >>> state = fbuf.init({"reward": 0.0}, capacity=4)
+        >>> state = fbuf.add(state, {"reward": jnp.array([jnp.inf])})
         >>> try:
         ...     fbuf.check_finite(state)
         ... except fbuf.NotFiniteError as error:

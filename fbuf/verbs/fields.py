@@ -46,20 +46,23 @@ def changed(
         ValueError: If a field to drop is not there, or one to fill is; if the buffer keeps next
             observations of one to drop; or if items are no dicts.
     """
-    kept = state.next_obs
-    storage = _moved(state.storage, _sources(function, state.storage, fill, drop))
+    sources = _sources(function, state.storage, fill, drop)
+    if not jax.tree.leaves(sources):
+        raise ValueError(f"fbuf.{function}: drop leaves no field")
+    storage, kept = _moved(state.storage, sources), state.next_obs
     if kept is not None:
         begin = f"{kept.field}."
-        if any(begin.startswith(f"{name}.") for name in drop):
-            raise ValueError(
-                f"fbuf.{function}: drop has {kept.field!r}, of which the buffer keeps next "
-                "observations"
-            )
+        whole = any(begin.startswith(f"{name}.") for name in drop)
         more = {name.removeprefix(begin): fill[name] for name in fill if name.startswith(begin)}
         less = [name.removeprefix(begin) for name in drop if name.startswith(begin)]
+        inner = None if whole else _sources(function, kept.rows, more, less)
+        if not jax.tree.leaves(inner):
+            raise ValueError(
+                f"fbuf.{function}: drop has all of {kept.field!r}, of which the buffer keeps next "
+                "observations"
+            )
         if more or less:
-            rows = _moved(kept.rows, _sources(function, kept.rows, more, less))
-            kept = dataclasses.replace(kept, rows=rows)
+            kept = dataclasses.replace(kept, rows=_moved(kept.rows, inner))
     return dataclasses.replace(state, storage=storage, next_obs=kept)
 
 
@@ -70,21 +73,26 @@ def _sources(
     layout = storage.layout
     tree = _copied(jax.tree.unflatten(layout.tree, list(range(len(layout.fields)))))
     for name in drop:
-        node, last = _place(function, "drop", tree, name)
-        if last not in node:
-            raise ValueError(
-                f"fbuf.{function}: drop has {name!r}, and the items have no such field; they have "
-                f"{', '.join(map(str, node))}"
-            )
-        del node[last]
+        _remove(function, tree, name)
     for name, value in fill.items():
         node, last = _place(function, "fill", tree, name)
         if last in node:
             raise ValueError(f"fbuf.{function}: fill has {name!r}, and the items have that field")
         node[last] = jax.tree.map_with_path(functools.partial(_new, function, name), value)
-    if not jax.tree.leaves(tree):
-        raise ValueError(f"fbuf.{function}: drop leaves no field")
     return tree
+
+
+def _remove(function: str, tree: Any, name: str) -> None:
+    """Take a field out, and each dict that is left without one."""
+    node, last = _place(function, "drop", tree, name)
+    if last not in node:
+        raise ValueError(
+            f"fbuf.{function}: drop has {name!r}, and the items have no such field; they have "
+            f"{', '.join(map(str, node))}"
+        )
+    del node[last]
+    if not node and node is not tree:
+        _remove(function, tree, name.rpartition(".")[0])
 
 
 def _new(function: str, name: str, path: Any, leaf: Any) -> _New:
@@ -107,8 +115,13 @@ def _place(function: str, argument: str, tree: Any, name: str) -> tuple[dict[str
     if type(tree) is dict and name in tree:  # a field whose own name has dots
         return tree, name
     *outer, last = name.split(".")
-    for part in outer:
-        tree = tree.get(part) if type(tree) is dict else None
+    for depth, part in enumerate(outer, start=1):
+        if type(tree) is dict and part not in tree:
+            raise ValueError(
+                f"fbuf.{function}: {argument} has {name!r}, and the items have no dict "
+                f"{'.'.join(outer[:depth])!r}"
+            )
+        tree = tree[part] if type(tree) is dict else None
     if type(tree) is not dict:
         raise ValueError(
             f"fbuf.{function}: {argument} has {name!r}, and fields can be changed in dicts only"

@@ -119,9 +119,13 @@ class Reader:
             field = self.layout.fields[number]
             if field.shape == () and not jnp.issubdtype(field.dtype, jnp.complexfloating):
                 return number
+            got = f"{field.dtype}{list(field.shape)}; keep one number in a field of its own, such "
+            got += "as a weighted sum"
+        else:
+            got = f"{self.specs(number)}; name the field that holds the {argument}"
         raise ValueError(
             f"fbuf.{self.view}: {argument}={name!r} must name a field that is one real number, "
-            f"got {self.specs(number)}; name the field that holds the {argument}"
+            f"got {got}"
         )
 
     def specs(self, numbers: Any) -> Any:

@@ -871,7 +871,9 @@ MUTANTS = [
     *of(
         "verbs/fields.py",
         ("first = jnp.minimum(turn * step, capacity - step)", "first = jnp.minimum(turn * step, capacity - step) * 0", "disk", ("test_disks.py", "in_parts")),
-        ("if any(begin.startswith(f\"{name}.\") for name in drop):", "if False:", "disk", ("test_disks.py", "cannot_be_changed")),
+        ("whole = any(begin.startswith(f\"{name}.\") for name in drop)", "whole = False", "disk", ("test_disks.py", "cannot_be_changed")),
+        ("        if not jax.tree.leaves(inner):", "        if whole:", "disk", ("test_disks.py", "cannot_be_changed")),
+        ("    if not node and node is not tree:", "    if False:", "disk", ("test_disks.py", "goes_with")),
         ("        if more or less:\n", "        if False:\n", "disk", ("test_disks.py", "fields_are")),
     ),
     *of(
