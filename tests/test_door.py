@@ -233,6 +233,11 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.sample(filled(), KEY, 2, beta="x"), TypeError, "beta must be a number"),
     (lambda: fbuf.sample(filled(), KEY), TypeError, "sample: missing a required argument"),
     (lambda: fbuf.sample(filled(), KEY, 2, size=3), TypeError, "sample: got an unexpected"),
+    (
+        lambda: fbuf.sample(filled(), KEY, size=3),
+        TypeError,
+        "'size'; it takes state, key, batch_size",
+    ),
     (lambda: fbuf.size([]), TypeError, "state must be a fbuf.State, got list"),
     (lambda: fbuf.add(filled(), rows(2), donate=1), TypeError, "donate must be True or False"),
     (lambda: fbuf.add(lanes(), rows(2), time_major=1), TypeError, "time_major must be True"),
@@ -331,6 +336,7 @@ MISUSE = [  # what is called, exactly which exception, and what it says
         r"items\['a'\] must be int8.*got int32",
     ),
     (lambda: fbuf.add(narrow(), {"a": Action.JUMP}), ValueError, "which int8 cannot hold"),
+    (lambda: fbuf.add(fbuf.init(0.0, 4), 2**24 + 1), ValueError, "which float32 cannot hold"),
     (
         lambda: fbuf.write(filled(), one_id(), {"n": 3_000_000_000}),
         ValueError,

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
 import pytest
 from support import meshes
@@ -90,6 +91,11 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
 @pytest.mark.parametrize("item", few(ITEMS, "all_empty"))
 def test_over_a_mesh(item, tmp_path):
     item = ITEMS[item]
+    empty = any(0 in leaf.shape for leaf in jax.tree.leaves(item))
+    if empty and jaxlib.version.__version__ == "0.11.2":  # its compiler crashes
+        with pytest.raises(ValueError, match=r"has no elements, and jaxlib 0\.11\.2 crashes"):
+            sharded.init(item, 16, mesh=meshes.mesh(2), num_envs=4)
+        return
     state = sharded.init(item, 16, mesh=meshes.mesh(2), num_envs=4)
     state = sharded.add(state, rows(item, 4))
     batch = sharded.sample(state, jax.random.key(0), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import tqdm
 from jax import lax
 from support import restored
+from support.interrupt import interrupted
 
 import fbuf
 from fbuf.disk import history, manifest, merge, writer
@@ -943,6 +945,32 @@ def test_in_the_background(tmp_path, monkeypatch):
         overwritten.clear()
 
 
+def test_a_wait_that_was_interrupted_waits_again(tmp_path, monkeypatch):
+    """Python takes a thread whose `join` was interrupted for one that has ended."""
+    may_end, commit = threading.Event(), writer.commit
+    state = fbuf.save(tmp_path, fbuf.init(jnp.zeros(10), 100), extra=1)
+    for error in (None, OSError("no space left on device")):
+
+        def slow(*given, error=error):
+            may_end.wait(60)
+            if error is not None:
+                raise error
+            commit(*given)
+
+        may_end.clear()
+        with monkeypatch.context() as slowed:
+            slowed.setattr(writer, "commit", slow)
+            state = fbuf.save(tmp_path, state, extra=2, background=True)
+        for asked in ((fbuf.wait,), (fbuf.load, tmp_path), (fbuf.save, tmp_path, state)):
+            interrupted(functools.partial(*asked))
+        threading.Timer(0.1, may_end.set).start()
+        if error is None:
+            assert fbuf.load(tmp_path).extra == 2
+        else:
+            with pytest.raises(OSError, match="no space"):
+                fbuf.wait()
+
+
 def test_a_failure_in_the_background_is_raised_once(tmp_path, monkeypatch):
     state = fbuf.init(jnp.zeros(10), 100)
     fbuf.save(tmp_path, state, extra=1)
@@ -1141,3 +1169,14 @@ def test_a_run_that_has_ended_its_episodes_saves_on(tmp_path):
     assert int(again.fault) == 0
     batch = fbuf.read(again, fbuf.newest_ids(again, 6), view=fbuf.Transition())
     assert batch.data.next_observation.tolist() == [1, 2, 3, 4, 5, 51]
+
+
+def test_what_is_no_directory_of_a_checkpoint_says_what_it_is(tmp_path):
+    with pytest.raises(fbuf.CheckpointError, match="run: there is no such directory"):
+        fbuf.load(tmp_path / "run")
+    (tmp_path / "buffer.pkl").touch()
+    with pytest.raises(fbuf.CheckpointError, match=r"buffer\.pkl: that is a file"):
+        fbuf.load(tmp_path / "buffer.pkl")
+    for path in (tmp_path / "buffer.pkl", tmp_path / "buffer.pkl" / "run"):
+        with pytest.raises(FileExistsError, match=r"saves to a directory.*buffer\.pkl'"):
+            fbuf.save(path, fbuf.init(0.0, 4))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 from scipy import stats
-from support import inside, programs
+from support import inside, meshes, programs
 from support.oracle import Oracle
 
 import fbuf
+from fbuf import sharded
 
 
 @pytest.mark.parametrize(
@@ -198,6 +199,20 @@ def test_so_it_does_without_a_priority_above_zero():
     state = fbuf.add(state, jnp.zeros(4), priority=jnp.zeros(4))
     with pytest.raises(RuntimeError, match="all priorities are 0"):
         fbuf.raise_on_fault(state)
+
+
+@pytest.mark.parametrize("of_a_mesh", [False, True])
+def test_so_it_does_when_rows_have_lost_their_priorities_or_are_gone(of_a_mesh):
+    of, options = (sharded, {"mesh": meshes.mesh(1)}) if of_a_mesh else (fbuf, {})
+    state = of.init(jnp.zeros(()), 4, sampler=fbuf.Prioritized(eps=0.0), **options)
+    state = of.add(state, jnp.zeros(4))
+    ids = of.sample(state, jax.random.key(0), 64).ids
+    without = of.update_priority(state, ids, jnp.zeros(64), donate=False)
+    for empty in (without, of.remove(state, ids, donate=False)):
+        with pytest.raises(RuntimeError, match="all priorities are 0"):
+            of.raise_on_fault(empty)
+        of.raise_on_fault(empty, ignore=fbuf.Fault.NOTHING_TO_DRAW)
+    of.raise_on_fault(state)
 
 
 def test_it_is_no_error_once_there_is_something_to_draw_again():

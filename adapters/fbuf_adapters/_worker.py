@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import queue
 import threading
 import weakref
@@ -60,7 +61,10 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+        given = (self._tasks, self._running)
+        self._thread = threading.Thread(target=_work, args=given, name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, self._tasks.put, None)
         _ALL.add(self)
@@ -74,13 +78,16 @@ class Worker:
         """Do what was asked for until now, and end."""
         self._tasks.put(None)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            with self._running:  # a join that was interrupted would not wait again
+                pass
 
 
-def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task.run()
-        del task  # or what it made would live until the next one comes
+def _work(tasks: queue.SimpleQueue[Task | None], running: _thread.LockType) -> None:
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(running.release)
+        while (task := tasks.get()) is not None:
+            task.run()
+            del task  # or what it made would live until the next one comes
 
 
 _ALL: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -50,8 +50,9 @@ def _dtype(field: str, name: str) -> np.dtype[Any]:
     """The dtype that `fbuf.init` makes of a number or an array of this name."""
     if name in _PYTHON:
         return np.dtype(_PYTHON[name])
-    if re.fullmatch(r"[a-z]\d+", name):  # to NumPy u8 has 8 bytes, to many others 8 bits
-        raise ValueError(f"{field!r}: {name!r} may mean two dtypes; write it out, as uint8")
+    if found := re.fullmatch(r"([a-z])\d+", name):  # to NumPy u8 has 8 bytes, to many others 8 bits
+        whole = {"f": "float32", "i": "int32", "u": "uint8"}.get(found[1], "float32")
+        raise ValueError(f"{field!r}: {name!r} may mean two dtypes; write it out, as {whole}")
     try:
         return jnp.dtype(name)
     except TypeError:

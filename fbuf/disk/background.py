@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import pathlib
 import threading
@@ -9,22 +10,30 @@ from collections.abc import Callable
 
 
 class _Job:
-    """Something that is done in a thread, and what became of it."""
+    """Something that is done in a thread, and what became of it.
+
+    Its end is waited for at a bare lock: once a `Thread.join` was interrupted, Python takes a
+    thread that runs for one that has ended.
+    """
 
     def __init__(self, folder: pathlib.Path, work: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
         # Not a daemon: a checkpoint that was begun is written before Python ends.
-        self._thread = threading.Thread(target=self._run, args=(work,), name=f"fbuf.save {folder}")
-        self._thread.start()
+        threading.Thread(target=self._run, args=(work,), name=f"fbuf.save {folder}").start()
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
             self.failure = error
+        finally:
+            self._running.release()
 
     def wait(self) -> None:
-        self._thread.join()
+        with self._running:
+            pass
 
 
 _lock = threading.Lock()

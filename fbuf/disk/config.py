@@ -154,7 +154,8 @@ def _item(data: Data, example: Any) -> Any:
     if found != data:
         raise Mismatch(
             f"fbuf.load: the checkpoint has items {trees.words(data)}, and item is "
-            f"{trees.words(found)}"
+            f"{trees.words(found)}; leave item out, or give the one that was saved: fill and drop "
+            "change fields"
         )
     return jax.tree.unflatten(jax.tree.structure(example), specs)
 

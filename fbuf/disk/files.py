@@ -27,8 +27,9 @@ UNFINISHED = ".unfinished"
 CHUNK = 2**24
 """Bytes that are read or written at a time."""
 
-_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""Answers of a disk to which files or directories cannot be brought on demand."""
+CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, 524}
+"""Answers of a disk that lacks what it was asked for. 524 is Linux's own ENOTSUPP, without a name
+in Python; disks of Cray's DVS answer so."""
 
 _warned: set[int] = set()
 """Such disks that the user knows of."""
@@ -112,6 +113,10 @@ def make_folder(path: pathlib.Path) -> None:
     """Make a directory, and those above it, so that they are still there after a crash."""
     if path.is_dir():
         return
+    if path.exists():
+        raise FileExistsError(
+            errno.EEXIST, "fbuf saves to a directory, and this is a file", str(path)
+        )
     make_folder(path.parent)
     path.mkdir(exist_ok=True)
     sync(path.parent)
@@ -131,7 +136,7 @@ def _bring(descriptor: int, path: pathlib.Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in CANNOT:
             raise
         device = os.fstat(descriptor).st_dev
         if device not in _warned:

@@ -9,11 +9,11 @@ import pathlib
 import socket
 from collections.abc import Generator
 
-from fbuf.disk import lock_file
+from fbuf.disk import files, lock_file
 
 NAME = "LOCK"
 
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+_NO_LOCKS = {*files.CANNOT, errno.ENOLCK}
 """Answers of a disk that has no locks, as that of a cluster may have none."""
 
 _held: set[int] = set()
@@ -59,7 +59,7 @@ def _locked(folder: pathlib.Path, file: int) -> bool:
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise
+            raise OSError(error.errno, error.strerror, str(folder / NAME)) from error
         return False
     return True
 

@@ -33,14 +33,17 @@ def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
 def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
     """Say of a disk that gets full how much was to be written, and how much is free.
 
-    What was written in vain should be deleted within.
+    What was written in vain should be deleted within. Other failures of a disk name the directory:
+    one may come up in the background, or at the end of a program.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno in _FULL:
+            raise _too_little(where, folder, nbytes, error.errno) from error
+        if error.errno is None or error.filename is not None:
             raise
-        raise _too_little(where, folder, nbytes, error.errno) from error
+        raise OSError(error.errno, f"{error.strerror}: {where}", str(folder)) from error
 
 
 def _too_little(where: str, folder: pathlib.Path, nbytes: int, number: int) -> OSError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.storage.ids import Ids
@@ -182,20 +183,24 @@ def python_numbers(function: str, argument: str, item: Any, items: Any) -> None:
     for (path, leaf), spec in zip(jax.tree.leaves_with_path(items), specs, strict=True):
         is_int = isinstance(leaf, int) and not isinstance(leaf, bool)
         is_number = is_int or (isinstance(leaf, float) and math.isfinite(leaf))
-        if is_number and not _can_hold(spec.dtype, leaf):
+        if is_number and not can_hold(spec.dtype, leaf):
             raise ValueError(
                 f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)} is {leaf}, which "
                 f"{spec.dtype} cannot hold; make the buffer with an item of a wider dtype"
             )
 
 
-def _can_hold(dtype: Any, number: int | float) -> bool:
+def can_hold(dtype: Any, number: int | float) -> bool:
     """Whether a finite number stays finite, and an int itself, in a dtype."""
+    if isinstance(number, bool):
+        return True
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         return int(limits.min) <= number <= int(limits.max)
     if jnp.issubdtype(dtype, jnp.floating):
-        return abs(number) <= float(jnp.finfo(dtype).max)
+        if abs(number) > float(jnp.finfo(dtype).max):
+            return False
+        return isinstance(number, float) or int(np.asarray(number, dtype)) == number
     return True
 
 

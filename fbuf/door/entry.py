@@ -308,7 +308,12 @@ class _Entry:
                 by_name = self._names[self._positional :]
                 many = len(args) > self._positional and by_name
                 hint = f"; give these by name: {', '.join(by_name)}" if many else ""
-                raise TypeError(f"fbuf.{self.name}: {error}{hint}") from None
+                said = str(error)
+                # What is missing may be what has another name.
+                if unknown := [name for name in kwargs if name not in self._allowed]:
+                    said = f"got an unexpected keyword argument {unknown[0]!r}"
+                    hint = f"; it takes {', '.join(self._names)}"
+                raise TypeError(f"fbuf.{self.name}: {said}{hint}") from None
         return () if self.state is None else (given.pop(self.state),), given
 
 

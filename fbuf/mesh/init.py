@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import jaxlib.version
 from jax.sharding import Mesh
 
 from fbuf.checks import memory
@@ -69,6 +70,7 @@ def init(
     Raises:
         MemoryError: If a device of this process has no room for its shards.
         ValueError: If an argument is out of range, does not divide, or the mesh has no such axis.
+            With jaxlib 0.11.2 also if a leaf of the item has no elements.
         TypeError: As `fbuf.init`; also if `mesh` is no mesh, or the sampler cannot draw over
             shards.
 
@@ -127,6 +129,7 @@ def init(
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
     one = jax.eval_shape(make)
+    _refuse_empty(one.storage.item)
     check_room("sharded.init", mesh, memory.nbytes(one) * (shards // devices))
     here = shards // devices
 
@@ -160,6 +163,19 @@ def _divides(argument: str, value: int, shards: int) -> None:
             f"fbuf.sharded.init: {argument} must be a multiple of the {shards} shards, which are "
             f"all alike, got {value}; take {fits}"
         )
+
+
+def _refuse_empty(item: Any) -> None:
+    """Refuse what would end the process: the compiler crashes on it."""
+    if jaxlib.version.__version__ != "0.11.2":
+        return
+    for path, leaf in jax.tree.leaves_with_path(item):
+        if not leaf.size:
+            raise ValueError(
+                f"fbuf.sharded.init: item{jax.tree_util.keystr(path)} has no elements, and jaxlib "
+                "0.11.2 crashes on such arrays over a mesh; leave the field out, or install "
+                "another version"
+            )
 
 
 def _plans(sampler: Any, capacity: int) -> None:

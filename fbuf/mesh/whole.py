@@ -297,6 +297,23 @@ def _faults(state: ShardedState[Any]) -> jax.Array:
     return local.on_devices("raise_on_fault", _all_bits, state, (), (), PartitionSpec())
 
 
+@sharded_verb()
+def _is_full_of_nothing(state: ShardedState[Any]) -> jax.Array:
+    """Tell whether a shard is full, and none has a row to draw: one without is no harm."""
+
+    def run(state: ShardedState[Any]) -> jax.Array:
+        def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:
+            can = shard.sampler.can_sample(shard.index, shard.ring)
+            return shard.ring.has_come_around(), can
+
+        full, can = local.in_shards(one, state)
+        either = jnp.stack([full.any(), can.any()]).astype(jnp.int32)
+        full, can = largest(either, (state.axis,)) > 0
+        return full & ~can
+
+    return local.on_devices("raise_on_fault", run, state, (), (), PartitionSpec())
+
+
 def raise_on_fault(
     state: ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
 ) -> None:
@@ -330,9 +347,10 @@ def raise_on_fault(
         )
     fault = state.fault if isinstance(state, ShardedSample) else _faults(state)
     bits = Fault(int(np.asarray(fault))) & ~ignore
-    # One shard without a row to draw is no harm if another one has rows.
-    if isinstance(state, ShardedState) and Fault.NOTHING_TO_DRAW in bits and can_sample(state):
+    if isinstance(state, ShardedState) and state.blocks.sampler.may_draw_nothing:
         bits &= ~Fault.NOTHING_TO_DRAW
+        if _is_full_of_nothing(state):
+            bits |= Fault.NOTHING_TO_DRAW & ~ignore
     raise_for(name, bits)
 
 

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from typing_extensions import TypeVar
 
 from fbuf.storage import layout as layouts
 from fbuf.storage import words as words_of
 from fbuf.storage.layout import Field, Layout
 from fbuf.xla.rows import read_rows, write_rows
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", default=Any)
 
 
 @jax.tree_util.register_dataclass

@@ -220,7 +220,7 @@ def no_priorities(function: str, state: State[Any]) -> str:
     """What to say to whom gives priorities to a sampler that keeps none."""
     advice = "leave priority and alpha out"
     if function.endswith("update_priority"):
-        advice = "leave the call out: `if state.sampler.keeps_priorities:` tells"
+        advice = "leave the call out (`sampler.keeps_priorities` says whether to)"
     return (
         f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; {advice}, or make "
         "the buffer with sampler=fbuf.Prioritized()"

@@ -77,7 +77,10 @@ def _sources(
     for name, value in fill.items():
         node, last = _place(function, "fill", tree, name)
         if last in node:
-            raise ValueError(f"fbuf.{function}: fill has {name!r}, and the items have that field")
+            inside = f"; {name}.x names a field within it" if type(node[last]) is dict else ""
+            raise ValueError(
+                f"fbuf.{function}: fill has {name!r}, and the items have that field{inside}"
+            )
         node[last] = jax.tree.map_with_path(functools.partial(_new, function, name), value)
     return tree
 
@@ -110,8 +113,12 @@ def _copied(tree: Any) -> Any:
     return {key: _copied(tree[key]) for key in tree} if type(tree) is dict else tree
 
 
-def _place(function: str, argument: str, tree: Any, name: str) -> tuple[dict[str, Any], str]:
+def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str, Any], str]:
     """The dict that has a field, or is to have it, and the name of the field there."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must have names such as 'obs.depth', got {name!r}"
+        )
     if type(tree) is dict and name in tree:  # a field whose own name has dots
         return tree, name
     *outer, last = name.split(".")
@@ -119,7 +126,7 @@ def _place(function: str, argument: str, tree: Any, name: str) -> tuple[dict[str
         if type(tree) is dict and part not in tree:
             raise ValueError(
                 f"fbuf.{function}: {argument} has {name!r}, and the items have no dict "
-                f"{'.'.join(outer[:depth])!r}"
+                f"{'.'.join(outer[:depth])!r}; a new one is filled with a dict"
             )
         tree = tree[part] if type(tree) is dict else None
     if type(tree) is not dict:

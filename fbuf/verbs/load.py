@@ -163,10 +163,10 @@ def newest(
     known = list(heads)
     if not known:
         sharded = " of a plain buffer; of one over a mesh there is: use fbuf.sharded.load"
-        raise CheckpointError(
-            f"fbuf.load: there is no checkpoint in {folder}"
-            + (sharded if whole.numbers(folder) else "")
-        )
+        why = sharded if whole.numbers(folder) else ""
+        if not folder.is_dir():
+            why = ": that is a file" if folder.exists() else ": there is no such directory"
+        raise CheckpointError(f"fbuf.load: there is no checkpoint in {folder}{why}")
     for number in reversed(known):
         try:
             found, state, arrays = read(folder, number, item, sampler, make)

@@ -12,7 +12,6 @@ from fbuf.door.entry import refuse_consumed, require_state
 from fbuf.state import State
 from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.ring import DUMMY, ENDS, Ring
-from fbuf.verbs.can_sample import can_sample
 
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
@@ -28,7 +27,8 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
 
     Raises:
         RuntimeError: If any other fault bit is set; the message says what happened and what to do.
-            `NOTHING_TO_DRAW` only while there still is nothing: some masked batches do no harm.
+            `NOTHING_TO_DRAW` while a full buffer has nothing, also where its rows were removed or
+            their priorities became 0; batches that were masked before do no harm.
             Also if `state` was consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
@@ -45,12 +45,12 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
         )
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    # Rows that lost their priorities, or were removed, set no bit.
+    bits &= ~Fault.NOTHING_TO_DRAW
     more = ""
-    if Fault.NOTHING_TO_DRAW in bits:
-        if _draws_nothing(state):
-            more = _lengths(state)
-        else:
-            bits &= ~Fault.NOTHING_TO_DRAW
+    if Fault.NOTHING_TO_DRAW not in ignore and _draws_nothing(state):
+        bits |= Fault.NOTHING_TO_DRAW
+        more = _lengths(state)
     raise_for("raise_on_fault", bits, more)
 
 
@@ -62,10 +62,18 @@ def raise_for(function: str, bits: Fault, more: str = "") -> None:
 
 
 def _draws_nothing(state: State[Any]) -> bool:
-    """Tell whether a buffer that had nothing to draw still has nothing; of several, whether one."""
-    can = can_sample if state.fault.ndim == 0 else jax.vmap(can_sample)
-    had = np.asarray(state.fault) & Fault.NOTHING_TO_DRAW > 0
-    return bool((had & ~np.asarray(can(state))).any())
+    """Tell whether a full buffer has nothing to draw; of several, whether one has nothing."""
+    if not state.sampler.may_draw_nothing:
+        return False
+    nothing = _is_full_of_nothing
+    for _ in range(state.fault.ndim):
+        nothing = jax.vmap(nothing)
+    return bool(np.asarray(nothing(state)).any())
+
+
+@jax.jit
+def _is_full_of_nothing(state: State[Any]) -> jax.Array:
+    return state.ring.has_come_around() & ~state.sampler.can_sample(state.index, state.ring)
 
 
 def _lengths(state: State[Any]) -> str:

@@ -537,7 +537,7 @@ def test_npz_of_ones_own(tmp_path):
     np.savez_compressed(
         tmp_path / "x.npz", **arrays, terminated=terminated, truncated=truncated.astype(int)
     )
-    with pytest.warns(UserWarning, match="1 rows that terminated"):
+    with pytest.warns(UserWarning, match="1 row that terminated"):
         state = from_npz(tmp_path / "x.npz", **NEW)
     assert_holds(state, made, unknown=[0, 1])
 

@@ -3,6 +3,7 @@
 # ruff: noqa: B023  a function made in a loop is called in the same turn
 from __future__ import annotations
 
+import functools
 import pathlib
 import random
 import signal
@@ -14,9 +15,11 @@ import time
 
 import jax
 import pytest
+from support.interrupt import interrupted
 
 torch = pytest.importorskip("torch")
 
+from fbuf_adapters import _worker  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch._draws import Drawn  # noqa: E402 (after the skip)
 
@@ -233,3 +236,24 @@ def test_a_buffer_is_whole_when_memory_has_run_out():
         [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.split("\n")[:2] == ["whole: extend", "whole: sample"], done.stderr
+
+
+@pytest.mark.parametrize("which", ["worker", "background"])
+def test_a_thread_is_waited_for_after_a_wait_that_was_interrupted(which):
+    """Its work may use what is closed next: environments, or an interpreter that ends."""
+    may_end = threading.Event()
+    if which == "worker":
+        worker = _worker.Worker("worker")
+        worker.submit(_worker.Task(lambda: may_end.wait(60)))
+        close = worker.close
+    else:
+        pytest.importorskip("gymnasium")
+        from fbuf_adapters.gymnasium._background import Background
+
+        collecting = Background(lambda stop: may_end.wait(60), lambda: None, 1)
+        collecting.get(wait=False)
+        close = functools.partial(collecting.close, 60)
+    interrupted(close)
+    threading.Timer(0.1, may_end.set).start()
+    assert close() is not False
+    assert may_end.is_set()

@@ -138,8 +138,11 @@ def test_infos_may_have_dots_in_their_names():
         buffer.infos.update({"observation.depth": np.arange(steps + 1, dtype=np.int32)})
         buffer.infos.update({"TimeLimit.truncated": np.arange(steps + 1) == steps})
     infos = ["observation.depth", "TimeLimit.truncated"]
-    rows = fbuf.rows(from_minari(written(given), infos=infos, casts=CASTS)).data
-    assert rows["observation.depth"].tolist() == [1, 2, 3, 1, 2]
+    data = written(given)
+    for options in ({}, {"next_of": "observation"}):
+        state = from_minari(data, infos=infos, casts=CASTS, **options)
+        rows = fbuf.rows(state).data
+        assert rows["observation.depth"].tolist() == [1, 2, 3, 1, 2]
     assert rows["TimeLimit.truncated"].tolist() == [False, False, True, False, True]
 
 
@@ -540,7 +543,7 @@ def test_an_observation_that_stood_in_before_a_resize_is_not_written_after():
     lacking["reward"] = fields["reward"][:3]
     item = {"observation": jnp.zeros(3), "action": jnp.int32(0), "reward": 0.0}
     state = fbuf.init(item, 10, next_of="observation", max_ends=2)
-    with pytest.warns(UserWarning, match="1 rows that terminated"):
+    with pytest.warns(UserWarning, match="1 row that terminated"):
         state = from_arrays(lacking, state, terminated=terminated[:3], truncated=False, casts=CASTS)
     flags = {"terminated": terminated, "truncated": False, "casts": CASTS}
     state = from_arrays(fields, fbuf.resize(state, 20), next_observation=later, **flags)

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 
 import fbuf
@@ -119,3 +120,99 @@ def test_a_load_names_what_differs_in_the_sampler(tmp_path):
         ValueError, match=r"Prioritized of the checkpoint has alpha=0\.5, and .* 0\.6;"
     ):
         buffer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, HostStore])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("beta", r"beta cannot be set; give it to each call: sample\(beta=\.\.\.\)"),
+        ("alpha", r"alpha cannot be set; give it to each call: update_priority\(alpha"),
+        ("sampler", "sampler cannot be set; it is given when the buffer is made"),
+    ],
+)
+def test_what_would_do_nothing_cannot_be_set(kind, name, message):
+    buffer = kind(capacity=4, item={"x": torch.zeros(())} if kind is ReplayBuffer else {"x": 0.0})
+    with pytest.raises(AttributeError, match=f"{kind.__name__}: {message}"):
+        setattr(buffer, name, 1.0)
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+        getattr(buffer, name)
+    buffer.of_a_user = 1
+
+
+def test_of_a_buffer_of_tensordicts_beta_can_be_set():
+    pytest.importorskip("tensordict")
+    from fbuf_adapters.tensordict import TensorDictReplayBuffer
+
+    buffer = TensorDictReplayBuffer(4)
+    buffer.beta = 0.5
+    for name in ("batch_size", "view", "capacity", "priority_key"):
+        with pytest.raises(AttributeError):
+            setattr(buffer, name, 1)
+
+
+def test_a_number_that_a_field_cannot_hold_is_refused():
+    floats = {"r": torch.tensor(0.0), "half": torch.tensor(0, dtype=torch.float16)}
+    for item, numbers in (
+        (None, {"r": 1e300}),
+        (None, {"r": np.float64(1e300)}),
+        (floats, {"r": 16777217, "half": 1.0}),
+        (floats, {"r": 1.0, "half": 2049}),
+    ):
+        buffer = ReplayBuffer(4, item=item)
+        with pytest.raises(InteropError, match="float64"):
+            buffer.add(numbers)
+    buffer = ReplayBuffer(4, next_of="o", item={"o": torch.tensor(0.0), "r": torch.tensor(0.0)})
+    with pytest.raises(InteropError, match=r"next_observation .*float64"):
+        buffer.add({"o": 1.0, "r": 0}, next_observation=1e300)
+    buffer.add({"o": 1.0, "r": 0}, next_observation=2)  # an int for a float, as in an item
+    assert buffer.sample(1, beta=None).data["r"].tolist() == [0]
+
+
+def test_small_numbers_of_numpy_keep_their_dtypes_in_a_first_item():
+    buffer = ReplayBuffer(4)
+    buffer.add({"a": np.uint8(3), "b": np.float16(1), "c": np.bool_(True), "d": np.float64(2)})
+    dtypes = [buffer[name].dtype for name in "abcd"]
+    assert dtypes == [torch.uint8, torch.float16, torch.bool, torch.float32]
+
+
+def test_arrays_with_any_strides_are_taken():
+    packed = np.zeros(4, np.dtype([("flag", "u1"), ("x", "<f4")]))
+    packed["x"] = range(4)
+    image = np.arange(12, dtype=np.float32).reshape(3, 4)
+    buffer = ReplayBuffer(4)
+    buffer.add({"flipped": image[:, ::-1], "turned": image.T, "packed": packed["x"]})
+    assert buffer[0]["flipped"].tolist() == image[:, ::-1].tolist()
+    assert buffer[0]["turned"].tolist() == image.T.tolist()
+    assert buffer[0]["packed"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_list_of_items_of_arrays(known):
+    item = {"o": torch.zeros(3), "r": torch.tensor(0.0)} if known else None
+    buffer = ReplayBuffer(8, item=item, next_of="o")
+    first = buffer.extend if known else lambda rows, **options: [
+        buffer.add(row, next_observation=step)
+        for row, step in zip(rows, options["next_observation"], strict=True)
+    ]  # fmt: skip
+    rows = [{"o": np.full(3, n, np.float32), "r": n} for n in (1.0, 2.0)]
+    steps = [row["o"] + 1 for row in rows]
+    first(rows, next_observation=steps)
+    buffer.extend(rows, next_observation=steps)
+    assert buffer["r"].tolist() == [1, 2, 1, 2]
+
+
+def test_a_url_is_refused_when_the_buffer_is_made():
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.__init__: 'gs://x/y' is a URL"):
+        ReplayBuffer(4, host="gs://x/y")
+
+
+def test_a_tuple_of_alike_dicts_may_be_items_or_a_tree():
+    rows = tuple({"o": torch.ones(3)} for _ in range(4))
+    with pytest.raises(
+        InteropError, match=r"items is a tuple of 4 alike.*give the buffer its item"
+    ):
+        ReplayBuffer(8).extend(rows)
+    tree = ReplayBuffer(8, item=({"o": torch.tensor(0.0)},) * 2)
+    tree.extend(({"o": torch.ones(3)}, {"o": torch.ones(3)}))
+    assert len(tree) == 3

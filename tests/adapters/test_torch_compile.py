@@ -312,7 +312,8 @@ def functions_of(module):
 
 def methods_of(kind):
     """The public methods and properties of a class, and those that Python calls by operators."""
-    names = {name for name in vars(kind) if not name.startswith("_")} - INSIDE
+    # A name that cannot be read is an argument that cannot be set.
+    names = {n for n in vars(kind) if not n.startswith("_") and hasattr(kind, n)} - INSIDE
     return names | ({"__len__", "__getitem__", "__iter__", "__next__"} & vars(kind).keys())
 
 

@@ -288,8 +288,8 @@ MUTANTS = [
     ),
     *of(
         "verbs/raise_on_fault.py",
-        ("        if _draws_nothing(state):\n", "        if True:\n", "episode end", ("test_windows.py", "draw_again")),
-        ("bool((had & ~np.asarray(can(state))).any())", "bool((had & ~np.asarray(can(state))).all())", "episode end", ("test_windows.py", "draw_again")),
+        ("    return state.ring.has_come_around() & ~state", "    return state.ring.has_come_around() | ~state", "episode end", ("test_windows.py", "draw_again")),
+        ("    return bool(np.asarray(nothing(state)).any())", "    return bool(np.asarray(nothing(state)).all())", "episode end", ("test_windows.py", "draw_again")),
     ),
     *of(
         "storage/ring.py",
@@ -865,7 +865,7 @@ MUTANTS = [
     ),
     *of(
         "disk/room.py",
-        ("        if error.errno not in _FULL:\n            raise\n        raise _too", "        if True:\n            raise\n        raise _too", "disk", ("test_disks.py", "full_disk_says")),
+        ("        if error.errno in _FULL:", "        if False:", "disk", ("test_disks.py", "full_disk_says")),
         ("_FULL = {errno.ENOSPC, errno.EDQUOT}", "_FULL = {errno.ENOSPC}", "disk", ("test_disks.py", "quota")),
     ),
     *of(
@@ -929,8 +929,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",
-        ("leaf if leaf.flags.writeable else leaf.copy()", "leaf", "adapters", ("adapters/test_taken.py", "numbers_are")),
-        ("fits = int(limits.min) <= number <= int(limits.max)", "fits = True", "adapters", ("adapters/test_taken.py", "by_name")),
+        ("leaf if leaf.flags.writeable and fits else leaf.copy()", "leaf if fits else leaf.copy()", "adapters", ("adapters/test_taken.py", "numbers_are")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_reading.py",
@@ -943,5 +942,59 @@ MUTANTS = [
     *of(
         "command/rewards.py",
         ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
+    ),
+    *of(
+        "disk/background.py",
+        ("        with self._running:\n            pass", "        self._running.acquire(timeout=0.01)", "disk", ("test_save.py", "interrupted_waits")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/_worker.py",
+        ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/gymnasium/_background.py",
+        ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
+    ),
+    *of(
+        "disk/lock.py",
+        ("            raise OSError(error.errno, error.strerror, str(folder / NAME)) from error", "            raise", "disk", ("test_disks.py", "names_its_file")),
+    ),
+    *of(
+        "disk/room.py",
+        ("        raise OSError(error.errno, f\"{error.strerror}: {where}\", str(folder)) from error", "        raise", "disk", ("test_disks.py", "broken")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/_fixed.py",
+        ("            if name not in but and not hasattr(kind, name):", "            if False:", "adapters", ("adapters/test_taken.py", "cannot_be_set")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_taken.py",
+        ("dtype=_held(leaf, jnp.float32))", "dtype=torch.float32)", "adapters", ("adapters/test_taken.py", "cannot_hold")),
+        ("leaf.flags.writeable and fits", "leaf.flags.writeable", "adapters", ("adapters/test_taken.py", "any_strides")),
+        ("keeps = spec is None and not", "keeps = False and not", "adapters", ("adapters/test_taken.py", "keep_their_dtypes")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
+        ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("adapters/test_taken.py", "cannot_hold")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_listed.py",
+        ("    if type(items) is tuple and _several(items):", "    if False:", "adapters", ("adapters/test_taken.py", "tuple_of")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/datasets/_fields.py",
+        ("    if field in leaves:  # an array: `observation.camera` is another field", "    if False:", "adapters", ("adapters/test_minari.py", "dot")),
+    ),
+    *of(
+        "door/batches.py",
+        ("return isinstance(number, float) or int(np.asarray(number, dtype)) == number", "return True", "door", ("test_door.py", "")),
+    ),
+    *of(
+        "verbs/raise_on_fault.py",
+        ("    return state.ring.has_come_around() & ~", "    return (state.fault > 0) & ~", "mask", ("test_windows.py", "lost_their")),
+    ),
+    *of(
+        "mesh/whole.py",
+        ("        return full & ~can", "        return full", "mask", ("test_windows.py", "lost_their")),
     ),
 ]

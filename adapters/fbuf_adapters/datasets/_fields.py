@@ -105,6 +105,8 @@ def _cut(tree: Any, above: list[str], last: str) -> Any:
 
 def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
     """The leaves of a field, by what their names have behind its own: `""` or `".camera"`."""
+    if field in leaves:  # an array: `observation.camera` is another field
+        return {"": leaves[field]}
     return {
         name.removeprefix(field): leaf
         for name, leaf in leaves.items()

@@ -119,7 +119,8 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
         )
     if data.needless and of is not None:
         doubts.append(
-            f"the data set lacks the next observations of {data.needless} rows that terminated; "
+            f"the data set lacks the next observations of {data.needless} row"
+            f"{'s' * (data.needless > 1)} that terminated; "
             "targets need none, so these rows count, with their own observation in its place; "
             "where you learn from next observations themselves, leave out batch.terminated"
         )

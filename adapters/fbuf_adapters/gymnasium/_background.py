@@ -43,6 +43,7 @@ class Background:
         self._queue: queue.Queue[Chunk | Failed] = queue.Queue(room)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
         self.full_seconds = 0.0
         """How long the thread has waited for room."""
         self.empty_seconds = 0.0
@@ -56,7 +57,11 @@ class Background:
     def get(self, wait: bool) -> Chunk | Failed | None:
         """The oldest chunk; None if there is none, with `wait` after a moment."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fbuf collector", daemon=True)
+            self._ended = threading.Event()  # the thread before may still have to say so
+            given = (self._ended,)
+            self._thread = threading.Thread(
+                target=self._run, args=given, name="fbuf collector", daemon=True
+            )
             self._thread.start()
         begun = time.perf_counter()
         try:
@@ -75,10 +80,9 @@ class Background:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
-        thread.join(seconds)
-        return not thread.is_alive()
+        return self._ended.wait(seconds)  # a join that was interrupted would say that it has
 
-    def _run(self) -> None:
+    def _run(self, ended: threading.Event) -> None:
         try:
             while not self._stop.is_set():
                 self._put(self._make(self._stop.is_set))
@@ -87,6 +91,8 @@ class Background:
             if begun is not None:
                 self._put(begun)
             self._put(Failed(error))
+        finally:
+            ended.set()
 
     def _put(self, entry: Any) -> None:
         begun = time.perf_counter()

@@ -36,7 +36,7 @@ from fbuf.verbs.read import Found, require_key
 from fbuf.verbs.sample import require_step
 from fbuf.views import View
 from fbuf.views.protocol import Data
-from fbuf_adapters import _processes, _resume, _wait
+from fbuf_adapters import _fixed, _processes, _resume, _wait
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import _maps, _programs
 from fbuf_adapters.host._batches import Batches
@@ -46,6 +46,7 @@ from fbuf_adapters.host._saved_rows import SavedRows
 from fbuf_adapters.host._taking import Taking
 
 
+@_fixed.arguments("files", beta="sample", step="sample", alpha="update_priority")
 class HostStore(Generic[Item]):
     """A replay buffer whose rows do not fit the device.
 

@@ -37,7 +37,7 @@ def stacked(where: str, items: list[Any], item: Any, lead: int, axis: int) -> An
             raise InteropError(
                 f"{where} items is a list, which may be {len(items)} items, or one tree of leaves "
                 "that begin with the axis of the items; stack the items, or give the buffer its "
-                "item when you make it, or use a tuple for a tree"
+                "item when you make it"
             )
         if item is not None and not (same and trees[0] == jax.tree.structure(item)):
             return items  # whose tree is another one than that of the item
@@ -49,6 +49,11 @@ def refuse_inner_lists(where: str, items: Any) -> None:
 
     It is asked of what comes first: once the item is known, the trees are compared.
     """
+    if type(items) is tuple and _several(items):
+        raise InteropError(
+            f"{where} items is a tuple of {len(items)} alike, which may be so many items, or one "
+            "tree; stack the items, or give the buffer its item when you make it"
+        )
     is_list = lambda node: node is not items and _several(node)
     for path, node in jax.tree.leaves_with_path(items, is_leaf=is_list):
         if _several(node):

@@ -16,10 +16,11 @@ import torch
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf.disk import paths
 from fbuf.samplers import Sampler
 from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
-from fbuf_adapters import _processes, _resume
+from fbuf_adapters import _fixed, _processes, _resume
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters._worker import Cancelled
 from fbuf_adapters.host import HostStore
@@ -65,6 +66,7 @@ class _Rows:
     blank: jax.Array | None
 
 
+@_fixed.arguments(beta="sample", alpha="update_priority")
 class ReplayBuffer:
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
@@ -235,7 +237,8 @@ class ReplayBuffer:
         self._rebuild: list[_containers.Rebuild] = []
         """What makes items what they were, if they were no trees of JAX's."""
         self._host = host is not False
-        self._files = host if isinstance(host, str | os.PathLike) else None
+        at_path = isinstance(host, str | os.PathLike)
+        self._files = paths.local(_where("__init__").rstrip(":"), host) if at_path else None
         if isinstance(host, HostStore):
             self._files = host.files
         self._opens = isinstance(host, HostStore) and host.folder is not None
@@ -1027,11 +1030,17 @@ class ReplayBuffer:
     ) -> None:
         where = f"{_NAME}.{function}"
         name = "items" if axes else "item"
+        item = None if self._rows is None else self._rows.learned.item
+        observed = None if item is None else _taken.field(item, self._init.keywords["next_of"])
         if axes and type(items) is list:
+            items, next_observation = (
+                [_taken.as_tensors(one, spec) for one in rows] if type(rows) is list else rows
+                for rows, spec in ((items, item), (next_observation, observed))
+            )
             items, next_observation = self._stacked(items, next_observation, time_major)
         items, rebuild = _containers.plain(items)
-        items = _taken.as_tensors(items, None if self._rows is None else self._rows.learned.item)
-        next_observation = _taken.as_tensors(next_observation)
+        items = _taken.as_tensors(items, item)
+        next_observation = _taken.as_tensors(next_observation, observed)
         given = {"items": items, "next_observation": next_observation, **options}
 
         def feed_all(given: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from fbuf.door import batches
 from fbuf_adapters.pytorch import _dtypes
 
 
@@ -31,13 +33,23 @@ def as_tensors(items: Any, item: Any = None) -> Any:
     return structure.unflatten(map(_as_tensor, leaves, specs))
 
 
+def field(item: Any, name: str | None) -> Any:
+    """A field of an item of dicts, such as `"obs.camera"`; None if there is no such one."""
+    for part in () if name is None else name.split("."):
+        item = item.get(part) if isinstance(item, dict) else None
+    return None if name is None else item
+
+
 def _as_tensor(leaf: Any, spec: Any) -> Any:
     if isinstance(leaf, np.generic):
-        leaf = leaf.item()
+        # A float64 is a float of Python, too.
+        keeps = spec is None and not isinstance(leaf, np.float64)
+        leaf = np.asarray(leaf) if keeps else leaf.item()
     if isinstance(leaf, np.ndarray):
         if not leaf.dtype.isnative or leaf.dtype not in _dtypes.DTYPES.values():
             return leaf
-        return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())
+        fits = all(step >= 0 and step % leaf.itemsize == 0 for step in leaf.strides)
+        return torch.from_numpy(leaf if leaf.flags.writeable and fits else leaf.copy())
     if isinstance(leaf, bool):
         return torch.tensor(leaf)
     if isinstance(leaf, int):
@@ -45,16 +57,13 @@ def _as_tensor(leaf: Any, spec: Any) -> Any:
         return torch.tensor(leaf, dtype=torch.int64 if wanted is None else _held(leaf, wanted))
     if isinstance(leaf, float):
         if spec is None or not jnp.issubdtype(spec.dtype, jnp.floating):
-            return torch.tensor(leaf, dtype=torch.float32)
+            return torch.tensor(leaf, dtype=_held(leaf, jnp.float32))
         return torch.tensor(leaf, dtype=_held(leaf, spec.dtype))
     return leaf
 
 
 def _held(number: int | float, dtype: Any) -> torch.dtype:
     """The dtype, if it can hold the number; else the widest, which is refused by name."""
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        fits = int(limits.min) <= number <= int(limits.max)
-        return _dtypes.to_torch(dtype) if fits else torch.int64
-    fits = not np.isfinite(number) or abs(number) <= float(jnp.finfo(dtype).max)
-    return _dtypes.to_torch(dtype) if fits else torch.float64
+    if not math.isfinite(number) or batches.can_hold(dtype, number):
+        return _dtypes.to_torch(dtype)
+    return torch.int64 if jnp.issubdtype(dtype, jnp.integer) else torch.float64

@@ -19,7 +19,7 @@ from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
-from fbuf_adapters import _processes
+from fbuf_adapters import _fixed, _processes
 from fbuf_adapters._resume import Episodes
 from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
@@ -45,6 +45,7 @@ class _NothingToDraw(RuntimeError):
     """To tell it from other errors; users see a RuntimeError."""
 
 
+@_fixed.arguments()
 class TensorDictReplayBuffer:
     """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 

@@ -1,0 +1,44 @@
+"""What an object is made with, and keeps: assigning it is an error, or it would do nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T", bound=type)
+
+
+class _Fixed:
+    """A name that cannot be assigned; read, it is as if it were not there."""
+
+    def __init__(self, name: str, advice: str) -> None:
+        self._name, self._advice = name, advice
+
+    def __get__(self, instance: Any, kind: type) -> NoReturn:
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self._name!r}")
+
+    def __set__(self, instance: Any, value: Any) -> NoReturn:
+        raise AttributeError(
+            f"{type(instance).__name__}: {self._name} cannot be set; {self._advice}"
+        )
+
+
+def arguments(*but: str, **options: str) -> Callable[[T], T]:
+    """Have a class refuse to assign the arguments it is made with, where it has no such attribute.
+
+    Args:
+        *but: Names of attributes of its own.
+        **options: Other names to refuse, and the method that takes each.
+    """
+
+    def fixed(kind: T) -> T:
+        made_with = inspect.signature(kind).parameters
+        advice = dict.fromkeys(made_with, "it is given when the buffer is made")
+        advice |= {n: f"give it to each call: {method}({n}=...)" for n, method in options.items()}
+        for name, say in advice.items():
+            if name not in but and not hasattr(kind, name):
+                setattr(kind, name, _Fixed(name, say))
+        return kind
+
+    return fixed
