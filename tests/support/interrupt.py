@@ -17,4 +17,5 @@ def interrupted(wait: Callable[[], object]) -> None:
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         wait()
+        timer.cancel()  # it did not wait, and the test fails
     timer.join()

@@ -945,7 +945,7 @@ MUTANTS = [
     ),
     *of(
         "disk/background.py",
-        ("        with self._running:\n            pass", "        self._running.acquire(timeout=0.01)", "disk", ("test_save.py", "interrupted_waits")),
+        ("        with self._running:\n            pass", "        self._running.acquire(timeout=0.3)", "disk", ("test_save.py", "interrupted_waits")),
     ),
     *of(
         "../adapters/fbuf_adapters/_worker.py",
