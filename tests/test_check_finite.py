@@ -83,6 +83,7 @@ def test_many_rows_are_read_in_parts():
     assert "in 3 rows, the newest 0 steps" in told
 
 
+@pytest.mark.sweep
 def test_floats_of_all_widths_and_no_floats():
     fbuf.check_finite(fbuf.add(fbuf.init(jnp.int32(0), 4), jnp.arange(4, dtype=jnp.int32)))
     for dtype in ("float8_e4m3fn", "float8_e5m2", "float16", "complex64"):
@@ -104,6 +105,7 @@ def test_what_it_does_not_take():
         fbuf.check_finite(state)
 
 
+@pytest.mark.sweep
 def test_of_a_store_on_the_host(tmp_path):
     host = pytest.importorskip("fbuf_adapters.host")
     store = host.HostStore({"x": 0.0, "image": jnp.zeros(300)}, 8, next_of="x")

@@ -102,6 +102,7 @@ def test_what_a_checkpoint_holds(tmp_path, envs, lockstep, autoreset, steps):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "changed",
     [fbuf.clear, pytest.param(lambda state: fbuf.resize(state, 40), marks=pytest.mark.sweep)],
@@ -176,6 +177,7 @@ def as_json(path, capsys):
     return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.sweep)]
 )
@@ -191,6 +193,7 @@ def test_rewards_that_are_not_finite(tmp_path, capsys, dtype):
     assert "\nrewards     4 of 7 are NaN or infinite\n" in said
 
 
+@pytest.mark.sweep
 def test_no_return_is_finite(tmp_path, capsys):
     saved(tmp_path, [np.nan, 1.0], [0])
     found = as_json(tmp_path, capsys)
@@ -209,6 +212,7 @@ def test_returns_near_the_largest_number(tmp_path, capsys):
     assert (found["returns not finite"], found["rewards not finite"]) == (1, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
@@ -228,6 +232,7 @@ def test_a_reward_that_is_not_one_number(tmp_path, capsys, rewards, said):
     assert (found["reward"], found["return"], found["rewards not finite"]) == (None, None, None)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "dtype", [jnp.int8, *(pytest.param(d, marks=pytest.mark.sweep) for d in ("bool", "int32"))]
 )
@@ -243,6 +248,7 @@ class Point(NamedTuple):
     reward: jax.Array
 
 
+@pytest.mark.sweep
 def test_classes_of_ones_own(tmp_path, capsys):
     """Nothing but their names is known, and no code of theirs is run."""
     item = Point(jnp.zeros(2), jnp.float32(0))
@@ -276,6 +282,7 @@ def test_inspect_as_it_is_used(tmp_path, capsys):
         assert "--reward" in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("lockstep", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_episodes_come_in_the_order_of_their_ends(tmp_path, lockstep):
     state = fbuf.init({"reward": jnp.float32(0)}, 12, num_envs=2, lockstep=lockstep)
@@ -288,6 +295,7 @@ def test_episodes_come_in_the_order_of_their_ends(tmp_path, lockstep):
     assert found.lengths.tolist() == [1, 3, 3, 2]
 
 
+@pytest.mark.sweep
 def test_priorities_by_age(tmp_path):
     """Of each environment, also around the end of the ring; removed rows are left out."""
     state = fbuf.init(jnp.zeros(()), 6, num_envs=2, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))
@@ -365,6 +373,7 @@ def points(axes):
 RETURNS, DRAWS = "returns over time", "how likely rows are to be drawn, by age"
 
 
+@pytest.mark.sweep
 def test_a_picture_of_returns_and_priorities(tmp_path, monkeypatch):
     sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
     state = fbuf.init({"reward": jnp.float32(0)}, 5, sampler=sampler)
@@ -385,6 +394,7 @@ def test_a_picture_of_returns_and_priorities(tmp_path, monkeypatch):
     assert found[DRAWS].get_yscale() == "log"
 
 
+@pytest.mark.sweep
 def test_a_picture_of_many_rows(tmp_path, monkeypatch):
     """Of these there are means, and no dot for each."""
     state = fbuf.init({"reward": jnp.float32(0)}, 5000)
@@ -404,8 +414,13 @@ def test_a_picture_of_many_rows(tmp_path, monkeypatch):
     ("rewards", "options", "said"),
     [
         ([0.5], {}, None),  # one row
-        (np.ones((3, 2), np.float32), {}, "reward is float32[2], and not one"),
-        ([np.nan], {"sampler": fbuf.Fifo()}, "none is finite"),
+        pytest.param(
+            np.ones((3, 2), np.float32),
+            {},
+            "reward is float32[2], and not one",
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param([np.nan], {"sampler": fbuf.Fifo()}, "none is finite", marks=pytest.mark.sweep),
         ([1.0], {"sampler": fbuf.Fifo()}, "none: rows are read once"),
         (np.zeros(0, np.float32), {}, "none"),
         pytest.param([1e308, -1e308], {}, "too large to draw", marks=pytest.mark.sweep),
@@ -643,6 +658,7 @@ def test_it_is_a_program(tmp_path):
         assert done.stderr == f"fbuf: there is no checkpoint in {tmp_path}\n"
 
 
+@pytest.mark.sweep
 def test_a_queue_says_how_much_is_unread(tmp_path, capsys):
     state = fbuf.init(jnp.int32(0), 8, num_envs=2, sampler=fbuf.Fifo())
     state, _ = fbuf.pop(fbuf.add(state, jnp.zeros((2, 4), jnp.int32)), 1)

@@ -392,6 +392,7 @@ def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):
     assert rows.data["value"][rows.mask].tolist() == [0, 0, 0, 0, 0, 3]
 
 
+@pytest.mark.sweep
 def test_no_save_takes_its_rows_for_those_that_were_saved(tmp_path):
     """Of two directories each knows the buffer by its mark; fields of the same names are others."""
     item = {"o": jnp.float32(0), "bonus": jnp.float32(0)}
@@ -431,6 +432,7 @@ def test_fields_that_cannot_be_changed(options, error, message, tmp_path):
         fbuf.load(tmp_path, **options)
 
 
+@pytest.mark.sweep
 def test_a_pace_is_loaded_without_an_example(tmp_path):
     pace = fbuf.Pace(0.25, warmup=2)
     _, counter = pace.due(pace.init(), 7)

@@ -261,6 +261,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "options", "view"),
     [

@@ -41,6 +41,7 @@ def program(view):
     return step
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", few(SAMPLERS, "prioritized"))
 def test_a_step_comes_back(sampler):
     state = fbuf.init(ITEM, 8, num_envs=2, sampler=SAMPLERS[sampler], next_of="obs")

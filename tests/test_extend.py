@@ -35,6 +35,7 @@ CASES = [  # environments, the other's, sampler, autoreset, in lockstep, next ob
 ]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("envs", "others", "sampler", "autoreset", "lockstep", "next_of"), CASES)
 @pytest.mark.parametrize("lengths", [(9, 5), pytest.param((4, 9), marks=SWEEP)])
 def test_it_has_the_rows_of_both(

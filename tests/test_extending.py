@@ -111,6 +111,7 @@ def test_draws_are_as_likely_as_they_say():
     assert not fbuf.sample(fbuf.clear(state), jax.random.key(0), 4).mask.any()
 
 
+@pytest.mark.sweep
 def test_the_view_over_samplers_of_fbuf_and_over_rows_by_name():
     state = filled()
     batch = fbuf.read(state, fbuf.ids_at(state, jnp.int32([0, 1, 5])), view=VIEW)

@@ -63,6 +63,7 @@ def test_a_program_for_another_platform_has_no_loops_of_a_cpu(sampler: str) -> N
         assert loops(step, *given, platforms=(name,)) < on_cpu / 3
 
 
+@pytest.mark.sweep
 def test_an_export_for_several_platforms_has_both_forms() -> None:
     given = (buffer(), jax.random.key_data(jax.random.key(0)))
     program = jax.jit(lambda state, words: step(state, jax.random.wrap_key_data(words)).fault)

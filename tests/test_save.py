@@ -235,6 +235,7 @@ def files(path):
     return {str(f.relative_to(path)): f.stat().st_size for f in path.rglob("*") if f.is_file()}
 
 
+@pytest.mark.sweep
 def test_only_what_is_new_is_written(tmp_path):
     state = fbuf.init(jnp.zeros(100), 1000)
     state = fbuf.add(state, jnp.ones((700, 100)))
@@ -502,6 +503,7 @@ def test_the_mark_of_another_way_is_none(tmp_path):
         history.remember(tmp_path, known)
 
 
+@pytest.mark.sweep
 def test_a_save_changes_nothing(tmp_path):
     state = fbuf.add(fbuf.init(jnp.zeros(3), 10, sampler=fbuf.Prioritized()), jnp.ones((4, 3)))
     before = jax.tree.map(jnp.copy, state)

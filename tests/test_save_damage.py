@@ -70,6 +70,7 @@ def copied(saved, tmp_path):
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("times", [60, pytest.param(2000, marks=SWEEP)])
 def test_a_byte_or_a_length_is_another(saved, tmp_path, times):
     rng = np.random.default_rng(times)

@@ -311,6 +311,7 @@ def in_place(sampler, shards, devices, capacity=2**18):
     return own, program.memory_analysis().alias_size_in_bytes, copies, program
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "shards"),
     [

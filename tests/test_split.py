@@ -69,6 +69,7 @@ def of_episodes(count, length=2, **options):
     return fbuf.add(state, {"n": n, "obs": n}, terminated=n % length == length - 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("count", "fraction", "sizes"),
     [

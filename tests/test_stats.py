@@ -39,6 +39,7 @@ def test_environments_apart_have_ages_of_their_own():
     assert (figures(state)["oldest"], figures(state)["fill"]) == (3, 0.5)
 
 
+@pytest.mark.sweep
 def test_ends_are_those_of_rows_that_are_there():
     state = fbuf.init(jnp.int32(0), 6)
     rows = jnp.arange(9, dtype=jnp.int32)

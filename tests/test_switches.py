@@ -52,6 +52,7 @@ def step(state: Any, key: Any) -> Any:
     return state, batch, fbuf.stats(state, detailed=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("sampler", "switch"),
     [

@@ -226,6 +226,7 @@ def test_the_key_of_a_view_is_not_that_of_the_sampler():
     np.testing.assert_array_equal(same, batch.ids.slot)
 
 
+@pytest.mark.sweep
 def test_what_cannot_be_right_is_refused():
     for make, match in (
         (lambda: fbuf.NStep(0, gamma=0.9), "n must be from 1"),

@@ -124,6 +124,7 @@ def test_rows_go_around_the_end_and_come_back_as_they_were(kind):
     assert_same_batch(kind, *(filled(kind, 2 * COUNT, seed=3).sample() for _ in range(2)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [COUNT, pytest.param(2**18, marks=pytest.mark.sweep)])
 def test_tensors_are_their_owners_again(kind, count):
     """For what would go wrong without care, see `test_hazards.py`."""
@@ -244,6 +245,7 @@ def test_new_rows_take_the_priority_they_are_given_or_the_largest(kind):
     assert priorities(kind.core(plain).state)[:6] == [7.0] * 6
 
 
+@pytest.mark.sweep
 def test_what_was_learned_is_the_priority(kind):
     buffer = filled(kind, sampler=EXACT)
     batch = buffer.sample()

@@ -236,6 +236,7 @@ def test_an_empty_buffer_takes_a_dummy_for_a_dummy(how):
             assert all(step in every for step in stored(state))
 
 
+@pytest.mark.sweep
 def test_weights_come_with_their_version():
     class Constant:
         action = 5
@@ -322,6 +323,7 @@ def stored_observations(act):
         return np.asarray(fbuf.rollout(collector.collect(buffer(collector), 4)).data["observation"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mode",
     [pytest.param(mode, marks=[pytest.mark.sweep] * (mode != "next_step")) for mode in MODES],

@@ -73,7 +73,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("mode", few(MODES, "next_step"))
-@pytest.mark.parametrize("kind", [host, sharded])
+@pytest.mark.parametrize("kind", few([host, sharded], sharded))
 def test_the_rows_are_those_of_a_plain_buffer(kind, mode):
     filled = []
     for make in (plain, kind):

@@ -89,6 +89,7 @@ def test_a_policy_sees_what_is_to_be_observed_and_next_observations_have_it(mode
     fbuf.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 def test_so_it_is_in_processes():
     with ProcessCollector(
         functools.partial(Telling, 1), masked, processes=1, envs_per_process=2, mode="barrier",
@@ -139,6 +140,7 @@ class Sparse(Walk):
         return *super().step(action)[:4], told
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", few(MODES, "disabled", "next_step"))
 def test_what_is_not_told_is_not_that_of_a_step_before(mode):
     """Neither of another episode: there stands what was given for none."""
@@ -193,6 +195,7 @@ def test_info_that_does_not_fit_is_refused(absent, told, message):
         collector.collect(state, 3)
 
 
+@pytest.mark.sweep
 def test_info_may_be_a_list_of_dicts():
     """As Gymnasium's wrapper `DictInfoToList` makes it."""
     envs = gymnasium.wrappers.vector.DictInfoToList(vector("same_step"))
@@ -228,6 +231,7 @@ class SeveralVector(SyncVectorEnv):
         self._rewards = np.zeros((self.num_envs, 2))
 
 
+@pytest.mark.sweep
 def test_a_reward_may_be_a_vector():
     makes = [functools.partial(Several, env) for env in range(3)]
     envs = SeveralVector(makes, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -282,6 +286,7 @@ class Renamed(gymnasium.vector.VectorWrapper):
         return *rest, info
 
 
+@pytest.mark.sweep
 def test_old_environments_call_it_final_observation():
     with Collector(Renamed(vector("same_step"), "final_observation"), policy) as collector:
         state = fbuf.init(collector.item, 300, next_of="observation", **collector.options)
@@ -331,6 +336,7 @@ class Dicts(VectorEnv):
         return observation, np.zeros(2), ended, ended & False, info
 
 
+@pytest.mark.sweep
 def test_final_info_may_be_dicts():
     with Collector(Dicts(), lambda o: np.zeros(2, int), info={"n": np.int32(0)}) as collector:
         state = fbuf.init(collector.item, 60, **collector.options)

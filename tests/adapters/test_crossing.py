@@ -822,6 +822,7 @@ def test_add_from_torch_is_add():
     assert flags(ours) == [0, 1, 0, 2, 0, 0, 0]
 
 
+@pytest.mark.sweep
 def test_add_from_torch_takes_one_item_and_no_options():
     item = {name: tensor_of((), name) for name in ("bool", "bfloat16", "float32")}
     given = {"items": item, "terminated": torch.tensor(True), "priority": torch.tensor(3.0)}

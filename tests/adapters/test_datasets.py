@@ -50,6 +50,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(_loading, "_MOST_ROWS", 16)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "following"),
     [
@@ -381,6 +382,7 @@ def test_d4rl_without_timeouts(tmp_path):
     assert ends.tolist() == [6, 21, 23]
 
 
+@pytest.mark.sweep
 def test_d4rl_without_any_end(tmp_path):
     made = episodes([5])
     path = d4rl(tmp_path / "x.hdf5", made, ["timeouts"], terminals=np.zeros(5, bool))

@@ -100,6 +100,7 @@ def test_an_id_that_changes_between_two_calls_ends_the_episode(dtype):
     assert flags_of(rb) == [2 * (t == 15) for t in range(24)]
 
 
+@pytest.mark.sweep
 def test_an_id_that_changes_from_one_item_to_the_next():
     rb = ours()
     for row in steps(episode=EPISODE):
@@ -375,6 +376,7 @@ def pairs_of(rb):
     return set(batch["t"].reshape(-1, 2)[:, 0].tolist())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 40))]
 )

@@ -177,7 +177,16 @@ SWEEP = {
         "to_torch, windows",
     ),
     *("dicts", "dicts, host", "slices", "slices, nested", "dicts, prefetch"),
-    *("transition", "hindsight", "shuffled", "sequence", "uniform", "n_step", "prefetch, saved"),
+    *(
+        "transition",
+        "hindsight",
+        "shuffled",
+        "sequence",
+        "uniform",
+        "n_step",
+        "prefetch, saved",
+        "prefetch",
+    ),
     *("to_torch", "slices, prioritized", "dicts, read", "sizes"),
     *("slices, padded", "host", "dicts, prioritized"),
 }
@@ -329,6 +338,7 @@ def test_a_gradient_is_not_lost_when_another_leaf_is_written_to(buffer):
     hidden.detach_()
 
 
+@pytest.mark.sweep
 def test_a_loss_of_torchrl_may_be_followed_by_a_bonus():
     objectives = pytest.importorskip("torchrl.objectives")
     modules = pytest.importorskip("torchrl.modules")

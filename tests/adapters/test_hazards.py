@@ -120,6 +120,7 @@ def wrong(add: Any, width: int = WIDTH) -> tuple[int, int]:
     return int(rows_wrong.sum()), sum(p != 1 for p in buffers.priorities(state))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", [by_dlpack, pytest.param(by_numpy, marks=pytest.mark.sweep)])
 def test_bare_rows_of_a_tensor_that_is_reused_at_once_are_wrong(way):
     wrong(way)  # compile

@@ -90,6 +90,7 @@ def histories(cases, seeds):
     return [pytest.param(*case[:3], seeds, id=f"host{n:02}") for n, case in enumerate(cases)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("shape", "sampler", "autoreset", "seeds"), histories(CASES[6:7], [1]))
 def test_any_history(shape, sampler, autoreset, seeds, tmp_path):
     any_history(shape, sampler, autoreset, seeds, tmp_path)
@@ -281,6 +282,7 @@ def test_batches_are_those_of_their_moment(prefetch):
                 time.sleep(0.002)
 
 
+@pytest.mark.sweep
 def test_batches_in_order_make_epochs():
     store = filled(sampler=fbuf.Shuffled())
     with store.batches(jax.random.key(0), 8) as batches:
@@ -288,6 +290,7 @@ def test_batches_in_order_make_epochs():
     assert sorted(found.tolist()) == list(range(40))
 
 
+@pytest.mark.sweep
 def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
     store = filled()
     batches = store.batches(jax.random.key(0), 8)

@@ -111,6 +111,7 @@ else:
 """)
 
 
+@pytest.mark.sweep
 def test_no_import_makes_jax_look_for_devices():
     """`jax.distributed.initialize` has to be called before there are any."""
     run("""

@@ -47,6 +47,7 @@ def stored(buffer):
     return [n if there else None for n, there in zip(numbers, mask, strict=True)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("host", [False, pytest.param(True, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 @pytest.mark.parametrize("times", MANY)
@@ -149,6 +150,7 @@ def test_an_interrupted_first_call_is_finished_by_the_next(interrupted):
         assert threading.active_count() <= name + 1
 
 
+@pytest.mark.sweep
 def test_an_interrupted_transform_is_done_once(interrupted):
     """On memory of its own: what is drawn anew is not transformed twice."""
     rng = random.Random(2)

@@ -69,6 +69,7 @@ def written(made, kind="vector", name="test/mine-v0", **more):
     return minari.create_dataset_from_buffers(name, given, **space, jpeg_encoding=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.sweep] * (k != "image")) for k in SPACES]
 )

@@ -39,6 +39,7 @@ def test_a_store_takes_what_is_planned(options, in_files, tmp_path):
     assert on_disk == (rows if in_files else 0)
 
 
+@pytest.mark.sweep
 def test_a_store_that_is_opened_takes_what_is_planned(tmp_path):
     options = {"num_envs": 4, "next_of": "obs", "max_ends": 20}
     like = jax.eval_shape(lambda: fbuf.init(ITEM, 400, **options))

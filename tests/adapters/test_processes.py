@@ -220,6 +220,7 @@ def test_policies_with_generators_of_their_own_draw_differently():
     np.testing.assert_array_equal(drawn(), first)
 
 
+@pytest.mark.sweep
 def test_free_processes_run_on_and_no_step_is_lost():
     slow = {"seconds": 0.003, "slow": (2, 3)}  # so the processes drift apart
     with make(slow, chunk=3, slots=2) as collector:

@@ -51,6 +51,7 @@ def assert_same(one, other):
         assert torch.equal(one[key], other[key]), key
 
 
+@pytest.mark.sweep
 def test_rows_are_read_by_position_as_from_torchrl():
     mine, peer = both(6)
     for index in INDICES:

@@ -93,6 +93,7 @@ def test_an_item_that_is_given(item):
     assert contents(buffer)[:COUNT] == list(range(COUNT))
 
 
+@pytest.mark.sweep
 def test_a_first_add_that_fails_leaves_no_trace():
     buffer = ReplayBuffer(CAPACITY, device=DEVICE, next_of="obs")
     with pytest.raises(ValueError, match="next_of names 'obs'"):
@@ -206,6 +207,7 @@ def test_lists_of_steps_of_environments_and_of_what_follows():
         assert rows.data.next_observation[:, -3:].tolist() == [[10, 20, 30], [11, 21, 31]]
 
 
+@pytest.mark.sweep
 def test_a_list_of_tensordicts_is_a_batch():
     tensordict = pytest.importorskip("tensordict")
     items = [tensordict.TensorDict({"obs": torch.full((3,), float(n))}) for n in range(4)]
@@ -428,6 +430,7 @@ def test_batches_are_views_of_what_jax_drew(monkeypatch):
         assert any(a <= tensor.data_ptr() < b for a, b in zip(begins, ends, strict=True))
 
 
+@pytest.mark.sweep
 def test_a_batch_size_of_the_call_and_of_the_buffer():
     assert buffer_of().sample().mask.shape == (BATCH,)
     assert buffer_of(batch_size=4).sample(BATCH).mask.shape == (BATCH,)
@@ -517,6 +520,7 @@ def test_tensordicts_are_pinned_whatever_they_say_of_their_device(device, can_pi
 # The state.
 
 
+@pytest.mark.sweep
 def test_the_state_in_compiled_code():
     buffer = buffer_of(sampler=EXACT)
 
@@ -737,6 +741,7 @@ def test_another_thread_that_drops_batches_doubles_none(prefetch):
 # Reading rows.
 
 
+@pytest.mark.sweep
 def test_rows_are_read_by_position():
     buffer = buffer_of(0, capacity=6)
     for start in (0, 4):  # around the end: positions are slots

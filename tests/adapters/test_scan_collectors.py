@@ -84,6 +84,7 @@ def one_by_one(collector, steps):
     return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *rows)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", COLLECTORS)
 def test_every_step_is_in_the_buffer(make):
     collector = made(make)
@@ -158,6 +159,7 @@ def test_new_weights_and_other_collectors():
     assert np.asarray(fbuf.rows(state).truncated)[:, -6].all()
 
 
+@pytest.mark.sweep
 def test_what_cannot_be():
     with pytest.raises(ValueError, match="extra called 'reward'"):
         gymnax_collector(lambda p, o, k: (jnp.zeros(3, int), {"reward": jnp.zeros(3)}))

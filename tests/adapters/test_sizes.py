@@ -82,6 +82,7 @@ def test_what_is_added_at_once_is_what_is_added_row_by_row(layout):
         assert_same(draws[0], draws[1])
 
 
+@pytest.mark.sweep
 def test_a_mask_of_the_user_goes_with_the_padding():
     options = {"sampler": fbuf.Uniform(), "batch_size": 4, "seed": 0}
     masked, chosen = ReplayBuffer(12, **options), ReplayBuffer(12, **options)
@@ -198,6 +199,7 @@ def test_any_lengths_take_a_handful_of_programs(compiled):
     assert 0 < len(of_methods) <= 3 * 5
 
 
+@pytest.mark.sweep
 def test_any_number_of_slots_takes_a_handful_of_programs(compiled):
     pytest.importorskip("tensordict")
     from fbuf_adapters.tensordict import TensorDictReplayBuffer

@@ -237,6 +237,7 @@ def test_nested_slices():
 # Batch sizes.
 
 
+@pytest.mark.sweep
 def test_a_batch_size_counts_rows():
     rb = ours()
     rb.extend(trajectories())
@@ -332,6 +333,7 @@ def test_rows_of_slices_that_were_replaced_are_left_alone():
 # Transforms.
 
 
+@pytest.mark.sweep
 def test_a_transform_that_changes_the_number_of_rows_says_so():
     rb = ours(transform=lambda batch: batch[:5])
     rb.extend(trajectories())

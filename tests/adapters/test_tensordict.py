@@ -341,6 +341,7 @@ def test_what_a_view_makes_of_rows_has_their_dtypes():
     assert torch.equal(batch["item", "next", "reward"], data["next", "reward"][steps])
 
 
+@pytest.mark.sweep
 def test_what_a_view_makes_anew_has_its_own_dtype():
     data = {"reward": torch.arange(8), "next_observation": torch.arange(8), "steps": torch.rand(8)}
     rb = ours(view=fbuf.NStep(2, gamma=0.5))
@@ -383,6 +384,7 @@ def test_views_that_do_not_compute_return_all_bits():
 # Environments that step together.
 
 
+@pytest.mark.sweep
 def test_environments_that_step_together():
     def steps(count, start):
         given = torch.arange(1.0, 2 * count + 1).reshape(2, count, 1)
@@ -779,6 +781,7 @@ class Halves(Transform):
         return data.set("halved", (data["next", "reward"] / 2).half()).exclude("next")
 
 
+@pytest.mark.sweep
 def test_inverses_are_called_with_what_is_written():
     mine, peer = ours(transform=Halves()), theirs(transform=Halves())
     data = rows(8)
@@ -830,6 +833,7 @@ def test_a_new_transform_holds_for_all_batches_from_then_on(prefetch):
     rb.close()
 
 
+@pytest.mark.sweep
 def test_an_inverted_transform():
     mine, peer = ours(), theirs()
     for rb in (mine, peer):
@@ -887,6 +891,7 @@ def test_next_has_no_end():
         assert_same(rb.next(), same.sample())
 
 
+@pytest.mark.sweep
 def test_the_last_batch_of_an_epoch_has_no_rows_too_many():
     mine = ours(sampler=fbuf.Shuffled(), batch_size=4)
     peer = theirs(sampler=SamplerWithoutReplacement(), batch_size=4)
@@ -997,6 +1002,7 @@ def assert_whole(rb):
     assert set(steps[:, 0].tolist()) == STARTS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "told",
     [

@@ -439,6 +439,7 @@ def whole_step(learn, buffer, optimiser):
     return step
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's, of its own
 @pytest.mark.parametrize(
     "sizes",
@@ -454,6 +455,7 @@ def test_a_compiled_step_learns_what_a_plain_one_learns(sizes):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12
 
 
+@pytest.mark.sweep
 def test_the_learner_alone_is_one_graph():
     torch.compiler.reset()
 

@@ -15,7 +15,9 @@ def interrupted(wait: Callable[[], object]) -> None:
     assert thread is not None
     timer = threading.Timer(0.05, signal.pthread_kill, (thread, signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        wait()
-        timer.cancel()  # it did not wait, and the test fails
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    finally:  # what did not wait is not interrupted later
+        timer.cancel()
+        timer.join()
