@@ -312,6 +312,7 @@ def test_resize_keeps_what_is_unread(capacity):
     assert batch.data[batch.mask].tolist() == kept
 
 
+@pytest.mark.sweep
 def test_an_empty_one_and_clear():
     state, batch = fbuf.pop(queue(), 3)
     assert not batch.mask.any()

@@ -41,6 +41,7 @@ def test_by_halves_is_what_the_whole_is(count: int) -> None:
     np.testing.assert_array_equal(two(slots, by), TABLE[slots, 0] + np.arange(count))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("columns", [None, (0, 3), (4, 9), (9, 10)])
 def test_read_rows_reads_the_columns_asked_for(columns: tuple[int, int] | None) -> None:
     """Some of them, or all; of a few rows, of a single one and of many."""

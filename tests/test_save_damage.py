@@ -109,6 +109,7 @@ def test_files_that_are_missing_or_swapped(saved, tmp_path):
             assert refused_or_right(folder, saved) == (not same_bytes)
 
 
+@pytest.mark.sweep
 def test_a_newer_one_that_is_damaged_is_not_passed_over(saved, tmp_path):
     folder = copied(saved, tmp_path)
     forget(folder)

@@ -153,6 +153,7 @@ def test_environments_that_step_together(kind):
     assert len(buffer) == CAPACITY
 
 
+@pytest.mark.sweep
 def test_an_integer_that_does_not_fit_changes_nothing(kind):
     too_large = rows(COUNT, 2**31 - COUNT + 1)
     for buffer in (kind.make(), filled(kind)):
@@ -262,6 +263,7 @@ def test_what_was_learned_is_the_priority(kind):
     kind.core(buffer).raise_on_fault()
 
 
+@pytest.mark.sweep
 def test_rows_that_were_replaced_are_left_alone(kind):
     buffer = filled(kind, sampler=EXACT)
     batch = buffer.sample()
@@ -274,6 +276,7 @@ def test_rows_that_were_replaced_are_left_alone(kind):
     assert priorities(kind.core(buffer).state) == wanted
 
 
+@pytest.mark.sweep
 def test_weights_by_the_book(kind):
     buffer = filled(kind, sampler=EXACT)
     first = buffer.sample()

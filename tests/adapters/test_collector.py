@@ -210,6 +210,7 @@ def test_three_programs_for_all_lengths():
     assert int(fbuf.size(state)) == 3 * sum(lengths)
 
 
+@pytest.mark.sweep
 def test_a_policy_sees_what_it_acts_on_once():
     seen = []
 
@@ -309,6 +310,7 @@ def test_the_noise_of_a_policy_is_not_that_of_an_environment():
     assert not np.isin(action, observation).any()
 
 
+@pytest.mark.sweep
 def test_a_policy_may_write_to_what_it_sees():
     def act(observation):
         observation += 50

@@ -299,6 +299,7 @@ def test_old_environments_call_it_final_observation():
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("background", few([False, True], False))
 def test_without_them_rows_without_next_observations_are_stored(background):
     envs = Renamed(vector("same_step"), None)
@@ -392,6 +393,7 @@ class OfTheStep(VectorEnv):
         return np.full((2, 1), self.at), np.zeros(2), ended, ended & False, info
 
 
+@pytest.mark.sweep
 def test_without_final_info_an_entry_is_of_the_step():
     with Collector(OfTheStep(), lambda o: np.zeros(2, int), info=("n",)) as collector:
         state = fbuf.init(collector.item, 60, **collector.options)

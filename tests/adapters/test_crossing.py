@@ -835,6 +835,7 @@ def test_add_from_torch_takes_one_item_and_no_options():
         assert_same_state(ours, theirs)
 
 
+@pytest.mark.sweep
 def test_add_from_torch_takes_what_add_takes_too():
     state = fbuf.init({"a": 0.0, "b": jnp.zeros(2), "c": 0}, 4, sampler=fbuf.Prioritized())
     items = {"a": torch.ones(()), "b": np.ones(2, np.float32), "c": 1}

@@ -67,6 +67,7 @@ def test_every_row_is_in_the_buffer(kind, following, small_chunks, recwarn):
     assert len(recwarn) == (not following)  # of the rows that terminated
 
 
+@pytest.mark.sweep
 def test_one_program_adds_all_chunks(small_chunks, monkeypatch):
     sizes = []
     add = fbuf.add
@@ -156,6 +157,7 @@ def test_float64_is_rounded_where_it_is_said():
     assert_same(rows.data.next_observation[-7:], np.float32(later))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dtype", "largest"),
     [
@@ -180,6 +182,7 @@ def test_another_byte_order():
     assert_holds(from_arrays(fields, **flags, next_observation=later, **NEW), made)
 
 
+@pytest.mark.sweep
 def test_fields_that_the_buffer_lacks_are_left_out():
     made = episodes([3, 2])
     wanted = {"reward": 0.0}
@@ -592,6 +595,7 @@ def test_rewards_and_flags_may_have_an_axis_of_one(tmp_path):
         from_arrays(arrays, wrong, terminated=ends, truncated=False)
 
 
+@pytest.mark.sweep
 def test_fields_can_be_left_out(tmp_path):
     observation, reward, ends = columns()
     arrays = {

@@ -236,6 +236,7 @@ def test_what_cannot_be_read_is_an_error(name):
         refused(ours(**options), make(), match)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", of_many(*UNREADABLE))
 def test_who_does_not_follow_episodes_need_not_read_where_they_end(name):
     rb = TensorDictReplayBuffer(CAPACITY, batch_size=BATCH)
@@ -555,6 +556,7 @@ def test_beginnings_can_have_another_key_or_none():
     assert len(rb) == 8
 
 
+@pytest.mark.sweep
 def test_episodes_may_be_ended_by_a_call():
     rb = ours(traj_key=False, end_keys=(), num_envs=2)
     t = torch.arange(6).reshape(2, 3)

@@ -127,6 +127,7 @@ def test_bare_rows_of_a_tensor_that_is_reused_at_once_are_wrong(way):
     assert often(lambda: wrong(way)[0] == ROWS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "way",
     [
@@ -253,6 +254,7 @@ def test_some_copies_of_an_array_are_none():
         assert torch.equal(view, seen)
 
 
+@pytest.mark.sweep
 def test_imported_rows_compile_once_more(caplog):
     def compiled(add: Any, state: Any) -> int:
         caplog.clear()

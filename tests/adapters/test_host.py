@@ -231,6 +231,7 @@ def every_view(views, lockstep, make, again):
     }
 
 
+@pytest.mark.sweep
 def test_rows_belong_to_their_owner_again():
     """Also wide ones, and those of one environment alone."""
     store = HostStore(ITEM, 8)
@@ -319,6 +320,7 @@ def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
     batches.close()
 
 
+@pytest.mark.sweep
 def test_the_thread_ends_in_every_state():
     before = set(threading.enumerate())
     store = filled()
@@ -611,6 +613,7 @@ def test_files_of_another_length_are_refused(tmp_path):
         HostStore.open(tmp_path / "elsewhere")
 
 
+@pytest.mark.sweep
 def test_more_rows_than_there_was_room_for(tmp_path):
     HostStore(jnp.int32(0), 1000).save(tmp_path)
     store, _ = HostStore.open(tmp_path)
@@ -653,6 +656,7 @@ def test_another_configuration_is_fallen_back_to(tmp_path):
     assert store.rows().data.tolist() == [0, 1, 2, 3, 4, *range(20, 31)]
 
 
+@pytest.mark.sweep
 def test_threads_share_batches(monkeypatch):
     """Each is handed out once, and whoever waits when they are closed is told."""
     store, found = filled(), []

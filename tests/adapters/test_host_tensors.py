@@ -143,6 +143,7 @@ def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
     assert found == expected
 
 
+@pytest.mark.sweep
 def test_an_exception_in_the_thread_comes_out(monkeypatch):
     buffer = ReplayBuffer(16, batch_size=8, prefetch=2, host=True)
     buffer.extend({"n": torch.arange(16)})
@@ -267,6 +268,7 @@ def test_a_buffer_that_is_refused_leaves_the_store_free():
     assert len(TensorDictReplayBuffer(32, **options)) == 0
 
 
+@pytest.mark.sweep
 def test_a_store_in_files_is_loaded_into_files(tmp_path):
     store = HostStore({"n": jnp.int32(0)}, 16, files=tmp_path / "rows")
     buffer = ReplayBuffer(16, host=store)

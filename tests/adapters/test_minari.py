@@ -119,6 +119,7 @@ def test_ids_paths_and_filtered_data_sets(tmp_path):
     assert_holds(from_minari(long, **NEW), [made[1], made[3]])
 
 
+@pytest.mark.sweep
 def test_infos_are_those_of_the_step():
     made = episodes([3, 2])
     given = buffers(made)

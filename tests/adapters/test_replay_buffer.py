@@ -803,6 +803,7 @@ def test_tensordicts_and_tensorclasses_come_back_as_such():
         assert (stored == items).all()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["state_dict", "directory"])
 def test_tensordicts_come_back_as_such_after_a_load(way, tmp_path):
     tensordict = pytest.importorskip("tensordict")

@@ -356,6 +356,7 @@ def test_what_a_view_makes_anew_has_its_own_dtype():
     assert torch.equal(batch["next_observation"], (batch["index"] + 1).clamp(max=7))
 
 
+@pytest.mark.sweep
 def test_stacked_frames_have_their_dtype():
     rb = filled(fbuf.Uniform(), view=fbuf.FrameStack(2, field="number"))
     batch = rb.sample()
@@ -576,6 +577,7 @@ def test_weights_are_there_under_both_names():
     assert len(set(batch["_weight"].tolist())) == 4
 
 
+@pytest.mark.sweep
 def test_alpha_can_be_set():
     rb = ours(sampler=EXACT, priority_key="number")
     rb.extend(rows(8, 1))
@@ -1018,6 +1020,7 @@ def test_two_steps_are_of_one_episode(told):
     assert_whole(rb)
 
 
+@pytest.mark.sweep
 def test_two_steps_are_of_one_episode_if_added_one_by_one():
     rb = windowed()
     for item in episodes(("truncated", "terminated")):
