@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import os
 import queue
 import threading
 import weakref
@@ -91,6 +92,10 @@ def _work(tasks: queue.SimpleQueue[Task | None], running: _thread.LockType) -> N
 
 
 _ALL: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+if hasattr(os, "register_at_fork"):  # a process that was forked off has none of the threads
+    os.register_at_fork(after_in_child=_ALL.clear)
 
 
 @atexit.register

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import os
 import pathlib
 import threading
 from collections.abc import Callable
@@ -69,6 +70,10 @@ def wait(folder: pathlib.Path | None) -> None:
         raise BaseExceptionGroup("several saves have failed", failures)
     if failures:
         raise failures[0]
+
+
+if hasattr(os, "register_at_fork"):  # a process that was forked off has none of the threads
+    os.register_at_fork(after_in_child=_jobs.clear)
 
 
 @atexit.register

@@ -118,7 +118,8 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
         return lax.fori_loop(0, count, body, made)[:count].reshape(parts.shape)
 
     # Made anew in each: of the form for other platforms all must be traced at once.
-    numbers = lambda: jnp.arange(parts.shape[1], dtype=jnp.int32)
+    size = parts.shape[1]  # not `parts`, which the kept form would keep alive
+    numbers = lambda: jnp.arange(size, dtype=jnp.int32)
 
     def compared(parts: jax.Array) -> jax.Array:
         at = numbers()

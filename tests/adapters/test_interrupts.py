@@ -240,6 +240,26 @@ def test_a_buffer_is_whole_when_memory_has_run_out():
     assert done.stdout.split("\n")[:2] == ["whole: extend", "whole: sample"], done.stderr
 
 
+FORKED = """
+import os, pathlib, sys, threading
+sys.path.insert(0, "adapters")
+from fbuf.disk import background
+from fbuf_adapters import _worker
+may_end = threading.Event()
+background.start(pathlib.Path("x"), lambda: may_end.wait(60))
+worker = _worker.Worker("worker")
+worker.submit(_worker.Task(lambda: may_end.wait(60)))
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    may_end.set()
+"""
+
+
+def test_a_process_that_was_forked_off_waits_for_no_thread():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=50)
+
+
 @pytest.mark.parametrize("which", ["worker", "background"])
 def test_a_thread_is_waited_for_after_a_wait_that_was_interrupted(which):
     """Its work may use what is closed next: environments, or an interpreter that ends."""
