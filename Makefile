@@ -13,7 +13,8 @@ demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch 
 
 # Most of the tests' time would be XLA making fast kernels of programs that then run for a
 # millisecond. What may break there is for the tests to find that are marked "optimised".
-QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+	--xla_cpu_parallel_codegen_split_count=1"
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: $(READY)  ## Run the test suite, in two processes.

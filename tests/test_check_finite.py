@@ -20,6 +20,7 @@ def raised(state):
     return str(told.value), told.value.slots.tolist()
 
 
+@pytest.mark.sweep
 def test_each_field_with_the_newest_row_of_its_environment():
     item = {"obs": jnp.zeros(3), "deep": (jnp.bfloat16(0), 0.0), "n": jnp.int32(0)}
     state = fbuf.init(item, 20, num_envs=2, lockstep=False, next_of="obs")

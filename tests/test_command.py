@@ -145,6 +145,7 @@ def test_rows_that_were_written_since(tmp_path):
     assert sorted(inspect.look(tmp_path).episodes.returns) == [35.0, 50.0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("next_of", [None, "obs"])
 def test_how_a_buffer_was_made(tmp_path, capsys, next_of):
     made = {
@@ -456,6 +457,7 @@ def test_an_empty_buffer(tmp_path, capsys):
     assert "no row can be drawn" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 def test_verify(tmp_path, capsys):
     state = fbuf.add(fbuf.init(jnp.zeros(10), 100), jnp.ones((50, 10)))
     state = fbuf.save(tmp_path, state)

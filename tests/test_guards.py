@@ -53,6 +53,7 @@ def test_numbers_cross_because_the_call_says_so(call):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sweep
 def test_a_save_and_a_load(tmp_path):
     state = buffer()
     with jax.transfer_guard("disallow"):
@@ -73,6 +74,7 @@ def test_a_number_that_a_field_cannot_hold_is_refused_there_too():
         fbuf.write(state, fbuf.newest_ids(state, 1), {"n": -1})
 
 
+@pytest.mark.sweep
 def test_a_report_of_faults():
     state = fbuf.init(jnp.zeros(()), 8, sampler=fbuf.Uniform(window=5))
     state = fbuf.add(state, jnp.zeros(8), terminated=jnp.arange(8) % 3 == 2)

@@ -54,6 +54,7 @@ def without_newest(state):
     return dataclasses.replace(state, next_obs=next_obs, fault=fault)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [pytest.param("format-1", marks=pytest.mark.sweep), "format-2"])
 def test_it_is_read_as_it_was_saved(tmp_path, name):
     """And goes on in today's format."""

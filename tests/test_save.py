@@ -796,6 +796,7 @@ def test_after_a_damaged_one_the_whole_ones_are_kept(tmp_path):
     assert manifest.numbers(tmp_path) == [1, 3]
 
 
+@pytest.mark.sweep
 def test_a_link_to_another_directory(tmp_path):
     """What is known is known of a directory, not of a name."""
     link, state = tmp_path / "latest", fbuf.init(jnp.int32(0), 10)
@@ -823,6 +824,7 @@ class Point(NamedTuple):
     y: jax.Array
 
 
+@pytest.mark.sweep
 def test_items_of_classes_of_ones_own(tmp_path):
     item = {"point": Point(jnp.zeros(2), jnp.int8(0))}
     state = fbuf.add(fbuf.init(item, 4), {"point": Point(jnp.ones((3, 2)), jnp.ones(3, jnp.int8))})
@@ -840,6 +842,7 @@ class Nothing(NamedTuple):
     """A part of an item with nothing in it."""
 
 
+@pytest.mark.sweep
 def test_an_item_with_an_empty_part(tmp_path):
     item = {"r": jnp.float32(0), "of": Nothing(), "more": {}}
     state = fbuf.add(fbuf.init(item, 4), {**item, "r": jnp.ones(3)})

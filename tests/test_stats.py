@@ -16,6 +16,7 @@ def figures(state, **options):
     return {name: float(figure) for name, figure in STATS(state, **options).items()}
 
 
+@pytest.mark.sweep
 def test_fill_age_and_bytes():
     state = fbuf.init({"x": jnp.zeros((3, 5)), "y": jnp.int32(0)}, 12, num_envs=3)
     step = {"x": jnp.zeros((3, 3, 3, 5)), "y": jnp.zeros((3, 3), jnp.int32)}

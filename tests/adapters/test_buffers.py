@@ -217,6 +217,7 @@ def test_what_cannot_be_added_changes_nothing(kind, name):
     assert contents(kind, buffer) == [10, 11, 12, 13, 14, 15, 6, 7, 8, 9]
 
 
+@pytest.mark.sweep
 def test_rows_may_be_added_in_jax_meanwhile(kind):
     buffer = filled(kind, prefetch=2)
     buffer.sample()
@@ -413,6 +414,7 @@ def test_batches_drawn_ahead_come_in_order_and_once(kind):
     ahead.close()
 
 
+@pytest.mark.sweep
 def test_priorities_may_be_updated_meanwhile(kind):
     buffer = filled(kind, sampler=EXACT, prefetch=2)
     for step in range(6):

@@ -505,6 +505,7 @@ def test_priorities_by_torch_inside_are_those_outside():
     fbuf.raise_on_fault(state)
 
 
+@pytest.mark.sweep
 def test_rewards_by_torch_are_stored():
     reward = callback(lambda x: x[:, None].float() / 2, spec((8, 1)))
 

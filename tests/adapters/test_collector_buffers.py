@@ -72,6 +72,7 @@ def same(one, other):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", few(MODES, "next_step"))
 @pytest.mark.parametrize("kind", few([host, sharded], sharded))
 def test_the_rows_are_those_of_a_plain_buffer(kind, mode):

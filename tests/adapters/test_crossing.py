@@ -326,6 +326,7 @@ def test_a_large_tensor_may_be_reused_right_after_add():
     assert [add_and_reuse(ours) for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.sweep
 def test_a_tensor_may_be_reused_right_after_from_torch():
     @jax.jit
     def slow(x):
@@ -376,6 +377,7 @@ def test_any_layout_is_copied_at_once(view):
     np.testing.assert_array_equal(np.asarray(array), expected)
 
 
+@pytest.mark.sweep
 def test_any_layout_is_added():
     base = torch.arange(LARGE, dtype=torch.float32)
     expected = {name: view(base).contiguous().numpy().copy() for name, view in VIEWS.items()}
@@ -503,6 +505,7 @@ def test_64_bits_are_refused_or_narrowed_if_they_fit(name):
     assert from_torch(torch.zeros(0, dtype=dtype), narrow=True).shape == (0,)
 
 
+@pytest.mark.sweep
 def test_add_takes_64_bits_only_if_told_and_only_if_they_fit():
     state = fbuf.init({"action": 0}, 4)
     actions = {"action": torch.tensor([1, 2])}

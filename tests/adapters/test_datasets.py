@@ -504,6 +504,7 @@ def test_npz_of_names_that_only_files_of_ours_have_for_themselves(tmp_path):
     assert_same({name: np.asarray(leaf) for name, leaf in rows.items()}, arrays)
 
 
+@pytest.mark.sweep
 def test_npz_without_any_end(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros(3, np.float32), terminated=np.zeros(3, bool))
     with pytest.warns(UserWarning, match=r"all 3 count .* write an array 'truncated' into the fi"):

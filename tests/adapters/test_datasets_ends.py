@@ -123,6 +123,7 @@ def test_a_row_that_terminated_counts(source, kind, small_chunks, tmp_path):
     assert (np.asarray(again.mask) == ~masked).all()
 
 
+@pytest.mark.sweep
 def test_a_field_of_next_observations_needs_none_of_rows_that_terminated():
     observed, _, ends = walks([2, 1, 3])
     fields = {"observation": observed, "reward": ends.astype(np.float32)}

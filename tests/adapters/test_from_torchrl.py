@@ -125,6 +125,7 @@ def test_options():
     assert from_torchrl(theirs(), seed=11).buffer.seed == 11
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "count", "storage"),
     [

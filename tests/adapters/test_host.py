@@ -724,6 +724,7 @@ def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
             signal.signal(of, handler)
 
 
+@pytest.mark.sweep
 def test_an_interrupt_loses_no_batch(monkeypatch):
     """Wherever it comes within `next`."""
     store = filled()
@@ -794,6 +795,7 @@ def test_a_file_takes_one_descriptor(tmp_path):
     assert float(store.rows().data["3"].sum()) == 20 * 1600
 
 
+@pytest.mark.sweep
 def test_a_pop_that_fails_reads_nothing():
     store = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
     store.add(np.arange(6, dtype=np.int32))

@@ -256,6 +256,7 @@ if child:
 """
 
 
+@pytest.mark.sweep
 def test_a_process_that_was_forked_off_waits_for_no_thread():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=50)
 

@@ -262,6 +262,7 @@ def test_it_is_fbuf_behind_it():
     assert_same(buffer.state, fbuf.clear(state))
 
 
+@pytest.mark.sweep
 def test_environments_step_by_step_and_time_major():
     buffer = buffer_of(0, num_envs=2)
     done = torch.tensor([True, False], device=DEVICE)
@@ -625,6 +626,7 @@ def test_a_buffer_cannot_be_copied_and_says_what_to_do(copied):
 
 
 # Python, JAX and torch warn of what is tried here.
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.parametrize(
     "call",
@@ -653,6 +655,7 @@ def test_a_process_that_was_forked_off_gets_an_error(call):
     assert os.waitstatus_to_exitcode(done[1]) == 7
 
 
+@pytest.mark.sweep
 def test_a_wrong_shape_is_named_as_it_was_given():
     """And not as it is after it was padded."""
     buffer = buffer_of(sampler=EXACT)

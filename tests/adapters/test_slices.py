@@ -284,6 +284,7 @@ def priorities(rb):
     return [abs(x) for x in buffers.priorities(rb.buffer.state)[:COUNT]]
 
 
+@pytest.mark.sweep
 def test_each_row_of_a_slice_gets_its_own_priority():
     rb = prioritised()
     batch = rb.sample()

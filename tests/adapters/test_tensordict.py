@@ -407,6 +407,7 @@ def test_environments_that_step_together():
 # Priorities.
 
 
+@pytest.mark.sweep
 def test_extend_takes_priorities():
     rb = ours(sampler=EXACT)
     given = torch.tensor([1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 0.5, 8.0])
@@ -1028,6 +1029,7 @@ def test_two_steps_are_of_one_episode_if_added_one_by_one():
     assert_whole(rb)
 
 
+@pytest.mark.sweep
 def test_flags_of_any_shape_are_found():
     for column in (True, False):
         rb = ours()
