@@ -414,7 +414,7 @@ def test_a_picture_of_many_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rewards", "options", "said"),
     [
-        ([0.5], {}, None),  # one row
+        pytest.param([0.5], {}, None, marks=pytest.mark.sweep),  # one row
         pytest.param(
             np.ones((3, 2), np.float32),
             {},

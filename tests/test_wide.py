@@ -39,7 +39,11 @@ def words(numbers: list[int]) -> Wide:
 @pytest.mark.parametrize(
     "counts",
     [
-        pytest.param(counts, id=name, marks=[pytest.mark.sweep] * (name in ("one", "two", "none")))
+        pytest.param(
+            counts,
+            id=name,
+            marks=[pytest.mark.sweep] * (name in ("one", "two", "none", "empty between")),
+        )
         for name, counts in COUNTS.items()
     ],
 )

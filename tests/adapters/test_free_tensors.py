@@ -168,6 +168,7 @@ TABLE = {
 }
 SWEEP = {
     *(
+        "prioritized",
         "mixture",
         "padded",
         "state",

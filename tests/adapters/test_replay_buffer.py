@@ -553,7 +553,7 @@ def test_the_state_in_compiled_code():
 # Saving.
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", few([0, 2], 2))
 def test_batches_of_a_view_are_saved_as_such(prefetch, tmp_path):
     buffer, resumed = (buffer_of(0, **PAIRS, seed=s, prefetch=prefetch) for s in (1, 2))
     buffer.extend(rows())
