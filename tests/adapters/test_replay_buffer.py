@@ -47,6 +47,7 @@ from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     _unpack,
     to_torch,
 )
+from support.few import few  # noqa: E402 (after the skip)
 
 pytestmark = pytest.mark.any_device
 
