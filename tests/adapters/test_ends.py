@@ -497,7 +497,7 @@ BEGINS = torch.tensor([True, False, False, True, False, True, False, False])
 
 
 @pytest.mark.parametrize("shape", few([[8], [8, 1]], [8, 1]))
-@pytest.mark.parametrize("told", few(["alone", "flags", "ids"], "alone"))
+@pytest.mark.parametrize("told", few(["alone", "flags", "ids"], "alone", "flags"))
 def test_a_row_that_begins_an_episode_ends_the_one_before_it(shape, told):
     rb = ours()
     more = {"episode": EPISODE} if told == "ids" else {}

@@ -804,7 +804,7 @@ class TensorDictReplayBuffer:
             self._sync()
             ends = self._ends.read(where, leaves, lead, check_order)
             items = _leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves
-            if ends.before is not None and self._form is not None:
+            if ends.before is not None:
                 # If the rows cannot be added after all, an episode has been cut, and no more.
                 self.buffer.end_episode(ends.before)
             form = self._form or Form(
