@@ -211,6 +211,17 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert fbuf.pop(state, 8)[1].data[:2].tolist() == [20, 21]
 
 
+def test_environments_in_lockstep_have_room_of_their_own():
+    state = fbuf.init(jnp.int32(0), 24, num_envs=3, sampler=fbuf.Fifo())
+    rows = numbers(0, 18).reshape(3, 6)
+    state = fbuf.add(fbuf.add(state, rows), rows + 100)
+    assert fbuf.Fault(int(state.fault)) == fbuf.Fault.FULL
+    batch = fbuf.pop(state, 8)[1]
+    expected = np.concatenate([rows, rows[:, :2] + 100], axis=1)
+    np.testing.assert_array_equal(batch.data, expected)
+    assert batch.mask.all()
+
+
 @SWEEP
 def test_an_end_that_was_left_out_still_resets():
     """The step after it is a dummy, though the row that said so was not kept."""

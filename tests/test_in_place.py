@@ -105,7 +105,7 @@ TIED = [sample_then_add, only_data, two_batches, ends_after, others_written, ask
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("step", few(TIED, sample_then_add))
+@pytest.mark.parametrize("step", few(TIED, sample_then_add, two_batches))
 def test_reads_and_writes_of_one_trace_are_tied(step, sampler):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -172,7 +172,7 @@ def test_a_read_within_a_gradient_is_one_of_the_same_trace():
     ],
 )
 @pytest.mark.parametrize(
-    "body", [sample_then_add, pytest.param(thrice(two_batches), marks=pytest.mark.sweep)]
+    "body", [two_batches, pytest.param(thrice(two_batches), marks=pytest.mark.sweep)]
 )
 def test_no_trace_outlives_its_function(body, sampler):
     """Notes of a read are freed with the state that was read; so are the forms of a platform."""

@@ -13,6 +13,7 @@ from scipy import stats
 from support.pair import Pair
 
 import fbuf
+from fbuf.verbs.sample import weights_of_batch
 
 PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 
@@ -141,6 +142,13 @@ def test_the_same_buffer_twice_is_drawn_from_anew():
     plain, _, _ = buffers()
     mixed = fbuf.sample_mixed([(plain, 1), (plain, 1)], jax.random.key(0), 64)
     assert (mixed.of(0, mixed.sample.data) != mixed.of(1, mixed.sample.data)).any()
+
+
+def test_weights_of_an_empty_batch_are_finite():
+    """What the mask leaves out is no part of the largest weight."""
+    weight = weights_of_batch(jnp.array([0.0, -1.0, 9.0]), jnp.array([True, True, False]))
+    np.testing.assert_allclose(weight[:2], np.exp([0.0, -1.0]), rtol=1e-6)
+    assert float(weight[2]) == 0
 
 
 @pytest.mark.sweep

@@ -353,7 +353,6 @@ def test_an_end_of_long_ago_says_nothing_of_the_row_before():
     assert not broken(walk(state, 900))
 
 
-@pytest.mark.sweep
 def test_nan_follows_nan_and_no_number():
     nan = jnp.full((1, 3), jnp.nan)
     state = fbuf.add(walking(), {"observation": nan}, next_observation=nan)
@@ -361,12 +360,19 @@ def test_nan_follows_nan_and_no_number():
     assert broken(walk(state, 0))
 
 
-@pytest.mark.sweep
-def test_removed_rows_and_moved_rows_are_no_fault():
+def removed_at_6():
     state = walk(walking(), 0, 6)
-    state = fbuf.remove(state, fbuf.newest_ids(state, 1))
-    assert not broken(walk(state, 6))
-    assert not broken(walk(state, 50))  # no window goes on from a removed row
+    return fbuf.remove(state, fbuf.newest_ids(state, 1))
+
+
+def test_no_window_goes_on_from_removed_rows():
+    for position in (6, 50):
+        assert not broken(walk(removed_at_6(), position))
+
+
+@pytest.mark.sweep
+def test_moved_and_removed_rows_are_no_fault():
+    state = removed_at_6()
     for made in (fbuf.resize(state, 16), fbuf.extend(walk(walking(), 50, 2), state)):
         assert not broken(made)
         assert not broken(walk(fbuf.end_episode(made), 90))

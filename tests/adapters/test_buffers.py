@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.few import few
 
 import fbuf
 from fbuf.disk import history, manifest
@@ -502,12 +503,16 @@ def test_an_error_of_the_transform_reaches_the_learner_and_passes(kind, prefetch
 
 # Closing.
 
+BOTH = pytest.mark.parametrize("kind", ["tensors", "tensordicts"], indirect=True)
+"""In `make test`, too: each of the two has a guard of its own."""
+
 
 def prefetching() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("fbuf-prefetch")}
 
 
-@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
+@BOTH
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_transform_that_returns_nothing_is_named(kind, prefetch):
     """A function that changes the batch in place is easily left without its return."""
     buffer = kind.make(prefetch=prefetch, transform=lambda batch: None)
@@ -780,6 +785,9 @@ def test_a_state_of_the_same_arrays_is_another_state(kind, monkeypatch):
 # Other processes.
 
 
+HANDED_OVER = [lambda x: x, lambda x: {"of": [x]}, lambda x: x.sample]
+
+
 class Wrapped:
     """Pickles what it holds by itself, as wrappers for lambdas do."""
 
@@ -790,8 +798,9 @@ class Wrapped:
         return pickle.dumps(self.held)
 
 
-@pytest.mark.parametrize("made", [lambda x: x, lambda x: {"of": [x]}, lambda x: x.sample])
-@pytest.mark.parametrize("derived", [False, True])
+@BOTH
+@pytest.mark.parametrize("made", few(HANDED_OVER, HANDED_OVER[1]))
+@pytest.mark.parametrize("derived", few([False, True], True))
 def test_a_buffer_is_sent_to_no_other_process(kind, made, derived):
     """It would be a copy there, whose rows are lost without a word."""
     buffer = filled(kind)

@@ -137,7 +137,7 @@ def test_a_field_of_next_observations_needs_none_of_rows_that_terminated():
 # Ends that nobody marked.
 
 
-@pytest.mark.parametrize("source", few(SOURCES, "arrays"))
+@pytest.mark.parametrize("source", few(SOURCES, "npz"))
 @pytest.mark.parametrize(
     "given",
     [{"next_of": "observation"}, {"into": fbuf.init(ITEM, 12)}],

@@ -189,7 +189,7 @@ SWEEP = {
         "prefetch",
     ),
     *("to_torch", "slices, prioritized", "dicts, read", "sizes"),
-    *("slices, padded", "host", "dicts, prioritized"),
+    *("slices, padded", "host"),
 }
 
 

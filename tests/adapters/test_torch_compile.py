@@ -338,6 +338,11 @@ def test_every_public_entry_point_is_in_the_tables():
     assert methods_of(Batches) <= {"__next__", "__iter__", "close"}
 
 
+def test_the_graph_breaks_around_an_add():
+    state = fbuf.init(jnp.float32(0), 8)
+    looks_away(lambda: fbuf.add(state, jnp.arange(2.0), donate=False))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(("table", "name"), CASES, ids=lambda part: part)
 def test_the_graph_breaks_and_goes_on(table, name, of):
