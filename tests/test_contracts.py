@@ -86,7 +86,7 @@ SWEPT = [
 ]
 PLACES = [
     *(
-        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (5, 7)))
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (3, 5, 7)))
         for n, case in enumerate(COMMON)
     ),
     *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[:3]),

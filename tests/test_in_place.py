@@ -105,7 +105,7 @@ TIED = [sample_then_add, only_data, two_batches, ends_after, others_written, ask
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("step", few(TIED, sample_then_add, two_batches))
+@pytest.mark.parametrize("step", few(TIED, two_batches))
 def test_reads_and_writes_of_one_trace_are_tied(step, sampler):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
