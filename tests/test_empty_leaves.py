@@ -6,10 +6,10 @@ import jaxlib.version
 import numpy as np
 import pytest
 from support import meshes
-from support.few import few
 
 import fbuf
 from fbuf import sharded
+from fbuf.mesh.parts import shards_here
 
 ITEMS = {
     "one_empty": {"x": jnp.zeros(()), "none": jnp.zeros(0)},
@@ -26,13 +26,6 @@ SAMPLERS = {
     "shuffled": fbuf.Shuffled(),
     "fifo": fbuf.Fifo(),
 }
-FEW = [("one_empty", "uniform")]
-"""The cases of the quick suite."""
-CASES = [
-    pytest.param(item, sampler, marks=() if (item, sampler) in FEW else pytest.mark.sweep)
-    for item in ITEMS
-    for sampler in SAMPLERS
-]
 
 
 def rows(item, count):
@@ -55,7 +48,15 @@ def check(state, item, stored):
     assert int(fbuf.size(state)) == stored
 
 
-@pytest.mark.parametrize(("item", "sampler"), CASES)
+def test_rows_without_elements_are_moved():
+    item = ITEMS["one_empty"]
+    state = fbuf.add(fbuf.init(item, 8), rows(item, 5))
+    check(fbuf.resize(state, 16), item, 5)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("item", ITEMS)
 def test_every_verb_takes_them(item, sampler, tmp_path):
     item, sampler = ITEMS[item], SAMPLERS[sampler]
     ends = np.array([False, True, False, True, False])
@@ -87,8 +88,17 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
     check(fbuf.load(tmp_path, item=example, capacity=4).state, item, 4)
 
 
+@pytest.mark.skipif(jaxlib.version.__version__ == "0.11.2", reason="its compiler crashes")
+def test_shards_without_elements_are_known_by_the_others():
+    state = sharded.init(ITEMS["all_empty"], 8, mesh=meshes.mesh(2))
+    found = dict(shards_here(state))
+    assert found.keys() == {0, 1}
+    assert all(shapes(shard) == shapes(state.shard) for shard in found.values())
+
+
+@pytest.mark.sweep
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize("item", few(ITEMS, "all_empty"))
+@pytest.mark.parametrize("item", ITEMS)
 def test_over_a_mesh(item, tmp_path):
     item = ITEMS[item]
     empty = any(0 in leaf.shape for leaf in jax.tree.leaves(item))
@@ -114,7 +124,7 @@ def test_over_a_mesh(item, tmp_path):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("sampler", few(SAMPLERS, "window"))
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_one_of_everything(sampler):
     """A capacity of one row, a batch of one, one environment, one field, a window of one."""
     sampler = SAMPLERS[sampler] if sampler != "window" else fbuf.Uniform(window=1, by="episode")

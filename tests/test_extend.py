@@ -226,7 +226,8 @@ def whole_episodes(state, lengths):
 
 @pytest.mark.parametrize("kind", few(KINDS, "together"))
 @pytest.mark.parametrize("lengths", few(["4 2 5 3 3 6 2", "30 2 2", "9", "1 1 1 8"], "30 2 2"))
-def test_episodes_are_dealt_out_to_any_environments(kind, lengths):
+@pytest.mark.parametrize("behind", few([False, True], True))
+def test_episodes_are_dealt_out_to_any_environments(kind, lengths, behind):
     """And the environments go on to collect, in episodes of their own."""
     lengths = list(map(int, lengths.split()))
     envs, lockstep, autoreset = KINDS[kind]
@@ -234,21 +235,19 @@ def test_episodes_are_dealt_out_to_any_environments(kind, lengths):
         ITEM, envs * 64, num_envs=envs, lockstep=lockstep, autoreset=autoreset, next_of="obs",
         sampler=fbuf.Uniform(window=2),
     )  # fmt: skip
-    for first in (False, True):
-        both = state
-        if first:  # they come behind rows, of which some are of open episodes
-            rows = jnp.broadcast_to(jnp.arange(20_000, 20_003, dtype=jnp.int32), (envs, 3))
-            both = fbuf.add(both, {"n": rows, "obs": rows}, next_observation=rows + 1)
-        both = fbuf.extend(both, demonstrations(lengths))
-        both = fbuf.end_episode(both)  # what is open where no episode went goes on
-        whole_episodes(both, lengths)
-        each = np.bincount(np.asarray(fbuf.rows(both).ids.slot)[lanes_of(both, 10_000)] % envs)
-        assert each.max() - sum(lengths) / envs <= max(lengths)
-        for turn in range(4):
-            rows = jnp.full(envs, 10_000 + turn, jnp.int32)
-            both = fbuf.add(both, {"n": rows, "obs": rows}, next_observation=rows + 1)
-        whole_episodes(both, lengths)
-        assert not int(both.fault)
+    if behind:  # they come behind rows, of which some are of open episodes
+        rows = jnp.broadcast_to(jnp.arange(20_000, 20_003, dtype=jnp.int32), (envs, 3))
+        state = fbuf.add(state, {"n": rows, "obs": rows}, next_observation=rows + 1)
+    state = fbuf.extend(state, demonstrations(lengths))
+    state = fbuf.end_episode(state)  # what is open where no episode went goes on
+    whole_episodes(state, lengths)
+    each = np.bincount(np.asarray(fbuf.rows(state).ids.slot)[lanes_of(state, 10_000)] % envs)
+    assert each.max() - sum(lengths) / envs <= max(lengths)
+    for turn in range(4):
+        rows = jnp.full(envs, 10_000 + turn, jnp.int32)
+        state = fbuf.add(state, {"n": rows, "obs": rows}, next_observation=rows + 1)
+    whole_episodes(state, lengths)
+    assert not int(state.fault)
 
 
 def lanes_of(state, most):

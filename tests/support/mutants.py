@@ -297,8 +297,8 @@ MUTANTS = [
     ),
     *of(
         "mesh/parts.py",
-        ("full = next(at for at, block in enumerate(blocks) if block.size)", "full = 0", "seam", ("test_empty_leaves.py", "mesh")),
-        ("                if block.size\n", "                if True\n", "seam", ("test_empty_leaves.py", "mesh")),
+        ("full = next(at for at, block in enumerate(blocks) if block.size)", "full = 0", "seam", ("test_empty_leaves.py", "shards")),
+        ("                if block.size\n", "                if True\n", "seam", ("test_empty_leaves.py", "shards")),
     ),
     *of(
         "verbs/load.py",
@@ -689,7 +689,7 @@ MUTANTS = [
     ),
     *of(
         "verbs/lanes.py",
-        ("return flat(parts[0] if len(parts) == 1", "return (lambda x: x.reshape(-1, *x.shape[2:]))(parts[0] if len(parts) == 1", "platform", ("test_empty_leaves.py", "one_empty")),
+        ("return flat(parts[0] if len(parts) == 1", "return (lambda x: x.reshape(-1, *x.shape[2:]))(parts[0] if len(parts) == 1", "platform", ("test_empty_leaves.py", "moved or one_empty")),
     ),
     *of(
         "verbs/rollout.py",
