@@ -53,7 +53,7 @@ def every_marked_slot(capacity, share):
     beyond = np.array([slots.size, 2**31 - 1], np.int32)
     some = np.r_[0, capacity, rng.integers(0, capacity + 1, 1000)].astype(np.int32)
     within = np.minimum(some, capacity - 1)
-    asked = everything(tree, ranks, given, beyond, some, within)
+    asked = everything(tree, *map(jnp.asarray, (ranks, given, beyond, some, within)))
     found, unless, out, before, read = map(np.asarray, asked)
     np.testing.assert_array_equal(found, slots[ranks])
     np.testing.assert_array_equal(unless, np.where(marked[given], given, slots[ranks]))

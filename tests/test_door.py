@@ -426,6 +426,20 @@ def test_a_state_of_numpy_arrays_is_its_owners_again():
         assert (np.asarray(batch.data) == 1).all()
 
 
+def test_a_state_of_numpy_arrays_is_taken_inside_a_trace_too():
+    host = jax.device_get(fbuf.add(fbuf.init(ITEM, 8), rows(3)))
+    step = jax.jit(lambda items: fbuf.add(host, items))
+    assert int(fbuf.size(step(rows(2)))) == 5
+
+
+@pytest.mark.sweep
+def test_a_state_of_numpy_arrays_is_taken_without_jit_too():
+    host = jax.device_get(filled())
+    with jax.disable_jit():
+        after = fbuf.update_priority(fbuf.add(host, rows(2)), ids(), np.ones(2, np.float32))
+    assert int(fbuf.size(after)) == int(fbuf.size(filled())) + 2
+
+
 def test_a_consumed_state_is_refused_inside_a_trace_too():
     state = filled()
     fbuf.add(state, rows(1))

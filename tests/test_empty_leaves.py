@@ -89,6 +89,7 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
 
 
 @pytest.mark.skipif(jaxlib.version.__version__ == "0.11.2", reason="its compiler crashes")
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_shards_without_elements_are_known_by_the_others():
     state = sharded.init(ITEMS["all_empty"], 8, mesh=meshes.mesh(2))
     found = dict(shards_here(state))

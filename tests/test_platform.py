@@ -191,6 +191,17 @@ def test_without_jit_the_form_is_that_of_the_device() -> None:
         np.testing.assert_array_equal(jax.vmap(both)(jnp.ones(2)), [1, 1])
 
 
+def test_a_number_within_a_trace_lies_on_no_device() -> None:
+    """JAX keeps it beside the operations, where the trace is evaluated without `jit`."""
+    plus = lambda x: platform.by_platform(
+        x, jnp.float32(2), cpu=lambda x, number: x + number, default=lambda x, number: x
+    )
+    traced = jax.custom_batching.custom_vmap(plus)
+    traced.def_vmap(lambda size, batched, x: (plus(x), True))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(traced(jnp.ones(2)), [3, 3])
+
+
 @pytest.mark.sweep
 def test_sizes_can_be_asked_for_before_jax_has_devices() -> None:
     """`jax.distributed.initialize` has to be called before there are any."""

@@ -227,6 +227,8 @@ class _Entry:
         @functools.wraps(plain)
         def program(*before: Any, **given: Any) -> Any:
             given = self.passed(self.of_types, given)
+            before = _on_device(before)
+            given = {n: v if n in static else _on_device(v) for n, v in given.items()}
             if lies_anywhere and explicit_mesh((before, given)) is not None:
                 return on_automatic_axes(plain)(*before, **given)
             return plain(*before, **given)
@@ -315,6 +317,16 @@ class _Entry:
                     hint = f"; it takes {', '.join(self._names)}"
                 raise TypeError(f"fbuf.{self.name}: {said}{hint}") from None
         return () if self.state is None else (given.pop(self.state),), given
+
+
+def _on_device(value: Any) -> Any:
+    """A value whose NumPy arrays are JAX's.
+
+    Inside `jit` they are: here beside traced arrays, and where a user switched `jit` off.
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf, value
+    )
 
 
 @functools.cache

@@ -148,6 +148,7 @@ mlir.register_lowering(_two_forms, mlir.lower_fun(_elsewhere, multiple_results=T
 mlir.register_lowering(_two_forms, mlir.lower_fun(_on_cpu, multiple_results=True), platform="cpu")
 
 
-def _lie_on_cpu(arrays: Sequence[jax.Array]) -> bool:
-    """Whether arrays that are no tracers lie on CPUs."""
+def _lie_on_cpu(leaves: Sequence[Any]) -> bool:
+    """Whether arrays that are no tracers lie on CPUs; JAX keeps a number in no device's memory."""
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and hasattr(leaf, "devices")]
     return all(device.platform == "cpu" for array in arrays for device in array.devices())
