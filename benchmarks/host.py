@@ -51,13 +51,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fbuf_adapters.host import HostStore
 
 import fbuf
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
 from benchmarks.peers import ITEMS, random_rows
 from benchmarks.report import Find, number
+from fbuf.host import HostStore
 
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
 FBUF, PEER = "fbuf", "torchrl"

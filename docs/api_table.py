@@ -58,7 +58,7 @@ COLLECTING = {
 """That of brax is like that of gymnax."""
 
 DATASETS = {
-    "fbuf_adapters.host": ("HostStore", "Batches"),
+    "fbuf.host": ("HostStore", "Batches"),
     "fbuf_adapters.datasets": (
         *("from_minari", "from_d4rl", "from_npz", "from_arrays", "to_minari", "to_npz"),
         "DatasetError",

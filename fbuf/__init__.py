@@ -4,12 +4,52 @@ The state of a buffer is one immutable pytree; `add`, `sample` and `update_prior
 functions of it that compile into the training step.
 """
 
+import importlib
+from typing import Any
+
 from fbuf import sharded as sharded
 from fbuf._exported import register as _register_with_export
 from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
-from fbuf.disk.errors import CheckpointError as CheckpointError
-from fbuf.door.opaque import opaque_all as _opaque_all
+from fbuf.checkpoint.errors import CheckpointError as CheckpointError
+from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
+from fbuf.ops.add import add as add
+from fbuf.ops.after import after as after
+from fbuf.ops.can_sample import can_sample as can_sample
+from fbuf.ops.capacity_for import capacity_for as capacity_for
+from fbuf.ops.check_finite import NotFiniteError as NotFiniteError
+from fbuf.ops.check_finite import check_finite as check_finite
+from fbuf.ops.check_in_place import check_in_place as check_in_place
+from fbuf.ops.clear import clear as clear
+from fbuf.ops.end_episode import end_episode as end_episode
+from fbuf.ops.extend import extend as extend
+from fbuf.ops.ids_at import ids_at as ids_at
+from fbuf.ops.init import init as init
+from fbuf.ops.load import Checkpoint as Checkpoint
+from fbuf.ops.load import load as load
+from fbuf.ops.nbytes import nbytes as nbytes
+from fbuf.ops.newest_ids import newest_ids as newest_ids
+from fbuf.ops.pop import pop as pop
+from fbuf.ops.probability import probability as probability
+from fbuf.ops.raise_on_fault import raise_on_fault as raise_on_fault
+from fbuf.ops.read import read as read
+from fbuf.ops.remove import remove as remove
+from fbuf.ops.resize import resize as resize
+from fbuf.ops.rollout import rollout as rollout
+from fbuf.ops.rows import rows as rows
+from fbuf.ops.sample import sample as sample
+from fbuf.ops.sample_mixed import MixedSample as MixedSample
+from fbuf.ops.sample_mixed import sample_mixed as sample_mixed
+from fbuf.ops.save import save as save
+from fbuf.ops.save import wait as wait
+from fbuf.ops.sequence_priority import sequence_priority as sequence_priority
+from fbuf.ops.size import size as size
+from fbuf.ops.space import space as space
+from fbuf.ops.split import split as split
+from fbuf.ops.stats import stats as stats
+from fbuf.ops.unread import unread as unread
+from fbuf.ops.update_priority import update_priority as update_priority
+from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
 from fbuf.samplers import Fifo as Fifo
@@ -22,43 +62,6 @@ from fbuf.state import Sample as Sample
 from fbuf.state import State as State
 from fbuf.storage.faults import Fault as Fault
 from fbuf.storage.ids import Ids as Ids
-from fbuf.verbs.add import add as add
-from fbuf.verbs.after import after as after
-from fbuf.verbs.can_sample import can_sample as can_sample
-from fbuf.verbs.capacity_for import capacity_for as capacity_for
-from fbuf.verbs.check_finite import NotFiniteError as NotFiniteError
-from fbuf.verbs.check_finite import check_finite as check_finite
-from fbuf.verbs.check_in_place import check_in_place as check_in_place
-from fbuf.verbs.clear import clear as clear
-from fbuf.verbs.end_episode import end_episode as end_episode
-from fbuf.verbs.extend import extend as extend
-from fbuf.verbs.ids_at import ids_at as ids_at
-from fbuf.verbs.init import init as init
-from fbuf.verbs.load import Checkpoint as Checkpoint
-from fbuf.verbs.load import load as load
-from fbuf.verbs.nbytes import nbytes as nbytes
-from fbuf.verbs.newest_ids import newest_ids as newest_ids
-from fbuf.verbs.pop import pop as pop
-from fbuf.verbs.probability import probability as probability
-from fbuf.verbs.raise_on_fault import raise_on_fault as raise_on_fault
-from fbuf.verbs.read import read as read
-from fbuf.verbs.remove import remove as remove
-from fbuf.verbs.resize import resize as resize
-from fbuf.verbs.rollout import rollout as rollout
-from fbuf.verbs.rows import rows as rows
-from fbuf.verbs.sample import sample as sample
-from fbuf.verbs.sample_mixed import MixedSample as MixedSample
-from fbuf.verbs.sample_mixed import sample_mixed as sample_mixed
-from fbuf.verbs.save import save as save
-from fbuf.verbs.save import wait as wait
-from fbuf.verbs.sequence_priority import sequence_priority as sequence_priority
-from fbuf.verbs.size import size as size
-from fbuf.verbs.space import space as space
-from fbuf.verbs.split import split as split
-from fbuf.verbs.stats import stats as stats
-from fbuf.verbs.unread import unread as unread
-from fbuf.verbs.update_priority import update_priority as update_priority
-from fbuf.verbs.write import write as write
 from fbuf.views import FrameStack as FrameStack
 from fbuf.views import Hindsight as Hindsight
 from fbuf.views import HindsightStep as HindsightStep
@@ -136,6 +139,17 @@ __all__ = [
     "wait",
     "write",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "host", "sharded"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "host":  # its modules import this one
+        return importlib.import_module("fbuf.host")
+    raise AttributeError(f"module 'fbuf' has no attribute {name!r}")
+
 
 _opaque_all(globals()[name] for name in __all__)
 _warn_if_left_out()

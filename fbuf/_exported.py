@@ -12,7 +12,8 @@ from typing import Any
 
 import jax.export
 
-from fbuf.disk import config, trees
+from fbuf.checkpoint import config, tree_json
+from fbuf.ops.sample_mixed import MixedSample
 from fbuf.pace import PaceCounter
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.mixture import MixedIndex
@@ -31,7 +32,6 @@ from fbuf.storage.ring import Ring
 from fbuf.storage.store import Storage
 from fbuf.trees.bit_tree import BitTree
 from fbuf.trees.sum_tree import Aggregate, SumTree
-from fbuf.verbs.sample_mixed import MixedSample
 from fbuf.views.hindsight import HindsightStep
 from fbuf.views.n_step import NStepTransition
 from fbuf.views.return_to_go import ReturnToGoStep
@@ -70,8 +70,8 @@ def _read(written: bytearray | bytes) -> tuple[Any, ...]:
 def _data(name: str, value: Any) -> Any:
     """Encode the static fields as JSON."""
     if isinstance(value, Layout):
-        item = trees.described(value.item, lambda leaf: trees.array(leaf.shape, leaf.dtype))
-        own = trees.classes(item)
+        item = tree_json.described(value.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype))
+        own = tree_json.classes(item)
         if own:
             raise TypeError(
                 f"jax.export: the items of this buffer are made of {', '.join(sorted(set(own)))}, "
@@ -103,8 +103,8 @@ def _value(data: Any) -> Any:
     ((kind, content),) = data.items()
     match kind:
         case "layout":
-            specs = [trees.spec(leaf) for leaf in trees.leaves(content)]
-            return layouts.of(trees.made(content, specs, "item"))
+            specs = [tree_json.spec(leaf) for leaf in tree_json.leaves(content)]
+            return layouts.of(tree_json.made(content, specs, "item"))
         case "sampler":
             return config.sampler_of(content)
         case "aggregate":

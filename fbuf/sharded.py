@@ -9,7 +9,7 @@ what it costs, what is sent, and what happens when a process dies.
     batch = fbuf.sharded.sample(state, key, 2048)                # [2048, ...], sharded along "data"
 """
 
-from fbuf.door.opaque import opaque_all as _opaque_all
+from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
 from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
 from fbuf.mesh.init import init
@@ -18,8 +18,7 @@ from fbuf.mesh.reshard import reshard
 from fbuf.mesh.rows import remove, update_priority, write
 from fbuf.mesh.sample import sample
 from fbuf.mesh.save import save
-from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
-from fbuf.mesh.whole import (
+from fbuf.mesh.split import (
     after,
     can_sample,
     clear,
@@ -29,6 +28,7 @@ from fbuf.mesh.whole import (
     specs,
     stats,
 )
+from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 
 __all__ = [
     "Count",

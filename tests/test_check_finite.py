@@ -108,7 +108,7 @@ def test_what_it_does_not_take():
 
 @pytest.mark.sweep
 def test_of_a_store_on_the_host(tmp_path):
-    host = pytest.importorskip("fbuf_adapters.host")
+    host = pytest.importorskip("fbuf.host")
     store = host.HostStore({"x": 0.0, "image": jnp.zeros(300)}, 8, next_of="x")
     image = np.zeros((5, 300), np.float32)
     image[3, 299] = np.inf

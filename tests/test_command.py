@@ -17,9 +17,9 @@ from support.own import Hot
 from test_save import files
 
 import fbuf
+from fbuf.checkpoint import manifest
 from fbuf.command import draws, inspect, plan, plot
 from fbuf.command.main import main
-from fbuf.disk import manifest
 
 SHAPES = [
     pytest.param(None, True, marks=pytest.mark.sweep),

@@ -20,7 +20,7 @@ from support import restored
 from support.small_disk import small_disk
 
 import fbuf
-from fbuf.disk import files, lock_file
+from fbuf.checkpoint import files, lock_file
 
 
 def numbers(count=3, capacity=8):
@@ -363,7 +363,7 @@ def test_no_field_is_filled_with_what_is_cut(value, message, tmp_path):
 
 
 def test_many_rows_are_moved_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fbuf.verbs.fields"], "_CHUNK", 100)
+    monkeypatch.setattr(sys.modules["fbuf.ops.fields"], "_CHUNK", 100)
     state = fbuf.init({"a": jnp.zeros(5), "b": jnp.int32(0)}, 17)
     rows = {"a": jnp.arange(85.0).reshape(17, 5), "b": jnp.arange(17, dtype=jnp.int32)}
     fbuf.save(tmp_path, fbuf.add(state, rows))

@@ -9,7 +9,7 @@ from support import meshes
 
 import fbuf
 from fbuf import sharded
-from fbuf.mesh.parts import shards_here
+from fbuf.mesh.shards import shards_here
 
 ITEMS = {
     "one_empty": {"x": jnp.zeros(()), "none": jnp.zeros(0)},

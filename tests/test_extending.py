@@ -127,8 +127,8 @@ def test_what_it_cannot_do_is_refused_by_its_name():
 
 
 def test_no_verb_asks_what_kind_of_sampler_or_view_it_has():
-    import fbuf.verbs.init
-    import fbuf.verbs.sample
+    import fbuf.ops.init
+    import fbuf.ops.sample
 
     kinds = ("Uniform", "Prioritized", "Shuffled", "Mixture", "Sequence", "NStep", "Hindsight")
     for name in fbuf.__all__:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import fbuf
-from fbuf.checks import memory
+from fbuf.checks import sizes
 
 ITEM = {"x": jax.ShapeDtypeStruct((24,), jnp.float32), "done": jax.ShapeDtypeStruct((), bool)}
 
@@ -59,7 +59,7 @@ def test_the_capacity_is_the_largest_that_fits(options: dict[str, Any]) -> None:
     ],
 )
 def test_sizes_as_people_write_them(size: int | str, expected: int) -> None:
-    assert memory.size("f", "size", size) == expected
+    assert sizes.size("f", "size", size) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_options_are_those_of_init() -> None:
 
 def test_what_does_not_fit_is_said_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much was asked, how much is free, and what would fit; and that fits."""
-    monkeypatch.setattr(memory, "free", lambda device: 3_000_000)
+    monkeypatch.setattr(sizes, "free", lambda device: 3_000_000)
     with pytest.raises(MemoryError) as caught:
         fbuf.init(ITEM, 10**9, sampler=fbuf.Prioritized())
     fitting = fbuf.capacity_for(3_000_000, ITEM, sampler=fbuf.Prioritized())
@@ -103,12 +103,12 @@ def test_what_does_not_fit_is_said_before_memory_is_taken(monkeypatch: pytest.Mo
 
 
 def test_no_room_for_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free", lambda device: 10)
+    monkeypatch.setattr(sizes, "free", lambda device: 10)
     with pytest.raises(MemoryError, match="not one row would fit"):
         fbuf.init(ITEM, 100)
 
 
 def test_the_host_says_how_much_is_free() -> None:
     """On Linux; on this machine at least what the tests take."""
-    free = memory.free(jax.devices("cpu")[0])
+    free = sizes.free(jax.devices("cpu")[0])
     assert free is None or 2**20 < free < 2**50

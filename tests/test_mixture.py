@@ -13,7 +13,7 @@ from scipy import stats
 from support.pair import Pair
 
 import fbuf
-from fbuf.verbs.sample import weights_of_batch
+from fbuf.ops.sample import weights_of_batch
 
 PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 

@@ -23,7 +23,7 @@ from support import restored
 from support.interrupt import interrupted
 
 import fbuf
-from fbuf.disk import history, manifest, merge, writer
+from fbuf.checkpoint import compact, incremental, manifest, writer
 
 SWEEP = pytest.mark.sweep
 ITEM = {
@@ -127,7 +127,7 @@ def same(one, other):
 
 def forget(path):
     """As if another process had saved there."""
-    history.remember(pathlib.Path(path).resolve(), None)
+    incremental.remember(pathlib.Path(path).resolve(), None)
 
 
 def seen(state):
@@ -164,9 +164,9 @@ def test_every_save_is_the_buffer_of_that_moment(
         saved = run.state
         for path in (little, whole, marked):
             returned = fbuf.save(path, saved, extra={"turn": turn})
-            forget_after = history.last(path)
+            forget_after = incremental.last(path)
             loaded, extra = restored.load(path)
-            history.remember(path, forget_after)
+            incremental.remember(path, forget_after)
             assert extra == {"turn": turn}
             if "clear" in VERBS[: turn + 1]:
                 same(seen(loaded), seen(saved))
@@ -228,7 +228,7 @@ def test_a_queue_goes_on_as_if_it_had_never_stopped(tmp_path, overwrite):
 
 def unmarked(state):
     """The buffer without the mark of its last save."""
-    return history.marked(state, 0)
+    return incremental.marked(state, 0)
 
 
 def files(path):
@@ -274,9 +274,9 @@ def test_what_changes_in_place_is_small(tmp_path):
         new = {file: size for file, size in files(tmp_path).items() if file not in before}
         rows = [size for file, size in new.items() if "rows" in file or "written" in file]
         assert sum(rows) < 8 * 400, name
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         loaded = restored.load(tmp_path).state
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
         same(seen(loaded), seen(state))
 
 
@@ -293,15 +293,15 @@ def test_nothing_grows_for_ever(tmp_path):
     assert len(files(tmp_path)) < 60
     saved, marks = restored.load(tmp_path).state, state.ring.mark
     assert (saved.ring.mark != marks).all()
-    same(history.marked(saved, int(marks[0])), state)
+    same(incremental.marked(saved, int(marks[0])), state)
 
 
 @SWEEP
 @pytest.mark.parametrize(("envs", "turns"), [(3, 20), (None, 40)])
 def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
     """There are few of them, however small the saves, and each row is where it was."""
-    monkeypatch.setattr(merge, "MOST", 6)
-    monkeypatch.setattr(merge, "TOGETHER", 4)
+    monkeypatch.setattr(compact, "MOST", 6)
+    monkeypatch.setattr(compact, "TOGETHER", 4)
     run, most, joined = Run(envs, fbuf.Uniform(), "same_step", envs is None, True), 0, set()
     for turn in range(turns):
         run.add()
@@ -313,10 +313,10 @@ def test_small_files_are_joined(tmp_path, monkeypatch, envs, turns):
         run.state = fbuf.save(tmp_path, given, keep=1)
         names = [name for name in files(tmp_path) if "rows-" in name]
         most, joined = max(most, len(names)), joined | {n for n in names if "joined" in n}
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         found = restored.load(tmp_path).state
         same(seen(found), seen(given))
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
     assert most <= 6
     assert len(joined) > 3
 
@@ -335,15 +335,15 @@ def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
 @SWEEP
 def test_rows_that_were_overwritten_are_not_joined(tmp_path, monkeypatch):
     """Of the oldest file some rows may count no more, and others still do."""
-    monkeypatch.setattr(merge, "MOST", 3)
-    monkeypatch.setattr(merge, "TOGETHER", 2)
+    monkeypatch.setattr(compact, "MOST", 3)
+    monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 10)
     for turn in range(12):
         given = fbuf.add(state, jnp.arange(3, dtype=jnp.int32) + 3 * turn)
         state = fbuf.save(tmp_path, given, keep=1)
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         same(restored.load(tmp_path).state, given)
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
 
 
 def test_what_a_save_that_failed_has_written_is_deleted(tmp_path, monkeypatch):
@@ -363,24 +363,24 @@ def test_what_a_save_that_failed_has_written_is_deleted(tmp_path, monkeypatch):
 @SWEEP
 def test_only_neighbours_are_joined(tmp_path, monkeypatch):
     """Of an environment that seldom steps an old file stays, while those behind it have gone."""
-    monkeypatch.setattr(merge, "MOST", 3)
-    monkeypatch.setattr(merge, "TOGETHER", 2)
+    monkeypatch.setattr(compact, "MOST", 3)
+    monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 8, num_envs=2, lockstep=False)
     for turn in range(16):
         mask = np.array([turn == 0, turn > 0])
         state = fbuf.add(state, jnp.full(2, turn, jnp.int32), mask=mask)
         saved = state
         state = fbuf.save(tmp_path, saved, keep=1)
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         same(restored.load(tmp_path).state, saved)
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
 
 
 @SWEEP
 def test_what_is_joined_is_checked_first(tmp_path, monkeypatch):
     """A damaged file does not get a checksum of its own."""
-    monkeypatch.setattr(merge, "MOST", 3)
-    monkeypatch.setattr(merge, "TOGETHER", 2)
+    monkeypatch.setattr(compact, "MOST", 3)
+    monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.zeros(()), 100)
     for turn in range(3):
         state = fbuf.save(tmp_path, fbuf.add(state, jnp.full(5, turn, jnp.float32)))
@@ -404,7 +404,7 @@ def test_by_its_mark_a_buffer_is_known_without_a_look_at_its_rows(tmp_path, monk
     def look(state):
         raise AssertionError("it looks at the rows")
 
-    monkeypatch.setattr(history, "hashes", look)
+    monkeypatch.setattr(incremental, "hashes", look)
 
     @jax.jit
     def steps(state):
@@ -432,16 +432,16 @@ def test_each_of_two_directories_knows_the_buffer(tmp_path):
         state = fbuf.save(path, state)
         new = [size for file, size in files(tmp_path).items() if file not in before]
         assert (sum(new) < 20 * 400 + 5000) == (turn > 1)
-        known = history.last(path)
+        known = incremental.last(path)
         same(unmarked(restored.load(path).state), unmarked(state))
-        history.remember(path, known)
+        incremental.remember(path, known)
 
 
 def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     """Who forgets to load does not delete, save by save, what an earlier run has left there."""
     fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.arange(3, dtype=jnp.int32)))
     there, empty = files(tmp_path), fbuf.init(jnp.int32(0), 5)
-    monkeypatch.setattr(history, "_SEEN", {})  # another process
+    monkeypatch.setattr(incremental, "_SEEN", {})  # another process
     forget(tmp_path)
     for background in (False, True):
         with pytest.raises(fbuf.CheckpointError, match="number 1, that this process has neither"):
@@ -451,7 +451,7 @@ def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
     assert int(fbuf.size(state)) == 3
     fbuf.save(tmp_path, state)
     fbuf.save(tmp_path, empty)  # it knows what is there
-    history._SEEN[tmp_path].remove(manifest.head(tmp_path / "MANIFEST-00000003"))
+    incremental._SEEN[tmp_path].remove(manifest.head(tmp_path / "MANIFEST-00000003"))
     with pytest.raises(fbuf.CheckpointError, match="number 3"):  # another one has saved since
         fbuf.save(tmp_path, state)
 
@@ -498,9 +498,9 @@ def test_the_mark_of_another_way_is_none(tmp_path):
     marked = fbuf.save(tmp_path, copy(first))
     for state in (second, marked, second, fbuf.add(copy(marked), jnp.ones(3)), first):
         fbuf.save(tmp_path, state)
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         same(restored.load(tmp_path).state, state)
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
 
 
 @pytest.mark.sweep
@@ -573,9 +573,9 @@ def test_a_buffer_that_goes_another_way_is_written_whole(tmp_path, back, alike):
     one, other = run(start, 1000, back), run(start, 5000, back + 1)
     for state in (one, other, run(one, 7000, 2), other, start, one):
         fbuf.save(tmp_path, state)
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         same(restored.load(tmp_path).state, state)
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
 
 
 @SWEEP
@@ -602,16 +602,16 @@ def test_older_rows_that_differ_are_seen_wherever_they_are(tmp_path):
 
     for arguments in ((1, 0), (2, 0), (2, 1)):
         fbuf.save(tmp_path, run(*arguments))
-        known = history.last(tmp_path)
+        known = incremental.last(tmp_path)
         same(restored.load(tmp_path).state, run(*arguments))
-        history.remember(tmp_path, known)
+        incremental.remember(tmp_path, known)
 
 
 def check_saved(path, state):
     """What was just saved is what is loaded; and what is known of the directory stays."""
-    known = history.last(path)
+    known = incremental.last(path)
     same(seen(restored.load(path).state), seen(state))
-    history.remember(path, known)
+    incremental.remember(path, known)
 
 
 @SWEEP
@@ -644,7 +644,7 @@ def test_rows_of_the_same_numbers_in_other_places(tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 2, (20_000, 16))
     found = [
-        np.asarray(history._hashed((jnp.asarray(rows.astype(t)),))) for t in (bool, "u1", "f4")
+        np.asarray(incremental._hashed((jnp.asarray(rows.astype(t)),))) for t in (bool, "u1", "f4")
     ]
     for numbers in found:
         assert len(np.unique(numbers, axis=0)) == len(np.unique(rows, axis=0))

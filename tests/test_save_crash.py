@@ -21,7 +21,7 @@ from support.small_disk import small_disk
 from test_save import same, seen
 
 import fbuf
-from fbuf.disk import history, manifest, merge
+from fbuf.checkpoint import compact, incremental, manifest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -123,14 +123,14 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     """Whatever of it has come to the disk: the order of calls alone makes a checkpoint safe."""
     folder, copy = tmp_path / "saved", tmp_path / "copy"
     if kind == "joined":
-        monkeypatch.setattr(merge, "MOST", 2)
-        monkeypatch.setattr(merge, "TOGETHER", 2)
+        monkeypatch.setattr(compact, "MOST", 2)
+        monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 8)
     for turn in range(3):
         state = fbuf.add(state, jnp.full(3, turn, jnp.int32))
         fbuf.save(folder, state, extra=turn, keep=1)
     if kind == "whole":
-        history.remember(folder, None)
+        incremental.remember(folder, None)
     first = there(folder)
     state = fbuf.add(state, jnp.full(3, 3, jnp.int32))
     with monkeypatch.context() as patched:
@@ -246,7 +246,7 @@ class Killed:
                 restored.load(self.path)
             return
         state, turn = restored.load(self.path)
-        history.remember(self.path, None)
+        incremental.remember(self.path, None)
         assert turn in legal
         while self.turn < turn:
             self.turn += 1

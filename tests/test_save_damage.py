@@ -15,7 +15,7 @@ from support import restored
 from test_save import forget, same
 
 import fbuf
-from fbuf.disk import manifest
+from fbuf.checkpoint import manifest
 
 SWEEP = pytest.mark.sweep
 

@@ -13,8 +13,8 @@ import numpy as np
 
 import fbuf
 from fbuf.checks import values as check
-from fbuf.door.entry import refuse_consumed
-from fbuf_adapters._blank import blank_specs, with_blank
+from fbuf.dispatch.call import refuse_consumed
+from fbuf_adapters._extra_fields import blank_specs, with_blank
 from fbuf_adapters._fitting import check_fits
 
 _TAKEN = frozenset(("observation", "action", "reward", "next_observation"))

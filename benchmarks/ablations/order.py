@@ -104,7 +104,7 @@ OWN_BITS = (
 )
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
-CLEAR_BARRIER = (text("verbs/clear.py", "= lax.optimization_barrier(", "= ("),)
+CLEAR_BARRIER = (text("ops/clear.py", "= lax.optimization_barrier(", "= ("),)
 OWNERS = (
     text("storage/next_obs.py", "jnp.minimum(self.owner, -1)", "jnp.full_like(self.owner, -1)"),
 )
@@ -167,29 +167,29 @@ COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 AS_IT_IS = "none"
 TRICKS: dict[str, Trick] = {
     "tie in read": Trick(
-        (untied("verbs/read.py", "batch.ids.slot", "*reads, *seen, *source.reads"),),
+        (untied("ops/read.py", "batch.ids.slot", "*reads, *seen, *source.reads"),),
         (SRA, SUA, AFTER_ADD),
     ),
     "tie in after": Trick(
         (
-            untied("door/order.py", "state.fault", "reads"),
-            untied("door/order.py", "state.ring.removed", "reads"),
+            untied("dispatch/read_before_write.py", "state.fault", "reads"),
+            untied("dispatch/read_before_write.py", "state.ring.removed", "reads"),
         ),
         (AFTER_ADD, AFTER_END, AFTER_OTHERS, AFTER_UPDATE, AFTER_WRITE),
     ),
     "tie in remove": Trick(
-        (untied("verbs/remove.py", "slots", "state.fault"),),
+        (untied("ops/remove.py", "slots", "state.fault"),),
         (OTHERS, SURA, ASUR_WINDOWS, AFTER_OTHERS),
     ),
     "tie in update_priority and write": Trick(
         (
-            untied("verbs/update_priority.py", "slots", "state.ring.removed"),
-            untied("verbs/write.py", "slots", "state.ring.removed"),
+            untied("ops/update_priority.py", "slots", "state.ring.removed"),
+            untied("ops/write.py", "slots", "state.ring.removed"),
         ),
         (AFTER_UPDATE, AFTER_WRITE, ASU),
     ),
     "tie in end_episode": Trick(
-        (untied("verbs/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
+        (untied("ops/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
     ),
     "tie in Ring.append, replaced": Trick(
         (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, before)"),),

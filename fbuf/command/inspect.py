@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checks import memory
+from fbuf.checkpoint import config, manifest, reader, sharded_manifest, tree_json, writer
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.manifest import Manifest
+from fbuf.checks import sizes
 from fbuf.command import draws, rewards, text
 from fbuf.command.draws import Draws
 from fbuf.command.rewards import Episodes
 from fbuf.command.verify import newest
-from fbuf.disk import config, manifest, reader, trees, whole, writer
-from fbuf.disk.errors import CheckpointError
-from fbuf.disk.manifest import Manifest
+from fbuf.ops.init import init
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED
-from fbuf.verbs.init import init
 
 _OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends")
 """What the buffer was made with beside its item, its capacity and its sampler."""
@@ -58,14 +58,14 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
     """
     folder = path.resolve()
     while True:
-        known = whole.numbers(folder)
+        known = sharded_manifest.numbers(folder)
         number = known[-1] if known else newest(path)[1]
         try:
             if known:
                 return _shards(folder, number, reward)
             return _looked(folder, number, manifest.read(folder, number), reward)
         except (CheckpointError, FileNotFoundError):
-            if number in (whole.numbers(folder) if known else manifest.numbers(folder)):
+            if number in (sharded_manifest.numbers(folder) if known else manifest.numbers(folder)):
                 raise
             # A run that goes on saving has deleted meanwhile what was being read.
         except (TypeError, LookupError, AttributeError, AssertionError) as error:
@@ -74,10 +74,10 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
 
 def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
     """What a checkpoint over a mesh holds, all shards together."""
-    found = whole.read(folder, number)
+    found = sharded_manifest.read(folder, number)
     each: list[Found] = []
     for shard, part in enumerate(found.parts):
-        own = whole.check_part(folder, shard, part)
+        own = sharded_manifest.check_part(folder, shard, part)
         each.append(_looked(own, part.number, manifest.read(own, part.number), reward))
     of = [one.figures for one in each]
     episodes = rewards.together([one.episodes for one in each])
@@ -138,10 +138,10 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         "fbuf": found.about.get("fbuf"),
         "sampler": config.sampler_words(found.config["sampler"]),
         **{name: found.config[name] for name in ("num_envs", *_OPTIONS)},
-        "item": trees.words(found.config["item"]),
+        "item": tree_json.words(found.config["item"]),
         "capacity": like.capacity,
         **_of_rows(lanes, flags, of_slots),
-        "memory": memory.nbytes(like),
+        "memory": sizes.nbytes(like),
         "bytes on disk": sum(file.length for file in found.files.values()),
         "files": len(found.files) + 1,
         **_of_episodes(episodes),
@@ -214,12 +214,12 @@ def table(found: Found) -> str:
             "sampler": of["sampler"],
             "options": ", ".join(options),
             "item": of["item"],
-            "capacity": f"{of['capacity']:,} rows{lane}, {memory.in_words(of['memory'])} of memory",
+            "capacity": f"{of['capacity']:,} rows{lane}, {sizes.in_words(of['memory'])} of memory",
             **shards,
             "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "
             f"{of['dummies']:,} resets",
             "age": f"the oldest row is of {of['oldest']:,} steps ago",
-            "disk": f"{memory.in_words(of['bytes on disk'])} in {of['files']:,} files",
+            "disk": f"{sizes.in_words(of['bytes on disk'])} in {of['files']:,} files",
             "episodes": episodes,
             "returns": found.why_not.get("returns") or _returns(of),
             **bad,
@@ -255,7 +255,7 @@ def _draws(of: dict[str, Any]) -> str:
 
 def _like(found: Manifest) -> tuple[State[Any], State[Any] | None]:
     """The buffer as shapes and dtypes; and without its rows, unless its sampler is not known."""
-    data = {**found.config, "item": trees.without_classes(found.config["item"])}
+    data = {**found.config, "item": tree_json.without_classes(found.config["item"])}
     known = config.is_known(data["sampler"])
     if not known:
         data["sampler"] = {"name": "Uniform", "options": {}}
@@ -285,7 +285,7 @@ def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
 
 def _names(extra: Any) -> str:
     """What was saved beside the buffer, in short."""
-    kind, content = trees.only(extra)
+    kind, content = tree_json.only(extra)
     if kind == "dict":
         return ", ".join(key for key, _ in content)
     return content[0] if kind == "other" else f"a {kind}"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import jax
 
 from fbuf._versions import VERSION
+from fbuf.checkpoint import paths
+from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.command import inspect, plan, plot, verify
-from fbuf.disk import paths
-from fbuf.disk.errors import CheckpointError, Mismatch
 
 _EXIT_CODES = """\
 exit codes:

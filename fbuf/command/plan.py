@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checks import memory
+from fbuf.checks import sizes
 from fbuf.command.text import columns, lines
+from fbuf.ops.capacity_for import capacity_for
+from fbuf.ops.init import init
 from fbuf.samplers import Prioritized, Shuffled, Uniform
-from fbuf.storage import elsewhere
-from fbuf.verbs.capacity_for import capacity_for
-from fbuf.verbs.init import init
+from fbuf.storage import deferred
 
 SAMPLERS = {"uniform": Uniform, "prioritized": Prioritized, "shuffled": Shuffled}
 
@@ -74,19 +74,19 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
     rows = _rows(size)
     capacity = capacity_for(size, item, **options) if rows is None else rows
     state = jax.eval_shape(lambda: init(item, capacity, **options))
-    total, stored = memory.nbytes(state), memory.nbytes(state.storage)
-    index = memory.nbytes((state.index, state.ring))
+    total, stored = sizes.nbytes(state), sizes.nbytes(state.storage)
+    index = sizes.nbytes((state.index, state.ring))
     found = {
         "rows": f"{capacity:,}",
-        "memory": memory.in_words(total),
-        "  the rows": f"{memory.in_words(stored)}, {stored / capacity:,.0f} bytes a row",
-        "  flags and index": memory.in_words(index),
+        "memory": sizes.in_words(total),
+        "  the rows": f"{sizes.in_words(stored)}, {stored / capacity:,.0f} bytes a row",
+        "  flags and index": sizes.in_words(index),
     }
     if state.next_obs is not None:
         ends = state.next_obs.owner.shape[0] - state.ring.lanes
-        kept = memory.nbytes(state.next_obs)
-        found["  last observations"] = f"{memory.in_words(kept)}, {ends:,} ends of episodes"
-    found["checkpoint"] = f"{memory.in_words(total)} to {memory.in_words(2 * total)} on the disk"
+        kept = sizes.nbytes(state.next_obs)
+        found["  last observations"] = f"{sizes.in_words(kept)}, {ends:,} ends of episodes"
+    found["checkpoint"] = f"{sizes.in_words(total)} to {sizes.in_words(2 * total)} on the disk"
     return f"{lines(found)}\n\n{columns(*tiers(state))}"
 
 
@@ -102,8 +102,8 @@ def _rows(size: str) -> int | None:
 
 def apart(state: Any) -> tuple[int, int]:
     """The bytes of a buffer without its rows, and those of its rows."""
-    index = memory.nbytes(elsewhere.without_rows(state))
-    return index, memory.nbytes(state) - index
+    index = sizes.nbytes(deferred.without_rows(state))
+    return index, sizes.nbytes(state) - index
 
 
 def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
@@ -113,13 +113,13 @@ def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
         state: The buffer, or the shapes and dtypes of one.
     """
     index, rows = apart(state)
-    ends = 0 if state.next_obs is None else memory.nbytes(state.next_obs.rows)
+    ends = 0 if state.next_obs is None else sizes.nbytes(state.next_obs.rows)
     # The accelerator is not asked: the command leaves it alone.
-    free, disk = memory.free(jax.devices("cpu")[0]), shutil.disk_usage(".").free
+    free, disk = sizes.free(jax.devices("cpu")[0]), shutil.disk_usage(".").free
 
     def line(kept: str, *sizes: int | None, room: int | None = None) -> list[str]:
         fits = "" if room is None else "fits here" if rows <= room else "does not fit here"
-        return [kept, *("-" if size is None else memory.in_words(size) for size in sizes), fits]
+        return [kept, *("-" if size is None else sizes.in_words(size) for size in sizes), fits]
 
     return ["rows kept", "on the device", "on the host", "on the disk", ""], [
         line("on the device", index + rows, None, None),

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk import container, stores
-from fbuf.disk.manifest import Manifest
+from fbuf.checkpoint import npy, row_ranges
+from fbuf.checkpoint.manifest import Manifest
 from fbuf.state import State
 from fbuf.storage.layout import Field
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED
@@ -135,7 +135,7 @@ def values(
 ) -> np.ndarray:
     """The reward of every slot, as float64."""
     storage, leaf = like.storage, field[1]
-    (store, *_) = stores.of_state(like)
+    (store, *_) = row_ranges.of_state(like)
     number = (
         0
         if storage.layout.fields[leaf].narrow
@@ -145,7 +145,7 @@ def values(
     values = np.zeros(like.capacity)
 
     def put(path: pathlib.Path, count: int, rows: Any, at: int, widths: list[int]) -> None:
-        view = container.views(path, count, widths)[at]
+        view = npy.views(path, count, widths)[at]
         for done, some in rows:
             part = np.ascontiguousarray(view[done : done + some.size])
             array = jnp.asarray(
@@ -162,12 +162,12 @@ def values(
             values[some] = np.asarray(read).reshape(-1).astype(np.float64)
 
     for segment in found.segments["rows"]:
-        places = stores.of_segment(segment)
-        rows = zip(range(0, stores.size(places), store.step), store.rows(places), strict=True)
-        put(folder / segment.file, stores.size(places), rows, number, store.widths)
+        places = row_ranges.of_segment(segment)
+        rows = zip(range(0, row_ranges.size(places), store.step), store.rows(places), strict=True)
+        put(folder / segment.file, row_ranges.size(places), rows, number, store.widths)
     if found.written is not None:
         name, count = found.written
-        numbers = container.views(folder / name, count, [8])[0]
+        numbers = npy.views(folder / name, count, [8])[0]
         slots = np.array(numbers).reshape(-1).view(np.int64)
         steps = range(0, count, store.step)
         put(

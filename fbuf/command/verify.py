@@ -9,8 +9,8 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Iterator
 
-from fbuf.disk import container, manifest, progress, whole
-from fbuf.disk.errors import CheckpointError
+from fbuf.checkpoint import manifest, npy, progress, sharded_manifest
+from fbuf.checkpoint.errors import CheckpointError
 
 Checked = dict[pathlib.Path, tuple[int, int]]
 """The length and the checksum of files that are as they should be."""
@@ -39,11 +39,11 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     """
     checked: Checked = {}
     folder = path.resolve()
-    shards = whole.numbers(folder)
+    shards = sharded_manifest.numbers(folder)
     for number in reversed(shards):
         fault = _fault(_check_shards, folder, number, checked)
-        if fault is None or number in whole.numbers(folder):
-            yield whole.name_of(number), fault
+        if fault is None or number in sharded_manifest.numbers(folder):
+            yield sharded_manifest.name_of(number), fault
     if not shards:
         newest(path)
     for number in reversed(manifest.numbers(folder) if folder.is_dir() else []):
@@ -70,8 +70,8 @@ def _fault(
 
 def _check_shards(folder: pathlib.Path, number: int, checked: Checked) -> None:
     """Check the shards of a checkpoint over a mesh."""
-    for shard, part in enumerate(whole.read(folder, number).parts):
-        _check(whole.check_part(folder, shard, part), part.number, checked)
+    for shard, part in enumerate(sharded_manifest.read(folder, number).parts):
+        _check(sharded_manifest.check_part(folder, shard, part), part.number, checked)
 
 
 def _check(folder: pathlib.Path, number: int, checked: Checked) -> None:
@@ -85,5 +85,5 @@ def _check(folder: pathlib.Path, number: int, checked: Checked) -> None:
     }
     with progress.shown("fbuf verify", sum(file.length for file in to_do.values())):
         for name, file in to_do.items():
-            container.check(folder, name, file)
+            npy.check(folder, name, file)
             checked[folder / name] = (file.length, file.crc32)

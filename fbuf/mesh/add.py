@@ -10,16 +10,16 @@ import jax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import values as check
-from fbuf.door.batches import Lead
-from fbuf.mesh import local
-from fbuf.mesh.entry import sharded_verb
-from fbuf.mesh.order import tied
+from fbuf.dispatch.parse import Lead
+from fbuf.mesh import per_device
+from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
+from fbuf.ops.add import Given, numbers_fit, parsed
+from fbuf.ops.add import add as plain_add
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
-from fbuf.verbs.add import Given, numbers_fit, parsed
-from fbuf.verbs.add import add as plain_add
 from fbuf.xla.across import largest
 
 
@@ -91,8 +91,8 @@ def add(
     rows = (items, terminated, truncated, next_observation, priority)
     shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
     at = int(time_major and len(lead.shape) == 2)  # one step may come without an axis of steps
-    row_specs = tuple(local.along(state, part, at) for part in rows)
-    mask_spec = PartitionSpec() if shared else local.along(state, mask, at)
+    row_specs = tuple(per_device.along(state, part, at) for part in rows)
+    mask_spec = PartitionSpec() if shared else per_device.along(state, mask, at)
 
     def run(state: ShardedState[Item], rows: Any, mask: Any, alpha: Any) -> ShardedState[Item]:
         def one(shard: State[Item], rows: Any, mask: Any) -> State[Item]:
@@ -112,19 +112,19 @@ def add(
             )
 
         sampler = cast(PlannedSampler, state.blocks.sampler)
-        mine = local.in_shards(lambda shard: sampler.largest(shard.index), state)
+        mine = per_device.in_shards(lambda shard: sampler.largest(shard.index), state)
         of_all = None if mine is None else largest(mine.max(), (state.axis,))
-        each = local.by_shard(state, rows, at)
-        masks = local.for_all(state, mask) if shared else local.by_shard(state, mask, at)
-        return local.changed(one, state, each, masks)
+        each = per_device.by_shard(state, rows, at)
+        masks = per_device.for_all(state, mask) if shared else per_device.by_shard(state, mask, at)
+        return per_device.changed(one, state, each, masks)
 
     specs = (row_specs, mask_spec, PartitionSpec())
-    return local.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
+    return per_device.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
 
 
 def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> Lead:
     """The axes before those of the item; rows of the wrong shapes are refused in plain words."""
-    parts = state.num_devices if local.is_inside(state) else 1
+    parts = state.num_devices if per_device.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
     lead = _lead(state, given, num_envs, time_major)
     shards = state.num_shards // parts

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fbuf.mesh import local
+from fbuf.mesh import per_device
 from fbuf.mesh.state import ShardedState
 from fbuf.storage import words
 from fbuf.xla.platform import by_platform
@@ -89,7 +89,7 @@ def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Rou
     room = bucket_size(part / state.num_shards, part, state.num_shards * devices)
     parts = shards.reshape(devices, part)
     place = _places(parts, state.num_shards)
-    mine = parts - local.device_number(state) * count
+    mine = parts - per_device.device_number(state) * count
     # Another device's shard is out of range below, too, where a place would count from the end.
     mine = jnp.where(mine < 0, count, mine)
     to = jnp.arange(devices, dtype=jnp.int32)[:, None]
@@ -171,7 +171,9 @@ def fetched(
         numbers = jnp.where(numbers < batch, numbers, numbers - batch)
         place = jnp.where(meant, numbers - first, part)
         numbers = jnp.where(meant, numbers, 0)
-        rows = local.in_shards(read, state, numbers.reshape(count, -1), there.reshape(count, -1))
+        rows = per_device.in_shards(
+            read, state, numbers.reshape(count, -1), there.reshape(count, -1)
+        )
         return place, rows
 
     def packed(turn: jax.Array) -> jax.Array:

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import jaxlib.version
 from jax.sharding import Mesh
 
-from fbuf.checks import memory
+from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.door import batches, flax
+from fbuf.dispatch import flax, parse
 from fbuf.mesh.state import ShardedState
+from fbuf.ops.init import init as plain_init
+from fbuf.ops.init import of_ring
 from fbuf.samplers.protocol import PlannedSampler, Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.storage import ring as rings
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
-from fbuf.verbs.init import init as plain_init
-from fbuf.verbs.init import of_ring
 
 MOST_SHARDS = 2**16
 """More would not be counted right (`fbuf.samplers.wide`)."""
@@ -125,12 +125,12 @@ def init(
         )
         follow = plain.ring.open is not None
         ring = rings.empty(each, envs, lockstep, autoreset, follow, shards)
-        specs = batches.item_specs("sharded.init", item)
+        specs = parse.item_specs("sharded.init", item)
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
     one = jax.eval_shape(make)
     _refuse_empty(one.storage.item)
-    check_room("sharded.init", mesh, memory.nbytes(one) * (shards // devices))
+    check_room("sharded.init", mesh, sizes.nbytes(one) * (shards // devices))
     here = shards // devices
 
     def block() -> Any:
@@ -202,12 +202,12 @@ def check_room(function: str, mesh: Mesh, asked: int) -> None:
         return  # nothing is made here
     of_host = sum(device.platform == "cpu" for device in mesh.local_devices)
     for device in mesh.local_devices:
-        free = memory.free(device)
+        free = sizes.free(device)
         if free is not None and device.platform == "cpu":
             free //= of_host  # they share the memory of the host
         if free is not None and asked > free:
             raise MemoryError(
-                f"fbuf.{function}: the shards of one device take {memory.in_words(asked)}, and "
-                f"{device} has {memory.in_words(free)} free; make the capacity smaller, or take "
+                f"fbuf.{function}: the shards of one device take {sizes.in_words(asked)}, and "
+                f"{device} has {sizes.in_words(free)} free; make the capacity smaller, or take "
                 "more devices"
             )

@@ -12,23 +12,23 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from jax.sharding import Mesh
 
+from fbuf.checkpoint import extra as extras
+from fbuf.checkpoint import incremental, manifest, paths, reader, sharded_manifest
+from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checkpoint.sharded_manifest import Whole
 from fbuf.checks import values as check
-from fbuf.disk import extra as extras
-from fbuf.disk import history, manifest, paths, reader, whole
-from fbuf.disk.errors import CheckpointError, Mismatch
-from fbuf.disk.whole import Whole
-from fbuf.door import batches
+from fbuf.dispatch import parse
 from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
-from fbuf.mesh.local import refuse_set_mesh
+from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
+from fbuf.mesh.split import end_episode
 from fbuf.mesh.state import ShardedState
-from fbuf.mesh.whole import end_episode
+from fbuf.ops.init import init
+from fbuf.ops.load import Episodes, as_damage, read, saved
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
-from fbuf.verbs.init import init
-from fbuf.verbs.load import Episodes, as_damage, read, saved
 
 
 class ShardedCheckpoint(NamedTuple):
@@ -122,7 +122,7 @@ def load(
             all_have(False, alone)
             raise
         if all_have(failure is None, alone) and found is not None:
-            history.saw(folder, heads.values())
+            incremental.saw(folder, heads.values())
             return found._replace(state=end_episode(found.state)) if episodes == "end" else found
         if failure is None:
             failure = CheckpointError(
@@ -138,7 +138,7 @@ def load(
 def _known_to_all(folder: pathlib.Path, alone: bool) -> dict[int, bytes]:
     """The checkpoints that are there, see `whole.heads`; the same ones for all processes."""
     try:
-        heads = whole.heads(folder)
+        heads = sharded_manifest.heads(folder)
     except BaseException:
         all_say(np.array([-1, 0], np.int64), alone)
         raise
@@ -169,8 +169,8 @@ def _read(
 ) -> ShardedCheckpoint:
     """Read one checkpoint."""
     if item is not None:
-        batches.item_specs("sharded.load", item)
-    found = whole.read(folder, number)
+        parse.item_specs("sharded.load", item)
+    found = sharded_manifest.read(folder, number)
     there, devices = len(found.parts), mesh.shape[axis]
 
     @functools.cache
@@ -178,7 +178,7 @@ def _read(
         return _read_shard(folder, found, number, item, sampler)
 
     if shards is not None and shards != there:
-        own = whole.check_part(folder, 0, found.parts[0])
+        own = sharded_manifest.check_part(folder, 0, found.parts[0])
         config: Any = manifest.read(own, found.parts[0].number).config
         num_envs: Any = config["num_envs"] and config["num_envs"] * there
         shards = check_shards("sharded.load", shards, devices, num_envs)
@@ -202,15 +202,15 @@ def _read_shard(
 ) -> State[Any]:
     """The buffer of one shard."""
     expected = found.parts[shard]
-    own = whole.check_part(folder, shard, expected)
+    own = sharded_manifest.check_part(folder, shard, expected)
     plan, state, _ = read(own, expected.number, item, sampler, init)
-    history.remember(own, saved(expected.number, plan, state))
+    incremental.remember(own, saved(expected.number, plan, state))
     return state
 
 
 def _cursor(folder: pathlib.Path, found: Whole, shard: int) -> np.ndarray:
     """That of the ring of one shard."""
-    own = whole.check_part(folder, shard, found.parts[shard])
+    own = sharded_manifest.check_part(folder, shard, found.parts[shard])
     plan = manifest.read(own, found.parts[shard].number)
     with as_damage(own, found.parts[shard].number):
         return reader.read_index(own, plan)[0][".ring.cursor"]
@@ -219,7 +219,7 @@ def _cursor(folder: pathlib.Path, found: Whole, shard: int) -> np.ndarray:
 def _beside(folder: pathlib.Path, found: Whole, example: Any) -> Any:
     """What was saved beside the buffer: it is with the first shard."""
     expected = found.parts[0]
-    own = whole.check_part(folder, 0, expected)
+    own = sharded_manifest.check_part(folder, 0, expected)
     plan = manifest.read(own, expected.number)
     with as_damage(own, expected.number):
         return extras.joined(plan.extra, reader.read_index(own, plan)[1], example)

@@ -12,20 +12,20 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checks import memory
+from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.door.entry import refuse_consumed
+from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh.assemble import assembled
-from fbuf.mesh.entry import require_sharded
+from fbuf.mesh.call import require_sharded
 from fbuf.mesh.init import check_room
-from fbuf.mesh.local import refuse_set_mesh
-from fbuf.mesh.parts import shards_here
+from fbuf.mesh.per_device import refuse_set_mesh
+from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
+from fbuf.ops.init import of_ring
+from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
 from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
-from fbuf.verbs.init import of_ring
-from fbuf.verbs.lanes import Lanes, filled
 
 
 def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
@@ -78,7 +78,7 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
             "fbuf.sharded.save, and give shards= to fbuf.sharded.load"
         )
     shards = check_shards(name, shards, state.num_devices, state.num_envs)
-    each = memory.nbytes(state.shard) * state.num_shards // state.num_devices
+    each = sizes.nbytes(state.shard) * state.num_shards // state.num_devices
     check_room(name, state.mesh, each)
     old = dict(shards_here(state))
 

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import values as check
-from fbuf.door import batches
-from fbuf.mesh import local, route
-from fbuf.mesh.entry import sharded_verb
-from fbuf.mesh.order import tied
+from fbuf.dispatch import parse
+from fbuf.mesh import per_device, update_by_id
+from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedIds, ShardedState
+from fbuf.ops.add import no_priorities
+from fbuf.ops.remove import remove as plain_remove
+from fbuf.ops.update_priority import update_priority as plain_update
+from fbuf.ops.write import by_name, numbers_fit
+from fbuf.ops.write import write as plain_write
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
-from fbuf.verbs.add import no_priorities
-from fbuf.verbs.remove import remove as plain_remove
-from fbuf.verbs.update_priority import update_priority as plain_update
-from fbuf.verbs.write import by_name, numbers_fit
-from fbuf.verbs.write import write as plain_write
 from fbuf.xla.rows import flat
 
 
@@ -75,9 +75,9 @@ def update_priority(
     state = tied("update_priority", state, ids)
     if not state.blocks.sampler.keeps_priorities:
         raise ValueError(no_priorities(name, state.blocks))
-    flat_ids, shape = route.flat_ids(name, ids)
-    given = batches.priorities(name, priority, shape, "ids").reshape(-1)
-    chosen = batches.mask(name, mask, shape, "ids")
+    flat_ids, shape = update_by_id.flat_ids(name, ids)
+    given = parse.priorities(name, priority, shape, "ids").reshape(-1)
+    chosen = parse.mask(name, mask, shape, "ids")
 
     def run(
         state: ShardedState[Item], ids: ShardedIds, given: jax.Array, chosen: jax.Array, alpha: Any
@@ -85,7 +85,7 @@ def update_priority(
         def change(shard: State[Item], ids: Ids, priority: jax.Array) -> State[Item]:
             return plain_update(shard, ids, priority, alpha=alpha)
 
-        return route.to_shards(state, ids, chosen, given, change)
+        return update_by_id.to_shards(state, ids, chosen, given, change)
 
     return _by_ids(name, run, state, flat_ids, (given, chosen), alpha)
 
@@ -135,8 +135,8 @@ def write(
     """
     name = "sharded.write"
     state = tied("write", state, ids)
-    flat_ids, shape = route.flat_ids(name, ids)
-    chosen = batches.mask(name, mask, shape, "ids")
+    flat_ids, shape = update_by_id.flat_ids(name, ids)
+    chosen = parse.mask(name, mask, shape, "ids")
     layout = state.shard.storage.layout
     values = {key: jax.tree.map(jnp.asarray, leaf) for key, leaf in fields.items()}
     for key, leaf in values.items():
@@ -144,13 +144,13 @@ def write(
             jax.tree.leaves(layout.find(name, "fields", key)), jax.tree.leaves(leaf), strict=False
         ):
             spec = layout.fields[number]
-            batches.field_values(name, f"fields[{key!r}]", value, shape, spec.shape, spec.dtype)
+            parse.field_values(name, f"fields[{key!r}]", value, shape, spec.shape, spec.dtype)
     rows = jax.tree.map(lambda leaf: flat(leaf, len(shape)), values)
 
     def run(
         state: ShardedState[Item], ids: ShardedIds, rows: Any, chosen: jax.Array, _: None
     ) -> ShardedState[Item]:
-        return route.to_shards(state, ids, chosen, rows, plain_write)
+        return update_by_id.to_shards(state, ids, chosen, rows, plain_write)
 
     return _by_ids(name, run, state, flat_ids, (rows, chosen), None)
 
@@ -195,8 +195,8 @@ def remove(
     """
     name = "sharded.remove"
     state = tied("remove", state, ids)
-    flat_ids, shape = route.flat_ids(name, ids)
-    chosen = batches.mask(name, mask, shape, "ids")
+    flat_ids, shape = update_by_id.flat_ids(name, ids)
+    chosen = parse.mask(name, mask, shape, "ids")
 
     def run(
         state: ShardedState[Item], ids: ShardedIds, chosen: jax.Array, _: None
@@ -204,7 +204,7 @@ def remove(
         def change(shard: State[Item], ids: Ids, _: Any) -> State[Item]:
             return plain_remove(shard, ids)
 
-        return route.to_shards(state, ids, chosen, (), change)
+        return update_by_id.to_shards(state, ids, chosen, (), change)
 
     return _by_ids(name, run, state, flat_ids, (chosen,), None)
 
@@ -214,11 +214,13 @@ def _by_ids(
 ) -> ShardedState[Any]:
     """Run what changes rows on all devices, each with its part of the ids."""
     count = ids.slot.shape[0]
-    if not local.is_inside(state) and count % state.num_devices:
+    if not per_device.is_inside(state) and count % state.num_devices:
         raise ValueError(
             f"fbuf.{name}: the number of ids must be a multiple of the {state.num_devices} devices "
             f"along {state.axis!r}, got {count}; pad them, and leave the padding out with mask"
         )
     each = tuple(jax.tree.map(lambda _: state.spec, part) for part in rows)
     specs = (state.spec, *each, PartitionSpec())
-    return local.on_devices(name.split(".")[1], run, state, (ids, *rows, more), specs, state.spec)
+    return per_device.on_devices(
+        name.split(".")[1], run, state, (ids, *rows, more), specs, state.spec
+    )

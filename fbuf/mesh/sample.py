@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from fbuf.door import order
-from fbuf.mesh import exchange, local
-from fbuf.mesh.agreement import agreed
-from fbuf.mesh.entry import sharded_verb
+from fbuf.dispatch import read_before_write
+from fbuf.mesh import exchange, per_device
+from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.gather_totals import agreed
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.ops.read import gathered
+from fbuf.ops.sample import CHECKS, is_step, place_in_epoch, require_step
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
-from fbuf.verbs.read import gathered
-from fbuf.verbs.sample import CHECKS, is_step, place_in_epoch, require_step
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
@@ -90,8 +90,8 @@ def sample(
         return drawn(state, key, beta, step, batch_size, view)
 
     out, same = _spec(state, view), PartitionSpec()
-    batch = local.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
-    order.note_read(state, batch.ids.slot)
+    batch = per_device.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
+    read_before_write.note_read(state, batch.ids.slot)
     return batch
 
 
@@ -137,7 +137,7 @@ def drawn(
     if len(given) == 1:
         place = place_in_epoch(sampler.size_of_epoch(masses), given[0], batch_size)
     # One shard's own values are used where there is one; of several only their shapes.
-    one = local.shards_of(state) if state.num_shards == 1 else state.shard
+    one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
     plan = sampler.plan(one.index, one.ring, masses, key, batch_size, place)
     view_key = jax.random.fold_in(key, 1) if view.is_random else None
 
@@ -159,7 +159,7 @@ def drawn(
     there = is_there(jnp.arange(batch_size, dtype=jnp.int32))
     routes = exchange.routes(state, plan.shards, there)
     (batch, found), come = exchange.fetched(state, part, routes, read)
-    numbers = local.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
+    numbers = per_device.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
     draw = sampler.weigh(masses, batch.ids.slot, found, numbers, beta, place, (state.axis,))
     there = draw.mask & come & alike
     mask = batch.mask & there

@@ -15,15 +15,15 @@ import jax.core
 import numpy as np
 
 from fbuf._versions import VERSION
+from fbuf.checkpoint import extra as extras
+from fbuf.checkpoint import files, incremental, lock, manifest, paths, sharded_manifest, writer
+from fbuf.checkpoint.sharded_manifest import Part, Whole
 from fbuf.checks import values as check
-from fbuf.disk import extra as extras
-from fbuf.disk import files, history, lock, manifest, paths, whole, writer
-from fbuf.disk.whole import Part, Whole
-from fbuf.door.entry import refuse_consumed
-from fbuf.mesh.entry import require_sharded
-from fbuf.mesh.local import refuse_set_mesh
-from fbuf.mesh.parts import shards_here
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.mesh.call import require_sharded
+from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
+from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
 from fbuf.storage.store import Item
@@ -94,7 +94,7 @@ def save(
             files.make_folder(folder)
             if leads:
                 held.enter_context(lock.held(folder))
-                history.require_seen(name, folder, whole.heads(folder))
+                incremental.require_seen(name, folder, sharded_manifest.heads(folder))
         with _told_to_all(name, alone):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
@@ -107,7 +107,8 @@ def save(
             # What is left behind is deleted at the next save.
             with contextlib.suppress(OSError):
                 writer.clean_but(
-                    whole.folder_of(folder, number), whole.kept_of_shard(folder, number)
+                    sharded_manifest.folder_of(folder, number),
+                    sharded_manifest.kept_of_shard(folder, number),
                 )
     return _marked(state, parts[:, 2])
 
@@ -131,31 +132,31 @@ def _write(
     folder: pathlib.Path, number: int, shard: State[Any], extra: Any
 ) -> tuple[int, int, int]:
     """Write the checkpoint of a shard: its number, its checksum, and the mark of the shard."""
-    own = whole.folder_of(folder, number)
+    own = sharded_manifest.folder_of(folder, number)
     files.make_folder(own)
     with lock.held(own):
         # What no manifest names was never committed.
-        writer.clean_but(own, whole.kept_of_shard(folder, number))
+        writer.clean_but(own, sharded_manifest.kept_of_shard(folder, number))
         prepared = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
         writer.commit(own, prepared, None)
-    return prepared.number, whole.part(own, prepared.number).crc32, prepared.mark
+    return prepared.number, sharded_manifest.part(own, prepared.number).crc32, prepared.mark
 
 
 def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
     """Write the manifest of all shards, and forget old ones."""
-    known = whole.numbers(folder)
+    known = sharded_manifest.numbers(folder)
     about = {
         "fbuf": VERSION,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
     for shard, part in enumerate(found.parts):  # those of other processes, too
-        whole.check_part(folder, shard, part, "sharded.save")
+        sharded_manifest.check_part(folder, shard, part, "sharded.save")
     number = known[-1] + 1 if known else 1
-    whole.write(folder, number, found)
-    history.saw(folder, [manifest.head(folder / whole.name_of(number))])
-    whole.clean(folder, keep)
-    history.forget_but(folder, whole.heads(folder).values())
+    sharded_manifest.write(folder, number, found)
+    incremental.saw(folder, [manifest.head(folder / sharded_manifest.name_of(number))])
+    sharded_manifest.clean(folder, keep)
+    incremental.forget_but(folder, sharded_manifest.heads(folder).values())
 
 
 def _marked(state: ShardedState[Item], marks: np.ndarray) -> ShardedState[Item]:

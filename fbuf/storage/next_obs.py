@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from fbuf.storage import store
-from fbuf.storage.elsewhere import Elsewhere
+from fbuf.storage.deferred import Elsewhere
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage

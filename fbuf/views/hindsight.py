@@ -16,7 +16,7 @@ from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
-from fbuf.views.wanted import Wanted
+from fbuf.views.requests import Wanted
 
 
 @jax.tree_util.register_dataclass

@@ -15,8 +15,8 @@ from fbuf.storage.ring import TERMINATED
 from fbuf.storage.store import Item
 from fbuf.views.protocol import Look, Reading, View
 from fbuf.views.reader import Reader
+from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
-from fbuf.views.wanted import Wanted
 
 
 @jax.tree_util.register_dataclass

@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
-from fbuf.views.wanted import Wanted
+from fbuf.views.requests import Wanted
 
 Data = TypeVar("Data", default=Any)
 """What a view makes of rows."""

@@ -17,7 +17,7 @@ from fbuf.state import State
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import Ring
 from fbuf.views import episode
-from fbuf.views.wanted import Ahead, NextObservations, Rows
+from fbuf.views.requests import Ahead, NextObservations, Rows
 from fbuf.xla.rows import read_rows
 
 

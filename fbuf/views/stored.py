@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fbuf.state import State
 from fbuf.views.episode import CHUNK
-from fbuf.views.wanted import Ahead
+from fbuf.views.requests import Ahead
 
 
 class Stored:
@@ -26,20 +26,20 @@ class Stored:
         self._state = state
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
-        """See `fbuf.views.wanted.Source`."""
+        """See `fbuf.views.requests.Source`."""
         found = self._state.storage.read_leaves(slots, leaves)
         self.reads.extend(found)
         return found
 
     def kept(self, slots: jax.Array) -> list[jax.Array]:
-        """See `fbuf.views.wanted.Source`."""
+        """See `fbuf.views.requests.Source`."""
         assert self._state.next_obs is not None
         found = jax.tree.leaves(self._state.next_obs.rows.read(slots))
         self.reads.extend(found)
         return found
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
-        """See `fbuf.views.wanted.Source`."""
+        """See `fbuf.views.requests.Source`."""
         ring, number = self._state.ring, jnp.arange(CHUNK, dtype=jnp.int32)[None]
 
         def chunk(first: jax.Array) -> jax.Array:
@@ -49,5 +49,5 @@ class Stored:
         return chunk
 
     def record(self, read: jax.Array) -> None:
-        """See `fbuf.views.wanted.Source`."""
+        """See `fbuf.views.requests.Source`."""
         self.reads.append(read)

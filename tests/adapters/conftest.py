@@ -38,7 +38,7 @@ def kind(request):
 def can_pin(monkeypatch):
     """As if there was a GPU to pin memory for."""
     import torch
-    from fbuf_adapters.pytorch import _handover
+    from fbuf_adapters.pytorch import _delivery
 
     class Pinned(torch.Tensor):
         """Pinning needs a GPU, so this only says so."""
@@ -51,7 +51,7 @@ def can_pin(monkeypatch):
         monkeypatch.setattr(
             torch.Tensor, "pin_memory", lambda self: self.clone().as_subclass(Pinned)
         )
-        monkeypatch.setattr(_handover, "stream_for", lambda *_: None)
+        monkeypatch.setattr(_delivery, "stream_for", lambda *_: None)
 
 
 class Interrupt(BaseException):

@@ -10,12 +10,12 @@ pytest.importorskip("gymnasium")
 import jax
 from environments import MODES, Make, policy, vector
 from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector
-from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import ReplayBuffer
 from jax.sharding import Mesh
 from support.few import few
 
 import fbuf
+from fbuf.host import HostStore
 
 SHARDS = 2
 

@@ -22,9 +22,9 @@ from fbuf_adapters.datasets import (
     from_npz,
     to_npz,
 )
-from fbuf_adapters.host import HostStore, _rows
 
 import fbuf
+from fbuf.host import HostStore, row_arrays
 
 CASTS = {"reward": "float32", "action": "int32"}
 FORTY = [1 + (7 * n) % 40 for n in range(40)]
@@ -282,7 +282,7 @@ def test_ctrl_c_within_an_add_has_it_end(kind, small_chunks, monkeypatch, recwar
     """Rows, flags, counts, and which next observations nobody knows: all of them or none."""
     made = episodes([10, 20, 30])
     into = kind(item(made), 100, next_of="observation")
-    given, apply = _target._given, _rows.Rows.apply
+    given, apply = _target._given, row_arrays.Rows.apply
     chunks, waiting = [], [kind]
 
     def noted(chunk):
@@ -299,7 +299,7 @@ def test_ctrl_c_within_an_add_has_it_end(kind, small_chunks, monkeypatch, recwar
         apply(rows, *changes)
 
     monkeypatch.setattr(_target, "_given", noted)
-    monkeypatch.setattr(_rows.Rows, "apply", interrupted)
+    monkeypatch.setattr(row_arrays.Rows, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt) as raised:
         loaded(made, into, following=False)
     monkeypatch.undo()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fbuf_adapters.datasets import _loading, from_arrays, from_d4rl, from_npz, to_npz
 from fbuf_adapters.datasets._continuity import goes_on
-from fbuf_adapters.host import HostStore
 from support.few import few
 
 import fbuf
+from fbuf.host import HostStore
 
 ITEM = {"observation": jnp.zeros(2), "reward": 0.0}
 ROWS = {"reward": "float32"}

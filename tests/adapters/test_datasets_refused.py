@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from episodes import episodes, flat
 from fbuf_adapters.datasets import DatasetError, from_arrays, from_d4rl, from_npz, to_npz
-from fbuf_adapters.host import HostStore
 
 import fbuf
+from fbuf.host import HostStore
 
 ITEM = {"observation": jnp.zeros(3), "action": jnp.int32(0), "reward": 0.0}
 CASTS = {"reward": "float32", "action": "int32"}

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fbuf_adapters.host import HostStore, _batches, _programs, _store
 from support.pair import Pair
 from test_against_oracle import CASES, MANY, SWEPT, agree, uniform
 
 import fbuf
-from fbuf.checks import memory
-from fbuf.disk import manifest
+from fbuf.checkpoint import manifest
+from fbuf.checks import sizes
+from fbuf.host import HostStore, host_store, prefetch, programs
 
 # As the functions of `programs`, of an object.
 
@@ -300,7 +300,7 @@ def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
     def broken(*args):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(_store._programs, "take", broken)
+    monkeypatch.setattr(host_store._programs, "take", broken)
     failed = []
     for _ in range(6):
         try:
@@ -383,7 +383,7 @@ def test_files_leave_nothing_behind(tmp_path):
 
 @pytest.mark.sweep
 def test_what_there_is_no_room_for_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "free_of_host", lambda: 2**20)
+    monkeypatch.setattr(sizes, "free_of_host", lambda: 2**20)
     with pytest.raises(MemoryError, match=r"take 3.8 MiB of .* has 1.0 MiB free.* give files"):
         HostStore(jnp.zeros(1000), 1000)
     HostStore(jnp.zeros(1000), 1000, files=tmp_path)
@@ -671,8 +671,8 @@ def test_threads_share_batches(monkeypatch):
     alone = [next(again).data.tolist() for _ in range(90)]
     assert sorted(found) == sorted(map(tuple, alone))
 
-    slow, errors = _programs.take, []
-    monkeypatch.setattr(_programs, "take", lambda *a: (time.sleep(0.2), slow(*a))[1])
+    slow, errors = programs.take, []
+    monkeypatch.setattr(programs, "take", lambda *a: (time.sleep(0.2), slow(*a))[1])
     waiting = store.batches(jax.random.key(1), 4)
 
     def wait():
@@ -730,7 +730,7 @@ def test_an_interrupt_loses_no_batch(monkeypatch):
     store = filled()
     whole = store.batches(KEY, 4)
     expected = [next(whole).data.tolist() for _ in range(20)]
-    batches, found, submit = store.batches(KEY, 4), [], _batches.Worker.submit
+    batches, found, submit = store.batches(KEY, 4), [], prefetch.Worker.submit
 
     def interrupted(worker, task):
         submit(worker, task)
@@ -738,7 +738,7 @@ def test_an_interrupt_loses_no_batch(monkeypatch):
 
     for turn in range(20):
         if turn % 3 == 1:
-            monkeypatch.setattr(_batches.Worker, "submit", interrupted)
+            monkeypatch.setattr(prefetch.Worker, "submit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
             monkeypatch.undo()
@@ -807,14 +807,14 @@ def test_a_pop_that_fails_reads_nothing():
 def test_ctrl_c_within_a_pop_reads_nothing(monkeypatch):
     store = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
     store.add(np.arange(6, dtype=np.int32))
-    take = _programs.take
+    take = programs.take
 
     def interrupted(*given):
         signal.raise_signal(signal.SIGINT)
         return take(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_programs, "take", interrupted)
+        patched.setattr(programs, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.pop(2)
     assert store.pop(2).data.tolist() == [0, 1]

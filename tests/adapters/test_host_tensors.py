@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters.host import HostStore, _programs  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
+from fbuf.host import HostStore, programs  # noqa: E402 (after the skip)
 
 
 def same(one, two):
@@ -118,14 +118,14 @@ def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
     options = {"batch_size": 8, "prefetch": 9, "host": True, "seed": 0}
     buffer = ReplayBuffer(16, **options)
     buffer.extend({"n": torch.arange(16)})
-    free, take = threading.Event(), _programs.take
+    free, take = threading.Event(), programs.take
 
     def late(*args):
         if threading.current_thread().name == "fbuf-prefetch":
             free.wait(10)
         return take(*args)
 
-    monkeypatch.setattr(_programs, "take", late)
+    monkeypatch.setattr(programs, "take", late)
     threading.Timer(0.3, free.set).start()
     with ReplayBuffer(16, batch_size=8, prefetch=9, seed=0) as plain:
         plain.extend({"n": torch.arange(16)})
@@ -152,7 +152,7 @@ def test_an_exception_in_the_thread_comes_out(monkeypatch):
     def broken(*args):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(_programs, "take", broken)
+    monkeypatch.setattr(programs, "take", broken)
     draw_all = lambda: [buffer.sample() for _ in range(4)]  # some were ready
     with pytest.raises(OSError, match="the disk is gone"):
         draw_all()

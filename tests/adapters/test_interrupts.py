@@ -19,11 +19,11 @@ from support.interrupt import interrupted
 
 torch = pytest.importorskip("torch")
 
-from fbuf_adapters import _worker  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
-from fbuf_adapters.pytorch._draws import Drawn  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch._batch_stream import Drawn  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
+from fbuf.runtime import thread  # noqa: E402 (after the skip)
 
 # An exception in a callback of the garbage collector is lost, whoever raises it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -266,8 +266,8 @@ def test_a_thread_is_waited_for_after_a_wait_that_was_interrupted(which):
     """Its work may use what is closed next: environments, or an interpreter that ends."""
     may_end = threading.Event()
     if which == "worker":
-        worker = _worker.Worker("worker")
-        worker.submit(_worker.Task(lambda: may_end.wait(60)))
+        worker = thread.Worker("worker")
+        worker.submit(thread.Task(lambda: may_end.wait(60)))
         close = worker.close
     else:
         pytest.importorskip("gymnasium")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from fbuf_adapters.host import HostStore
 
 import fbuf
-from fbuf.checks import memory
+from fbuf.checks import sizes
 from fbuf.command import plan
+from fbuf.host import HostStore
 
 ITEM = {
     "obs": jax.ShapeDtypeStruct((9, 9, 2), np.uint8),
@@ -49,5 +49,5 @@ def test_a_store_that_is_opened_takes_what_is_planned(tmp_path):
     _, lines = plan.tiers(like)
     (line,) = [line for line in lines if "open" in line[0]]
     assert line[1:3] == [
-        memory.in_words(int(n)) for n in (found["bytes"], found["host_bytes"] - few)
+        sizes.in_words(int(n)) for n in (found["bytes"], found["host_bytes"] - few)
     ]

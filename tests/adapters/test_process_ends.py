@@ -148,7 +148,7 @@ def test_a_program_from_standard_input_is_told():
 def test_workers_import_nothing_that_they_need_not():
     code = """
         import sys
-        import fbuf_adapters.gymnasium._worker
+        import fbuf_adapters.gymnasium._worker_main
         assert not {"jax", "torch", "fbuf", "tqdm"} & set(sys.modules), "imported too early"
     """
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])

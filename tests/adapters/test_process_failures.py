@@ -19,8 +19,8 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import CollectorError
-from fbuf_adapters.gymnasium._crew import Crew, Ended
 from fbuf_adapters.gymnasium._stepper import apart
+from fbuf_adapters.gymnasium._worker_pool import Crew, Ended
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

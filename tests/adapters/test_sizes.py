@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from buffers import EXACT, assert_same, priorities  # noqa: E402 (after the skip)
-from fbuf_adapters.pytorch import ReplayBuffer, _lanes, _sizes  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import ReplayBuffer, _sizes, _time_major  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
 
@@ -250,10 +250,10 @@ def test_large_rows_of_environments_are_stored_as_small_ones_are(lockstep):
         assert_same(first.state, second.state)
     found = fbuf.rows(first.state)
     assert set(found.data["x"][found.mask][:, 0].tolist()) == {0, 2, 3, 4, 6, 7, 8, 10, 11}
-    turned = _lanes.steps_first({"items": items, **options}, ENVS, 0)
+    turned = _time_major.steps_first({"items": items, **options}, ENVS, 0)
     assert turned["items"]["x"].shape == (4, ENVS, width)
     assert turned["items"]["x"].is_contiguous()
-    assert _lanes.steps_first({"items": {"n": n}}, ENVS, 0) is None
+    assert _time_major.steps_first({"items": {"n": n}}, ENVS, 0) is None
     for wrong in ({"terminated": torch.zeros(5, dtype=torch.bool)}, {"mask": torch.ones(5) > 0}):
         with pytest.raises(ValueError, match=r"must be") as told:
             first.extend(items, **wrong)

@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer
 
 import fbuf
+from fbuf.host import HostStore
 
 ROWS = {"obs": torch.zeros(6, 3), "action": torch.arange(6), "reward": torch.arange(6.0)}
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fbuf
-from fbuf.disk import manifest
+from fbuf.checkpoint import manifest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")

@@ -16,12 +16,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
 import fbuf_adapters.pytorch  # noqa: E402 (after the skip)
-from fbuf_adapters.host import Batches, HostStore  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
 from tensordict import TensorDict  # noqa: E402 (after the skip)
 
 import fbuf  # noqa: E402 (after the skip)
+from fbuf.host import Batches, HostStore  # noqa: E402 (after the skip)
 
 KEY = jax.random.key(0)
 OURS = {operator.mul, operator.add}
@@ -394,7 +394,7 @@ assert frames["total"] == 2, frames
 
 ASKED = """
 import fbuf
-from fbuf.door import opaque
+from fbuf.dispatch import opaque
 assert opaque._untold
 import torch, torch._C._dynamo.eval_frame
 assert fbuf.sample._torchdynamo_disable and not opaque._untold

@@ -184,7 +184,7 @@ def killed(path, turns):
 
 def killed_in_save(path, at):
     """The second process is killed when it has written so many files of its second save."""
-    from fbuf.disk import files
+    from fbuf.checkpoint import files
 
     state = sharded.save(path, filled(), extra={"turn": 0, "key": jax.random.key(0)})
     state = sharded.add(state, own_rows(10))
@@ -206,7 +206,7 @@ def killed_in_save(path, at):
 
 def disk_full(path):
     """One of two processes cannot write its shards."""
-    from fbuf.disk import files
+    from fbuf.checkpoint import files
 
     state = sharded.save(path, filled(), extra={"turn": 0, "key": jax.random.key(0)})
     state = sharded.add(state, own_rows(10))

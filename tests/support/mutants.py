@@ -157,52 +157,52 @@ MUTANTS = [
         ("return faults | lax.reduce(rows", "return lax.reduce(rows", "fault bit", ("test_errors.py", "vmap")),
     ),
     *of(
-        "verbs/named.py",
+        "ops/named.py",
         ("bits_where(outside & chosen, ", "bits_where(outside, ", "mask", FLAT),
         ("bits_where(stale & chosen, ", "bits_where(stale, ", "mask", FLAT),
         ("jnp.where(live & chosen, ", "jnp.where(live, ", "mask", FLAT),
     ),
     *of(
-        "verbs/remove.py",
+        "ops/remove.py",
         ("slots = jnp.where(last_of_each(slots), slots, state.capacity)", "slots = slots + 0", "count", FLAT),
         ("slots = tie(slots, state.fault)", "slots = slots + 0", "order", place(3)),
     ),
     *of(
-        "verbs/clear.py",
+        "ops/clear.py",
         ("fault=state.fault & jnp.uint32(0)", "fault=state.fault", "fault bit", FLAT),
         ("index=index,", "index=state.index,", "count", FLAT),
         ("(state.index, varying(state.sampler.init(new), state.fault))", "(new, varying(state.sampler.init(new), state.fault))", "order", EAGER),
     ),
     *of(
-        "verbs/add.py",
+        "ops/add.py",
         ("flags |= jnp.where(given", "flags = jnp.where(given", "episode end", FLAT),
         ("faults |= lost", "faults |= lost & 0", "fault bit", LED_TO),
         ("before=state.fault)", "before=state.fault[None][:0])", "order", OUTSIDE),
     ),
     *of(
-        "door/order.py",
+        "dispatch/read_before_write.py",
         ("fault=tie(state.fault, reads)", "fault=state.fault", "order", OUTSIDE),
         ("removed=tie(state.ring.removed, reads)", "removed=state.ring.removed", "order", place(5)),
     ),
     *of(
-        "verbs/update_priority.py",
+        "ops/update_priority.py",
         ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(5)),
     ),
     *of(
-        "verbs/sample.py",
+        "ops/sample.py",
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
         ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
         ("view_key, (draw.probability,))", "view_key)", "order", OUTSIDE),
         ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
     ),
     *of(
-        "verbs/sample_mixed.py",
+        "ops/sample_mixed.py",
         ("key=lambda at: counts[at] - exact[at]", "key=lambda at: exact[at] - counts[at]", "count", SEVERAL),
         ("weights_of_batch(log_weight, together.mask)", "together.weight", "weights", SEVERAL),
         ("jax.random.fold_in(key, number), beta", "key, beta", "mask", SEVERAL),
     ),
     *of(
-        "verbs/read.py",
+        "ops/read.py",
         ("mask &= reading.known", "mask &= True", "mask", LOST),
         ("slot = tie(batch.ids.slot, *reads, *seen, *source.reads)", "slot = batch.ids.slot", "order", place(2)),
         ("lambda leaf: _where(mask, leaf), data", "lambda leaf: leaf, data", "read", READ),
@@ -212,26 +212,26 @@ MUTANTS = [
         ("jnp.where(live, flat.slot, 0), live, shape", "jnp.where(live, flat.slot, 0), live | True, shape", "read", READ),
     ),
     *of(
-        "verbs/newest_ids.py",
+        "ops/newest_ids.py",
         ("jnp.arange(count - 1, -1, -1,", "jnp.arange(0, count, 1,", "read", READ),
         ("newest[:, None], -back)", "newest[:, None], back)", "read", READ),
     ),
     *of(
-        "verbs/probability.py",
+        "ops/probability.py",
         ("jnp.where(live, found, 0)", "found", "read", FLAT),
     ),
     *of(
-        "verbs/write.py",
+        "ops/write.py",
         ("slots = tie(slots, state.ring.removed)", "slots = slots + 0", "order", place(6)),
         ("last_of_each(slots), slots,", "last_of_each(slots[::-1])[::-1], slots,", "order", WRITTEN),
     ),
     *of(
-        "verbs/sequence_priority.py",
+        "ops/sequence_priority.py",
         ("priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(loss_mask.sum(axis=-1), 1)", "jnp.maximum(loss_mask.shape[-1], 1 + 0 * loss_mask.sum(axis=-1))", "weights", REDUCED),
     ),
     *of(
-        "door/order.py",
+        "dispatch/read_before_write.py",
         ("return waiting(state, reads) if reads else state", "return state", "order", IN_PLACE),
         ("    if len(here) < len(reads):\n", "    if False:\n", "order", ("test_in_place.py", "own_trace")),
         (" if _trace_of(read) is _trace_of(state.fault)]", "]", "order", ("test_in_place.py", "own_trace")),
@@ -239,15 +239,15 @@ MUTANTS = [
         ("self.of(fault).append(weakref.ref(read))", "self.of(fault).append(lambda: read)", "order", ("test_in_place.py", "outlives")),
     ),
     *of(
-        "verbs/read.py",
-        ("    order.note_read(state, slot)\n", "", "order", IN_PLACE),
+        "ops/read.py",
+        ("    read_before_write.note_read(state, slot)\n", "", "order", IN_PLACE),
     ),
     *of(
         "mesh/sample.py",
-        ("    order.note_read(state, batch.ids.slot)\n", "", "order", ("test_in_place.py", "mesh")),
+        ("    read_before_write.note_read(state, batch.ids.slot)\n", "", "order", ("test_in_place.py", "mesh")),
     ),
     *of(
-        "verbs/check_in_place.py",
+        "ops/check_in_place.py",
         ("    _refuse_copies(program.written_whole(arrays))\n", "", "order", ("test_in_place.py", "finds_copies")),
         ("    _refuse_lost(program.not_in_place([at", "    (program.not_in_place([at", "order", ("test_in_place.py", "no_result_takes")),
         ("if large > _SLOWER * small:", "if False:", "order", ("test_in_place.py", "times")),
@@ -261,7 +261,7 @@ MUTANTS = [
         (' or root.opcode in _WRITES_ROWS:', ":", "order", ("test_in_place.py", "passes")),
     ),
     *of(
-        "verbs/add.py",
+        "ops/add.py",
         ("nothing = ring.has_come_around() & ~sampler.can_sample(index, ring)", "nothing = ring.has_come_around() & False", "episode end", NOTHING),
         ("nothing = ring.has_come_around() & ~sampler", "nothing = ~sampler", "episode end", NOTHING),
         ("new.following, observation=observation)", "new.following)", "episode end", BROKEN),
@@ -287,7 +287,7 @@ MUTANTS = [
         ("kept, lost = self._keep(ring, tie(span.slots, broken), ends", "kept, lost = self._keep(ring, span.slots, ends", "order", ("test_contracts.py", "")),
     ),
     *of(
-        "verbs/raise_on_fault.py",
+        "ops/raise_on_fault.py",
         ("    return state.ring.has_come_around() & ~state", "    return state.ring.has_come_around() | ~state", "episode end", ("test_windows.py", "draw_again")),
         ("    return bool(np.asarray(nothing(state)).any())", "    return bool(np.asarray(nothing(state)).all())", "episode end", ("test_windows.py", "draw_again")),
     ),
@@ -296,12 +296,12 @@ MUTANTS = [
         ("(self.stored == self.head_capacity).any()", "(self.stored == self.head_capacity).all()", "episode end", ("test_windows.py", "in_vain")),
     ),
     *of(
-        "mesh/parts.py",
+        "mesh/shards.py",
         ("full = next(at for at, block in enumerate(blocks) if block.size)", "full = 0", "seam", ("test_empty_leaves.py", "shards")),
         ("                if block.size\n", "                if True\n", "seam", ("test_empty_leaves.py", "shards")),
     ),
     *of(
-        "verbs/load.py",
+        "ops/load.py",
         ('end_episode(found.state) if episodes == "end"', 'found.state if episodes == "end"', "episode end", ("test_save.py", "open_episodes")),
         ('    check.choice("load", "episodes", episodes, get_args(Episodes))\n', "", "door", ("test_save.py", "open_episodes")),
     ),
@@ -310,11 +310,11 @@ MUTANTS = [
         ('end_episode(found.state)) if episodes', 'found.state) if episodes', "episode end", ("test_sharded_disk.py", "open_episodes")),
     ),
     *of(
-        "door/entry.py",
+        "dispatch/call.py",
         ("        return np.array(leaf)\n", "        return leaf\n", "door", DOOR),
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
         ("fixed = entry.looked_at(types, fixed)", "fixed = dict(fixed)", "door", ("test_door.py", "equals")),
-        ("            given = self.passed(self.of_types, given)\n            if", "            if", "door", ("test_door.py", "equals")),
+        ("            given = self.passed(self.of_types, given)\n            before", "            before", "door", ("test_door.py", "equals")),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
         ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
@@ -329,7 +329,7 @@ MUTANTS = [
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_door.py", "misuse")),
     ),
     *of(
-        "door/batches.py",
+        "dispatch/parse.py",
         ("envs_first=len(lead) == 2 and not time_major", "envs_first=False", "door", DOOR),
         ("    if jnp.ndim(leaf):\n        return False\n", "", "door", ("test_door.py", "misuse")),
         ("isinstance(leaf, int) and not isinstance(leaf, bool)", "type(leaf) is int", "door", ("test_door.py", "misuse")),
@@ -522,7 +522,7 @@ MUTANTS = [
         ("whether, which = jax.random.split(key)", "whether, which = key, key", "views", GOALS),
     ),
     *of(
-        "verbs/lanes.py",
+        "ops/lanes.py",
         (" | flags & STANDS_IN", "", "next observations", ("adapters/test_minari.py", "stood_in")),
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
         ("(oldest & ring.full(slots))", "(oldest & False)", "episode end", ("test_resize.py", "grows")),
@@ -535,11 +535,11 @@ MUTANTS = [
         ("is_open = (flags & ENDS == 0) &", "is_open = (flags & ENDS > 0) &", "episode end", ("test_split.py", "each_episode")),
     ),
     *of(
-        "verbs/remove.py",
+        "ops/remove.py",
         ("return done + number.size, _without(state, slots)", "return done + number.size, _without(state, jnp.where(done > 0, state.capacity, slots))", "count", ("test_remove_episodes.py", "")),
     ),
     *of(
-        "disk/history.py",
+        "checkpoint/incremental.py",
         ("if (now[rows.name] != before.hashes[rows.name])[same].any():", "if False:", "seam", ("test_save.py", "another_way")),
         ("return set(map(int, looked.cursor[3])) <= set(before.marks)", "return True", "seam", ("test_save.py", "mark or gone or way")),
         ("total = tuple(map(int, (1 + lap % 2**32) * store.room + at))", "total = tuple(map(int, store.room + at))", "next observations", ("test_save.py", "every_save or ends")),
@@ -549,31 +549,31 @@ MUTANTS = [
         ("_SEEN.get(folder, set()) & set(heads)", "_SEEN.get(folder, set())", "seam", ("test_save.py", "put_back")),
     ),
     *of(
-        "disk/trees.py",
+        "checkpoint/tree_json.py",
         ("if whole.num_leaves and jax.tree_util.treedef_is_leaf(whole):", "if jax.tree_util.treedef_is_leaf(whole):", "read", ("test_save.py", "optimiser")),
     ),
     *of(
-        "disk/interrupts.py",
+        "runtime/interrupts.py",
         ("            self.waiting.append((self.handler, number, frame))\n", "            self.handler(number, frame)\n", "order", ("test_save.py", "ctrl_c")),
         ("                if handler.waiting is not None:  # the block around this one has it wait\n", "                if False:\n", "order", ("adapters/test_datasets.py", "within_an_add")),
     ),
     *of(
-        "disk/files.py",
+        "checkpoint/files.py",
         ("            _bring(file.fileno(), final)\n", "", "order", ("test_save_crash.py", "moment")),
         ("        sync(parent)\n", "        pass\n", "order", ("test_save_crash.py", "moment")),
     ),
     *of(
-        "disk/writer.py",
+        "checkpoint/writer.py",
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
         ("secrets.randbelow(2**31 - 1) + 1", "1", "seam", ("test_save.py", "mark")),
         ("        files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})\n", "            pass\n", "order", ("test_save.py", "that_failed")),
     ),
     *of(
-        "disk/merge.py",
+        "checkpoint/compact.py",
         ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "overwritten")),
         ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
-        ("        container.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
+        ("        npy.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
         ("last == first or first <= begin", "True", "seam", ("test_save.py", "joined")),
     ),
     *of(
@@ -597,7 +597,7 @@ MUTANTS = [
         ("jnp.where(meant, numbers - first, part)", "jnp.where(meant, numbers - first, 0)", "mask", OVER_SHARDS),
     ),
     *of(
-        "mesh/route.py",
+        "mesh/update_by_id.py",
         ("jnp.where(shard == number, slot, NO_SLOT)", "slot", "generation check", ("test_sharded.py", "largest_priority")),
         ("jnp.where(exists | (ids.slot == NO_SLOT), ids.slot, _NOWHERE)", "ids.slot", "fault bit", ("test_sharded.py", "stale")),
         ("slot = jnp.where(mask, slot, NO_SLOT)", "slot = slot + 0", "mask", ("test_sharded.py", "devices or plain")),
@@ -611,11 +611,11 @@ MUTANTS = [
         ("shard = dataclasses.replace(shard, index=sampler.told(shard.index, of_all))", "pass", "weights", ("test_sharded.py", "largest_priority")),
     ),
     *of(
-        "mesh/entry.py",
+        "mesh/call.py",
         ("return isinstance(leaf, np.ndarray) and leaf.ndim > 0", "return False", "dtype", ("test_sharded_processes.py", "itself")),
     ),
     *of(
-        "mesh/agreement.py",
+        "mesh/gather_totals.py",
         ("    if others:\n", "    if False:\n", "seam", ("test_sharded.py", "along_another")),
     ),
     *of(
@@ -624,7 +624,7 @@ MUTANTS = [
         ("if all_have(failure is None, alone) and found is not None:", "if found is not None:", "read", ("test_sharded_disk.py", "damage")),
     ),
     *of(
-        "disk/whole.py",
+        "checkpoint/sharded_manifest.py",
         ("if part(own, expected.number) != expected:", "if False:", "seam", ("test_sharded_disk.py", "another_save")),
     ),
     *of(
@@ -639,14 +639,14 @@ MUTANTS = [
         ("return FifoIndex(index.unread - steps)", "return FifoIndex(index.unread * 0)", "queue", FIFO),
     ),
     *of(
-        "verbs/pop.py",
+        "ops/pop.py",
         ("read = jnp.maximum(given - keep, 0)", "read = given", "queue", ("test_fifo.py", "segments")),
         ("jnp.where(chosen, jnp.minimum(unread, count), 0)", "jnp.minimum(unread, count)", "queue", FIFO),
         ("of_lane(unread) - 1 - step", "of_lane(given) - 1 - step", "queue", FIFO),
         ("return after(state, batch), batch", "return state, batch", "order", ("test_fifo.py", "byte")),
     ),
     *of(
-        "verbs/add.py",
+        "ops/add.py",
         ("faults = bits_where(left_out, Fault.FULL)", "faults = bits_where(left_out & False, Fault.FULL)", "queue", FIFO),
         ("ring, slots = state.ring.with_gap(lanes, resets)", "ring, slots = state.ring, jnp.full(state.ring.lanes, state.capacity)", "queue", FIFO),
     ),
@@ -670,7 +670,7 @@ MUTANTS = [
         ("threading.Thread(target=lambda: found.append(config.jax_default_device))", "threading.Thread(target=lambda: found.append(None))", "platform", ("test_place.py", "everybody")),
     ),
     *of(
-        "disk/reader.py",
+        "checkpoint/reader.py",
         ("there = leaf.sharding if leaf.committed else None", "there = leaf.sharding", "platform", ("test_place.py", "free")),
     ),
     *of(
@@ -688,11 +688,11 @@ MUTANTS = [
         ("field.dtype.itemsize >= 8", "field.dtype.itemsize > 8", "dtype", ("test_guards.py", "64_bits")),
     ),
     *of(
-        "verbs/lanes.py",
+        "ops/lanes.py",
         ("return flat(parts[0] if len(parts) == 1", "return (lambda x: x.reshape(-1, *x.shape[2:]))(parts[0] if len(parts) == 1", "platform", ("test_empty_leaves.py", "moved or one_empty")),
     ),
     *of(
-        "verbs/rollout.py",
+        "ops/rollout.py",
         ("back = jnp.maximum(count - 1 - step, 0)", "back = jnp.maximum(ring.lane_length - 1 - step, 0)", "queue", ("test_rollout.py", "rollout")),
     ),
     *of(
@@ -741,13 +741,13 @@ MUTANTS = [
         ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("adapters/test_minari.py", "stands_in")),
     ),
     *of(
-        "../adapters/fbuf_adapters/_resume.py",
+        "ops/resume.py",
         ("if episodes == \"keep\":", "if True:", "adapters", ("adapters/test_buffers.py", "joins_no_row")),
         ("    buffer.end_episode()\n", "", "adapters", ("adapters/test_host.py", "store_ends")),
         ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("adapters/test_buffers.py", "one_of_two")),
     ),
     *of(
-        "../adapters/fbuf_adapters/_processes.py",
+        "runtime/processes.py",
         ("if get_spawning_popen() is not None:", "if False:", "adapters", ("adapters/test_buffers.py", "no_other_process")),
         ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("adapters/test_buffers.py", "no_other_process")),
     ),
@@ -759,7 +759,7 @@ MUTANTS = [
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
         ("drawn_seed() if seed is None else int(seed)", "0 if seed is None else int(seed)", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
         ("if state.fault is self._rows.owner.fault:", "if False:", "adapters", ("adapters/test_buffers.py", "same_arrays")),
-        ("        _processes.stays(cls)\n", "        pass\n", "adapters", ("adapters/test_buffers.py", "no_other_process")),
+        ("        processes.stays(cls)\n", "        pass\n", "adapters", ("adapters/test_buffers.py", "no_other_process")),
         ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "flags_of_several")),
         ("    if made is None:", "    if False:", "adapters", ("adapters/test_buffers.py", "returns_nothing")),
     ),
@@ -778,7 +778,7 @@ MUTANTS = [
         ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("adapters/test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_draws.py",
+        "../adapters/fbuf_adapters/pytorch/_batch_stream.py",
         ("if self._modes is not None:  # what", "if False:  # what", "adapters", ("adapters/test_buffers.py", "modes_of")),
         ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
     ),
@@ -804,11 +804,11 @@ MUTANTS = [
         ("if isinstance(made, TensorDictBase) or is_tensor_collection(made):", "if True:", "adapters", ("adapters/test_ends.py", "is_a_tensordict")),
     ),
     *of(
-        "../adapters/fbuf_adapters/gymnasium/_crew_collector.py",
+        "../adapters/fbuf_adapters/gymnasium/_pool_collector.py",
         ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("adapters/test_processes.py", "without_a_seed")),
     ),
     *of(
-        "../adapters/fbuf_adapters/host/_followed.py",
+        "host/next_obs_check.py",
         ("expected[of_kept] = some_numbers(kept.read(place[of_kept], number))", "expected[of_kept] = 0", "adapters", ("adapters/test_host.py", "restored_store")),
         ("place = place[rows]\n", "place = place[rows] * 0\n", "adapters", ("adapters/test_host.py", "not_follow or restored_store")),
     ),
@@ -842,7 +842,7 @@ MUTANTS = [
         (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
     *of(
-        "door/opaque.py",
+        "dispatch/torch_compile.py",
         ("function._torchdynamo_disable = _ASKED", "pass", "compile", ("adapters/test_torch_compile.py", "say_so")),
         ("        _tell()\n        return True", "        return True", "compile", ("adapters/test_torch_compile.py", "when_it_asks")),
         ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("adapters/test_torch_compile.py", "say_so")),
@@ -850,7 +850,7 @@ MUTANTS = [
         ("(skip, skip)", "(skip, frames._FrameAction.DEFAULT)", "compile", ("adapters/test_torch_compile.py", "breaks")),
     ),
     *of(
-        "disk/lock_file.py",
+        "checkpoint/lock_file.py",
         ("return None if state in \"ZX\" else numbers[18]", "return numbers[18]", "disk", ("test_disks.py", "killed")),
         ("if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):", "if holder is None:", "disk", ("test_disks.py", "elsewhere")),
         ("return started is None or (\"\" not in (started, holder.started) and started != holder.started)", "return started is None or started != holder.started", "disk", ("test_disks.py", "may_not_see")),
@@ -858,17 +858,17 @@ MUTANTS = [
         ("if os.getpid() == own.process and _holder(path) == own:", "if _holder(path) is not None:", "disk", ("test_disks.py", "fork_does")),
     ),
     *of(
-        "disk/paths.py",
+        "checkpoint/paths.py",
         ("if _URL.match(named):", "if False:", "disk", ("test_disks.py", "url_is_no")),
         ("pathlib.Path(named).expanduser().resolve()", "pathlib.Path(named).resolve()", "disk", ("test_save.py", "misuse")),
     ),
     *of(
-        "disk/room.py",
+        "checkpoint/free_space.py",
         ("        if error.errno in _FULL:", "        if False:", "disk", ("test_disks.py", "full_disk_says")),
         ("_FULL = {errno.ENOSPC, errno.EDQUOT}", "_FULL = {errno.ENOSPC}", "disk", ("test_disks.py", "quota")),
     ),
     *of(
-        "verbs/fields.py",
+        "ops/fields.py",
         ("first = jnp.minimum(turn * step, capacity - step)", "first = jnp.minimum(turn * step, capacity - step) * 0", "disk", ("test_disks.py", "in_parts")),
         ("whole = any(begin.startswith(f\"{name}.\") for name in drop)", "whole = False", "disk", ("test_disks.py", "cannot_be_changed")),
         ("        if not jax.tree.leaves(inner):", "        if whole:", "disk", ("test_disks.py", "cannot_be_changed")),
@@ -876,20 +876,20 @@ MUTANTS = [
         ("        if more or less:\n", "        if False:\n", "disk", ("test_disks.py", "fields_are")),
     ),
     *of(
-        "verbs/lanes.py",
+        "ops/lanes.py",
         ("return self.size[None] - kept[None] + step", "return step", "seam", ("test_extend.py", "dealt")),
         ("return self._place(step, kept) < 0 if self.together else None", "return None", "mask", ("test_extend.py", "dealt")),
     ),
     *of(
-        "verbs/extend.py",
+        "ops/extend.py",
         ("        resets = state.ring.open.resets\n", "        resets = new.ring.open.resets\n", "episode end", ("test_extend.py", "reset")),
     ),
     *of(
-        "verbs/add.py",
+        "ops/add.py",
         ("if terminated is None and truncated is None and new.lead.size >= _MANY:", "if False:", "order", ("test_contracts.py", "beforehand")),
     ),
     *of(
-        "verbs/check_finite.py",
+        "ops/check_finite.py",
         ("can = there & (flags & (REMOVED | DUMMY) == 0)", "can = there", "mask", ("test_check_finite.py", "nobody")),
         ("found.setdefault(names[number], []).append(part[of_leaf])", "found[names[number]] = [part[of_leaf]]", "count", ("test_check_finite.py", "parts")),
         ("of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)", "of_end = ends[slot]", "mask", ("test_check_finite.py", "overwritten")),
@@ -943,11 +943,11 @@ MUTANTS = [
         ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
     ),
     *of(
-        "disk/background.py",
+        "checkpoint/background.py",
         ("        with self._running:\n            pass", "        [t.join() for t in threading.enumerate() if t.name.startswith(\"fbuf.save\")]", "disk", ("test_save.py", "interrupted_waits")),
     ),
     *of(
-        "../adapters/fbuf_adapters/_worker.py",
+        "runtime/thread.py",
         ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
     ),
     *of(
@@ -955,15 +955,15 @@ MUTANTS = [
         ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
     ),
     *of(
-        "disk/lock.py",
+        "checkpoint/lock.py",
         ("            raise OSError(error.errno, error.strerror, str(folder / NAME)) from error", "            raise", "disk", ("test_disks.py", "names_its_file")),
     ),
     *of(
-        "disk/room.py",
+        "checkpoint/free_space.py",
         ("        raise OSError(error.errno, f\"{error.strerror}: {where}\", str(folder)) from error", "        raise", "disk", ("test_disks.py", "broken")),
     ),
     *of(
-        "../adapters/fbuf_adapters/_fixed.py",
+        "runtime/fixed_arguments.py",
         ("            if name not in but and not hasattr(kind, name):", "            if False:", "adapters", ("adapters/test_taken.py", "cannot_be_set")),
     ),
     *of(
@@ -985,15 +985,15 @@ MUTANTS = [
         ("    if field in leaves:  # an array: `observation.camera` is another field", "    if False:", "adapters", ("adapters/test_minari.py", "dot")),
     ),
     *of(
-        "door/batches.py",
+        "dispatch/parse.py",
         ("return isinstance(number, float) or int(np.asarray(number, dtype)) == number", "return True", "door", ("test_door.py", "")),
     ),
     *of(
-        "verbs/raise_on_fault.py",
+        "ops/raise_on_fault.py",
         ("    return state.ring.has_come_around() & ~", "    return (state.fault > 0) & ~", "mask", ("test_windows.py", "lost_their")),
     ),
     *of(
-        "mesh/whole.py",
+        "mesh/split.py",
         ("        return full & ~can", "        return full", "mask", ("test_windows.py", "lost_their")),
     ),
 ]

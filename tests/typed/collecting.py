@@ -8,9 +8,9 @@ import gymnasium
 import jax
 import numpy as np
 from fbuf_adapters.gymnasium import Collector, ProcessCollector
-from fbuf_adapters.host import HostStore
 
 import fbuf
+from fbuf.host import HostStore
 
 
 def policy(observation: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

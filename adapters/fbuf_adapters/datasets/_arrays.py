@@ -42,7 +42,7 @@ def from_arrays(
             buffer has one number. Names are the collectors': `observation`,
             `action`, `reward`.
         into: A `fbuf.State` without `num_envs`, which is consumed as by `fbuf.add`; or such a
-            `fbuf_adapters.host.HostStore`, to which is added in place. None makes a `fbuf.State`
+            `fbuf.host.HostStore`, to which is added in place. None makes a `fbuf.State`
             with room for just these rows, and for all last observations.
         terminated: `[N]` or `[N, 1]`, bools or numbers 0 and 1: the episode ended by itself at this
             row.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fbuf.checkpoint import paths
 from fbuf.checks import values as check
-from fbuf.disk import paths
 from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.disk import paths
+from fbuf.checkpoint import paths
 from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError

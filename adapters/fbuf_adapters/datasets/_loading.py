@@ -12,7 +12,7 @@ import jax
 from tqdm import tqdm
 
 import fbuf
-from fbuf.disk.interrupts import uninterrupted
+from fbuf.runtime.interrupts import uninterrupted
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under, without

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from fbuf.disk import paths
+from fbuf.checkpoint import paths
 from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.door.entry import refuse_consumed
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.host import HostStore
 from fbuf.storage.ring import CUT, DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
-from fbuf_adapters.host import HostStore
 
 _MOST_ROWS = 2**14
 _MOST_BYTES = 2**22

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.disk.interrupts import uninterrupted
-from fbuf.door.entry import refuse_consumed
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.host import HostStore
+from fbuf.runtime.interrupts import uninterrupted
 from fbuf.storage.ring import STANDS_IN
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array
-from fbuf_adapters.host import HostStore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.disk import files, paths, room
+from fbuf.checkpoint import files, free_space, paths
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array, named, under
 from fbuf_adapters.datasets._flat import LAST
@@ -101,7 +101,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     nbytes = sum(array.nbytes for array in small.values()) + len(rows) * sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named(stored.item).values()
     )
-    with room.explained(where, final.parent, nbytes):
+    with free_space.explained(where, final.parent, nbytes):
         files.write(final.parent, {final.name: write})
 
 

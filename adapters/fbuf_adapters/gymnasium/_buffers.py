@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.door.entry import refuse_consumed
-from fbuf_adapters.host import HostStore
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.host import HostStore
 
 Envs = np.ndarray[Any, np.dtype[np.bool_]]
 

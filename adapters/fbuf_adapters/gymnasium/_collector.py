@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from fbuf.checks import values as check
-from fbuf.disk.interrupts import uninterrupted
-from fbuf_adapters._blank import blank_specs
+from fbuf.runtime.interrupts import uninterrupted
+from fbuf_adapters._extra_fields import blank_specs
 from fbuf_adapters.gymnasium import _closing
 from fbuf_adapters.gymnasium._background import Background, Failed
 from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk_writer import SMALL, Target
 from fbuf_adapters.gymnasium._episodes import Episodes
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._limit import limit
 from fbuf_adapters.gymnasium._producer import Producer
 from fbuf_adapters.gymnasium._progress import bar
 from fbuf_adapters.gymnasium._stepper import Stepper
-from fbuf_adapters.gymnasium._target import SMALL, Target
+from fbuf_adapters.gymnasium._timeout import limit
 
 _PATIENCE = 5.0
 """Seconds that a step may take when the collector is closed."""

@@ -10,11 +10,11 @@ import threading
 import time
 from typing import Any
 
-from fbuf_adapters.gymnasium._crew import START, Ended
+from fbuf_adapters.gymnasium._heartbeat import STARTING, Board, in_words
 from fbuf_adapters.gymnasium._messages import Command, Failed, Filled, Ready
-from fbuf_adapters.gymnasium._place import STARTING, Board, in_words
 from fbuf_adapters.gymnasium._spawn import UNGUARDED, spawn
-from fbuf_adapters.gymnasium._worker import Job, work
+from fbuf_adapters.gymnasium._worker_main import Job, work
+from fbuf_adapters.gymnasium._worker_pool import START, Ended
 
 
 class Process:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
-from fbuf_adapters._blank import blank_specs
-from fbuf_adapters.gymnasium._crew import Crew
-from fbuf_adapters.gymnasium._crew_collector import (
+from fbuf_adapters._extra_fields import blank_specs
+from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._heartbeat import SIZE, Board
+from fbuf_adapters.gymnasium._info import Asked
+from fbuf_adapters.gymnasium._pool_collector import (
     CrewCollector,
     Mode,
     check_arguments,
@@ -16,15 +18,13 @@ from fbuf_adapters.gymnasium._crew_collector import (
     payload,
     some_seed,
 )
-from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._memory import Memory
-from fbuf_adapters.gymnasium._place import SIZE, Board
 from fbuf_adapters.gymnasium._process import Process
-from fbuf_adapters.gymnasium._slots import Room
+from fbuf_adapters.gymnasium._shared_chunks import Room
+from fbuf_adapters.gymnasium._shared_memory import Memory
 from fbuf_adapters.gymnasium._spawn import end_if_unguarded, script_without_a_file
 from fbuf_adapters.gymnasium._weights import Weights
-from fbuf_adapters.gymnasium._worker import Job
+from fbuf_adapters.gymnasium._worker_main import Job
+from fbuf_adapters.gymnasium._worker_pool import Crew
 
 _OWNER = "ProcessCollector"
 

@@ -12,8 +12,8 @@ import numpy as np
 from fbuf_adapters.gymnasium._autoreset import autoreset
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._closing import close
-from fbuf_adapters.gymnasium._ends import NO_FINAL, final_observation, has_finals
 from fbuf_adapters.gymnasium._errors import CollectorError
+from fbuf_adapters.gymnasium._final_obs import NO_FINAL, final_observation, has_finals
 from fbuf_adapters.gymnasium._info import Asked, Info, as_dict
 from fbuf_adapters.gymnasium._policy import Actor
 from fbuf_adapters.gymnasium._rows import Rows

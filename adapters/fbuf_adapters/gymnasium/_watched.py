@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from fbuf_adapters.gymnasium._place import POLICY, Board
+from fbuf_adapters.gymnasium._heartbeat import POLICY, Board
 from fbuf_adapters.gymnasium._spaces import space_specs
 from fbuf_adapters.gymnasium._trees import matched, paths
 

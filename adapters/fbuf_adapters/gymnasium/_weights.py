@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._memory import Memory
+from fbuf_adapters.gymnasium._shared_memory import Memory
 
 _HEADER = 64
 """Bytes before the arrays: the number of writes, and of each slot which write it has, and a sum."""

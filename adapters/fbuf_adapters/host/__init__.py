@@ -1,9 +1,6 @@
-"""Rows in host memory, or in files, with flags and indices on the device."""
+"""The old name of `fbuf.host`; it goes with version 0.4."""
 
-from fbuf.door.opaque import opaque_all as _opaque_all
-from fbuf_adapters.host._batches import Batches as Batches
-from fbuf_adapters.host._store import HostStore as HostStore
+from fbuf.host import Batches as Batches
+from fbuf.host import HostStore as HostStore
 
 __all__ = ["Batches", "HostStore"]
-
-_opaque_all(globals()[name] for name in __all__)

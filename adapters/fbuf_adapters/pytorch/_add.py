@@ -9,8 +9,8 @@ import jax
 import jax.core
 
 import fbuf
-from fbuf.door import entry
-from fbuf_adapters.pytorch import _feed, _tensors
+from fbuf.dispatch import call
+from fbuf_adapters.pytorch import _inputs, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert
 
 
@@ -84,15 +84,15 @@ def add_from_torch(
 
     def feed_all(given: dict[str, Any]) -> dict[str, Any]:
         devices = state.fault.sharding.device_set
-        return convert("add_from_torch", given, lambda leaf: _feed.feed(leaf, narrow, devices))
+        return convert("add_from_torch", given, lambda leaf: _inputs.feed(leaf, narrow, devices))
 
     if state.fault.is_deleted():
-        entry.refuse_consumed("add", state)
-    leaves, structure = _feed.ready(fbuf.add, lambda: state, given, feed_all, narrow=narrow)
+        call.refuse_consumed("add", state)
+    leaves, structure = _inputs.ready(fbuf.add, lambda: state, given, feed_all, narrow=narrow)
     added = _compiled(state, structure.unflatten(leaves), time_major=time_major)
     _refuse_traced(added)
-    if _feed.on_gpu(given):
-        _feed.let_torch_wait(added.fault)
+    if _inputs.on_gpu(given):
+        _inputs.let_torch_wait(added.fault)
     else:
         added.fault.block_until_ready()  # and so is all else, being of one program
     return added

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.disk import trees
-from fbuf_adapters.host import HostStore
-from fbuf_adapters.pytorch import _dtypes, _encoded
+from fbuf.checkpoint import tree_json
+from fbuf.host import HostStore
+from fbuf_adapters.pytorch import _dtypes, _tensor_json
 from fbuf_adapters.pytorch._error import describe
 from fbuf_adapters.pytorch._from_torch import from_torch
 from fbuf_adapters.pytorch._item import Learned, example, learn
@@ -150,8 +150,8 @@ def beside(where: str, run: Run, init: functools.partial[fbuf.State[Any]], extra
         "ahead": run.ahead,
     }
     return {
-        _OF_DISK: _encoded.encode(f"{where} (batches drawn ahead)", own),
-        "extra": _encoded.encode(f"{where} extra", extra),
+        _OF_DISK: _tensor_json.encode(f"{where} (batches drawn ahead)", own),
+        "extra": _tensor_json.encode(f"{where} extra", extra),
     }
 
 
@@ -189,8 +189,8 @@ def read(
         )
     what = f"{where} {os.fspath(path)!r}"
     try:
-        saved = _encoded.decode(whole[_OF_DISK], _CPU)
-        extra = _encoded.decode(whole["extra"], _CPU)
+        saved = _tensor_json.decode(whole[_OF_DISK], _CPU)
+        extra = _tensor_json.decode(whole["extra"], _CPU)
         if saved["version"] != VERSION:
             raise fbuf.CheckpointError(
                 f"{what} has version {saved['version']}, but this release reads version {VERSION}; "
@@ -227,7 +227,7 @@ def _seed(saved: Mapping[str, Any]) -> int:
 
 def _is_plain(tree: Any) -> bool:
     """Whether a tree can be made again without an example."""
-    return not trees.classes(trees.described(tree, lambda leaf: None))
+    return not tree_json.classes(tree_json.described(tree, lambda leaf: None))
 
 
 def _check(

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 
 import fbuf
+from fbuf.host import HostStore
 from fbuf.views import View
-from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._drawer import Recipe
-from fbuf_adapters.pytorch._host_drawer import HostDrawer
+from fbuf_adapters.pytorch._host_programs import HostDrawer
 from fbuf_adapters.pytorch._owner import Owner, Verb
+from fbuf_adapters.pytorch._programs import Recipe
 
 
 class HostOwner(Owner):

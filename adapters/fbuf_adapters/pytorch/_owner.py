@@ -20,11 +20,11 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf.runtime import wait as waits
 from fbuf.views import View
-from fbuf_adapters import _wait
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._drawer import Drawer, Recipe
+from fbuf_adapters.pytorch._programs import Drawer, Recipe
 
 Verb = Callable[..., fbuf.State[Any]]
 
@@ -105,7 +105,7 @@ class Owner:
         in_place = layout.alone or any(isinstance(leaf, jax.Array) for leaf in others)
         if wait and in_place:  # of a program all results are ready at once
             fault = operator.itemgetter(self._fault)
-            waiting = _wait.steps(map(fault, self._kept), map(fault, self._kept))
+            waiting = waits.steps(map(fault, self._kept), map(fault, self._kept))
             steps = itertools.chain(steps, waiting)
         kind = (program, *map(_kind, others))
         self._calls(kind, functools.partial(collections.deque, steps, 0))

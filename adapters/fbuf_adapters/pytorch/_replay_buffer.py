@@ -15,31 +15,32 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf.checkpoint import paths
 from fbuf.checks import values as check
-from fbuf.disk import paths
+from fbuf.host import HostStore
+from fbuf.ops import resume
+from fbuf.ops.resume import Episodes
+from fbuf.runtime import fixed_arguments, processes
+from fbuf.runtime.thread import Cancelled
 from fbuf.samplers import Sampler
 from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
-from fbuf_adapters import _fixed, _processes, _resume
-from fbuf_adapters._resume import Episodes
-from fbuf_adapters._worker import Cancelled
-from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import (
     _checkpoint,
     _containers,
+    _delivery,
     _dtypes,
-    _feed,
-    _handover,
-    _lanes,
+    _inputs,
     _listed,
     _reading,
     _sizes,
     _taken,
     _tensors,
+    _time_major,
     _words,
 )
+from fbuf_adapters.pytorch._batch_stream import Draws
 from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._draws import Draws
 from fbuf_adapters.pytorch._error import InteropError, convert
 from fbuf_adapters.pytorch._host_owner import HostOwner
 from fbuf_adapters.pytorch._item import Learned, learn
@@ -66,7 +67,7 @@ class _Rows:
     blank: jax.Array | None
 
 
-@_fixed.arguments(beta="sample", alpha="update_priority")
+@fixed_arguments.arguments(beta="sample", alpha="update_priority")
 class ReplayBuffer:
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
@@ -128,7 +129,7 @@ class ReplayBuffer:
             transform, drop the batches drawn ahead; they are drawn again.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
-            A directory: in files on its disk, see `fbuf_adapters.host.HostStore`. A `HostStore`
+            A directory: in files on its disk, see `fbuf.host.HostStore`. A `HostStore`
             made with the same arguments: those that it has, such as a data set; it is the buffer's
             from then on. What lies on `device` is 1 to 6 bytes a row, and up to 5 more with
             `next_of`. All methods are as without, but for `state`.
@@ -247,7 +248,7 @@ class ReplayBuffer:
             transform = functools.partial(_returned, transform)
         if view == fbuf.Item():
             transform = functools.partial(_as_given, self._rebuild, transform)
-        self._handover = _handover.Handover(int64, transform, pin_memory, self._to)
+        self._handover = _delivery.Handover(int64, transform, pin_memory, self._to)
         self._draws = Draws(
             key=jax.device_put(jax.random.key(self._seed), self._jax_device),
             in_order=sampler.in_order,
@@ -256,7 +257,7 @@ class ReplayBuffer:
             batch_size=batch_size,
             prefetch=prefetch,
             handover=self._handover,
-            stream=_handover.stream_for(self._device, self._to) if prefetch else None,
+            stream=_delivery.stream_for(self._device, self._to) if prefetch else None,
             takes_modes=takes_modes,
         )
         if isinstance(host, HostStore):
@@ -812,7 +813,7 @@ class ReplayBuffer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _processes.stays(cls)
+        processes.stays(cls)
 
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""
@@ -839,7 +840,7 @@ class ReplayBuffer:
         self, state_dict: dict[str, Any], episodes: Episodes, check: Callable[[], object]
     ) -> None:
         """As `load_state_dict`; `check` may raise before anything has changed."""
-        _resume.check(f"{_NAME}.load_state_dict", episodes)
+        resume.check(f"{_NAME}.load_state_dict", episodes)
         with self.lock:
             self._check_open("load_state_dict")
             where = _where("load_state_dict")
@@ -860,7 +861,7 @@ class ReplayBuffer:
         check: Callable[[Any], None],
     ) -> Any:
         """As `load`; `check` may raise at what was saved beside, before anything has changed."""
-        _resume.check(f"{_NAME}.load", episodes)
+        resume.check(f"{_NAME}.load", episodes)
         with self.lock:
             self._check_open("load")
             where, known = _where("load"), self._rows
@@ -955,7 +956,7 @@ class ReplayBuffer:
         """What was saved, as this buffer has it."""
         run = _checkpoint.load(where, saved, self._init, self._batch_size)
         if run.state is not None:
-            run = dataclasses.replace(run, state=_resume.resumed(run.state, episodes))
+            run = dataclasses.replace(run, state=resume.resumed(run.state, episodes))
         return self._resumed(where, run)
 
     def _resumed(
@@ -1068,7 +1069,7 @@ class ReplayBuffer:
             if axes:
                 ndim = rows.learned.first_ndim
                 if self._num_envs is not None and not time_major:
-                    instead = _lanes.steps_first(given, self._num_envs, ndim) or {}
+                    instead = _time_major.steps_first(given, self._num_envs, ndim) or {}
                     time_major = bool(instead)
                 axis, lead = 0 if time_major else self._leading, 1 + self._leading
                 turned = given | instead
@@ -1122,7 +1123,7 @@ class ReplayBuffer:
         verb: Callable[..., fbuf.State[Any]],
         given: dict[str, Any],
         instead: dict[str, Any],
-        feed_all: _feed.FeedAll,
+        feed_all: _inputs.FeedAll,
         as_given: Callable[..., fbuf.State[Any]],
         **static: Any,
     ) -> None:
@@ -1133,7 +1134,7 @@ class ReplayBuffer:
         """
 
         def ready(given: dict[str, Any]) -> tuple[list[Any], Any]:
-            return _feed.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+            return _inputs.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
 
         try:
             self._make_change(owner, verb, given, *ready(given | instead), **static)
@@ -1155,10 +1156,10 @@ class ReplayBuffer:
         **static: Any,
     ) -> None:
         of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
-        by_streams = not of_host and _feed.on_gpu(given)
+        by_streams = not of_host and _inputs.on_gpu(given)
         owner.change(verb, leaves, structure, wait=not by_streams, **static)
         if by_streams:
-            _feed.let_torch_wait(owner.fault)
+            _inputs.let_torch_wait(owner.fault)
 
     def _feed_row(self, leaf: Any) -> Any:
         """A leaf of an item: a tensor, and nothing else."""
@@ -1172,7 +1173,7 @@ class ReplayBuffer:
             return leaf
         if self._to is not None and leaf.device != self._device and _same(leaf.device, self._to):
             leaf = leaf.to(self._device)
-        return _feed.feed_narrow(leaf, {self._jax_device})
+        return _inputs.feed_narrow(leaf, {self._jax_device})
 
     def _check_open(self, function: str) -> None:
         if self._closed:
@@ -1213,7 +1214,7 @@ class ReplayBuffer:
         return rows
 
 
-_processes.stays(ReplayBuffer)
+processes.stays(ReplayBuffer)
 
 
 def _as_given(

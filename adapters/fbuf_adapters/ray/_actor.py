@@ -10,10 +10,10 @@ from typing import Any, cast
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from fbuf_adapters.gymnasium._crew import START, Ended
+from fbuf_adapters.gymnasium._heartbeat import STARTING, WAITING, in_words
 from fbuf_adapters.gymnasium._messages import Command, Failed, Filled, Ready
-from fbuf_adapters.gymnasium._place import STARTING, WAITING, in_words
-from fbuf_adapters.gymnasium._slots import Room, Slots
+from fbuf_adapters.gymnasium._shared_chunks import Room, Slots
+from fbuf_adapters.gymnasium._worker_pool import START, Ended
 from fbuf_adapters.ray._stepping import CONTROL, Stepping
 from fbuf_adapters.ray._weights import Weights
 

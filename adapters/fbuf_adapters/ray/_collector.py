@@ -7,9 +7,9 @@ from typing import Any
 
 import ray
 
-from fbuf_adapters._blank import blank_specs
-from fbuf_adapters.gymnasium._crew import Crew
-from fbuf_adapters.gymnasium._crew_collector import (
+from fbuf_adapters._extra_fields import blank_specs
+from fbuf_adapters.gymnasium._info import Asked
+from fbuf_adapters.gymnasium._pool_collector import (
     CrewCollector,
     Mode,
     check_arguments,
@@ -17,8 +17,8 @@ from fbuf_adapters.gymnasium._crew_collector import (
     payload,
     some_seed,
 )
-from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._slots import Room
+from fbuf_adapters.gymnasium._shared_chunks import Room
+from fbuf_adapters.gymnasium._worker_pool import Crew
 from fbuf_adapters.ray._actor import Actor, Job, wait
 from fbuf_adapters.ray._weights import Weights
 

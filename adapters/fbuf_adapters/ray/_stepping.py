@@ -14,11 +14,11 @@ import numpy as np
 import ray
 
 from fbuf_adapters.gymnasium._chunk import Chunk
-from fbuf_adapters.gymnasium._memory import Memory
+from fbuf_adapters.gymnasium._heartbeat import POLICY, SIZE, STARTING, WAITING, Board, Stopped
 from fbuf_adapters.gymnasium._messages import Command, Failed, Filled, Ready
-from fbuf_adapters.gymnasium._place import POLICY, SIZE, STARTING, WAITING, Board, Stopped
-from fbuf_adapters.gymnasium._station import Station
+from fbuf_adapters.gymnasium._shared_memory import Memory
 from fbuf_adapters.gymnasium._stepper import Stepper
+from fbuf_adapters.gymnasium._worker_envs import Station
 
 Stamped = tuple[int, list[Any]]
 """A version, and its weights: a reference to a list of arrays. It is in a list of its own, so that

@@ -16,12 +16,12 @@ from tensordict import TensorDict, TensorDictBase
 
 import fbuf
 from fbuf.checks import values as check
+from fbuf.host import HostStore
+from fbuf.ops.resume import Episodes
+from fbuf.runtime import fixed_arguments, processes
 from fbuf.samplers import Sampler
 from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
-from fbuf_adapters import _fixed, _processes
-from fbuf_adapters._resume import Episodes
-from fbuf_adapters.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._unpack import free
@@ -45,7 +45,7 @@ class _NothingToDraw(RuntimeError):
     """To tell it from other errors; users see a RuntimeError."""
 
 
-@_fixed.arguments()
+@fixed_arguments.arguments()
 class TensorDictReplayBuffer:
     """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 
@@ -721,7 +721,7 @@ class TensorDictReplayBuffer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _processes.stays(cls)
+        processes.stays(cls)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents.
@@ -729,7 +729,7 @@ class TensorDictReplayBuffer:
         Raises:
             TypeError: If it is to be sent to another process by `multiprocessing`.
         """
-        _processes.check_stays(self)
+        processes.check_stays(self)
         saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
         with self.buffer.lock:
             torch.save(self.state_dict(), saved)
@@ -931,7 +931,7 @@ class TensorDictReplayBuffer:
         return rows
 
 
-_processes.stays(TensorDictReplayBuffer)
+processes.stays(TensorDictReplayBuffer)
 
 
 def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:

@@ -1,0 +1,133 @@
+"""What a batch goes through between JAX and the user's hands, and on which stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+
+from fbuf.runtime import wait
+from fbuf_adapters.pytorch import _lifetime
+from fbuf_adapters.pytorch._to_torch import platform
+from fbuf_adapters.pytorch._tree import map_tensors
+from fbuf_adapters.pytorch._unpack import Axes, Unpack
+
+_SHORT = (torch.int32, torch.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A batch that a program has drawn.
+
+    Attributes:
+        arrays: All of it, packed.
+        unpack: What makes leaves of it.
+        tree: The structure that they are the leaves of.
+        size: How many rows the user asked for.
+        axes: The axis of each leaf that its rows are on, None if they are on none; None if there
+            are just as many.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    unpack: Unpack
+    tree: Any
+    size: int
+    axes: Axes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """How batches are handed over, in this order.
+
+    Attributes:
+        int64: Make 32-bit integers int64.
+        transform: The user's function of a batch; None is none.
+        pin_memory: Move every tensor to pinned memory, whatever its container says of itself.
+        to: The device to move every tensor to, after that; None is none.
+    """
+
+    int64: bool
+    transform: Callable[[Any], Any] | None
+    pin_memory: bool
+    to: torch.device | None
+
+    def __call__(self, drawn: Callable[[], Drawing]) -> Any:
+        """The batch as the user gets it."""
+        return self._made(drawn())
+
+    def at_once(self, drawn: Callable[[], Drawing]) -> Any:
+        """The same, for whoever waits for the batch."""
+        batch = drawn()
+        if platform(batch.arrays[0].sharding) == "cpu":
+            wait.wait(batch.arrays[0])
+        return self._made(batch)
+
+    def _made(self, drawn: Drawing) -> Any:
+        leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
+        batch = drawn.tree.unflatten(self.widened(leaves))
+        if self.transform is not None:
+            batch = self.transform(batch)
+        return self.place(batch)
+
+    def widened(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Leaves with the integers that the user wants."""
+        if not self.int64:
+            return leaves
+        return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
+
+    def place(self, batch: Any) -> Any:
+        """The batch where the user wants it."""
+        if self.pin_memory:
+            batch = map_tensors(batch, _pinned)
+        if self.to is not None:
+            device = self.to
+            # to the CPU nothing would wait for the copy
+            freely = device.type != "cpu"
+            batch = map_tensors(batch, lambda x: x.to(device, non_blocking=freely), moved_to=device)
+        return batch
+
+
+class Ahead:
+    """A batch made by another thread, on a stream of its own, for whoever takes it."""
+
+    def __init__(self, make: Callable[[], Any], stream: torch.cuda.Stream | None) -> None:
+        """Make it, now and in this thread."""
+        self._ready: torch.Event | None = None
+        if stream is None:
+            self._batch = make()
+            return
+        self._device = stream.device
+        with torch.cuda.stream(stream):
+            self._batch = make()
+            self._ready = stream.record_event()
+
+    def take(self) -> Any:
+        """The batch, for which the current stream has been told to wait."""
+        if self._ready is None:
+            return self._batch
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._ready)
+        _lifetime.taken_on(stream)
+
+        def used_here(tensor: torch.Tensor) -> torch.Tensor:
+            # or torch would give its memory away when the other stream is done with it
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+            return tensor
+
+        return map_tensors(self._batch, used_here)
+
+
+def stream_for(*devices: torch.device | None) -> torch.cuda.Stream | None:
+    """A stream to make batches on beside the learner's, if there is a GPU among the devices."""
+    for device in devices:
+        if device is not None and device.type == "cuda":
+            return torch.cuda.Stream(device)
+    return None
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.is_cpu else tensor

@@ -1,0 +1,127 @@
+"""Tensors as arguments of a compiled function, which reads them where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+import fbuf
+from fbuf.dispatch import call
+from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
+from fbuf_adapters.pytorch._error import InteropError, untraced
+
+FeedAll = Callable[[dict[str, Any]], dict[str, Any]]
+
+_FLAGS = ("terminated", "truncated", "mask")
+
+
+def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
+    """What a compiled function on these devices reads a leaf from: where it is, if possible."""
+    if not isinstance(leaf, torch.Tensor):
+        return untraced(leaf)  # fbuf.add looks after it
+    quick = _quickly_as_numpy(leaf, narrow)
+    if quick is not None:
+        return quick
+    _tensors.check(leaf)
+    tensor = _dtypes.fit(leaf, narrow)
+    if not tensor.is_cuda:
+        return _as_numpy(tensor)
+    shared = tensor.dtype != torch.bool and _from_torch.obstacle(tensor) is None
+    array = _from_torch.alias(tensor if shared else _from_torch.own(tensor))
+    if array.sharding.device_set != devices:
+        raise InteropError(
+            f"lies on {tensor.device}, but the buffer does not; use .cpu(), or move the buffer "
+            "with jax.device_put"
+        )
+    return array
+
+
+def _quickly_as_numpy(tensor: torch.Tensor, narrow: bool) -> np.ndarray[Any, Any] | None:
+    """A NumPy array on the memory of a tensor, if that is all there is to it.
+
+    Most tensors are like that, and to ask each for everything that it might be takes longer than
+    the rest of adding it. `Tensor.numpy` asks as well, and refuses.
+    """
+    dtype = tensor.dtype
+    long = dtype is torch.int64 and narrow and not _dtypes.x64()
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu
+    if not plain or not (long or dtype in _dtypes.QUICK):
+        return None
+    try:
+        if tensor.untyped_storage().data_ptr() == 0:  # a stand-in, of which NumPy would make junk
+            return None
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    if long:
+        small = array.astype(np.int32)
+        return small if (small == array).all() else None
+    return array.view(np.uint8) != 0 if dtype is torch.bool else array  # bool: see own
+
+
+def _as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy array on the memory of a CPU tensor; into `jit` it goes faster than by DLPack."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    dtype = tensor.dtype
+    if dtype in _dtypes.BITS:
+        return tensor.view(_dtypes.BITS[dtype]).numpy().view(_dtypes.DTYPES[dtype])
+    if dtype is torch.bool:  # see own
+        return tensor.numpy().view(np.uint8) != 0
+    return tensor.numpy()
+
+
+def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
+    """The same for one with integers of 64 bits, which are torch's habit: in 32, if they fit."""
+    if tensor.dtype in (torch.float64, torch.complex128) and not _dtypes.x64():
+        raise InteropError(
+            "is 64-bit, and JAX would keep 32 bits; use .float() or the like, or "
+            "jax.config.update('jax_enable_x64', True)"
+        )
+    return feed(tensor, True, devices)
+
+
+def ready(
+    verb: Callable[..., fbuf.State[Any]],
+    state: Callable[[], fbuf.State[Any]],
+    given: dict[str, Any],
+    feed_all: FeedAll,
+    *,
+    narrow: bool,
+) -> tuple[list[Any], Any]:
+    """The arguments of one of fbuf's functions, ready for a compiled form of it, as leaves.
+
+    `given` are the arguments by name, and `feed_all` makes these ready, or refuses one by its name.
+    It need not be called for what most arguments are: plain tensors on CPU.
+    """
+    leaves, structure = jax.tree.flatten(given)
+    # Flags may be Python's; what is such a leaf of an item is seen to by `feed_all`.
+    flags = sum(type(given.get(name)) is bool for name in _FLAGS)
+    fed: list[Any] = []
+    for leaf in leaves:
+        ready = None
+        if isinstance(leaf, torch.Tensor):
+            ready = _quickly_as_numpy(leaf, narrow)
+        elif type(leaf) is bool and flags:
+            ready, flags = leaf, flags - 1
+        if ready is None:
+            break
+        fed.append(ready)
+    if len(fed) < len(leaves):
+        return jax.tree.flatten(call.checked(verb, state(), feed_all(given)))
+    return fed, structure
+
+
+def on_gpu(given: Any) -> bool:
+    """Whether streams of torch's look after who reads and writes all of it, and in what order."""
+    leaves = jax.tree.leaves(given)
+    return bool(leaves) and all(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+
+
+def let_torch_wait(fault: jax.Array) -> None:
+    """Have torch's stream wait for a program: what it is given next comes after the reading."""
+    torch.from_dlpack(fault)  # exporting an array does that; nobody needs the tensor

@@ -1,0 +1,160 @@
+"""The programs that draw batches, packed, and say which turn is next."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import fbuf
+from fbuf_adapters.pytorch import _dtypes, _packed
+from fbuf_adapters.pytorch._calls import Calls
+from fbuf_adapters.pytorch._delivery import Drawing
+from fbuf_adapters.pytorch._unpack import Axes, Unpack
+
+Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
+"""For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How batches are drawn.
+
+    Attributes:
+        in_order: Whether the sampler's batches are numbered.
+        drop_last: Whether to leave out the last batch of an epoch if it is short.
+        view: What a drawn row turns into.
+    """
+
+    in_order: bool
+    drop_last: bool
+    view: Any
+
+
+class Asked(NamedTuple):
+    """A batch that is asked for.
+
+    Attributes:
+        key: Chooses all batches.
+        turn: Says which one this is.
+        count: How many rows of `batch_size` are wanted; None is all.
+        beta: As for `fbuf.sample`.
+        batch_size: How many rows are drawn.
+        size: How many rows the user asked for.
+    """
+
+    key: jax.Array
+    turn: jax.Array
+    count: Any
+    beta: Any
+    batch_size: int
+    size: int
+
+    def call(self, program: Any, leaves: Any) -> Callable[[], Any]:
+        """The call of a program that draws it."""
+        arguments = leaves, self.key, self.turn, self.count, self.beta
+        return functools.partial(program, *arguments, batch_size=self.batch_size)
+
+    def kind(self, program: Any) -> Any:
+        """What tells the compiled program from all others."""
+        return program, self.batch_size, self.count is None, type(self.beta)
+
+
+class Drawer:
+    """Draws batches of a state. Whoever calls it holds a lock."""
+
+    def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
+        """Of states of this form; nothing is compiled yet."""
+        self._program, self._unpackers = compiled(form, recipe)
+        self._calls = calls
+        self._axes: Axes | None = None
+
+    def __call__(
+        self, leaves: tuple[jax.Array, ...], asked: Asked, ahead: bool
+    ) -> tuple[Callable[[], Drawing], jax.Array]:
+        """What returns the batch, which is on its way, and the next turn."""
+        program = self._program
+        packed, after = self._calls(asked.kind(program), asked.call(program, leaves))
+        unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
+        axes = None
+        if asked.count is not None:
+            if self._axes is None:
+                found = functools.partial(batch_axes, program, self._unpackers, leaves, asked)
+                self._axes = self._calls.apart(found)
+            axes = self._axes
+        drawn = Drawing(packed, unpack, tree, asked.size, axes)
+        return lambda: drawn, after
+
+
+def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
+    """Compile what draws the batch of a turn, and says which one is next.
+
+    Args:
+        form: The structure of the state.
+        recipe: How batches are drawn.
+        draw: Draws one of a state and a key, as arrays; it gets the arguments of `fbuf.sample`.
+    """
+
+    def in_epoch(state: Any, key: Any, turn: Any, count: Any, batch_size: int) -> Any:
+        rows = fbuf.stats(state)["epoch_size"].astype(jnp.uint32)
+        asked = jnp.uint32(batch_size) if count is None else count.astype(jnp.uint32)
+        over = (turn[1] >= rows) | (recipe.drop_last & (turn[1] + asked > rows))
+        epoch, first = turn[0] + over.astype(jnp.uint32), jnp.where(over, 0, turn[1])
+        step = (epoch & 0x7FFFFFFF).astype(jnp.int32), first.astype(jnp.int32)
+        drawn = draw(state, key, batch_size, beta=None, step=step, count=count)
+        return drawn, jnp.stack([epoch, first + asked])
+
+    def alone(
+        state: Any, key: Any, turn: Any, count: Any, beta: Any, batch_size: int
+    ) -> tuple[Any, jax.Array]:
+        key = jax.random.fold_in(jax.random.fold_in(key, turn[0]), turn[1])
+        drawn = draw(state, key, batch_size, beta=beta, step=None, count=count)
+        low = turn[1] + 1
+        return drawn, jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
+
+    @functools.partial(jax.jit, static_argnames="batch_size")
+    def program(
+        leaves: tuple[jax.Array, ...], key: Any, turn: Any, count: Any, beta: Any, batch_size: int
+    ) -> tuple[Any, jax.Array]:
+        state = jax.tree.unflatten(form, leaves)
+        if recipe.in_order:
+            return in_epoch(state, key, turn, count, batch_size)
+        return alone(state, key, turn, count, beta, batch_size)
+
+    return program
+
+
+@functools.cache
+def compiled(form: Any, recipe: Recipe) -> tuple[Any, Unpackers]:
+    """What draws a batch, packed, and says which turn is next; and what unpacks each size."""
+    unpackers: Unpackers = {}
+
+    def draw(state: Any, key: Any, batch_size: int, **options: Any) -> tuple[jax.Array, ...]:
+        sample = fbuf.sample(state, key, batch_size, view=recipe.view, **options)
+        return packed(sample, batch_size, unpackers)
+
+    return turning(form, recipe, draw), unpackers
+
+
+def packed(sample: Any, batch_size: int, unpackers: Unpackers) -> tuple[jax.Array, ...]:
+    """A batch, packed; it is noted what unpacks it."""
+    found, tree = jax.tree.flatten(sample)
+    layout = _packed.layout(found)
+    unpackers[batch_size, _dtypes.x64()] = Unpack(layout), tree
+    return _packed.pack(layout, found)
+
+
+def batch_axes(program: Any, unpackers: Unpackers, leaves: Any, asked: Asked) -> Axes:
+    """The axes of what a program draws, of leaves that may be shapes and dtypes."""
+    arguments = leaves, asked.key, asked.turn, asked.count, asked.beta
+    for size in (1, 2):
+        jax.eval_shape(functools.partial(program, batch_size=size), *arguments)
+    one, two = (unpackers[size, _dtypes.x64()][0].shapes for size in (1, 2))
+    return tuple(
+        next((axis for axis, (m, n) in enumerate(zip(a, b, strict=True)) if m != n), None)
+        for a, b in zip(one, two, strict=True)
+    )

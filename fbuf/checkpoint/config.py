@@ -1,0 +1,166 @@
+"""What a buffer was made with, as data: the arguments of `fbuf.init`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf.checkpoint import tree_json
+from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checkpoint.tree_json import Data
+from fbuf.samplers import Fifo, Mixture, Prioritized, Shuffled, Uniform
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import State
+
+_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture, Fifo)}
+
+
+def described(state: State[Any]) -> Data:
+    """The arguments that make an empty buffer like this one."""
+    ring, kept = state.ring, state.next_obs
+    return {
+        "item": tree_json.described(
+            state.storage.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype)
+        ),
+        "capacity": state.capacity,
+        "num_envs": ring.num_envs,
+        "lockstep": ring.lockstep,
+        "autoreset": ring.autoreset,
+        "next_of": None if kept is None else kept.field,
+        "max_ends": None if kept is None else kept.owner.shape[0] - ring.lanes,
+        "sampler": sampler_data(state.sampler),
+    }
+
+
+def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
+    """The arguments for `fbuf.init`.
+
+    Args:
+        data: What `described` has made.
+        item: An example of an item, or None to make one.
+        sampler: The sampler, or None to make one.
+    """
+    names = "capacity", "num_envs", "lockstep", "autoreset", "next_of", "max_ends"
+    if not isinstance(data, dict) or not {*names, "item", "sampler"} <= data.keys():
+        raise CheckpointError("fbuf.load: the manifest does not say what the buffer was made with")
+    return {
+        **{name: data[name] for name in names},
+        "item": _item(data["item"], item),
+        "sampler": _sampler(data["sampler"], sampler),
+    }
+
+
+def is_known(data: Data) -> bool:
+    """Whether a sampler can be made again from what is said of it."""
+    return isinstance(data, dict) and data.get("name") in _SAMPLERS
+
+
+def sampler_data(sampler: Any) -> Data:
+    """A sampler by its name and options; an option may be a sampler."""
+    kind = type(sampler)
+    known = _SAMPLERS.get(kind.__name__) is kind
+    name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
+    options = {
+        field.name: getattr(sampler, field.name)
+        for field in dataclasses.fields(sampler)
+        if field.init
+    }
+    found: dict[str, Data] = {}
+    for option, value in options.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Sampler):
+            found[option] = sampler_data(value)
+        elif isinstance(value, bool | int | float | str | None):
+            found[option] = value
+        elif known:
+            raise TypeError(
+                f"fbuf.save: {option} of {kind.__name__} is a {type(value).__name__}, {value!r}; "
+                "use a plain number"
+            )
+        else:  # of a sampler of somebody's own it is for people to read
+            found[option] = repr(value)
+    return {"name": name, "options": found}
+
+
+def _sampler(data: Data, given: Sampler | None) -> Sampler:
+    """The sampler, which must be as described."""
+    if given is not None:
+        if sampler_data(given) != data:
+            raise Mismatch(_differing(data, sampler_data(given)))
+        return given
+    try:
+        kind, options = _SAMPLERS.get(data["name"]), dict(data["options"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"fbuf.load: the manifest has the sampler {data!r}") from None
+    if kind is None:
+        raise Mismatch(
+            f"fbuf.load: the checkpoint has a sampler of your own, {data['name']}; give it as "
+            "sampler="
+        )
+    for option, value in options.items():
+        if isinstance(value, dict):
+            options[option] = _sampler(value, None)
+    return kind(**options)
+
+
+def sampler_of(data: Data) -> Sampler:
+    """The sampler of `fbuf` that `sampler_data` was given."""
+    return _sampler(data, None)
+
+
+def _differing(saved: Data, given: Data) -> str:
+    """What is wrong with a sampler that is another one than the one saved."""
+    advice = "leave sampler out, or give the same one"
+    if saved["name"] != given["name"] or saved["options"].keys() != given["options"].keys():
+        return (
+            f"fbuf.load: the checkpoint has the sampler {sampler_words(saved)}, and sampler is "
+            f"{sampler_words(given)}; {advice}"
+        )
+    words = lambda value: sampler_words(value) if isinstance(value, dict) else repr(value)
+    pairs = ((name, value, given["options"][name]) for name, value in saved["options"].items())
+    differing = [
+        f"{name}={words(ours)}, and sampler has {words(theirs)}"
+        for name, ours, theirs in pairs
+        if ours != theirs
+    ]
+    return f"fbuf.load: the {saved['name']} of the checkpoint has {'; '.join(differing)}; {advice}"
+
+
+def sampler_words(data: Data) -> str:
+    """A sampler as people write it."""
+    options = ", ".join(
+        f"{name}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
+        for name, value in data["options"].items()
+    )
+    return f"{data['name']}({options})"
+
+
+def _item(data: Data, example: Any) -> Any:
+    """One item of shapes and dtypes, in the tree of the example if there is one."""
+    specs = [tree_json.spec(leaf) for leaf in tree_json.leaves(data)]
+    wide = {spec.dtype for spec in specs if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype}
+    if wide:
+        raise Mismatch(
+            f"fbuf.load: the checkpoint has items with {', '.join(sorted(map(str, wide)))}, and "
+            "JAX's 64-bit types are off; switch them on as they were (jax_enable_x64)"
+        )
+    if example is None:
+        return tree_json.made(data, specs, "item")
+    found = tree_json.described(
+        example, lambda leaf: tree_json.array(jax.numpy.shape(leaf), _dtype(leaf))
+    )
+    if found != data:
+        raise Mismatch(
+            f"fbuf.load: the checkpoint has items {tree_json.words(data)}, and item is "
+            f"{tree_json.words(found)}; leave item out, or give the one that was saved: fill and "
+            "drop change fields"
+        )
+    return jax.tree.unflatten(jax.tree.structure(example), specs)
+
+
+def _dtype(leaf: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))

@@ -1,0 +1,154 @@
+"""Files that are there whole or not at all.
+
+A file is written under another name, brought to the disk, and renamed; then the directory is
+brought to the disk. Whoever finds the final name finds all of the file, after a crash of the
+machine too. `tests/test_save_crash.py` holds the order against every moment of a crash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import os
+import pathlib
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fbuf.checkpoint import progress
+
+UNFINISHED = ".unfinished"
+"""How the names of files end that are being written."""
+
+CHUNK = 2**24
+"""Bytes that are read or written at a time."""
+
+CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, 524}
+"""Answers of a disk that lacks what it was asked for. 524 is Linux's own ENOTSUPP, without a name
+in Python; disks of Cray's DVS answer so."""
+
+_warned: set[int] = set()
+"""Such disks that the user knows of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a file must be: its length in bytes, and the CRC-32 of them."""
+
+    length: int
+    crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """An array to write: so many rows of so many bytes, in chunks."""
+
+    rows: int
+    width: int
+    chunks: Iterable[np.ndarray]
+
+
+Content = Callable[[BinaryIO], None]
+"""Writes what a file holds."""
+
+
+class Summed(io.RawIOBase):
+    """A file to write to that counts and checks what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.length, self.crc32 = file, 0, 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self.length += len(view)
+        self.crc32 = zlib.crc32(view, self.crc32)
+        progress.moved(len(view))
+        return len(view)
+
+
+def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Written]:
+    """Write files of a directory.
+
+    Args:
+        folder: The directory.
+        contents: Writes what a file holds, by the name of the file; that may be in a directory of
+            the directory.
+
+    Returns:
+        What each file is now.
+    """
+    found = {name: _written(folder / name, content) for name, content in contents.items()}
+    for parent in {(folder / name).parent for name in contents}:
+        sync(parent)
+    return found
+
+
+def _written(final: pathlib.Path, content: Content) -> Written:
+    """Write a file; its name is not on the disk yet."""
+    unfinished = final.with_name(final.name + UNFINISHED)
+    try:
+        with open(unfinished, "wb") as file:
+            summed = Summed(file)
+            content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
+            file.flush()
+            _bring(file.fileno(), final)
+        os.replace(unfinished, final)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
+        raise
+    return Written(summed.length, summed.crc32)
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Make a directory, and those above it, so that they are still there after a crash."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise FileExistsError(
+            errno.EEXIST, "fbuf saves to a directory, and this is a file", str(path)
+        )
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(folder: pathlib.Path) -> None:
+    """Bring the names of a directory to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _bring(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _bring(descriptor: int, path: pathlib.Path) -> None:
+    """Bring a file or a directory to the disk; warn, once a disk, if that disk cannot do it."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
+        device = os.fstat(descriptor).st_dev
+        if device not in _warned:
+            _warned.add(device)
+            warnings.warn(
+                f"fbuf: the disk of {path} cannot bring files to the disk on demand ({error}); "
+                "what was saved last may be missing after a crash of the machine",
+                stacklevel=2,
+            )
+
+
+def delete(folder: pathlib.Path, names: set[str]) -> None:
+    """Delete files of a directory; those that are gone already are no matter."""
+    for name in sorted(names):
+        (folder / name).unlink(missing_ok=True)

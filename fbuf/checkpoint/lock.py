@@ -1,0 +1,75 @@
+"""One writer a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import socket
+from collections.abc import Generator
+
+from fbuf.checkpoint import files, lock_file
+
+NAME = "LOCK"
+
+_NO_LOCKS = {*files.CANNOT, errno.ENOLCK}
+"""Answers of a disk that has no locks, as that of a cluster may have none."""
+
+_held: set[int] = set()
+"""Files of locks that this process holds."""
+
+
+@contextlib.contextmanager
+def held(folder: pathlib.Path) -> Generator[None]:
+    """Hold the lock of a directory; it is let go when the process ends, however it ends.
+
+    On a disk without locks it is a file, see `fbuf.checkpoint.lock_file`.
+
+    Raises:
+        BlockingIOError: If another process holds it; the message says which.
+    """
+    file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if not _locked(folder, file):
+            with lock_file.held(folder):
+                yield
+            return
+        _held.add(file)
+        with contextlib.suppress(OSError):  # on a full disk; it is for a message only
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        _held.discard(file)
+        os.close(file)
+
+
+def _locked(folder: pathlib.Path, file: int) -> bool:
+    """Lock a file; False if its disk has no locks."""
+    import fcntl  # not on Windows, where all but saving works
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
+        raise BlockingIOError(
+            f"fbuf.save: {folder} is being written by {holder}; save to another directory, or "
+            "end that process"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OSError(error.errno, error.strerror, str(folder / NAME)) from error
+        return False
+    return True
+
+
+def _let_go() -> None:
+    """In a process that was forked off: it has these files open, too, and would hold the locks."""
+    for file in _held:
+        os.close(file)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,131 @@
+"""The container of arrays: NumPy's `.npy`, several of them one after the other in a file.
+
+`.npy` needs no package beside NumPy, anyone can read it, and a file is written and read from its
+beginning to its end. All arrays are bytes, `[rows, bytes of a row]`: what numbers they are the
+manifest says, for NumPy has no bfloat16 or float8. Their checksums are in the manifest, too.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fbuf.checkpoint import progress
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.files import CHUNK, Block, Written
+
+
+def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """The bytes of a row of `[rows, *shape]`."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def _header(rows: int, width: int) -> bytes:
+    """What stands before the bytes of an array."""
+    header = io.BytesIO()
+    about = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
+    npy.write_array_header_1_0(header, about)
+    return header.getvalue()
+
+
+def put(file: BinaryIO, blocks: Iterable[Block]) -> None:
+    """Write arrays, one after the other."""
+    for block in blocks:
+        file.write(_header(block.rows, block.width))
+        for chunk in block.chunks:
+            data = np.ascontiguousarray(chunk).reshape(-1)
+            if data.size:
+                file.write(data.view(np.uint8).data)
+
+
+def nbytes(rows: int, widths: Sequence[int]) -> int:
+    """The bytes of a file of arrays of so many rows, of so many bytes a row each."""
+    return sum(len(_header(rows, width)) + rows * width for width in widths)
+
+
+def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarray]:
+    """The arrays of a file that has been checked, as they lie there: uint8 `[rows, width]` each."""
+    # One map for all of them: each takes a file descriptor.
+    whole, found, at = np.memmap(path, np.uint8, mode="r"), [], 0
+    for width in widths:
+        at += len(_header(rows, width))
+        found.append(whole[at : at + rows * width].reshape(rows, width))
+        at += rows * width
+    return found
+
+
+def check(folder: pathlib.Path, name: str, expected: Written) -> None:
+    """Read a file of a directory, and hold it against what it must be.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    with opened(folder / name) as file:
+        Reader(file, str(folder / name), expected).end()
+
+
+def opened(path: pathlib.Path) -> BinaryIO:
+    """A file of a checkpoint, open to be read.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise CheckpointError(f"fbuf.load: {path} cannot be read: {error}") from error
+
+
+class Reader:
+    """Reads the arrays of a file from its beginning to its end, and checks all that it reads.
+
+    Args:
+        file: The file, open to be read.
+        name: What it is called, for messages.
+        expected: What it must be.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, expected: Written) -> None:
+        self._file, self._name, self._expected = file, name, expected
+        self._crc32 = self._length = 0
+
+    def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
+        """The next array, which must be of so many rows and bytes a row; `step` rows at a time."""
+        # Of this array there is one header; so none has to be understood.
+        expected = _header(rows, width)
+        if self.read(len(expected)) != expected:
+            raise self._damaged(f"has no array of ({rows}, {width}) where one must be")
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            data = self.read(count * width)
+            if len(data) < count * width:
+                raise self._damaged("ends too early")
+            yield np.frombuffer(data, np.uint8).reshape(count, width)
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or what is left."""
+        data = self._file.read(count)
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self._length += len(data)
+        progress.moved(len(data))
+        return data
+
+    def end(self) -> None:
+        """Check the file as a whole: nothing is behind the last array, and no bit is another."""
+        while self.read(CHUNK):
+            pass
+        if (self._length, self._crc32) != (self._expected.length, self._expected.crc32):
+            raise self._damaged(
+                f"has {self._length} bytes with the checksum {self._crc32:08x}, and "
+                f"{self._expected.length} with {self._expected.crc32:08x} were written"
+            )
+
+    def _damaged(self, what: str) -> CheckpointError:
+        return CheckpointError(f"fbuf.load: {self._name} is damaged: it {what}")

@@ -1,0 +1,204 @@
+"""Reading a checkpoint: a buffer of its shape is made, and filled chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checkpoint import extra, npy, row_ranges, tree_json, writer
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.manifest import Manifest, Segment
+from fbuf.checkpoint.row_ranges import Store
+from fbuf.state import State
+
+
+def check_shapes(found: Manifest, like: State[Any]) -> None:
+    """Refuse a manifest whose numbers do not fit each other; before anything large is made.
+
+    Args:
+        found: The manifest.
+        like: The buffer that its configuration makes; shapes and dtypes.
+    """
+    shapes = writer.by_path(jax.eval_shape(writer.small, like))
+    expected = {name: tree_json.array(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+    if expected != found.index:
+        raise CheckpointError(
+            "fbuf.load: the manifest describes other arrays than a buffer of its configuration "
+            f"has: {sorted(set(map(str, expected.items())) ^ set(map(str, found.index.items())))}"
+        )
+    there = {store.name: store for store in row_ranges.of_state(like)}
+    if there.keys() != found.segments.keys():
+        raise CheckpointError("fbuf.load: the manifest describes other rows than the buffer has")
+    for name, store in there.items():
+        total, live = found.totals[name], found.live[name]
+        of_heads = [total, live]
+        for segment in found.segments[name]:
+            of_heads += [segment.first, segment.last]
+            if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
+                raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
+            count = row_ranges.size(row_ranges.of_segment(segment))
+            if count > store.heads * store.room:
+                raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
+            if found.files[segment.file].length != npy.nbytes(count, store.widths):
+                raise CheckpointError(f"fbuf.load: {segment.file} has rows of another size")
+        if any(len(counts) != store.heads for counts in of_heads):
+            raise CheckpointError(f"fbuf.load: the manifest has another number of heads: {name}")
+        if any(n > min(store.room, t) for n, t in zip(live, total, strict=True)):
+            raise CheckpointError("fbuf.load: the manifest has more rows than the buffer holds")
+
+
+def fill(
+    folder: pathlib.Path, found: Manifest, state: State[Any], *, rows: bool = True
+) -> tuple[State[Any], list[Any]]:
+    """Read everything into an empty buffer, and check every byte.
+
+    Without `rows` these are left out, and their arrays may be shapes and dtypes.
+
+    Returns:
+        The buffer, and the arrays of what was saved beside it.
+    """
+    arrays = {store.name: list(store.arrays) for store in row_ranges.of_state(state)}
+    layout = {
+        store.name: dataclasses.replace(
+            store, arrays=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in store.arrays)
+        )
+        for store in row_ranges.of_state(state)
+    }
+    values, beside = read_index(folder, found)
+    _check_cursor(values[".ring.cursor"], found)
+    # Only now that the arrays have another owner may the state be dropped that they were made with.
+    state = _with_index(state, values)
+    for store in layout.values():
+        own = arrays[store.name]
+        _cover(store, found)
+        if store.name == "rows" and not rows:
+            continue
+        for segment in found.segments[store.name]:
+            _read_rows(folder, found, store, segment, own)
+    if found.written is not None and rows:
+        _read_written(folder, found, layout["rows"], arrays["rows"])
+    storage = dataclasses.replace(
+        state.storage, words=arrays["rows"][0], wide=tuple(arrays["rows"][1:])
+    )
+    kept = state.next_obs
+    if kept is not None:
+        lanes = state.ring.lanes
+        newest = [value for path, value in values.items() if path.startswith(".next_obs[1]")]
+        ends = [
+            row_ranges.put(array, np.arange(lanes), value, lanes)
+            for array, value in zip(arrays["ends"], newest, strict=True)
+        ]
+        own = dataclasses.replace(kept.rows, words=ends[0], wide=tuple(ends[1:]))
+        kept = dataclasses.replace(kept, rows=own)
+    return dataclasses.replace(state, storage=storage, next_obs=kept), beside
+
+
+def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
+    """Refuse a manifest that counts other rows than the buffer has."""
+    stored = tuple(map(int, cursor[2]))
+    if stored != found.live["rows"]:
+        raise CheckpointError("fbuf.load: the manifest counts other rows than the buffer has")
+
+
+def _cover(store: Store, found: Manifest) -> None:
+    """Refuse a checkpoint of which some rows that count are nowhere."""
+    total, live = found.totals[store.name], found.live[store.name]
+    begin = [t - n for t, n in zip(total, live, strict=True)]
+    for head in range(store.heads):
+        at = begin[head]
+        for segment in found.segments[store.name]:
+            if segment.first[head] > at and segment.last[head] > segment.first[head]:
+                break
+            at = max(at, segment.last[head])
+        if at != total[head] and live[head]:
+            raise CheckpointError(
+                f"fbuf.load: the manifest names no file for some of the {store.name}"
+            )
+
+
+def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
+    """The buffer with all arrays but those of the stores."""
+
+    def put(path: Any, leaf: jax.Array) -> jax.Array:
+        # A copy: what JAX shares with NumPy it does not write to in place.
+        # Committed to its place only if the buffer is: else JAX takes no part of it to a mesh.
+        there = leaf.sharding if leaf.committed else None
+        return jnp.copy(jax.device_put(values[jax.tree_util.keystr(path)], there))
+
+    kept = state.next_obs
+    own = dataclasses.replace(
+        state,
+        storage=None,  # pyright: ignore[reportArgumentType]  put back below
+        next_obs=None if kept is None else (dataclasses.replace(kept, rows=None),),
+    )
+    own = jax.tree_util.tree_map_with_path(put, own)
+    if kept is not None:
+        kept = dataclasses.replace(own.next_obs[0], rows=kept.rows)
+    return dataclasses.replace(own, storage=state.storage, next_obs=kept)
+
+
+def read_index(
+    folder: pathlib.Path, found: Manifest
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """All arrays of a buffer but its rows, by their path; and those that were saved beside it."""
+    specs = [tree_json.spec(data) for data in found.index.values()] + extra.specs(found.extra)
+    (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
+    arrays = []
+    with npy.opened(folder / name) as file:
+        reader = npy.Reader(file, str(folder / name), found.files[name])
+        for spec in specs:
+            width = npy.row_bytes(spec.shape, np.dtype(spec.dtype))
+            if width > found.files[name].length:
+                raise CheckpointError(f"fbuf.load: {folder / name} is too short for what it holds")
+            (chunk,) = reader.array(1, width, 1)
+            # A copy, for an array that JAX takes over must lie as JAX wants it.
+            arrays.append(np.array(chunk).reshape(-1).view(spec.dtype).reshape(spec.shape))
+        reader.end()
+    count = len(found.index)
+    return dict(zip(found.index, arrays[:count], strict=True)), arrays[count:]
+
+
+def _read_rows(
+    folder: pathlib.Path, found: Manifest, store: Store, segment: Segment, own: list[Any]
+) -> None:
+    """Write the rows of a segment into the arrays; later ones are written over them."""
+    places = row_ranges.of_segment(segment)
+    count = row_ranges.size(places)
+    with npy.opened(folder / segment.file) as file:
+        reader = npy.Reader(file, str(folder / segment.file), found.files[segment.file])
+        for at, width in enumerate(store.widths):
+            chunks = reader.array(count, width, store.step)
+            for rows, chunk in zip(store.rows(places), chunks, strict=True):
+                own[at] = _put(own[at], rows, chunk, store.step)
+        reader.end()
+
+
+def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list[Any]) -> None:
+    """Write the rows that `fbuf.write` had changed into the arrays."""
+    assert found.written is not None
+    name, count = found.written
+    capacity = store.heads * store.room
+    if count > capacity:
+        raise CheckpointError(f"fbuf.load: {folder / name} has more rows than the buffer")
+    with npy.opened(folder / name) as file:
+        reader = npy.Reader(file, str(folder / name), found.files[name])
+        (data,) = reader.array(count, 8, count)
+        rows = data.reshape(-1).view(np.int64)
+        if not ((rows >= 0) & (rows < capacity)).all():
+            raise CheckpointError(f"fbuf.load: {folder / name} names rows that are none")
+        for at, width in enumerate(store.widths):
+            chunks = reader.array(count, width, store.step)
+            for done, chunk in zip(range(0, count, store.step), chunks, strict=True):
+                own[at] = _put(own[at], rows[done : done + store.step], chunk, store.step)
+        reader.end()
+
+
+def _put(array: Any, rows: np.ndarray, chunk: np.ndarray, step: int) -> Any:
+    """An array with the bytes of a chunk of rows written."""
+    new = np.array(chunk).reshape(-1).view(array.dtype).reshape(rows.size, *array.shape[1:])
+    return row_ranges.put(array, rows, new, step)

@@ -1,0 +1,143 @@
+"""The large arrays of a buffer: written place by place, around and around.
+
+A store has one head, or one for each lane, and each head goes around its own places. Places are
+counted from the first that was ever written, so that what is new since a moment is a range of them,
+and what has been overwritten since is one, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checkpoint import npy
+from fbuf.checkpoint.files import CHUNK
+from fbuf.checkpoint.manifest import Segment
+from fbuf.state import State
+from fbuf.xla.explicit import on_automatic_axes
+
+Range = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of each head the first place, and the one behind the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """Rows that heads write, around and around.
+
+    Attributes:
+        name: What it is called in a manifest.
+        arrays: `[rows, ...]` each; or their shapes and dtypes.
+        heads: How many heads write it.
+        room: How many places each has.
+        begin: The row of the first place of the first head.
+        stride: How many rows further the next place of a head is.
+        beside: How many rows further the same place of the next head is.
+    """
+
+    name: str
+    arrays: tuple[Any, ...]
+    heads: int
+    room: int
+    begin: int
+    stride: int
+    beside: int
+
+    @property
+    def widths(self) -> list[int]:
+        """The bytes of a row of each array."""
+        return [npy.row_bytes(array.shape[1:], array.dtype) for array in self.arrays]
+
+    @property
+    def step(self) -> int:
+        """How many rows to move at a time."""
+        return max(1, min(CHUNK // max(*self.widths, 1), 2**14))
+
+    def rows(self, places: Range) -> Iterator[np.ndarray]:
+        """The rows of a range, head by head; `step` of them at a time."""
+        first = np.array(places[0], np.int64)
+        counts = np.array(places[1], np.int64) - first
+        ends = np.cumsum(counts)
+        for begin in range(0, int(ends[-1]), self.step):
+            number = np.arange(begin, min(begin + self.step, int(ends[-1])))
+            head = np.searchsorted(ends, number, side="right")
+            place = first[head] + number - (ends - counts)[head]
+            yield self.begin + head * self.beside + place % self.room * self.stride
+
+
+def of_state(state: State[Any]) -> list[Store]:
+    """The stores of a buffer: its rows, and the next observations of ends of episodes."""
+    ring, storage, kept = state.ring, state.storage, state.next_obs
+    arrays = (storage.words, *storage.wide)
+    heads, room = ring.heads, ring.head_capacity
+    found = [Store("rows", arrays, heads, room, begin=0, stride=heads, beside=1)]
+    if kept is not None:
+        arrays = (kept.rows.words, *kept.rows.wide)
+        room = (kept.owner.shape[0] - ring.lanes) // heads
+        found.append(Store("ends", arrays, heads, room, begin=ring.lanes, stride=1, beside=room))
+    return found
+
+
+def size(places: Range) -> int:
+    """How many rows a range has."""
+    return sum(last - first for first, last in zip(*places, strict=True))
+
+
+def newer(places: Range, than: Sequence[int]) -> Range:
+    """The part of a range that is not before some places."""
+    first = tuple(max(a, b) for a, b in zip(places[0], than, strict=True))
+    return first, tuple(max(a, b) for a, b in zip(first, places[1], strict=True))
+
+
+def of_segment(segment: Segment) -> Range:
+    """The range of a segment."""
+    return segment.first, segment.last
+
+
+SIZES = (64, 1024)
+"""What a few rows are padded to; three programs serve any number of them."""
+
+
+def padded_size(count: int, step: int) -> int:
+    """The number of rows to pad so many to, of those moved `step` at a time."""
+    return min(step, next((size for size in SIZES if count <= size), step))
+
+
+@jax.jit
+@on_automatic_axes
+def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.take(array, rows, axis=0, mode="clip")
+
+
+def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
+    """Copies of some rows of an array, as NumPy has them; nothing of the array itself is held."""
+    if not isinstance(array, jax.Array):
+        yield from (array[some] for some in rows)
+        return
+    for some in rows:
+        padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
+        yield np.asarray(_taken(array, padded))[: some.size]
+
+
+def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
+    """An array with some rows written, of those moved `step` at a time; in place."""
+    if isinstance(array, np.ndarray):
+        array[rows] = new
+        return array
+    padding = padded_size(rows.size, step) - rows.size
+    if padding:
+        new = np.concatenate([new, np.zeros((padding, *array.shape[1:]), array.dtype)])
+        rows = np.concatenate([rows, np.full(padding, array.shape[0])])
+    return _written(array, rows.astype(np.int32), new)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+@on_automatic_axes
+def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
+    """An array with some rows written; a row behind its end is left out."""
+    return array.at[rows].set(new, mode="drop")

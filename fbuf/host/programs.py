@@ -1,0 +1,170 @@
+"""What of a call runs on the device: the index, and what views make of rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import fbuf
+from fbuf.host.checkpoint_rows import SavedRows
+from fbuf.host.row_arrays import Rows as HostRows
+from fbuf.ops.pop import popped
+from fbuf.ops.read import Found, found_by_name, looked, made, shaped
+from fbuf.ops.rollout import ids_in_order
+from fbuf.ops.sample import planned, weighted
+from fbuf.storage import deferred, store
+from fbuf.storage.layout import Layout
+from fbuf.views.episode import CHUNK
+from fbuf.views.requests import Ahead, NextObservations, Rows, Wanted
+
+
+@functools.partial(jax.jit, static_argnames=("options",))
+def init(options: Any) -> Any:
+    """A buffer whose rows lie elsewhere."""
+    leaves, tree, capacity, others = options
+    item = tree.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    return deferred.without_rows(fbuf.init(item, capacity, **dict(others)))
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "following", "time_major"), donate_argnums=0)
+def add(
+    state: Any, given: dict[str, Any], *, rows: Any, following: Any, time_major: bool
+) -> tuple[Any, Any, Any]:
+    """Add rows of which only shapes and dtypes are known here."""
+    if following is not None:
+        given = {**given, "next_observation": _zeros(following)}
+    state = fbuf.add(state, _zeros(rows), time_major=time_major, **given)
+    return deferred.taken(state)
+
+
+def _zeros(specs: Any) -> Any:
+    leaves, tree = specs
+    return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype in leaves])
+
+
+@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
+def draw(
+    state: Any, key: Any, beta: Any, step: Any, count: Any, *, batch_size: int, view: Any
+) -> tuple[Any, Found]:
+    """The draws of a batch, and which rows they want."""
+    drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
+    return drawn, looked(state, drawn.slots, drawn.mask, view, view_key)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
+def draw_number(
+    state: Any, key: Any, beta: Any, number: Any, *, batch_size: int, view: Any
+) -> tuple[Any, Found]:
+    """The same of a batch that is one of many."""
+    in_order = state.sampler.in_order
+    key = key if in_order else jax.random.fold_in(key, number)
+    step = number if in_order else None
+    return draw(state, key, beta, step, None, batch_size=batch_size, view=view)
+
+
+@functools.partial(jax.jit, static_argnames=("view", "layouts"))
+def drawn(draw: Any, found: Found, taken: Any, *, view: Any, layouts: Any) -> Any:
+    """The batch, of rows that were taken."""
+    return weighted(_made(found, taken, view, layouts), draw)
+
+
+@functools.partial(jax.jit, static_argnames="view")
+def look(state: Any, ids: fbuf.Ids, key: Any, *, view: Any) -> Found:
+    """Which rows are wanted for those that ids name."""
+    slots, live, _ = found_by_name("read", state, ids, view)
+    return looked(state, slots, live, view, key)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("view", "layouts", "shape"))
+def looked_at(found: Found, taken: Any, *, view: Any, layouts: Any, shape: Any) -> Any:
+    """The batch, of rows that were taken."""
+    return shaped(_made(found, taken, view, layouts, zeros=True), shape)
+
+
+def _made(found: Found, taken: Any, view: Any, layouts: Any, zeros: bool = False) -> Any:
+    source = _Taken(taken, *layouts)
+    rows = {name: wanted.read(source) for name, wanted in found.look.rows.items()}
+    return made(layouts[0], found, rows, view, zeros)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "keep", "view"))
+def next_ids(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> fbuf.Ids:
+    """The ids of the oldest unread rows."""
+    return popped(state, count, keep, mask, view)[1]
+
+
+@functools.partial(jax.jit, static_argnames=("count", "keep", "view"), donate_argnums=0)
+def pop(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> Any:
+    """The buffer with these rows read."""
+    return popped(state, count, keep, mask, view)[0]
+
+
+@jax.jit
+def in_order(state: Any) -> fbuf.Ids:
+    """The ids of all rows, the oldest first."""
+    return ids_in_order(state.ring)
+
+
+class _Taken:
+    """Rows that were taken before, in the order in which they are asked for."""
+
+    def __init__(self, taken: Sequence[Any], rows: Layout, kept: Layout | None) -> None:
+        self._taken = iter(taken)
+        self._rows = rows
+        self._kept = kept
+
+    def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
+        """See `fbuf.views.requests.Source`."""
+        words, *wide = next(self._taken)
+        return store.unpacked(self._rows, leaves, words, wide, slots.shape)
+
+    def kept(self, slots: jax.Array) -> list[jax.Array]:
+        """See `fbuf.views.requests.Source`."""
+        assert self._kept is not None
+        words, *wide = next(self._taken)
+        everything = range(len(self._kept.fields))
+        return store.unpacked(self._kept, everything, words, wide, slots.shape)
+
+    def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
+        """See `fbuf.views.requests.Source`."""
+        words, *wide = next(self._taken)
+        batch = ahead.slots.shape[0]
+        lead = (batch, (wide[0] if wide else words).shape[0] // max(batch, 1))
+        (steps,) = store.unpacked(self._rows, [ahead.leaf], words, wide, lead)
+        return lambda first: lax.dynamic_slice_in_dim(steps, first, CHUNK, axis=1)
+
+    def record(self, read: jax.Array) -> None:
+        """Nothing is written where these rows lie."""
+
+
+def take(found: Found, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None) -> list[Any]:
+    """Take what a view wants, in the order in which `_Taken` gives it out."""
+    taken: list[Any] = []
+    for name in sorted(found.look.rows):  # the order of a dict in JAX
+        taken += _taken(found.look.rows[name], ring, rows, kept)
+    return taken
+
+
+def _taken(
+    wanted: Wanted, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None
+) -> list[Any]:
+    if isinstance(wanted, Rows):
+        return [rows.take(np.asarray(wanted.slots), wanted.leaves)]
+    if isinstance(wanted, NextObservations):
+        assert kept is not None
+        everything = range(len(kept.storage.layout.fields))
+        own = kept.take(np.asarray(wanted.where.kept), everything)
+        return [own, *_taken(wanted.following, ring, rows, kept)]
+    assert isinstance(wanted, Ahead)
+    # A power of two of chunks, so that few programs serve episodes of any length.
+    chunks = int(np.asarray(wanted.count).max(initial=0)) // CHUNK + 1
+    steps = np.arange(CHUNK << (chunks - 1).bit_length())
+    by = steps % ring.lane_length * ring.lanes
+    slots = (np.asarray(wanted.slots, np.int64)[:, None] + by) % ring.capacity
+    return [rows.take(slots, [wanted.leaf])]

@@ -1,0 +1,144 @@
+"""Rows in NumPy arrays: host memory, or files that are mapped into it.
+
+They are laid out as `fbuf.storage.store.Storage` lays them out, so that a checkpoint of the one is
+one of the other: the narrow fields of a row side by side as words, a wide field in an array of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf.checkpoint import free_space
+from fbuf.checks import sizes
+from fbuf.host import memory_maps
+from fbuf.storage import store
+from fbuf.storage.deferred import Note
+from fbuf.storage.layout import Layout
+from fbuf.storage.store import Storage
+
+Leaves = list[np.ndarray[Any, Any]]
+"""Leaves of some rows, `[B, ...]` each, in the order of the item's."""
+
+
+class Rows:
+    """The rows of a buffer, on the host.
+
+    Attributes:
+        storage: The arrays, as the storage of a buffer has them.
+        arrays: The same in a list: the words, and the wide fields.
+        maps: The files that they lie in.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, folder: pathlib.Path | None = None) -> None:
+        """Zeros, in memory, or in files of a directory.
+
+        Args:
+            layout: What the leaves are.
+            capacity: How many rows.
+            folder: Where the files lie; None is memory.
+        """
+        like = jax.eval_shape(lambda: store.empty(layout.item, capacity))
+        self.maps: list[mmap.mmap] = []
+        specs = (like.words, *like.wide)
+        if folder is None:
+            arrays = [np.zeros(spec.shape, np.dtype(spec.dtype)) for spec in specs]
+        else:
+            arrays = [self._mapped(spec, folder) for spec in specs]
+        self.storage: Storage[Any] = Storage(arrays[0], tuple(arrays[1:]), layout)  # type: ignore (no arrays of JAX)
+        self.arrays = arrays
+        memory_maps.at_random(self.maps)
+        self._words, *self._wide = arrays
+        self._bytes = store.bytes_of(layout, self._words.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the arrays have."""
+        return sizes.nbytes(self.storage)
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there are."""
+        return self._words.shape[0]
+
+    def reserve(self, count: int) -> None:
+        """Have room to write so many rows; there always is."""
+
+    def take(self, slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> Leaves:
+        """What `fbuf.storage.store.unpacked` makes leaves of: words, and rows of wide arrays."""
+        layout, flat = self.storage.layout, slots.reshape(-1)
+        first, last = store.columns(layout, self._words.dtype, leaves)
+        words = self._words.take(flat, axis=0)[:, first:last]
+        return [words, *(self._wide[at].take(flat, axis=0) for at in store.wide_of(layout, leaves))]
+
+    def read(self, slots: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
+        """A leaf of some rows, `[B, ...]`, by its number."""
+        layout = self.storage.layout
+        field, at = layout.fields[number], layout.position(number)
+        if not field.narrow:
+            return self._wide[at][slots]
+        size = math.prod(field.shape) * field.dtype.itemsize
+        row = self._words[slots].view(np.uint8)
+        data = np.ascontiguousarray(row[:, self._bytes[at] : self._bytes[at] + size])
+        return data.view(field.dtype).reshape(slots.size, *field.shape)
+
+    def apply(self, notes: Sequence[Note], rows: Leaves) -> None:
+        """Write what was noted; `rows` are those that the caller has."""
+        for note in notes:
+            slots = np.asarray(note.slots)
+            there = np.flatnonzero(slots < self.capacity)
+            slots = slots[there]
+            if note.source is not None:
+                source = np.asarray(note.source)[there]
+                for array in self.arrays:
+                    array[slots] = array[source]
+            elif note.values is None:
+                self.write(slots, dict(enumerate(leaf[there] for leaf in rows)))
+            else:
+                values = {n: np.asarray(leaf)[there] for n, leaf in note.values.items()}
+                self.write(slots, values)
+
+    def write(self, slots: np.ndarray[Any, Any], leaves: dict[int, np.ndarray[Any, Any]]) -> None:
+        """Write leaves by number; the others stay as they are."""
+        if not slots.size:
+            return
+        layout = self.storage.layout
+        narrow = [n for n in leaves if layout.fields[n].narrow]
+        if narrow:
+            whole = len(narrow) == sum(field.narrow for field in layout.fields)
+            shape = (slots.size, *self._words.shape[1:])
+            words = np.zeros(shape, self._words.dtype) if whole else self._words[slots]
+            row = words.view(np.uint8)
+            for number in narrow:
+                data = np.ascontiguousarray(leaves[number]).reshape(slots.size, -1).view(np.uint8)
+                begin = self._bytes[layout.position(number)]
+                row[:, begin : begin + data.shape[1]] = data
+            self._words[slots] = words
+        for number, leaf in leaves.items():
+            if not layout.fields[number].narrow:
+                self._wide[layout.position(number)][slots] = leaf
+
+    def _mapped(self, spec: Any, folder: pathlib.Path) -> np.ndarray[Any, Any]:
+        """An array of zeros in a file that nobody else can open."""
+        dtype, length = np.dtype(spec.dtype), sizes.nbytes(spec)
+        if not length:
+            return np.zeros(spec.shape, dtype)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Or it would take all that is free before it fails.
+        free_space.require("HostStore", folder, length)
+        # It has no name, so that it is gone when the process is, however that ends.
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # A disk that is full when a map is written to would end the process without a word.
+            os.posix_fallocate(file.fileno(), 0, length)
+            mapped = mmap.mmap(file.fileno(), length)
+        self.maps.append(mapped)
+        return np.frombuffer(mapped, np.uint8).view(dtype).reshape(spec.shape)

@@ -1,0 +1,27 @@
+"""Reads before writes over a mesh, as `fbuf.dispatch.read_before_write` for one buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fbuf.dispatch import read_before_write
+from fbuf.mesh import per_device
+from fbuf.mesh.state import ShardedState
+from fbuf.storage.store import Item
+
+
+def tied(function: str, state: ShardedState[Item], ids: Any = None) -> ShardedState[Item]:
+    """Return the state, whose next change waits for the reads that this trace has made of it."""
+    reads = read_before_write.reads_to_wait_for(f"sharded.{function}", state, ids)
+    return waiting(state, reads) if reads else state
+
+
+def waiting(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
+    """Return the state, whose next change in each shard waits for these arrays."""
+
+    def run(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
+        return dataclasses.replace(state, blocks=read_before_write.waiting(state.blocks, reads))
+
+    specs = (per_device.along(state, reads),)
+    return per_device.on_devices("after", run, state, (reads,), specs, state.spec)

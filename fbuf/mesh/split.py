@@ -1,0 +1,394 @@
+"""What is done in all shards alike, and what is asked of all of them together."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import chex
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from fbuf.checks import sizes
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.mesh import count, per_device
+from fbuf.mesh.call import require_sharded, sharded_verb
+from fbuf.mesh.count import Count
+from fbuf.mesh.read_before_write import tied, waiting
+from fbuf.mesh.state import ShardedSample, ShardedState
+from fbuf.ops.clear import clear as plain_clear
+from fbuf.ops.end_episode import end_episode as plain_end
+from fbuf.ops.raise_on_fault import raise_for
+from fbuf.ops.size import size as plain_size
+from fbuf.samplers.protocol import PlannedSampler
+from fbuf.state import State
+from fbuf.storage.faults import Fault
+from fbuf.storage.store import Item
+from fbuf.xla.across import largest, smallest
+
+
+def specs(state: ShardedState[Any]) -> Any:
+    """How a state lies on the mesh: `in_specs` and `out_specs` of your own `shard_map`.
+
+    Args:
+        state: The buffer.
+
+    Returns:
+        The tree of the state, of `jax.sharding.PartitionSpec`.
+
+    Raises:
+        TypeError: If `state` is no `ShardedState`.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> spec = fbuf.sharded.specs(state)
+        >>> rows = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P("data")))
+        >>> add = jax.shard_map(fbuf.sharded.add, mesh=mesh, in_specs=(spec, jax.P("data")),
+        ...                     out_specs=spec)
+        >>> int(fbuf.sharded.size(jax.jit(add)(state, rows)))
+        6
+    """
+    require_sharded("sharded.specs", state)
+    return jax.tree.map(lambda _: state.spec, state)
+
+
+@sharded_verb()
+def end_episode(
+    state: ShardedState[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> ShardedState[Item]:
+    """End the open episodes; as `fbuf.end_episode`.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer.
+
+    Raises:
+        ValueError: When traced, as `fbuf.end_episode`.
+        TypeError: When traced, as `fbuf.end_episode`.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        LOST_NEXT: As for `fbuf.add`.
+
+    Cost: that of `fbuf.end_episode` on each device, and no collective.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, num_envs=2, shards=2)
+        >>> state = fbuf.sharded.end_episode(fbuf.sharded.add(state, jnp.arange(2.0)))
+        >>> state.blocks.ring.flags.tolist()
+        [2, 0, 0, 0, 2, 0, 0, 0]
+    """
+    state = tied("end_episode", state)
+    envs = state.num_envs
+    here = envs if envs is None or not per_device.is_inside(state) else envs // state.num_devices
+    shape = () if here is None else (here,)
+    parse.mask("sharded.end_episode", mask, shape, "the environments")
+
+    def run(state: ShardedState[Item], mask: Any) -> ShardedState[Item]:
+        def one(shard: State[Item], mask: Any) -> State[Item]:
+            return plain_end(shard, mask=mask)
+
+        return per_device.changed(one, state, per_device.by_shard(state, mask))
+
+    return per_device.on_devices(
+        "end_episode", run, state, (mask,), (per_device.along(state, mask),), state.spec
+    )
+
+
+@sharded_verb()
+def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
+    """Remove all rows and all faults; as `fbuf.clear`.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The empty buffer.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: that of `fbuf.clear` on each device, and no collective.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> state = fbuf.sharded.add(state, jnp.arange(6.0))
+        >>> int(fbuf.sharded.size(fbuf.sharded.clear(state)))
+        0
+    """
+
+    def run(state: ShardedState[Item]) -> ShardedState[Item]:
+        return per_device.changed(plain_clear, state)
+
+    return per_device.on_devices("clear", run, state, (), (), state.spec)
+
+
+@sharded_verb()
+def size(state: ShardedState[Any]) -> jax.Array | Count:
+    """Count the rows in all shards, without removed ones.
+
+    Args:
+        state: The buffer; never consumed.
+
+    Returns:
+        int32 scalar, the same on all devices. A `fbuf.sharded.Count` if the capacity is 2**31 or
+        more. `int(...)` works for both.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: one collective of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(10.0))))
+        8
+    """
+
+    def run(state: ShardedState[Any]) -> jax.Array | Count:
+        return count.total(state, per_device.in_shards(plain_size, state))
+
+    return per_device.on_devices("size", run, state, (), (), PartitionSpec())
+
+
+@sharded_verb(checks={"min_size": check.count})
+def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
+    """Whether there is a row to draw in any shard, and at least `min_size` rows in all.
+
+    Args:
+        state: The buffer; never consumed.
+        min_size: As for `fbuf.can_sample`.
+
+    Returns:
+        bool scalar, the same on all devices.
+
+    Raises:
+        ValueError: As `fbuf.can_sample`.
+        TypeError: As `fbuf.can_sample`.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: two collectives of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> bool(fbuf.sharded.can_sample(state))
+        False
+    """
+
+    def run(state: ShardedState[Any], min_size: Any) -> jax.Array:
+        def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:
+            return plain_size(shard), shard.sampler.can_sample(shard.index, shard.ring)
+
+        sizes, can = per_device.in_shards(one, state)
+        enough = count.at_least(count.total(state, sizes), jnp.asarray(min_size, jnp.int32))
+        return enough & (largest(can.any().astype(jnp.int32), (state.axis,)) > 0)
+
+    everywhere = PartitionSpec()
+    return per_device.on_devices("can_sample", run, state, (min_size,), (everywhere,), everywhere)
+
+
+@sharded_verb()
+def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
+    """Return figures for a log, of all shards together.
+
+    Args:
+        state: The buffer; never consumed.
+
+    Returns:
+        Those of `fbuf.stats` by the same names, the same on all devices: sums over all shards, of
+        `oldest` the largest, and of `fault` all bits. `size`, `capacity` and `removed` are float32,
+        and if the capacity is 2**31 or more all other counts are, too.
+        `shards` is the number of shards, and `largest_share` and `smallest_share` are the largest
+        and the smallest part of all rows that a shard has.
+
+    Raises:
+        RuntimeError: If `state` has been consumed.
+
+    Cost: a few collectives of 4 bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh, shards=2)
+        >>> found = fbuf.sharded.stats(fbuf.sharded.add(state, jnp.arange(6.0)))
+        >>> float(found["size"]), float(found["largest_share"])
+        (6.0, 0.5)
+    """
+
+    def run(state: ShardedState[Any]) -> dict[str, jax.Array]:
+        return _stats(state)
+
+    return per_device.on_devices("stats", run, state, (), (), PartitionSpec())
+
+
+def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
+    axes = (state.axis,)
+    sampler = cast(PlannedSampler, state.blocks.sampler)
+    mine = per_device.in_shards(lambda shard: sampler.largest(shard.index), state)
+    of_all = None if mine is None else largest(mine.max(), axes)
+
+    def one(shard: State[Any]) -> dict[str, Any]:
+        index, ring = shard.index, shard.ring
+        told = index if of_all is None else sampler.told(index, of_all)
+        epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.in_order else {}
+        return {
+            "size": plain_size(shard),
+            "removed": ring.removed,
+            "oldest": ring.stored.max() // (ring.lanes // ring.heads),
+            "filled": ring.count(),
+            "of_sampler": {**epoch, **sampler.stats(told, ring)},
+        }
+
+    found = per_device.in_shards(one, state)
+
+    def together(name: str, each: jax.Array) -> jax.Array:
+        # In the order of the shards, whatever devices they are on.
+        every = lax.all_gather(each, state.axis, tiled=True)
+        if count.is_wide(state):  # sums of counts may pass int32
+            every = every.astype(jnp.float32)
+        return largest(every.max() if name in sampler.largest_stats else every.sum(), axes)
+
+    size_, filled = count.total(state, found["size"]), count.total(state, found["filled"])
+    whole = jnp.maximum(count.as_float(size_), 1)
+    return {
+        "size": count.as_float(size_),
+        "capacity": jnp.float32(state.capacity),
+        "fill": count.as_float(filled) / state.capacity,
+        "oldest": largest(found["oldest"].max(), axes),
+        "removed": count.as_float(count.total(state, found["removed"])),
+        "bytes": jnp.float32(sizes.nbytes(state.shard) * state.num_shards),
+        "fault": _all_bits(state),
+        "shards": jnp.int32(state.num_shards),
+        "largest_share": largest(found["size"].max(), axes).astype(jnp.float32) / whole,
+        "smallest_share": smallest(found["size"].min(), axes).astype(jnp.float32) / whole,
+        **{name: together(name, each) for name, each in found["of_sampler"].items()},
+    }
+
+
+def _all_bits(state: ShardedState[Any]) -> jax.Array:
+    """The fault bits of all shards: uint32 scalar."""
+    bit = jnp.arange(len(Fault), dtype=jnp.uint32)
+    there = (state.fault[:, None] >> bit[None] & 1).max(axis=0)
+    return jnp.sum(largest(there, (state.axis,)) << bit, dtype=jnp.uint32)
+
+
+@sharded_verb()
+def _faults(state: ShardedState[Any]) -> jax.Array:
+    return per_device.on_devices("raise_on_fault", _all_bits, state, (), (), PartitionSpec())
+
+
+@sharded_verb()
+def _is_full_of_nothing(state: ShardedState[Any]) -> jax.Array:
+    """Tell whether a shard is full, and none has a row to draw: one without is no harm."""
+
+    def run(state: ShardedState[Any]) -> jax.Array:
+        def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:
+            can = shard.sampler.can_sample(shard.index, shard.ring)
+            return shard.ring.has_come_around(), can
+
+        full, can = per_device.in_shards(one, state)
+        either = jnp.stack([full.any(), can.any()]).astype(jnp.int32)
+        full, can = largest(either, (state.axis,)) > 0
+        return full & ~can
+
+    return per_device.on_devices("raise_on_fault", run, state, (), (), PartitionSpec())
+
+
+def raise_on_fault(
+    state: ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
+) -> None:
+    """Raise if compiled code has skipped a bad value; as `fbuf.raise_on_fault`, for all shards.
+
+    In several processes all must call it, and all raise.
+
+    Args:
+        state: The buffer, or a batch that was drawn from it.
+        ignore: As for `fbuf.raise_on_fault`.
+
+    Raises:
+        RuntimeError: As `fbuf.raise_on_fault`; also if processes drew the batch with different
+            keys.
+        TypeError: If called inside `jit`.
+
+    Cost: it waits until the state is computed; one collective of some bytes.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> fbuf.sharded.raise_on_fault(fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh))
+    """
+    name = "sharded.raise_on_fault"
+    if not isinstance(state, ShardedSample):
+        require_sharded(name, state)
+    if isinstance(state.fault, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{name}: state is traced, and a compiled function cannot raise; call "
+            "raise_on_fault on the host, with the state that the compiled function returned"
+        )
+    fault = state.fault if isinstance(state, ShardedSample) else _faults(state)
+    bits = Fault(int(np.asarray(fault))) & ~ignore
+    if isinstance(state, ShardedState) and state.blocks.sampler.may_draw_nothing:
+        bits &= ~Fault.NOTHING_TO_DRAW
+        if _is_full_of_nothing(state):
+            bits |= Fault.NOTHING_TO_DRAW & ~ignore
+    raise_for(name, bits)
+
+
+def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
+    """Make the next write to a buffer wait until a batch is read; as `fbuf.after`.
+
+    Args:
+        state: The buffer; never consumed.
+        batch: As for `fbuf.after`.
+
+    Returns:
+        The same state.
+
+    Raises:
+        TypeError: If `batch` holds no array.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> state = fbuf.sharded.init(jnp.zeros(()), 8, mesh=mesh)
+        >>> @jax.jit
+        ... def step(state, key):
+        ...     batch = fbuf.sharded.sample(state, key, 2)
+        ...     return fbuf.sharded.add(fbuf.sharded.after(state, batch), jnp.ones(1))
+        >>> int(fbuf.sharded.size(step(state, jax.random.key(0))))
+        1
+    """
+    require_sharded("sharded.after", state)
+    reads = batch.ids.slot if isinstance(batch, ShardedSample) else batch
+    leaves = jax.tree.leaves(reads)
+    if not leaves:
+        raise TypeError(
+            f"fbuf.sharded.after: batch must be what was read of the buffer, got "
+            f"{type(batch).__name__} without arrays; give the batch"
+        )
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
+        refuse_consumed("sharded.after", state)
+        return state  # called from Python, it has nothing to do: those calls are in order
+
+    return waiting(state, reads)

@@ -1,0 +1,272 @@
+"""Adding rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.parse import Lead
+from fbuf.state import State
+from fbuf.storage.faults import Fault, bits_where, collected
+from fbuf.storage.next_obs import NextObs
+from fbuf.storage.ring import TERMINATED, TRUNCATED
+from fbuf.storage.store import Item
+from fbuf.xla.tie import unfolded
+
+_MANY = 4096
+"""Rows; flags of so many that are all 0 would take XLA seconds to compute with beforehand."""
+
+
+def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
+    """Refuse Python numbers that the buffer cannot store."""
+    parse.python_numbers(function, "items", state.storage.item, given["items"])
+    if state.next_obs is not None and "next_observation" in given:
+        item = state.next_obs.rows.item
+        parse.python_numbers(function, "next_observation", item, given["next_observation"])
+
+
+@verb(
+    static=("time_major",),
+    checks={"alpha": check.scalar, "time_major": check.boolean},
+    host_check=lambda state, given: numbers_fit("add", state, given),
+)
+def add(
+    state: State[Item],
+    items: Item,
+    *,
+    terminated: chex.Array | bool | None = None,
+    truncated: chex.Array | bool | None = None,
+    next_observation: Any = None,
+    priority: chex.Array | float | None = None,
+    mask: chex.Array | bool | None = None,
+    time_major: bool = False,
+    alpha: chex.Array | float | None = None,
+    donate: bool = True,
+) -> State[Item]:
+    """Write rows after the newest one; in a full buffer they replace the oldest ones.
+
+    `B` is the number of rows. They go to consecutive slots, in the order given. Of more rows than
+    `capacity`, the buffer keeps the last `capacity`. One made with `fbuf.Fifo` never replaces a row
+    that nobody has read: it keeps the first rows that fit.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        items: The item's tree: leaves `[B, ...]` for a batch, or shaped like the item's for one
+            item. With `num_envs`, `[num_envs, ...]` is one step of all environments, and
+            `[num_envs, T, ...]` are T steps. Shapes are never broadcast and dtypes never cast.
+            Python scalars are accepted.
+        terminated: bool, in the leading shape of `items` (a scalar for one item): the episode ended
+            by itself at this row. None is False. The buffer stores it with the row.
+        truncated: bool, like `terminated`: the episode was cut off after this row. None is False.
+        next_observation: The observation after each row's step: a tree like the field `next_of`, in
+            the leading shape of `items`. A buffer made with `next_of` needs it, and no other takes
+            it. At the end of an episode give the last observation of that episode, not the first
+            one of the next. The buffer keeps it for the newest row and for ends of episodes; it
+            reads all others from the following row.
+        priority: Real, like `terminated`, finite and at least 0: the priorities of the rows. The
+            sampler applies `eps` and `alpha` to them. None gives each row the sampler's default.
+        mask: bool, like `terminated`: which rows to write. The others leave no gap. None is all.
+            If environments step together, `[T]`, or a scalar for one step: which steps to write. So
+            one program serves batches of all lengths: pad them, and mask the padding.
+        time_major: Take T steps as `[T, num_envs, ...]`; flags and priorities, too.
+        alpha: A number of at least 0, may be traced. It replaces the sampler's `alpha` for these
+            priorities.
+        donate: In a call from Python, write into the memory of `state`; you cannot use `state`
+            afterwards. False copies the buffer first, which takes time in proportion to the
+            capacity. Inside `jit` it means nothing: donate at the outermost `jit`.
+
+    Returns:
+        The buffer with the rows in it.
+
+    Raises:
+        ValueError: When traced, if a shape or the tree does not fit, if the batch is empty, or if
+            you give `priority` or `alpha` and the sampler keeps no priorities.
+        TypeError: When traced, if a dtype does not fit.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed; or a traced
+            `alpha` is negative, infinite or NaN, and then every priority is bad. The buffer writes
+            the row with the sampler's default priority.
+        LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
+        BROKEN_EPISODE: With `next_of`: an observation is not the `next_observation` of the row
+            before, and no episode ended between them. The buffer writes the row. Roundings to
+            bfloat16 or float16 do not count. Of a leaf of over 1,024 numbers 256 are compared.
+        NOTHING_TO_DRAW: The buffer is full (with `lockstep=False`, an environment's part of the
+            buffer is), and no row can be drawn: all episodes are shorter than the sampler's window,
+            or all priorities are 0. `fbuf.raise_on_fault` raises for it while that holds.
+        FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
+        LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest
+            unread rows.
+
+    Cost: O(B log N) time and O(B) memory, whatever is stored.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=4)
+        >>> state = fbuf.add(state, {"x": jnp.ones((3, 2))}, terminated=jnp.array([0, 0, 1], bool))
+        >>> state = fbuf.add(state, {"x": jnp.ones(2)})
+        >>> int(fbuf.size(state))
+        4
+    """
+    one_buffer("add", state)
+    state = read_before_write.tied("add", state)
+    ring, sampler = state.ring, state.sampler
+    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
+    new = parsed("add", state, ring.num_envs, given, time_major)
+    flags, mask = new.flags, new.mask
+    if terminated is None and truncated is None and new.lead.size >= _MANY:
+        flags = unfolded(flags, state.fault)
+    room, left_out, resets = sampler.room(state.index, ring), None, None
+    if room is not None:
+        resets = ring.resets_after(flags, mask)
+        mask, left_out = ring.fitting(mask, room, new.lead.size)
+
+    # The fault is known once all that was asked of the buffer before this has been read.
+    ring, span = ring.append(flags, mask, before=state.fault)
+    index, faults = sampler.add(state.index, ring, span, new.priority, alpha)
+    next_obs = state.next_obs
+    if next_obs is not None:
+        field = state.storage.layout.find("add", "next_of", next_obs.field)
+        leaves = jax.tree.leaves(new.rows)
+        observation = jax.tree.map(lambda number: leaves[number], field)
+        next_obs, lost = next_obs.add(ring, span, flags, new.following, observation=observation)
+        faults |= lost
+    if sampler.may_draw_nothing:
+        nothing = ring.has_come_around() & ~sampler.can_sample(index, ring)
+        faults |= bits_where(nothing, Fault.NOTHING_TO_DRAW)
+    added = dataclasses.replace(
+        state,
+        storage=state.storage.write(span.slots, new.rows),
+        ring=ring,
+        next_obs=next_obs,
+        index=index,
+        fault=collected(state.fault, faults),
+    )
+    return added if left_out is None else with_gap(added, left_out, resets)
+
+
+class Given(NamedTuple):
+    """What `add` is given, see there."""
+
+    items: Any
+    terminated: Any
+    truncated: Any
+    next_observation: Any
+    priority: Any
+    mask: Any
+    alpha: Any
+
+
+class NewRows(NamedTuple):
+    """What `add` writes: leaves `[B, ...]`, None where there is nothing."""
+
+    rows: Any
+    lead: Lead
+    flags: jax.Array
+    mask: jax.Array | None
+    priority: jax.Array | None
+    following: Any
+
+
+def parsed(
+    function: str, state: State[Any], num_envs: int | None, given: Given, time_major: bool
+) -> NewRows:
+    """Check what `add` is given, and bring it to a batch.
+
+    Args:
+        function: What the user has called, for errors.
+        state: The buffer; of it only what is static is looked at.
+        num_envs: How many environments the rows are of.
+        given: What came.
+        time_major: As for `add`.
+    """
+    items, terminated, truncated, next_observation, priority, mask, alpha = given
+    rows, lead = parse.rows(function, state.storage.item, items, num_envs, time_major)
+    flags = _flags(function, terminated, truncated, lead)
+    if mask is not None and num_envs is not None and state.ring.lockstep:
+        mask = parse.steps(function, mask, lead, num_envs)
+    elif mask is not None:
+        mask = parse.flags(function, "mask", mask, lead)
+    if not state.sampler.keeps_priorities and (priority is not None or alpha is not None):
+        raise ValueError(no_priorities(function, state))
+    if priority is not None:
+        priority = parse.priorities(function, priority, lead.shape, "the rows of items")
+        priority = lead.flat(priority)
+    following = _following(function, state.next_obs, next_observation, lead, num_envs, time_major)
+    return NewRows(rows, lead, flags, mask, priority, following)
+
+
+def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
+    """The buffer after rows were left out, bool `[B]`: what comes does not follow what is there."""
+    faults = bits_where(left_out, Fault.FULL)
+    lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
+    ring, slots = state.ring.with_gap(lanes, resets)
+    next_obs, fault = state.next_obs, collected(state.fault, faults)
+    if next_obs is not None:
+        next_obs, lost = next_obs.end(ring, slots)
+        fault = collected(fault, lost)
+    return dataclasses.replace(state, ring=ring, next_obs=next_obs, fault=fault)
+
+
+def no_priorities(function: str, state: State[Any]) -> str:
+    """What to say to whom gives priorities to a sampler that keeps none."""
+    advice = "leave priority and alpha out"
+    if function.endswith("update_priority"):
+        advice = "leave the call out (`sampler.keeps_priorities` says whether to)"
+    return (
+        f"fbuf.{function}: {type(state.sampler).__name__} keeps no priorities; {advice}, or make "
+        "the buffer with sampler=fbuf.Prioritized()"
+    )
+
+
+def _flags(function: str, terminated: Any, truncated: Any, lead: Lead) -> jax.Array:
+    """The flags of new rows: uint8 `[B]`."""
+    flags = jnp.zeros(lead.size, jnp.uint8)
+    for name, value, bit in (
+        ("terminated", terminated, TERMINATED),
+        ("truncated", truncated, TRUNCATED),
+    ):
+        if value is not None:
+            given = parse.flags(function, name, value, lead)
+            flags |= jnp.where(given, jnp.uint8(bit), jnp.uint8(0))
+    return flags
+
+
+def _following(
+    function: str,
+    next_obs: NextObs | None,
+    given: Any,
+    lead: Lead,
+    num_envs: int | None,
+    time_major: bool,
+) -> Any:
+    """What the rows led to, leaves `[B, ...]`, if the buffer keeps it."""
+    if next_obs is None:
+        if given is not None:
+            raise ValueError(
+                f"fbuf.{function}: next_observation is for buffers made with next_of; make the "
+                "buffer with next_of='observation' (the name of that field), or store the next "
+                "observation as a field of the item"
+            )
+        return None
+    if given is None:
+        raise ValueError(
+            f"fbuf.{function}: next_observation is missing; the buffer was made with "
+            f"next_of={next_obs.field!r}, so give the observation after each of these steps"
+        )
+    item = next_obs.rows.item
+    rows, its_lead = parse.rows(function, item, given, num_envs, time_major, "next_observation")
+    if its_lead != lead:
+        raise ValueError(
+            f"fbuf.{function}: next_observation must have the leading shape of items, "
+            f"{lead.shape}, got {its_lead.shape}"
+        )
+    return rows

@@ -1,0 +1,67 @@
+"""Saying that a batch is read before the buffer changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+
+from fbuf.dispatch import read_before_write
+from fbuf.dispatch.call import one_buffer, refuse_consumed, require_state
+from fbuf.state import Batch, State
+from fbuf.storage.store import Item
+
+
+def after(state: State[Item], batch: Any) -> State[Item]:
+    """Make the next write to a buffer wait until a batch is read.
+
+    Call it in a compiled step that samples first, and then changes other rows than those of the
+    batch: it adds, or ends episodes, or updates, writes or removes rows of other ids.
+
+        batch = fbuf.sample(state, key, 256)
+        state = fbuf.add(fbuf.after(state, batch), rows)
+
+    Without it, XLA does not know that rows are read before they are overwritten, and may copy the
+    whole storage at every step. Outside `jit` it changes nothing.
+
+    Args:
+        state: The buffer; never consumed.
+        batch: What was read: the result of `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or
+            arrays that were computed from all of it.
+
+    Returns:
+        The same state.
+
+    Raises:
+        TypeError: If `batch` holds no array.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(1), of a batch O(B).
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> @jax.jit
+        ... def step(state, key):
+        ...     batch = fbuf.sample(state, key, 2)
+        ...     state = fbuf.after(state, batch)
+        ...     return fbuf.add(state, jnp.ones(1)), batch.data.sum()
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> state, total = step(state, jax.random.key(0))
+        >>> int(fbuf.size(state))
+        4
+    """
+    require_state("after", state)
+    one_buffer("after", state)
+    # The ids of a batch are known once all of it has been read.
+    reads = batch.ids.slot if isinstance(batch, Batch) else batch
+    leaves = jax.tree.leaves(reads)
+    if not leaves:
+        raise TypeError(
+            f"fbuf.after: batch must be what was read of the buffer, got {type(batch).__name__} "
+            "without arrays; give the batch"
+        )
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
+        refuse_consumed("after", state)
+        return state  # called from Python, it has nothing to do: those calls are in order
+    return read_before_write.waiting(state, reads)

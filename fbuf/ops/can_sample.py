@@ -1,0 +1,43 @@
+"""Whether there is anything to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax
+
+from fbuf.checks import values as check
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+
+
+@verb(checks={"min_size": check.count})
+def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
+    """Whether there is a row to draw, and at least `min_size` rows are stored.
+
+    A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are
+    stored. With `fbuf.Fifo`: whether a row is unread, which may be one that was removed.
+
+    Args:
+        state: The buffer; never consumed.
+        min_size: How many rows must be stored, an int of at least 0, may be traced. Use it to wait
+            until there are enough rows to learn from. Removed rows do not count.
+
+    Returns:
+        bool scalar.
+
+    Raises:
+        ValueError: If `min_size` is negative.
+        TypeError: If `min_size` is not an int.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> bool(fbuf.can_sample(state)), bool(fbuf.can_sample(state, 4))
+        (True, False)
+    """
+    one_buffer("can_sample", state)
+    enough = state.ring.count() - state.ring.removed >= min_size
+    return enough & state.sampler.can_sample(state.index, state.ring)

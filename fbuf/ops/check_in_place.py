@@ -1,0 +1,232 @@
+"""Checking that a compiled step writes into the memory of its buffers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.ops.resize import empty_as
+from fbuf.state import State
+from fbuf.xla.program import Array, Program, array_of
+
+_LARGE = 16 * 1024
+"""Bytes of an array from which on a copy counts: XLA may copy a small one as it likes."""
+
+_SMALLER = 64
+"""Capacity of the buffer over that of the smaller one that a step is timed with."""
+
+_SLOWER = 4
+"""The most that the larger buffer may slow a step: its rows lie in slower memory."""
+
+_ROUNDS = 15
+"""Calls that are timed with either buffer."""
+
+
+def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) -> None:
+    """Raise if a compiled step copies an array of a buffer, or cannot write into its memory.
+
+    Such a step is right, but its time grows with the capacity. Call this once, with the step that
+    you train with, before the training:
+
+        fbuf.check_in_place(step, state, key)
+
+    It compiles the step for these arguments, and does not run the step unless `timed`. It reads
+    the program for the buffers among the arguments, alone or within other trees.
+
+    Args:
+        jitted: What `jax.jit` returned. Donate the buffers that it returns: `donate_argnums`. A
+            buffer that it only reads, such as one of demonstrations, need not be donated.
+        *args: The arguments of a call. None is consumed. `jax.ShapeDtypeStruct` will do in place of
+            arrays, as `jax.eval_shape` returns them.
+        timed: Also run the step, with empty buffers of this capacity and of a 64th, and compare
+            the times. Some versions of JAX copy where no program shows it. Needs arrays, one
+            device, buffers that no `vmap` has batched, and room for one more buffer.
+        **kwargs: The arguments by name.
+
+    Raises:
+        RuntimeError: If the step copies an array of a buffer, returns a buffer that is not donated,
+            or does not use the memory of a donated one for a result. If `timed`, also if a step
+            takes over 4 times as long with the larger buffer. The message says what to do.
+        ValueError: If no argument has a buffer, or if a buffer has no array of 16 KiB, where a
+            copy would tell nothing: give a larger capacity.
+        TypeError: If `jitted` is not what `jax.jit` returned.
+
+    Cost: that of compiling the step, and a fraction of a second. JAX does not keep the program for
+    your own call, unless its compilation cache is on.
+
+    Examples:
+        >>> import fbuf, functools, jax, jax.numpy as jnp
+        >>> @functools.partial(jax.jit, donate_argnums=0)
+        ... def step(state, key):
+        ...     state = fbuf.add(state, jnp.ones(2))
+        ...     batch = fbuf.sample(state, key, 32)
+        ...     return fbuf.after(state, batch), batch.data.mean()
+        >>> state = fbuf.init(jnp.zeros(()), capacity=100_000)
+        >>> fbuf.check_in_place(step, state, jax.random.key(0))
+    """
+    if not hasattr(jitted, "lower"):
+        raise TypeError(
+            "fbuf.check_in_place: the first argument must be what jax.jit returned, got "
+            f"{type(jitted).__name__}; give jax.jit(step, donate_argnums=0)"
+        )
+    buffers = _buffers((args, kwargs))
+    arrays = [array for buffer in buffers for array in _large_arrays(buffer)]
+    if not arrays:
+        what = "has an array of 16 KiB; give one of a larger capacity" if buffers else "is there"
+        raise ValueError(
+            f"fbuf.check_in_place: among the arguments no buffer {what}. A step must take its "
+            "buffer as an argument, and not from an outer scope"
+        )
+    lowered = jitted.lower(*args, **kwargs)
+    donated = [_is_donated(buffer) for buffer in _buffers(lowered.args_info)]
+    if len(_buffers(lowered.out_info)) > sum(donated):
+        raise RuntimeError(
+            "fbuf.check_in_place: the step returns a buffer that is not donated, so every call "
+            "copies all of it; use jax.jit(step, donate_argnums=...), with the number of its "
+            "argument"
+        )
+    program = Program(lowered.compile().as_text())
+    _refuse_copies(program.written_whole(arrays))
+    changed = [buffer for buffer, given in zip(buffers, donated, strict=True) if given]
+    _refuse_lost(program.not_in_place([at for buffer in changed for at in _large_arrays(buffer)]))
+    if timed:
+        _refuse_slow(jitted, args, kwargs)
+
+
+def _is_buffer(tree: Any) -> bool:
+    """Tell a buffer, of one device or over a mesh, from any other tree."""
+    return isinstance(tree, State) or (hasattr(tree, "blocks") and isinstance(tree.blocks, State))
+
+
+def _is_donated(buffer: Any) -> bool:
+    """Tell whether the arrays of a buffer are donated, by what JAX says of the arguments."""
+    return all(info.donated for info in jax.tree.leaves(buffer))
+
+
+def _buffers(tree: Any) -> list[Any]:
+    """List the buffers in a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_buffer) if _is_buffer(leaf)]
+
+
+def _large_arrays(buffer: Any) -> list[Array]:
+    """List the arrays of a buffer that must not be copied, as large as a device has them."""
+    devices = 1 if isinstance(buffer, State) else buffer.num_devices
+    leaves = jax.tree.leaves(buffer)
+    large = [leaf for leaf in leaves if leaf.size * leaf.dtype.itemsize // devices >= _LARGE]
+    return [array_of((leaf.size // devices,), leaf.dtype) for leaf in large]
+
+
+def _refuse_copies(found: list[tuple[Array, str]]) -> None:
+    """Raise for arrays that are written whole."""
+    if not found:
+        return
+    counts = collections.Counter(found)
+    listed = ", ".join(
+        f"{array.dtype}[{array.size:,}] ({kind}{f', {count} times' if count > 1 else ''})"
+        for (array, kind), count in sorted(counts.items(), key=lambda item: -item[0][0].size)
+    )
+    raise RuntimeError(
+        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. Of a copy: XLA "
+        "does not see that rows are read before they are overwritten. Call state = "
+        "fbuf.after(state, batch) when you have sampled, in the same function as the sample or "
+        "after it, and before the state goes into or out of a loop. Of anything else: carry no "
+        "state through jax.lax.cond, jnp.where or a loop of a different length for each seed, but "
+        "use mask=; fbuf.clear zeroes the sampler's index. An array of yours of that type and size "
+        "looks the same: try another capacity"
+    )
+
+
+def _refuse_lost(found: list[Array]) -> None:
+    """Raise for arrays whose memory no result takes."""
+    if found:
+        listed = ", ".join(f"{array.dtype}[{array.size:,}]" for array in found)
+        raise RuntimeError(
+            f"fbuf.check_in_place: no result lies in the memory of these arrays: {listed}. Return "
+            "the state that the step has changed, and return it once; do not donate a buffer that "
+            "the step only reads"
+        )
+
+
+def _refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if a step takes longer the larger its buffers are."""
+    runs = [_Run(jitted, _resized((args, kwargs), smaller)) for smaller in (_SMALLER, 1)]
+    for _ in range(_ROUNDS):  # by turns: what else the machine does then slows down both
+        for run in runs:
+            run.call()
+    # The least: whatever else the machine does can only add to it.
+    small, large = (min(run.seconds) for run in runs)
+    if large > _SLOWER * small:
+        raise RuntimeError(
+            f"fbuf.check_in_place: this step takes {large * 1e6:,.0f} us, and {small * 1e6:,.0f} "
+            f"with buffers of a {_SMALLER}th of the capacity, though the program copies nothing "
+            f"that can be seen. Use another version of JAX (this is {jax.__version__})"
+        )
+
+
+@dataclasses.dataclass
+class _Run:
+    """A step that is called again and again with the buffers that it returns.
+
+    Attributes:
+        jitted: The step.
+        given: Its arguments, by position and by name.
+        seconds: How long each call took, without the first.
+    """
+
+    jitted: Any
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    compiled: bool = False
+
+    def call(self) -> None:
+        """Run the step, and keep its buffers for the next call."""
+        if not self.compiled:
+            self.compiled = True
+            self.call()
+            self.seconds.clear()
+        # Other donated arguments are the user's own.
+        args, kwargs = jax.block_until_ready(_without_buffers(jnp.copy, self.given))
+        begun = time.perf_counter()
+        result = jax.block_until_ready(self.jitted(*args, **kwargs))
+        self.seconds.append(time.perf_counter() - begun)
+        returned = iter(_buffers(result))
+        self.given = jax.tree.map(
+            lambda leaf: next(returned) if _is_buffer(leaf) else leaf,
+            self.given,
+            is_leaf=_is_buffer,
+        )
+
+
+def _resized(given: Any, smaller: int) -> Any:
+    """Return the arguments of a step with empty buffers of a fraction of the capacity."""
+
+    def empty(leaf: Any) -> Any:
+        if not _is_buffer(leaf):
+            return leaf
+        if not isinstance(leaf, State) or jnp.ndim(leaf.fault):
+            raise ValueError(
+                "fbuf.check_in_place: only steps of one buffer on one device can be timed; leave "
+                "timed out"
+            )
+        state = cast(State[Any], leaf)
+        step = state.ring.lanes * state.sampler.stride
+        capacity = max(state.capacity // smaller // step, 1) * step
+        return jax.jit(empty_as, static_argnums=1)(state, capacity)
+
+    return jax.tree.map(empty, given, is_leaf=_is_buffer)
+
+
+def _without_buffers(function: Any, tree: Any) -> Any:
+    """Call a function with each array that is not of a buffer."""
+    return jax.tree.map(
+        lambda leaf: (
+            leaf if _is_buffer(leaf) or not isinstance(leaf, jax.Array) else function(leaf)
+        ),
+        tree,
+        is_leaf=_is_buffer,
+    )

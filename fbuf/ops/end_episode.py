@@ -1,0 +1,71 @@
+"""Closing the episodes that are open."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+
+from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.faults import collected
+from fbuf.storage.store import Item
+from fbuf.xla.tie import tie
+
+
+@verb()
+def end_episode(
+    state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
+) -> State[Item]:
+    """End the open episodes: call it when your collector resets its environments.
+
+    The newest row of each environment becomes truncated, and the next row that you add begins an
+    episode. An environment without rows stays as it is, and so does one whose newest row ended its
+    episode; with `autoreset="next_step"`, the next row of that one begins an episode and is no
+    dummy.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer. With `next_of`, the last observation of such an episode is the
+        `next_observation` that you gave with its newest row.
+
+    Raises:
+        ValueError: When traced, if `mask` has another shape.
+        TypeError: When traced, if `mask` is not bool.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        LOST_NEXT: As for `fbuf.add`.
+
+    Cost: O(num_envs).
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> state = fbuf.add(fbuf.end_episode(state), jnp.arange(1.0))
+        >>> state.ring.flags.tolist()
+        [0, 0, 2, 0]
+    """
+    one_buffer("end_episode", state)
+    state = read_before_write.tied("end_episode", state)
+    ring = state.ring
+    shape = () if ring.num_envs is None else (ring.num_envs,)
+    lanes = parse.mask("end_episode", mask, shape, "the environments")
+    return ended(state, lanes)
+
+
+def ended(state: State[Item], lanes: jax.Array) -> State[Item]:
+    """The buffer after the open episodes of some lanes were truncated, bool `[lanes]`."""
+    # The fault is known once all that was asked of the buffer before this has been read.
+    ring, slots = state.ring.end(tie(lanes, state.fault))
+    next_obs, fault = state.next_obs, state.fault
+    if next_obs is not None:
+        next_obs, lost = next_obs.end(ring, slots)
+        fault = collected(fault, lost)
+    return dataclasses.replace(state, ring=ring, next_obs=next_obs, fault=fault)

@@ -1,0 +1,172 @@
+"""A buffer whose items have some fields more, or less."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.state import State
+from fbuf.storage import store
+from fbuf.storage.store import Storage
+from fbuf.xla.explicit import on_automatic_axes
+
+_CHUNK = 2**24
+"""Bytes of rows that are moved at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _New:
+    """What all rows have in a leaf that is new."""
+
+    value: jax.Array
+
+
+def changed(
+    function: str, state: State[Any], fill: Mapping[str, Any], drop: Collection[str]
+) -> State[Any]:
+    """Make a buffer of the same rows with other fields; all else is the same.
+
+    Args:
+        function: Who asks.
+        state: The buffer; not consumed. Both are in memory until it is dropped.
+        fill: The new fields by name, and what the rows that are there have in them: an array of the
+            shape and dtype of the field, or a tree of arrays.
+        drop: The names of fields to leave out.
+
+    Raises:
+        ValueError: If a field to drop is not there, or one to fill is; if the buffer keeps next
+            observations of one to drop; or if items are no dicts.
+    """
+    sources = _sources(function, state.storage, fill, drop)
+    if not jax.tree.leaves(sources):
+        raise ValueError(f"fbuf.{function}: drop leaves no field")
+    storage, kept = _moved(state.storage, sources), state.next_obs
+    if kept is not None:
+        begin = f"{kept.field}."
+        whole = any(begin.startswith(f"{name}.") for name in drop)
+        more = {name.removeprefix(begin): fill[name] for name in fill if name.startswith(begin)}
+        less = [name.removeprefix(begin) for name in drop if name.startswith(begin)]
+        inner = None if whole else _sources(function, kept.rows, more, less)
+        if not jax.tree.leaves(inner):
+            raise ValueError(
+                f"fbuf.{function}: drop has all of {kept.field!r}, of which the buffer keeps next "
+                "observations"
+            )
+        if more or less:
+            kept = dataclasses.replace(kept, rows=_moved(kept.rows, inner))
+    return dataclasses.replace(state, storage=storage, next_obs=kept)
+
+
+def _sources(
+    function: str, storage: Storage[Any], fill: Mapping[str, Any], drop: Collection[str]
+) -> Any:
+    """The new item: a tree of what each leaf is taken from, a leaf by its number, or `_New`."""
+    layout = storage.layout
+    tree = _copied(jax.tree.unflatten(layout.tree, list(range(len(layout.fields)))))
+    for name in drop:
+        _remove(function, tree, name)
+    for name, value in fill.items():
+        node, last = _place(function, "fill", tree, name)
+        if last in node:
+            inside = f"; {name}.x names a field within it" if type(node[last]) is dict else ""
+            raise ValueError(
+                f"fbuf.{function}: fill has {name!r}, and the items have that field{inside}"
+            )
+        node[last] = jax.tree.map_with_path(functools.partial(_new, function, name), value)
+    return tree
+
+
+def _remove(function: str, tree: Any, name: str) -> None:
+    """Take a field out, and each dict that is left without one."""
+    node, last = _place(function, "drop", tree, name)
+    if last not in node:
+        raise ValueError(
+            f"fbuf.{function}: drop has {name!r}, and the items have no such field; they have "
+            f"{', '.join(map(str, node))}"
+        )
+    del node[last]
+    if not node and node is not tree:
+        _remove(function, tree, name.rpartition(".")[0])
+
+
+def _new(function: str, name: str, path: Any, leaf: Any) -> _New:
+    """What a new leaf has; a number that JAX would cut is refused."""
+    argument = f"fill[{name!r}]{jax.tree_util.keystr(path)}"
+    check.array(function, argument, leaf)
+    if isinstance(leaf, int | float):
+        spec = jax.ShapeDtypeStruct((), jnp.result_type(type(leaf)))
+        parse.python_numbers(function, argument, spec, leaf)
+    return _New(jnp.asarray(leaf))
+
+
+def _copied(tree: Any) -> Any:
+    """Dicts that may be changed."""
+    return {key: _copied(tree[key]) for key in tree} if type(tree) is dict else tree
+
+
+def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str, Any], str]:
+    """The dict that has a field, or is to have it, and the name of the field there."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must have names such as 'obs.depth', got {name!r}"
+        )
+    if type(tree) is dict and name in tree:  # a field whose own name has dots
+        return tree, name
+    *outer, last = name.split(".")
+    for depth, part in enumerate(outer, start=1):
+        if type(tree) is dict and part not in tree:
+            raise ValueError(
+                f"fbuf.{function}: {argument} has {name!r}, and the items have no dict "
+                f"{'.'.join(outer[:depth])!r}; a new one is filled with a dict"
+            )
+        tree = tree[part] if type(tree) is dict else None
+    if type(tree) is not dict:
+        raise ValueError(
+            f"fbuf.{function}: {argument} has {name!r}, and fields can be changed in dicts only"
+        )
+    return tree, last
+
+
+def _moved(old: Storage[Any], sources: Any) -> Storage[Any]:
+    """A store of all rows, with the leaves of `sources`."""
+    leaves, tree = jax.tree.flatten(sources)
+    new = [leaf.value for leaf in leaves if isinstance(leaf, _New)]
+    numbers = tuple(None if isinstance(leaf, _New) else leaf for leaf in leaves)
+    return _written(old, new, tree=tree, numbers=numbers)
+
+
+@functools.partial(jax.jit, static_argnames=("tree", "numbers"))
+@on_automatic_axes
+def _written(
+    old: Storage[Any], new: list[jax.Array], *, tree: Any, numbers: tuple[int | None, ...]
+) -> Storage[Any]:
+    """The same, compiled: of each leaf the number it had, or None for the next new one."""
+    capacity, fields = old.words.shape[0], old.layout.fields
+    values = iter(new)
+    specs = [fields[n] if n is not None else next(values) for n in numbers]
+    specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
+    width = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    step = min(max(_CHUNK // max(width, 1), 1), capacity)
+
+    def some(turn: jax.Array, rows: Storage[Any]) -> Storage[Any]:
+        first = jnp.minimum(turn * step, capacity - step)
+        slots = first + jnp.arange(step, dtype=jnp.int32)
+        there = iter(old.read_leaves(slots, [n for n in numbers if n is not None]))
+        values = iter(new)
+        leaves = [
+            next(there) if n is not None else jnp.broadcast_to(v := next(values), (step, *v.shape))
+            for n in numbers
+        ]
+        return rows.write(slots, jax.tree.unflatten(tree, leaves))
+
+    empty = store.empty(jax.tree.unflatten(tree, specs), capacity)
+    return lax.fori_loop(0, -(-capacity // step), some, empty)

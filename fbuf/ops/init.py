@@ -1,0 +1,189 @@
+"""Making a buffer."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from fbuf.checks import sizes
+from fbuf.checks import values as check
+from fbuf.dispatch import flax, parse
+from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.uniform import Uniform
+from fbuf.state import State
+from fbuf.storage import next_obs as next_observations
+from fbuf.storage import ring as rings
+from fbuf.storage import store
+from fbuf.storage.episodes import Autoreset
+from fbuf.storage.ring import Ring
+from fbuf.storage.store import Item, Storage
+from fbuf.xla.place import allocating, settled
+from fbuf.xla.varying import varying
+
+_CHEAP = 2**20
+"""Bytes that nobody misses: more ends of episodes than a sixteenth of the rows may take them."""
+
+
+def init(
+    item: Item,
+    capacity: int,
+    *,
+    num_envs: int | None = None,
+    sampler: Sampler = Uniform(),
+    autoreset: Autoreset = "same_step",
+    lockstep: bool = True,
+    next_of: str | None = None,
+    max_ends: int | None = None,
+) -> State[Item]:
+    """Make an empty buffer.
+
+    `init` allocates all memory; nothing grows later. The arrays lie on JAX's default device.
+    `jax.device_put` moves them, with a sharding if you like. Made inside `jax.default_device`, the
+    buffer stays on that device.
+
+    Args:
+        item: One unbatched item: any pytree of arrays, Python scalars or `jax.ShapeDtypeStruct`
+            (so that `jax.eval_shape` of a step function will do). Only shapes and dtypes are read.
+            Values come back bit for bit. The one exception is the payload of a NaN in bfloat16 or
+            float8_e5m2, which XLA changes on CPU; it stays a NaN.
+        capacity: How many rows to keep, from 1 to 2**31 - 17. In a full buffer the next row
+            replaces the oldest one. Must be a multiple of `num_envs`.
+        num_envs: How many environments there are. Each has a lane of `capacity // num_envs` rows,
+            and `fbuf.add` takes rows with a leading axis of this length. None is for one
+            environment, and for rows whose order does not matter.
+        sampler: Which rows may be drawn, and how likely each is.
+        autoreset: What an environment does at the end of an episode, in Gymnasium's words.
+            `"same_step"` (gymnax, brax and most others in JAX): the step that ends an episode also
+            resets, and the next row begins the next episode. `"next_step"` (Gymnasium's default):
+            the next step ignores its action and resets. The buffer stores the row of that step, but
+            never draws it. `"disabled"`: you reset; the buffer treats it like `"same_step"`.
+        lockstep: Whether all environments step together. With False each lane has a write position
+            of its own, and `fbuf.add` takes a `mask` of the environments that have stepped. It
+            costs a little more at every call.
+        next_of: The name of the observation among the item's fields (`"a.b"` for a field in a
+            field). Give it to have next observations without storing them twice: `fbuf.add` then
+            takes `next_observation`, and `fbuf.Transition`, `fbuf.NStep` and `fbuf.Hindsight` read
+            it from the following row.
+        max_ends: How many ends of episodes to keep the last observation of, because no following
+            row has it. None is a sixteenth of the capacity, or up to a quarter as long as that
+            takes less than 1 MiB. `Fault.LOST_NEXT` says that it was too few. With `lockstep=False`
+            every environment has an equal share.
+
+    Returns:
+        An empty buffer.
+
+    Raises:
+        MemoryError: If the device has no room for the buffer. Nothing has been allocated then. The
+            message says how much was asked, how much is free, and which capacity would fit. Inside
+            `jit` nothing is checked, nor on a device that does not say how much it has.
+        ValueError: If an argument is out of range, `capacity` is not a multiple of `num_envs`,
+            `item` holds no array, or the lanes are too short for the sampler's window.
+        TypeError: If the buffer cannot store a leaf as it is: it is 64-bit while JAX's 64-bit types
+            are off, it is a PRNG key, or it is not an array.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> item = {"obs": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
+        >>> state = fbuf.init(item, capacity=1000, sampler=fbuf.Prioritized(alpha=0.6))
+        >>> int(fbuf.size(state))
+        0
+    """
+    flax.register(State)
+    capacity = check.integer("init", "capacity", capacity, check.LARGEST_CAPACITY)
+    specs = parse.item_specs("init", item)
+    check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
+    num_envs = _environments(num_envs, capacity, lockstep)
+    check.choice("init", "autoreset", autoreset, get_args(Autoreset))
+    if max_ends is not None:
+        if next_of is None:
+            raise ValueError(
+                "fbuf.init: max_ends is for buffers with next_of, and next_of is None; name the "
+                "observation with next_of, or leave max_ends out"
+            )
+        max_ends = check.integer("init", "max_ends", max_ends, capacity)
+
+    def make(capacity: int) -> State[Item]:
+        ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
+        return of_ring(specs, ring, sampler, next_of, max_ends)
+
+    with allocating():
+        check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
+        return settled(varying(make(capacity)))
+
+
+def of_ring(
+    specs: Any, ring: Ring, sampler: Sampler, next_of: str | None, max_ends: int | None
+) -> State[Any]:
+    """A buffer of no row, for an empty ring."""
+    storage, next_obs = store.empty(specs, ring.capacity), None
+    if next_of is not None:
+        ends = max_ends or ends_by_default(ring, storage, next_of)
+        next_obs = next_observations.empty(storage, ring, next_of, ends)
+    return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
+
+
+def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
+    """How many ends of episodes to keep the last observation of, if nobody says.
+
+    In a short lane the number of ends is far from its mean now and then, and on-policy rollouts are
+    short, with short episodes at first. More room for them is cheap there.
+    """
+    cheap = _CHEAP // sizes.nbytes(next_observations.of_one_end(storage, next_of))
+    return max(ring.capacity // 16, ring.lanes, min(ring.capacity // 4, cheap))
+
+
+def check_room(
+    function: str, specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]
+) -> None:
+    """Refuse what the device has no room for, before any of it is taken.
+
+    Args:
+        function: Who asks.
+        specs: The item.
+        capacity: The rows it shall have.
+        step: What a capacity is a multiple of.
+        make: Makes a buffer of a capacity.
+    """
+    probe = jnp.zeros(())
+    if isinstance(probe, jax.core.Tracer):
+        return
+    device = next(iter(probe.devices()))
+    free = sizes.free(device)
+    # To know the size takes a trace. Far below what is free that is not worth its time.
+    if free is None or capacity * (3 * sizes.nbytes(specs) + 64) < free:
+        return
+    takes = lambda capacity: sizes.nbytes(jax.eval_shape(lambda: make(capacity)))
+    asked = takes(capacity)
+    if asked <= free:
+        return
+    fitting = bisect.bisect_right(range(step, capacity + 1, step), free, key=takes) * step
+    raise MemoryError(
+        f"fbuf.{function}: {capacity} rows take {sizes.in_words(asked)}, and {device} has "
+        f"{sizes.in_words(free)} free; "
+        + (f"capacity={fitting} would fit" if fitting else "not one row would fit")
+        + " (fbuf.capacity_for and fbuf.nbytes tell beforehand)"
+    )
+
+
+def _environments(num_envs: Any, capacity: int, lockstep: Any) -> int | None:
+    """How many environments there are, each with a lane of the same length."""
+    check.boolean("init", "lockstep", lockstep)
+    if num_envs is None:
+        if not lockstep:
+            raise ValueError(
+                "fbuf.init: lockstep=False is for buffers with num_envs, and num_envs is None; "
+                "give num_envs, or leave lockstep out"
+            )
+        return None
+    num_envs = check.integer("init", "num_envs", num_envs, capacity)
+    if capacity % num_envs:
+        raise ValueError(
+            f"fbuf.init: capacity must be a multiple of num_envs ({num_envs}), because all lanes "
+            f"have the same length, got {capacity}; take {capacity // num_envs * num_envs}"
+        )
+    return num_envs

@@ -1,0 +1,233 @@
+"""Reading a buffer from disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+
+from fbuf.checkpoint import (
+    background,
+    config,
+    incremental,
+    manifest,
+    paths,
+    progress,
+    reader,
+    sharded_manifest,
+)
+from fbuf.checkpoint import extra as extras
+from fbuf.checkpoint.errors import CheckpointError, Mismatch
+from fbuf.checkpoint.manifest import Manifest
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.ops import fields
+from fbuf.ops.end_episode import end_episode
+from fbuf.ops.init import init
+from fbuf.ops.resize import resize
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import State
+from fbuf.xla.place import allocating
+
+_NOT_OURS = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(RecursionError, StopIteration, AssertionError),
+)
+"""What a manifest can cause that somebody has edited, checksum and all."""
+
+
+Episodes = Literal["end", "keep"]
+"""Rules for the episodes that were open when a buffer was saved."""
+
+
+class Checkpoint(NamedTuple):
+    """What `fbuf.load` has read.
+
+    Attributes:
+        state: The buffer.
+        extra: What was saved beside it; None if nothing was.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> state = fbuf.save(path, fbuf.init(jnp.zeros(()), capacity=4), extra=[1, 2])
+        >>> state, extra = fbuf.load(path)
+        >>> extra
+        [1, 2]
+    """
+
+    state: State[Any]
+    extra: Any
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    item: Any = None,
+    sampler: Sampler | None = None,
+    extra: Any = None,
+    with_extra: bool = True,
+    capacity: int | None = None,
+    fallback: bool = False,
+    episodes: Episodes = "end",
+    fill: Mapping[str, Any] | None = None,
+    drop: Collection[str] = (),
+) -> Checkpoint:
+    """Read the newest checkpoint of a directory.
+
+    A run that goes on from there resets its environments, as a rule. So the episodes that were open
+    are ended, as by `fbuf.end_episode`; all else is bit for bit as it was saved. With
+    `episodes="keep"` all of it is, and training goes on as if it had never stopped: restore the
+    environments, too. All bytes are held against their checksums. Nothing that a file says is run.
+
+    The arrays lie on JAX's default device; put the call into `jax.default_device(device)` for
+    another one.
+
+    Args:
+        path: The directory that was given to `fbuf.save`.
+        item: An example of an item, as it was saved. Needed if items are made of classes of your
+            own, or of named tuples; for dicts, lists and tuples only to check that the checkpoint
+            is of these.
+        sampler: The sampler. Needed if it is one of your own; else only to check.
+        extra: A tree of the structure of what was saved beside the buffer; needed if that has
+            classes of your own, as most optimisers have. Its leaves are not read.
+        with_extra: False reads the buffer alone: `extra` of the result is then None.
+        capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
+        fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
+            was stopped is no damage: it has never been the newest.
+        episodes: `"end"` ends the open episodes: the next row of each environment begins one.
+            `"keep"` leaves them open: the next row goes on where the last one saved has ended. To
+            end episodes may set `LOST_NEXT`, as for `fbuf.end_episode`.
+        fill: New fields of the item by name (`"obs.depth"` is inside a dict), and what the rows
+            that are there have in them: an array of the shape and dtype of the field, or a tree of
+            arrays. All else stays, ids too. Items must be dicts. Save such a buffer to another
+            directory.
+        drop: Names of fields to leave out; otherwise as `fill`.
+
+    Returns:
+        The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
+            another item or sampler. The message says what was found.
+        TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
+        ValueError: If `item` has no leaf, `path` is empty or a URL, `episodes` is something else,
+            `capacity` does not fit (see `fbuf.resize`); if a field to `drop` is not there, or keeps
+            next observations; or if one to `fill` is there.
+        MemoryError: If the device has no room for it.
+        Exception: What a save to the directory has failed with in the background.
+
+    Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB; with `capacity`,
+    `fill` or `drop` that of both buffers.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
+        >>> state = fbuf.save(path, state)
+        >>> fbuf.rows(fbuf.load(path).state).data
+        Array([2., 3., 4., 5.], dtype=float32)
+    """
+    check.boolean("load", "with_extra", with_extra)
+    check.choice("load", "episodes", episodes, get_args(Episodes))
+    if capacity is not None:
+        capacity = check.integer("load", "capacity", capacity, check.LARGEST_CAPACITY)
+    if isinstance(drop, str):
+        raise TypeError(f"fbuf.load: drop must be a list of names, got {drop!r}")
+    extra = extra if with_extra else extras.LEFT_OUT
+    with allocating():
+        found = newest(path, item, sampler, extra, fallback, init)
+    state = end_episode(found.state) if episodes == "end" else found.state
+    if fill or drop:
+        with allocating():
+            # Without a mark: no save may take its rows for those of a checkpoint.
+            state = incremental.marked(fields.changed("load", state, fill or {}, drop), 0)
+    if capacity is not None:
+        state = resize(state, capacity)
+    return found._replace(state=state)
+
+
+def newest(
+    path: str | os.PathLike[str],
+    item: Any,
+    sampler: Sampler | None,
+    extra: Any,
+    fallback: bool,
+    make: Callable[..., State[Any]],
+) -> Checkpoint:
+    """Read the newest checkpoint; `make` is called with arguments of `init`. See `load`."""
+    check.boolean("load", "fallback", fallback)
+    if sampler is not None:
+        check.instance("load", "sampler", sampler, Sampler, "fbuf.Uniform()")
+    if item is not None:
+        parse.item_specs("load", item)
+    folder = paths.local("fbuf.load", path)
+    background.wait(folder)
+    heads = manifest.heads(folder) if folder.is_dir() else {}
+    known = list(heads)
+    if not known:
+        sharded = " of a plain buffer; of one over a mesh there is: use fbuf.sharded.load"
+        why = sharded if sharded_manifest.numbers(folder) else ""
+        if not folder.is_dir():
+            why = ": that is a file" if folder.exists() else ": there is no such directory"
+        raise CheckpointError(f"fbuf.load: there is no checkpoint in {folder}{why}")
+    for number in reversed(known):
+        try:
+            found, state, arrays = read(folder, number, item, sampler, make)
+            with as_damage(folder, number):
+                beside = extras.joined(found.extra, arrays, extra)
+        except Mismatch:
+            raise
+        except CheckpointError as error:
+            if manifest.numbers(folder)[-1:] > known[-1:]:
+                # Another process has saved meanwhile, and deleted what was being read.
+                return newest(folder, item, sampler, extra, fallback, make)
+            if not fallback or number == known[0]:
+                raise
+            warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
+            continue
+        incremental.remember(folder, saved(number, found, state))
+        incremental.saw(folder, heads.values())
+        return Checkpoint(state, beside)
+    raise AssertionError("the last one is read, or raises")
+
+
+def read(
+    folder: pathlib.Path,
+    number: int,
+    item: Any,
+    sampler: Sampler | None,
+    make: Callable[..., State[Any]],
+) -> tuple[Manifest, State[Any], list[Any]]:
+    """Read one checkpoint: its manifest, the buffer, and the arrays of what was saved beside it."""
+    found = manifest.read(folder, number)
+    with as_damage(folder, number):
+        given = config.arguments(found.config, item, sampler)
+        reader.check_shapes(found, jax.eval_shape(lambda: init(**given)))
+        with progress.shown("fbuf.load", sum(file.length for file in found.files.values())):
+            state, arrays = reader.fill(folder, found, make(**given))
+    return found, state, arrays
+
+
+@contextlib.contextmanager
+def as_damage(folder: pathlib.Path, number: int) -> Generator[None]:
+    """Say of what an edited manifest causes that the checkpoint is damaged."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _NOT_OURS as error:
+        raise CheckpointError(
+            f"fbuf.load: checkpoint {number} of {folder} is not what fbuf writes: {error!r}"
+        ) from error
+
+
+def saved(number: int, found: Manifest, state: State[Any]) -> incremental.Saved:
+    """What a later save has to know."""
+    looked = incremental.look(state)
+    return incremental.Saved(number, found, (), looked, incremental.hashes(state))

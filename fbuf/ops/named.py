@@ -1,0 +1,30 @@
+"""Looking up the rows that ids name, for the verbs that change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.dispatch import parse
+from fbuf.state import State
+from fbuf.storage.faults import Fault, bits_where
+
+
+def named(
+    function: str, state: State[Any], ids: Any, mask: Any
+) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """The slots that ids name.
+
+    Returns:
+        int32 `[B]`, the capacity where an id names no row or `mask` leaves it out; the fault bits
+        of each, uint32 `[B]`; and the shape of the ids.
+    """
+    flat, shape = parse.ids(function, ids)
+    chosen = parse.mask(function, mask, shape, "ids")
+    live, outside, stale = state.ring.find(flat)
+    faults = bits_where(outside & chosen, Fault.ID_OUT_OF_RANGE)
+    faults |= bits_where(stale & chosen, Fault.STALE_ID)
+    slots = jnp.where(live & chosen, flat.slot, state.capacity)
+    return slots, faults, shape

@@ -1,0 +1,46 @@
+"""Knowing the size of a buffer beforehand."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+
+from fbuf.checks import sizes
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.ops.init import init
+
+
+def nbytes(item: Any, capacity: int, **options: Any) -> int:
+    """Count the bytes that `fbuf.init` would allocate, without allocating them.
+
+    Args:
+        item: As for `fbuf.init`.
+        capacity: As for `fbuf.init`.
+        options: All options of `fbuf.init`.
+
+    Returns:
+        The size of the whole state, in bytes.
+
+    Raises:
+        ValueError: As `fbuf.init`.
+        TypeError: As `fbuf.init`.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> frame = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+        >>> f"{fbuf.nbytes(frame, 1_000_000) / 2**30:.1f} GiB"
+        '26.3 GiB'
+        >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
+        28229568
+    """
+    try:
+        inspect.signature(init).bind(item, capacity, **options)
+    except TypeError as error:
+        raise TypeError(f"fbuf.nbytes: {error}") from None
+    specs = parse.item_specs("nbytes", item)
+    capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
+    state = jax.eval_shape(lambda: init(specs, capacity, **options))
+    return sizes.nbytes(state)

@@ -1,0 +1,56 @@
+"""Naming the newest rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.dispatch import read_before_write
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.ids import NO_SLOT, Ids
+
+
+def _is_int(function: str, argument: str, value: Any) -> int:
+    """A static int; the largest depends on the buffer."""
+    return check.integer(function, argument, value, smallest=-check.LARGEST_INT)
+
+
+@verb(static=("count",), checks={"count": _is_int})
+def newest_ids(state: State[Any], count: int) -> Ids:
+    """Name the newest rows, oldest first.
+
+    Args:
+        state: The buffer; never consumed.
+        count: How many rows, a static int from 1 to the capacity. With `num_envs`, how many of each
+            environment, from 1 to `capacity // num_envs`.
+
+    Returns:
+        Their ids, `[count]`, or `[num_envs, count]`, the newest row last. Ids of removed rows name
+        no row (slot -1). If there are fewer rows, the first ids name no row.
+
+    Raises:
+        ValueError: When traced, if `count` is below 1, or larger than a lane.
+        TypeError: When traced, if `count` is not an int.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(count) for each environment.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
+        >>> fbuf.newest_ids(state, 3).slot
+        Array([3, 0, 1], dtype=int32)
+    """
+    one_buffer("newest_ids", state)
+    ring = state.ring
+    check.integer("newest_ids", "count", count, ring.lane_length)
+    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
+    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
+    slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
+    ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
+    read_before_write.note_read(state, ids.slot)
+    return ids

@@ -1,0 +1,121 @@
+"""Reading rows once, in their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.ops.after import after
+from fbuf.ops.read import is_view, named_rows
+from fbuf.ops.unread import reads_once
+from fbuf.state import Batch, State
+from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.storage.ring import Ring
+from fbuf.views.item import Item
+from fbuf.views.protocol import Data, View
+
+
+def _is_count(function: str, argument: str, value: Any) -> int:
+    """A static int; the largest depends on the buffer."""
+    return check.integer(function, argument, value, smallest=0)
+
+
+@verb(
+    static=("count", "keep", "view"),
+    checks={"count": _is_count, "keep": _is_count, "view": is_view},
+)
+def pop(
+    state: State[Any],
+    count: int,
+    *,
+    keep: int = 0,
+    mask: chex.Array | bool | None = None,
+    view: View[Data] = Item(),
+    donate: bool = True,
+) -> tuple[State[Any], Batch[Data]]:
+    """Read the oldest unread rows of each environment; they count as read from then on.
+
+    With `keep=0` no row is handed out twice, and none is left out. The buffer must be made with
+    `sampler=fbuf.Fifo()`.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        count: How many rows of each environment, a static int from 1 to those that it has room for.
+            If fewer are unread, you get those. Removed rows and dummies of resets count.
+        keep: How many of the rows that are handed out stay unread, a static int below `count`. The
+            next call begins with them. With `keep=1` the last row of a segment is the first of the
+            next one: learn from all but the last, whose observation serves to bootstrap. Wait for
+            whole segments then (see `mask`); else the kept row alone comes again and again.
+        mask: bool, whether to read at all; may be traced. If environments do not step together,
+            also `[num_envs]`: which of them. None is all. `mask=fbuf.unread(state) >= count` waits
+            for whole segments.
+        view: What a row turns into, as for `fbuf.read`; static. A view of several steps may look at
+            rows that are still unread.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer, and the rows: leaves `[count, ...]`, or `[num_envs, count, ...]`, the oldest
+        first. `mask` is False behind the last one. It is also False at the place of a row that was
+        removed, or of the dummy of a reset. Data is 0 where it is False.
+
+    Raises:
+        ValueError: When traced, if the sampler is not `fbuf.Fifo`, if `count` or `keep` is out of
+            range, if `mask` has another shape, or if the view leaves something to chance.
+        TypeError: When traced, if `count` or `keep` is not an int, or if `mask` is not bool.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(count) for each environment.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Fifo())
+        >>> state = fbuf.add(state, jnp.arange(5, dtype=jnp.int32))
+        >>> state, first = fbuf.pop(state, 3, keep=1)
+        >>> state, second = fbuf.pop(state, 3, keep=1)
+        >>> first.data, second.data
+        (Array([0, 1, 2], dtype=int32), Array([2, 3, 4], dtype=int32))
+    """
+    state, ids = popped(state, count, keep, mask, view)
+    batch = named_rows("pop", state, ids, view, None)
+    return after(state, batch), batch
+
+
+def popped(
+    state: State[Any], count: int, keep: int, mask: Any, view: View
+) -> tuple[State[Any], Ids]:
+    """The buffer with its oldest unread rows read, and their ids; see `pop`."""
+    one_buffer("pop", state)
+    reads_once("pop", state)
+    ring, sampler = state.ring, state.sampler
+    check.integer("pop", "count", count, ring.lane_length)
+    check.integer("pop", "keep", keep, count - 1, smallest=0)
+    if view.is_random:
+        raise ValueError(
+            f"fbuf.pop: {type(view).__name__} is random, and fbuf.pop takes no key; pop the rows, "
+            "and read their ids with fbuf.read(state, batch.ids, view=view, key=key)"
+        )
+    shape = (ring.num_envs,) if ring.num_envs is not None and not ring.lockstep else ()
+    chosen = parse.mask("pop", mask, shape, "the environments")
+    unread = sampler.unread(state.index, ring)
+    given = jnp.where(chosen, jnp.minimum(unread, count), 0)
+    ids = ring.name_live(_oldest(ring, unread, given, count))
+    # The rows that stay are among those that were given, and not those from before.
+    read = jnp.maximum(given - keep, 0)
+    return dataclasses.replace(state, index=sampler.popped(state.index, read)), ids
+
+
+def _oldest(ring: Ring, unread: jax.Array, given: jax.Array, count: int) -> jax.Array:
+    """The slots of the oldest unread rows, so many of each head: `[count]` or `[lanes, count]`."""
+    step = jnp.arange(count, dtype=jnp.int32)[None]
+    of_lane = lambda steps: jnp.broadcast_to(steps, (ring.lanes,))[:, None]
+    newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
+    back = jnp.maximum(of_lane(unread) - 1 - step, 0)
+    slots = jnp.where(step < of_lane(given), ring.later(newest, -back), NO_SLOT)
+    return slots if ring.num_envs is not None else slots[0]

@@ -1,0 +1,50 @@
+"""How likely rows are to be drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.ids import Ids
+
+
+@verb()
+def probability(state: State[Any], ids: Ids) -> jax.Array:
+    """Compute how likely one draw is to be each of these rows, from the buffer as it is now.
+
+    Args:
+        state: The buffer; never consumed.
+        ids: Which rows, of any shape.
+
+    Returns:
+        float32, shaped like `ids`. It is 0 where an id names no row, a row that was overwritten or
+        removed, or a row that the sampler does not draw, because its window is not complete for
+        example. For `fbuf.Shuffled` it is the share of an epoch's draws that the row has on
+        average: 1 / starts, or by episode 1 / (episodes * starts of its episode).
+
+    Raises:
+        ValueError: When traced, if `ids` is empty.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(B); by episode O(B log N).
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
+        >>> state = fbuf.init(jnp.zeros(()), capacity=4, sampler=sampler)
+        >>> state = fbuf.add(state, jnp.arange(2.0), priority=jnp.array([1.0, 3.0]))
+        >>> fbuf.probability(state, fbuf.newest_ids(state, 2))
+        Array([0.25, 0.75], dtype=float32)
+    """
+    one_buffer("probability", state)
+    flat, shape = parse.ids("probability", ids)
+    live, _, _ = state.ring.find(flat)
+    found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))
+    read_before_write.note_read(state, found)
+    return jnp.where(live, found, 0).reshape(shape)

@@ -1,0 +1,106 @@
+"""Reporting faults on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from fbuf.dispatch.call import refuse_consumed, require_state
+from fbuf.state import State
+from fbuf.storage.faults import MEANING, Fault
+from fbuf.storage.ring import DUMMY, ENDS, Ring
+
+
+def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
+    """Raise if compiled code has skipped a bad value since the last `fbuf.clear`.
+
+    Call it from the host loop now and then: it waits until the state is computed. The buffer stays
+    usable, whatever the report: bad entries were skipped, and all others applied.
+
+    Args:
+        state: The buffer, or a `vmap`ped batch of buffers.
+        ignore: Faults that do not raise. By default stale ids: a learner that lags behind its
+            actors meets them all the time, and they do no harm. `Fault(0)` ignores none.
+
+    Raises:
+        RuntimeError: If any other fault bit is set; the message says what happened and what to do.
+            `NOTHING_TO_DRAW` while a full buffer has nothing, also where its rows were removed or
+            their priorities became 0; batches that were masked before do no harm.
+            Also if `state` was consumed.
+        TypeError: If called inside `jit`, where values cannot be read.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.zeros(3), capacity=8)
+        >>> fbuf.raise_on_fault(state)
+    """
+    require_state("raise_on_fault", state)
+    if isinstance(state.fault, jax.core.Tracer):
+        raise TypeError(
+            "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
+            "call raise_on_fault on the host, with the state that the compiled function returned"
+        )
+    refuse_consumed("raise_on_fault", state)
+    bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    # Rows that lost their priorities, or were removed, set no bit.
+    bits &= ~Fault.NOTHING_TO_DRAW
+    more = ""
+    if Fault.NOTHING_TO_DRAW not in ignore and _draws_nothing(state):
+        bits |= Fault.NOTHING_TO_DRAW
+        more = _lengths(state)
+    raise_for("raise_on_fault", bits, more)
+
+
+def raise_for(function: str, bits: Fault, more: str = "") -> None:
+    """Raise if any bit is set; `more` is said at the end."""
+    if bits:
+        reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
+        raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")
+
+
+def _draws_nothing(state: State[Any]) -> bool:
+    """Tell whether a full buffer has nothing to draw; of several, whether one has nothing."""
+    if not state.sampler.may_draw_nothing:
+        return False
+    nothing = _is_full_of_nothing
+    for _ in range(state.fault.ndim):
+        nothing = jax.vmap(nothing)
+    return bool(np.asarray(nothing(state)).any())
+
+
+@jax.jit
+def _is_full_of_nothing(state: State[Any]) -> jax.Array:
+    return state.ring.has_come_around() & ~state.sampler.can_sample(state.index, state.ring)
+
+
+def _lengths(state: State[Any]) -> str:
+    """Say how long the window is, and the longest stored episode. O(N)."""
+    window = state.sampler.window
+    if window == 1 or state.ring.cursor.ndim > 2:
+        return f" (window={window})"
+    ring = state.ring
+    flags, held = map(np.asarray, jax.jit(_in_order)(ring))
+    rows = held & (flags & DUMMY == 0)
+    longest, length = 0, np.zeros(ring.lanes, np.int64)
+    for step, ends in zip(rows, flags & ENDS > 0, strict=True):
+        length += step
+        longest = max(longest, int(length.max()))
+        length[ends | ~step] = 0
+    if longest >= window:
+        return (
+            f". The window is {window} steps, and the longest stored episode has {longest}: look "
+            "at stride, first_only, and what you have removed"
+        )
+    return (
+        f". The window is {window} steps, and the longest stored episode has {longest}; take a "
+        'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'
+    )
+
+
+def _in_order(ring: Ring) -> tuple[jax.Array, jax.Array]:
+    """The flags of all slots, the oldest first, and which of them hold rows."""
+    slots = ring.in_order()
+    return ring.flags[slots], ring.holds(slots)

@@ -1,0 +1,89 @@
+"""Giving a buffer another capacity."""
+
+from __future__ import annotations
+
+from fbuf.checks import values as check
+from fbuf.dispatch.call import one_buffer, require_state, verb
+from fbuf.ops.init import check_room, ends_by_default, of_ring
+from fbuf.ops.lanes import Lanes, filled
+from fbuf.state import State
+from fbuf.storage import ring as rings
+from fbuf.storage.store import Item
+from fbuf.xla.place import allocating, settled
+from fbuf.xla.varying import varying
+
+
+def resize(state: State[Item], capacity: int) -> State[Item]:
+    """Make a buffer of another capacity that holds the newest rows of this one.
+
+    Rows, flags, priorities, next observations and open episodes are kept, so training goes on as if
+    the buffer had always had this capacity. The rows move to other slots. So ids from before are
+    stale: `update_priority`, `write` and `remove` skip them, and set `Fault.STALE_ID`, or
+    `Fault.ID_OUT_OF_RANGE` where a smaller buffer has no such slot. A stride then begins at other
+    steps, and an epoch of `fbuf.Shuffled` has another order.
+
+    Args:
+        state: The buffer; never consumed. Both are in memory until you drop this one.
+        capacity: How many rows the new one keeps: as for `fbuf.init`, and static. If fewer than are
+            stored, the oldest rows of each environment are left behind.
+
+    Returns:
+        The buffer of that capacity. Faults stay set.
+
+        Of an episode whose first rows are left behind, or have been overwritten, the oldest row
+        that is kept does not count as a first step. In a full buffer nobody knows what came before
+        the oldest row of an environment: that one does not count as a first step either.
+
+    Raises:
+        MemoryError: If the device has no room for the new buffer beside this one.
+        ValueError: If `capacity` is out of range or no multiple of `num_envs`, or if a lane would
+            be too short for the sampler's window.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        LOST_NEXT: With `next_of`, more ends of episodes are kept than the new buffer has room for.
+            That room grows and shrinks with the capacity.
+
+    Cost: O(N log N) time for the N rows that are kept. Each capacity compiles a program of its own.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(6.0))
+        >>> larger = fbuf.add(fbuf.resize(state, 8), jnp.arange(6.0, 8.0))
+        >>> fbuf.rows(larger).data[fbuf.rows(larger).mask]
+        Array([2., 3., 4., 5., 6., 7.], dtype=float32)
+        >>> fbuf.rows(fbuf.resize(larger, 3)).data
+        Array([5., 6., 7.], dtype=float32)
+    """
+    require_state("resize", state)
+    one_buffer("resize", state)
+    capacity = check.integer("resize", "capacity", capacity, check.LARGEST_CAPACITY)
+    lanes = state.ring.lanes
+    if capacity % lanes:
+        raise ValueError(
+            f"fbuf.resize: capacity must be a multiple of num_envs ({lanes}), because all lanes "
+            f"have the same length, got {capacity}; take {max(capacity // lanes, 1) * lanes}"
+        )
+    item, step = state.storage.item, lanes * state.sampler.stride
+    with allocating():
+        check_room("resize", item, capacity, step, lambda capacity: empty_as(state, capacity))
+    return settled(_resize(state, capacity=capacity))
+
+
+@verb(static=("capacity",))
+def _resize(state: State[Item], *, capacity: int) -> State[Item]:
+    """As `resize`, of a capacity that has been checked."""
+    whole = Lanes(state, 0, state.ring.lanes)
+    return filled(varying(empty_as(state, capacity)), [whole])
+
+
+def empty_as(state: State[Item], capacity: int) -> State[Item]:
+    """Return an empty buffer of that capacity, and else as `state`."""
+    old, kept = state.ring, state.next_obs
+    ring = rings.empty(capacity, old.num_envs, old.lockstep, old.autoreset, old.open is not None)
+    if kept is None:
+        return of_ring(state.storage.item, ring, state.sampler, None, None)
+    ends, room = None, kept.owner.shape[0] - old.lanes
+    if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
+        ends = max(-(-room * capacity // old.capacity), 1)
+    return of_ring(state.storage.item, ring, state.sampler, kept.field, ends)

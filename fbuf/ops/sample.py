@@ -1,0 +1,190 @@
+"""Drawing a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.ops.read import gathered, is_view
+from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.state import Batch, Sample, State
+from fbuf.views.item import Item
+from fbuf.views.protocol import Data, View
+
+
+def is_key(function: str, argument: str, value: Any) -> Any:
+    """A random key, not consumed by a check."""
+    check.key(function, value)
+    return value
+
+
+def is_step(function: str, argument: str, value: Any) -> Any:
+    """The number of a batch, or a pair of the number of an epoch and a place in it."""
+    if not isinstance(value, tuple):
+        return check.count(function, argument, value)
+    pair: tuple[Any, ...] = value
+    if len(pair) != 2 or None in pair:
+        raise ValueError(
+            f"fbuf.{function}: {argument} must be one integer, or two: (epoch, first); got {pair}"
+        )
+    return tuple(check.count(function, argument, number) for number in pair)
+
+
+CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
+
+
+@verb(
+    static=("batch_size", "view"),
+    checks=CHECKS | {"step": is_step, "count": check.count},
+    typed=("key",),
+)
+def sample(
+    state: State[Any],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
+    count: chex.Array | int | None = None,
+) -> Sample[Data]:
+    """Draw a batch; the state does not change.
+
+    The same state and key give the same batch, under `jit` or not and on any number of devices.
+
+    Args:
+        state: The buffer; never consumed.
+        key: A key of `jax.random`. Use a key once only.
+        batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
+        view: What a drawn row turns into; static.
+        beta: A number of at least 0, may be traced. It replaces the sampler's `beta` in the
+            importance weights. A traced one that is negative, infinite or NaN counts as 0.
+        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced. Or a pair
+            `(epoch, first)`: of this epoch the `batch_size` rows from this place on, both counted
+            from 0. So batches of several sizes can share an epoch.
+        count: How many rows to draw, an integer of at least 0; may be traced, so one program
+            serves batches of many sizes. The rows behind are masked, with weights 0, and weights
+            are those of a batch of `count`. None, or more than `batch_size`, is all.
+
+    Returns:
+        The batch. If there is nothing to draw (see `fbuf.can_sample`), its `mask` is False, its
+        weights are 0, and its ids name no row. It is safe to use: a loss multiplied by `weight` is
+        0, and `update_priority` ignores such ids.
+
+    Raises:
+        ValueError: If `beta`, `step` or `count` is out of range. When traced, if `batch_size` is,
+            if `fbuf.Shuffled` gets no `step` or another sampler gets one, if the sampler is
+            `fbuf.Fifo`, or if the view does not fit the buffer.
+        TypeError: If `key` is no key of `jax.random`. When traced, if `batch_size` is not a Python
+            int, or `view` is not a view.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(B) if every row is as likely; O(B log N) by priority, with a window, by episode, or
+    after a removal. Then what the view reads.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(2)}, capacity=100)
+        >>> state = fbuf.add(state, {"x": jnp.ones((10, 2))})
+        >>> batch = fbuf.sample(state, jax.random.key(0), 32)
+        >>> batch.data["x"].shape, bool(batch.mask.all())
+        ((32, 2), True)
+
+    References:
+        Lin, Self-Improving Reactive Agents, Machine Learning 8, 1992 (uniform);
+        Schaul et al., arXiv:1511.05952 (prioritised).
+    """
+    one_buffer("sample", state)
+    require_step("sample", state.sampler, step)
+    return drawn(state, key, beta, step, batch_size, view, count)[0]
+
+
+def require_step(function: str, sampler: Sampler, step: Any) -> None:
+    """The number of a batch, where batches are numbered, and nowhere else."""
+    name = type(sampler).__name__
+    if sampler.in_order and step is None:
+        raise ValueError(
+            f"fbuf.{function}: {name} needs the number of the batch; give step=i, counting from 0"
+        )
+    if not sampler.in_order and step is not None:
+        raise ValueError(
+            f"fbuf.{function}: {name} draws with replacement and takes no step; leave step out, or "
+            "make the buffer with sampler=fbuf.Shuffled()"
+        )
+
+
+def place_in_epoch(size: jax.Array, step: jax.Array, batch_size: int) -> Step:
+    """The epoch of a batch, and the place of its first row there, for epochs of this size."""
+    batches = (jnp.maximum(size, 1) - 1) // batch_size + 1
+    return step // batches, step % batches * batch_size
+
+
+def drawn(
+    state: State[Any],
+    key: Any,
+    beta: Any,
+    step: Any,
+    batch_size: int,
+    view: View,
+    count: Any = None,
+) -> tuple[Sample[Any], jax.Array]:
+    """A batch, and the logarithms of its weights before they were divided by the largest."""
+    draw, view_key = planned(state, key, beta, step, batch_size, view, count)
+    # A sampler may read its index for the probabilities alone.
+    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
+    return weighted(batch, draw), draw.log_weight
+
+
+def planned(
+    state: State[Any],
+    key: Any,
+    beta: Any,
+    step: Any,
+    batch_size: int,
+    view: View,
+    count: Any = None,
+) -> tuple[Draw, Any]:
+    """The draws of a batch, of which no row is read yet, and the key of the view."""
+    if step is not None and not isinstance(step, tuple):
+        step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
+    draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
+    if count is not None:
+        draw = _shortened(draw, count, state.sampler.weighs_by_batch)
+    return draw, jax.random.fold_in(key, 1) if view.is_random else None
+
+
+def weighted(batch: Batch[Any], draw: Draw) -> Sample[Any]:
+    """The batch of some draws."""
+    return Sample(
+        data=batch.data,
+        ids=batch.ids,
+        mask=batch.mask,
+        terminated=batch.terminated,
+        truncated=batch.truncated,
+        probability=draw.probability,
+        weight=jnp.where(batch.mask, draw.weight, 0),
+    )
+
+
+def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
+    """The first `count` draws, with the weights of a batch of that size."""
+    mask = draw.mask & (jnp.arange(draw.mask.shape[0], dtype=jnp.int32) < count)
+    weight = draw.weight
+    if by_batch:
+        weight = weights_of_batch(draw.log_weight, mask)
+    return dataclasses.replace(
+        draw, mask=mask, weight=weight, probability=jnp.where(mask, draw.probability, 0)
+    )
+
+
+def weights_of_batch(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
+    """The weights of a batch, the largest of those that the mask leaves is 1: float32 `[B]`."""
+    # No infinity: `jax_debug_infs` would report it.
+    log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
+    return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))

@@ -1,0 +1,36 @@
+"""How many more rows can be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.ops.unread import of_environments, reads_once
+from fbuf.state import State
+
+
+@verb()
+def space(state: State[Any]) -> jax.Array:
+    """Count the rows of each environment that can be added before an unread one is in the way.
+
+    Args:
+        state: The buffer, made with `sampler=fbuf.Fifo()`; never consumed.
+
+    Returns:
+        int32 scalar, or `[num_envs]` if environments do not step together.
+
+    Raises:
+        ValueError: When traced, if the sampler is not `fbuf.Fifo`: other buffers always take rows.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=4, sampler=fbuf.Fifo())
+        >>> int(fbuf.space(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
+        1
+    """
+    one_buffer("space", state)
+    reads_once("space", state)
+    return of_environments(state, state.sampler.space(state.index, state.ring))

@@ -1,0 +1,137 @@
+"""Taking a buffer apart, episode by episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.checks import values as check
+from fbuf.dispatch.call import refuse_consumed, require_state, verb
+from fbuf.ops.init import of_ring
+from fbuf.ops.lanes import Episodes, filled
+from fbuf.state import State
+from fbuf.storage import ring as rings
+from fbuf.storage.store import Item
+from fbuf.xla.place import settled
+from fbuf.xla.varying import varying
+
+
+def split(
+    state: State[Item], key: chex.PRNGKey | None, fraction: float
+) -> tuple[State[Item], State[Item]]:
+    """Divide the episodes among two buffers, such as one to train on and one to validate with.
+
+    Every row is in exactly one of the two, and no episode is in both. Flags, priorities, next
+    observations and removed rows stay as they are.
+
+    Call it from Python: how large the parts are depends on where episodes end.
+
+    Args:
+        state: The buffer; never consumed. All three are in memory until you drop this one.
+        key: A key of `jax.random`: which episodes go where is left to chance. None is by time: the
+            episodes that ended first go into the first part.
+        fraction: How many of the episodes go into the first part, a Python number above 0 and
+            below 1. The number of them is rounded, and each part gets at least one. Episodes count
+            alike, however long.
+
+    Returns:
+        Two buffers without `num_envs`, of the sampler of `state`, and just large enough: all
+        episodes whole and one after another, those that ended first first, and at one time
+        environment by environment. To add more, give a part another capacity with `fbuf.resize`, or
+        add it to a buffer of environments' rows with `fbuf.extend`. Faults stay set in both.
+
+        An open episode counts as an episode; it is truncated. Of one whose first rows have been
+        overwritten, no row counts as a first step. In neither part are rows of resets, and episodes
+        of which every row was removed.
+
+    Raises:
+        ValueError: If there are fewer than two episodes, if `fraction` is out of range, if `state`
+            is a batch of buffers, or if its rows are used once.
+        TypeError: If `state` is not a `fbuf.State`, or lies over a mesh; if an argument is traced.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(N log N). Each size of a part compiles a program of its own.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=100)
+        >>> steps = jnp.arange(40, dtype=jnp.int32)
+        >>> state = fbuf.add(state, steps, terminated=steps % 4 == 3)
+        >>> train, validation = fbuf.split(state, jax.random.key(0), 0.8)
+        >>> train, validation
+        (State(Uniform, 32 of 32 rows), State(Uniform, 8 of 8 rows))
+        >>> fbuf.rows(fbuf.split(state, None, 0.9)[1]).data
+        Array([36, 37, 38, 39], dtype=int32)
+    """
+    _check(state, key, fraction)
+    order, number, count = map(np.asarray, _in_order(state))
+    order, number = order[:count], number[:count]
+    episodes = int(number[-1]) + 1 if count else 0
+    if episodes < 2:
+        raise ValueError(
+            f"fbuf.split: two parts need two episodes, and the buffer has {episodes}; say where "
+            "episodes end with terminated and truncated, or fbuf.end_episode"
+        )
+    every = jnp.arange(episodes)
+    shuffled = np.asarray(every if key is None else jax.random.permutation(key, every))
+    first = np.zeros(episodes, bool)
+    first[shuffled[: min(max(round(fraction * episodes), 1), episodes - 1)]] = True
+    return _part(state, order, number, first), _part(state, order, number, ~first)
+
+
+def _check(state: Any, key: Any, fraction: Any) -> None:
+    """Refuse what cannot be taken apart."""
+    require_state("split", state)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, key))):
+        raise TypeError("fbuf.split: state or key is traced; call fbuf.split outside of jit")
+    if state.fault.ndim:
+        raise ValueError(
+            f"fbuf.split: state is a batch of buffers of shape {state.fault.shape}; split each by "
+            "itself: jax.tree.map(lambda leaf: leaf[0], state) is the first"
+        )
+    if key is not None:
+        check.key("split", key)
+    check.number("split", "fraction", fraction)
+    if not 0 < fraction < 1:
+        raise ValueError(
+            f"fbuf.split: fraction must be above 0 and below 1, so that both parts have an "
+            f"episode, got {fraction}"
+        )
+    if state.sampler.reads_once:
+        raise ValueError(
+            f"fbuf.split: the rows of {type(state.sampler).__name__} are used once, in their "
+            "order; take them with fbuf.pop, or make the buffer with another sampler"
+        )
+    refuse_consumed("split", state)
+
+
+@verb()
+def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The slots of all episodes, see `Ring.one_after_another`."""
+    return state.ring.one_after_another()
+
+
+def _part(
+    state: State[Item], order: np.ndarray, number: np.ndarray, chosen: np.ndarray
+) -> State[Item]:
+    """A buffer of the episodes that are chosen."""
+    slots, sampler = order[chosen[number]], state.sampler
+    capacity = -(-max(slots.size, sampler.window) // sampler.stride) * sampler.stride
+    slots = jax.device_put(slots)
+    return settled(_filled(state, slots, capacity=capacity, ends=int(chosen.sum())))
+
+
+@verb(static=("capacity", "ends"))
+def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
+    """A buffer of that capacity, and with room for so many ends, of episodes in their order."""
+    old = state.ring
+    ring = rings.empty(capacity, None, True, old.autoreset, old.open is not None)
+    next_of, most = (None, None) if state.next_obs is None else (state.next_obs.field, ends)
+    new = of_ring(state.storage.item, ring, sampler=state.sampler, next_of=next_of, max_ends=most)
+    count = jnp.int32(slots.shape[0])
+    return filled(varying(new), [Episodes(state, slots, count)])

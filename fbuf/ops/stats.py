@@ -1,0 +1,82 @@
+"""Figures for a log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import sizes
+from fbuf.checks import values as check
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+from fbuf.storage.ring import ENDS, REMOVED
+
+
+@verb(static=("detailed",), checks={"detailed": check.boolean})
+def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
+    """Return figures for a log: cheap scalars.
+
+    Args:
+        state: The buffer; never consumed.
+        detailed: Also return what takes a look at every row; static.
+
+    Returns:
+        `size` and `capacity`, in rows; `fill`, the part of the slots that hold a row, removed ones
+        included; `oldest`, how many rows ago its environment wrote the oldest row, that row
+        included; `removed` (removed rows and dummies that are not overwritten yet); `bytes`, as
+        float32, of all arrays; `fault` (bits of `fbuf.Fault`); and what the sampler adds. With a
+        window: `num_starts`, the number of rows that may be drawn. By episode: `num_episodes`, the
+        number of episodes with a start. For `Shuffled`: `epoch_size`, the number of draws of an
+        epoch. For `Prioritized`: `priority_total`, the sum of all stored priorities, and
+        `new_priority`, what a new row would get. For `Fifo`: `unread`, the number of unread rows.
+
+        If `detailed`: `ends`, the number of episodes whose last row is stored; and
+        `effective_sample_size`, the number of rows that, drawn uniformly, would repeat as often:
+        `1 / sum(p ** 2)` over the probabilities `p` of one draw. 0 if there is nothing to draw.
+
+    Raises:
+        TypeError: If `detailed` is not a bool.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(1); if `detailed`, O(N) time and memory, by episode O(N log N).
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))
+        >>> {name: float(figure) for name, figure in fbuf.stats(state).items() if name != "bytes"}
+        {'capacity': 2.0, 'fault': 0.0, 'fill': 1.0, 'oldest': 2.0, 'removed': 0.0, 'size': 2.0}
+        >>> float(fbuf.stats(state, detailed=True)["effective_sample_size"])
+        2.0
+
+    References:
+        Kish, Survey Sampling, 1965 (the effective sample size).
+    """
+    one_buffer("stats", state)
+    sampler, index, ring = state.sampler, state.index, state.ring
+    epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.in_order else {}
+    return {
+        "size": ring.count() - ring.removed,
+        "capacity": jnp.int32(state.capacity),
+        "fill": ring.count().astype(jnp.float32) / state.capacity,
+        "oldest": ring.stored.max() // (ring.lanes // ring.heads),
+        "removed": ring.removed,
+        "bytes": jnp.float32(sizes.nbytes(state)),
+        "fault": state.fault,
+        **epoch,
+        **sampler.stats(index, ring),
+        **(_of_every_row(state) if detailed else {}),
+    }
+
+
+def _of_every_row(state: State[Any]) -> dict[str, jax.Array]:
+    """What takes a look at every row."""
+    ring, slots = state.ring, jnp.arange(state.capacity, dtype=jnp.int32)
+    there = ring.holds(slots) & (ring.flags & REMOVED == 0)
+    likely = state.sampler.probability(state.index, ring, jnp.where(there, slots, 0))
+    squares = jnp.sum(jnp.where(there, likely, 0) ** 2)
+    return {
+        "ends": jnp.sum(there & (ring.flags & ENDS > 0), dtype=jnp.int32),
+        "effective_sample_size": jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0),
+    }

@@ -1,0 +1,52 @@
+"""How many rows are to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.state import State
+
+
+@verb()
+def unread(state: State[Any]) -> jax.Array:
+    """Count the rows of each environment that `fbuf.pop` has not handed out yet.
+
+    Removed rows and dummies of resets among them count, as they do for `fbuf.pop`.
+
+    Args:
+        state: The buffer, made with `sampler=fbuf.Fifo()`; never consumed.
+
+    Returns:
+        int32 scalar, or `[num_envs]` if environments do not step together.
+
+    Raises:
+        ValueError: When traced, if the sampler is not `fbuf.Fifo`.
+        RuntimeError: If `state` has been consumed.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=4, sampler=fbuf.Fifo())
+        >>> int(fbuf.unread(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
+        3
+    """
+    one_buffer("unread", state)
+    reads_once("unread", state)
+    return of_environments(state, state.sampler.unread(state.index, state.ring))
+
+
+def of_environments(state: State[Any], steps: jax.Array) -> jax.Array:
+    """A number of each head, in the shape that the user knows."""
+    ring = state.ring
+    return steps if ring.num_envs is not None and not ring.lockstep else steps[0]
+
+
+def reads_once(function: str, state: State[Any]) -> None:
+    """Refuse a buffer whose rows are drawn."""
+    if not state.sampler.reads_once:
+        raise ValueError(
+            f"fbuf.{function}: this buffer draws its rows by {type(state.sampler).__name__}; make "
+            "one whose rows are read once, with sampler=fbuf.Fifo()"
+        )

@@ -1,0 +1,121 @@
+"""Writing fields of rows that are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch.call import one_buffer, verb
+from fbuf.ops.named import named
+from fbuf.state import State
+from fbuf.storage.faults import collected
+from fbuf.storage.ids import Ids
+from fbuf.storage.store import Item
+from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
+
+
+def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
+    """A dict of names to values."""
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be a dict of names to values, got "
+            f"{type(value).__name__}"
+        )
+    for name in value:
+        check.name(function, f"a key of {argument}", name)
+    return dict(value)
+
+
+def numbers_fit(function: str, state: State[Any], fields: Mapping[str, Any]) -> None:
+    """Refuse Python numbers that a field cannot store."""
+    layout = state.storage.layout
+    for name, values in fields.items():
+        numbers = layout.find(function, "fields", name)
+        specs = jax.tree.map(lambda number: layout.fields[number], numbers)
+        parse.python_numbers(function, f"fields[{name!r}]", specs, values)
+
+
+@verb(
+    checks={"fields": by_name},
+    host_check=lambda state, given: numbers_fit("write", state, given["fields"]),
+)
+def write(
+    state: State[Item],
+    ids: Ids,
+    fields: Mapping[str, Any],
+    *,
+    mask: chex.Array | bool | None = None,
+    donate: bool = True,
+) -> State[Item]:
+    """Change fields of stored rows, such as latents, search results or returns.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        ids: `batch.ids`, of any shape. If a row repeats, its last value counts. Ids that name no
+            row are ignored.
+        fields: A dict from names of fields (`"a.b"` for a field in a field) to values. Values have
+            the tree of the field, and shapes of `ids` followed by those of the field. Fields that
+            you do not name stay as they are. If you write the field `next_of`, you also change the
+            next observation of the row before. Shapes are never broadcast and dtypes never cast.
+        mask: bool, shaped like `ids`, or one bool for all: which entries to apply. None is all.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer with the fields changed.
+
+    Raises:
+        ValueError: When traced, if the items have no such field, or if a shape or a tree does not
+            fit.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`, or if a dtype does not fit.
+        RuntimeError: If `state` has been consumed.
+
+    Faults:
+        ID_OUT_OF_RANGE: A slot is outside the buffer; that entry is skipped.
+        STALE_ID: A row has been overwritten or removed since it was drawn; that entry is skipped.
+
+    Cost: O(B) time and memory. Narrow fields of a row are read and written together.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init({"x": jnp.zeros(()), "value": jnp.zeros(())}, capacity=4)
+        >>> state = fbuf.add(state, {"x": jnp.ones(1), "value": jnp.zeros(1)})
+        >>> batch = fbuf.sample(state, jax.random.key(0), 2)
+        >>> state = fbuf.write(state, batch.ids, {"value": jnp.full(2, 5.0)})
+        >>> float(fbuf.sample(state, jax.random.key(1), 1).data["value"][0])
+        5.0
+    """
+    one_buffer("write", state)
+    state = read_before_write.tied("write", state, ids)
+    slots, faults, shape = named("write", state, ids, mask)
+    slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The count of removed rows is known once all that `fbuf.after` was given has been read.
+    slots = tie(slots, state.ring.removed)
+    changed: dict[int, jax.Array] = {}
+    for name, values in fields.items():
+        field = state.storage.layout.find("write", "fields", name)
+        if jax.tree.structure(values) != jax.tree.structure(field):
+            raise ValueError(
+                f"fbuf.write: fields[{name!r}] must have the tree of the field, "
+                f"{jax.tree.structure(field)}, got {jax.tree.structure(values)}"
+            )
+        for number, leaf in zip(jax.tree.leaves(field), jax.tree.leaves(values), strict=True):
+            if number in changed:
+                raise ValueError(
+                    f"fbuf.write: fields[{name!r}] overlaps with another field; name each field "
+                    "once"
+                )
+            spec = state.storage.layout.fields[number]
+            changed[number] = parse.field_values(
+                "write", f"fields[{name!r}]", leaf, shape, spec.shape, spec.dtype
+            )
+    storage = state.storage.write_leaves(slots, changed)
+    ring, fault = state.ring.written(slots), collected(state.fault, faults)
+    return dataclasses.replace(state, storage=storage, ring=ring, fault=fault)
