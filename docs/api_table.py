@@ -41,7 +41,7 @@ MESH = {
         *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),
     ),
 }
-"""The verbs over a mesh."""
+"""The operations over a mesh."""
 
 PYTORCH = {
     "fbuf_adapters.pytorch": (

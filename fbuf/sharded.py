@@ -1,4 +1,4 @@
-"""One replay buffer over a mesh of devices and processes: the verbs of `fbuf`, for all of them.
+"""One replay buffer over a mesh of devices and processes.
 
 Each device has its shards of the rows, and every draw is made from all rows. `docs/scale.md` says
 what it costs, what is sent, and what happens when a process dies.

@@ -159,4 +159,4 @@ SWEPT = [pytest.param(way, marks=pytest.mark.sweep) for way in ("eager_keep", "j
 @pytest.fixture(params=["eager", *SWEPT])
 def run(request):
     """The functions of fbuf, called in one of four ways."""
-    return programs.verbs(request.param)
+    return programs.operations(request.param)

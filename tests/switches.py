@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-VERBS = (
+OPERATIONS = (
     *("test_errors", "test_extend", "test_fifo", "test_mixture", "test_resize", "test_split"),
     *("test_shuffled", "test_stats", "test_storage", "test_transition", "test_views"),
 )
@@ -43,7 +43,7 @@ SWITCHES = {
     ),
     "nans": Switch({"JAX_DEBUG_NANS": "1"}, ("test_switches", "test_pace", "test_storage")),
     "x64": Switch({"JAX_ENABLE_X64": "1"}, ("test_switches", "test_sum_tree", "test_bit_tree")),
-    "guard": Switch({"FBUF_TEST_GUARDED": "1"}, (*VERBS, "test_windows")),
+    "guard": Switch({"FBUF_TEST_GUARDED": "1"}, (*OPERATIONS, "test_windows")),
     "eager": Switch({"JAX_DISABLE_JIT": "1"}, ("test_switches",)),
 }
 

@@ -36,7 +36,7 @@ from support.contracts import (
     windows,
     with_masks,
 )
-from support.programs import WAYS, built, verbs
+from support.programs import WAYS, built, operations
 
 import fbuf
 
@@ -296,7 +296,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "bfloat16", "float16", "float32", "c
     ],
 )
 def test_any_dtype_and_the_users_own_tree_come_back(dtype, way):
-    run = verbs(way)
+    run = operations(way)
     item = Step(
         jnp.zeros((2, 3), dtype), {"none": None, "empty": jnp.zeros((0,)), "x": jnp.int32(0)}
     )
@@ -323,7 +323,7 @@ MORE = [(1, 3), (16, 16), (1, 1), (3, 100)]
     ],
 )
 def test_the_newest_rows_are_kept(counts, way):
-    run, (capacity, count) = verbs(way), counts
+    run, (capacity, count) = operations(way), counts
     state = fbuf.init(jnp.int32(0), capacity, sampler=PRIORITIZED)
     state = run.add(state, jnp.array([-1], jnp.int32))
     state = run.add(state, jnp.arange(count, dtype=jnp.int32))

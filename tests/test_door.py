@@ -101,17 +101,17 @@ def reading(state):
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "operation",
     [
         add,
         reading,
         *(pytest.param(v, marks=pytest.mark.sweep) for v in (update_priority, write, remove)),
     ],
 )
-def test_a_numpy_array_is_its_owners_again_when_the_call_returns(verb):
+def test_a_numpy_array_is_its_owners_again_when_the_call_returns(operation):
     for _ in range(2):  # the first one compiles, and what is late is there by then
         state = fbuf.init(ITEM, ROWS, sampler=EXACT)
-        verb(late(state if verb is add else add(state)))
+        operation(late(state if operation is add else add(state)))
 
 
 @jax.jit

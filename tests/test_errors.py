@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import inside
-from support.programs import WAYS, verbs
+from support.programs import WAYS, operations
 
 import fbuf
 
@@ -152,7 +152,7 @@ BAD = [float("nan"), float("inf"), -float("inf"), -1.0]
 
 @pytest.mark.parametrize(("bad", "way"), list(zip(BAD, WAYS, strict=True)))
 def test_bad_priorities_are_skipped(bad, way):
-    run = verbs(way)
+    run = operations(way)
     state = run.add(fbuf.init(ITEM, 8, sampler=EXACT), NEW, priority=jnp.array([2.0, bad, 5.0]))
     np.testing.assert_array_equal(inside.values(state.index.tree)[:4], [2, 1, 5, 0])
     ids = fbuf.Ids(jnp.array([0, 1, 2], jnp.int32), jnp.zeros(3, jnp.int32))
@@ -179,7 +179,7 @@ NOTHING = [(-2, 2), (8, 2), (2**31 - 1, 2), (5, 4), (-1, 0)]
 
 @pytest.mark.parametrize(("slot", "fault"), NOTHING)
 def test_ids_that_name_nothing_are_skipped(slot, fault):
-    run, state = verbs(WAYS[slot % 2 * 3]), state_of()
+    run, state = operations(WAYS[slot % 2 * 3]), state_of()
     ids = fbuf.Ids(jnp.array([slot, 1], jnp.int32), jnp.zeros(2, jnp.int32))
     state = run.update_priority(state, ids, jnp.array([9.0, 4.0]))
     np.testing.assert_array_equal(inside.values(state.index.tree)[:4], [1, 4, 1, 0])

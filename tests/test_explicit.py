@@ -33,7 +33,7 @@ def buffer(sampler="uniform"):
 
 
 def everything(state):
-    """Take a state through every verb, and ask every question of it."""
+    """Take a state through every operation, and ask every question of it."""
     added = {"next_observation": ROWS["x"], "terminated": jnp.ones(4, bool)}
     state = fbuf.add(state, ROWS, **added)
     if isinstance(state.sampler, fbuf.Fifo):

@@ -178,9 +178,9 @@ def test_any_history(tmp_path, envs, lockstep, autoreset, overwrite, seeds):
     for seed in seeds:
         rng = np.random.default_rng(seed)
         pair = Pair(envs, lockstep, autoreset, overwrite, rng)
-        verbs = ["add"] * 5 + ["pop"] * 4 + ["remove", "end"]
+        operations = ["add"] * 5 + ["pop"] * 4 + ["remove", "end"]
         for _ in range(40):
-            getattr(pair, rng.choice(verbs))()
+            getattr(pair, rng.choice(operations))()
             pair.agree()
             if rng.random() < 0.1:
                 pair.state = fbuf.save(tmp_path / str(seed), pair.state)

@@ -34,9 +34,9 @@ def test_every_name_is_documented_with_an_example(name):
 def test_every_name_over_a_mesh_is_documented(name):
     text = inspect.getdoc(getattr(fbuf.sharded, name))
     assert "Examples:" in text or name.startswith("Sharded")
-    verb = getattr(fbuf, name, None)
-    if verb is not None and inspect.isfunction(verb) and name not in ("save", "load"):
-        plain = inspect.signature(verb).parameters
+    operation = getattr(fbuf, name, None)
+    if operation is not None and inspect.isfunction(operation) and name not in ("save", "load"):
+        plain = inspect.signature(operation).parameters
         own = inspect.signature(getattr(fbuf.sharded, name)).parameters
         assert [p for p in own if p in plain] == [p for p in plain if p in own]
         assert set(own) - set(plain) <= {"mesh", "axis", "shards"}

@@ -112,7 +112,7 @@ class Run:
         self.state = fbuf.clear(self.state)
 
 
-VERBS = ("add", "write", "remove", "priority", "bad_priority", "end", "clear")
+OPERATIONS = ("add", "write", "remove", "priority", "bad_priority", "end", "clear")
 
 
 def same(one, other):
@@ -158,8 +158,8 @@ def test_every_save_is_the_buffer_of_that_moment(
     for turn in range(10):
         for _ in range(run.rng.integers(0, 4)):
             run.add()
-        verb = VERBS[turn % len(VERBS)] if turn > 1 else "add"
-        getattr(run, verb)()
+        operation = OPERATIONS[turn % len(OPERATIONS)] if turn > 1 else "add"
+        getattr(run, operation)()
         forget(whole)
         saved = run.state
         for path in (little, whole, marked):
@@ -168,7 +168,7 @@ def test_every_save_is_the_buffer_of_that_moment(
             loaded, extra = restored.load(path)
             incremental.remember(path, forget_after)
             assert extra == {"turn": turn}
-            if "clear" in VERBS[: turn + 1]:
+            if "clear" in OPERATIONS[: turn + 1]:
                 same(seen(loaded), seen(saved))
                 same((loaded.ring, loaded.index), (saved.ring, saved.index))
             else:
@@ -251,12 +251,12 @@ def test_only_what_is_new_is_written(tmp_path):
 
 @SWEEP
 def test_what_changes_in_place_is_small(tmp_path):
-    """Verb by verb: the rows that were there are not written again."""
+    """Operation by operation: the rows that were there are not written again."""
     state = fbuf.init({"x": jnp.zeros(100)}, 1000, sampler=fbuf.Prioritized(window=2))
     state = fbuf.add(state, {"x": jnp.ones((1300, 100))})
     fbuf.save(tmp_path, state)
     ids = fbuf.ids_at(state, jnp.arange(3))
-    verbs = {
+    operations = {
         "update_priority": lambda state: fbuf.update_priority(state, ids, jnp.ones(3)),
         "end_episode": fbuf.end_episode,
         "remove": lambda state: fbuf.remove(state, ids),
@@ -267,9 +267,9 @@ def test_what_changes_in_place_is_small(tmp_path):
         "nothing": lambda state: state,
         "clear": fbuf.clear,
     }
-    for name, verb in verbs.items():
+    for name, operation in operations.items():
         before = files(tmp_path).keys()
-        state = verb(state)
+        state = operation(state)
         fbuf.save(tmp_path, state)
         new = {file: size for file, size in files(tmp_path).items() if file not in before}
         rows = [size for file, size in new.items() if "rows" in file or "written" in file]

@@ -321,7 +321,7 @@ def kinds() -> dict[str, dict[str, Any]]:
     }
 
 
-def step_of(verbs: str, one_row: bool) -> Callable[[Any, Any], Any]:
+def step_of(operations: str, one_row: bool) -> Callable[[Any, Any], Any]:
     """A step `(state, key) -> (state, number)` that does these one after the other."""
     import jax
     import jax.numpy as jnp
@@ -330,16 +330,16 @@ def step_of(verbs: str, one_row: bool) -> Callable[[Any, Any], Any]:
 
     batch_size, added = (1, 1) if one_row else (BATCH, ADDED)
 
-    def add(state: Any, key: Any, verb: str) -> Any:
+    def add(state: Any, key: Any, operation: str) -> Any:
         def rows() -> Any:
             return jax.tree.map(lambda x: jnp.ones((*lead, *x.shape), x.dtype), make_item())
 
         envs = state.ring.num_envs
         lead = (added,) if envs is None else (envs, added // envs)
         more: dict[str, Any] = {}
-        if verb != "plain add":
+        if operation != "plain add":
             more["truncated"] = jax.random.bernoulli(key, 0.1, lead)
-        if verb == "masked add":
+        if operation == "masked add":
             more["mask"] = jax.random.bernoulli(key, 0.5, lead)
         if state.next_obs is not None:
             more["next_observation"] = rows()["observation"]
@@ -351,43 +351,43 @@ def step_of(verbs: str, one_row: bool) -> Callable[[Any, Any], Any]:
         more = {"step": jax.random.bits(key) >> 1} if in_order else {}
         return fbuf.sample(state, key, batch_size, view=view, **more)
 
-    def change(state: Any, key: Any, verb: str, batch: Any) -> Any:
-        if verb == "update":
+    def change(state: Any, key: Any, operation: str, batch: Any) -> Any:
+        if operation == "update":
             return fbuf.update_priority(state, batch.ids, batch.weight)
-        if verb == "update twice":
+        if operation == "update twice":
             ids = fbuf.ids_at(state, jnp.arange(batch_size, dtype=jnp.int32))
             state = fbuf.update_priority(state, ids, jnp.ones(batch_size))
             return fbuf.update_priority(state, ids, jnp.ones(batch_size))
-        if verb == "masked update":
+        if operation == "masked update":
             mask = jax.random.bernoulli(key, 0.5, (batch_size,))
             return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask)
-        if verb == "write":
+        if operation == "write":
             return fbuf.write(state, batch.ids, {"reward": batch.data["reward"] + 1})
-        if verb == "remove":
+        if operation == "remove":
             return fbuf.remove(state, batch.ids)
-        if verb.endswith("others"):  # ids that nobody has read the rows of
+        if operation.endswith("others"):  # ids that nobody has read the rows of
             slots = jax.random.randint(key, (batch_size,), 0, CAPACITY, jnp.int32)
             ids = fbuf.ids_at(state, slots)
-            if verb == "update others":
+            if operation == "update others":
                 return fbuf.update_priority(state, ids, jnp.ones(batch_size))
-            if verb == "write others":
+            if operation == "write others":
                 return fbuf.write(state, ids, {"reward": jnp.ones(batch_size)})
             return fbuf.remove(state, ids)
-        if verb == "after":
+        if operation == "after":
             return fbuf.after(state, batch)
-        return {"end": fbuf.end_episode, "clear": fbuf.clear}[verb](state)
+        return {"end": fbuf.end_episode, "clear": fbuf.clear}[operation](state)
 
     def step(state: Any, key: Any) -> Any:
         batch, out = None, jnp.float32(0)
-        for verb in verbs.split(", "):
+        for operation in operations.split(", "):
             key, own = jax.random.split(key)
-            if verb.endswith("add"):
-                state = add(state, own, verb)
-            elif verb == "sample":
+            if operation.endswith("add"):
+                state = add(state, own, operation)
+            elif operation == "sample":
                 batch = sample(state, own)
                 out += sum(leaf.sum(dtype=jnp.float32) for leaf in jax.tree.leaves(batch))
             else:
-                state = change(state, own, verb, batch)
+                state = change(state, own, operation, batch)
         return state, out
 
     return step
@@ -400,8 +400,8 @@ def program_of(case: str, seeds: int) -> tuple[Callable[..., Any], tuple[Any, An
 
     import fbuf
 
-    verbs, kind, *more = case.split("; ")
-    step = step_of(verbs, "one row" in more)
+    operations, kind, *more = case.split("; ")
+    step = step_of(operations, "one row" in more)
 
     def make(_: Any) -> Any:
         return fbuf.init(make_item(), CAPACITY, **kinds()[kind])

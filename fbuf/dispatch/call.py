@@ -1,18 +1,19 @@
-"""The one way in: what every call goes through, eager or traced.
+"""The way of every call into an operation, eager or traced.
 
-A verb is written once, as the plain function that is traced. `verb` makes of it what users call:
+An operation is written once, as a plain function that JAX can trace. The decorator `operation`
+returns the function that users call:
 
-1. The state is checked, and then numbers, such as an exponent. 2. Values of the host become the
-buffer's own. NumPy arrays are copied, because JAX may read them after the call has returned, when
-their owner has filled them anew. Anything that is not an array, or that JAX would cut to 32 bits,
-is refused by the name of its argument. 3. A consumed state is refused. 4. Inside a trace the
-function runs as it is. From Python it runs compiled, and a verb that changes the state writes into
-the memory of the given state, unless `donate=False`.
+1. It checks the state, and then numbers, such as an exponent.
+2. It copies NumPy arrays: JAX may read an array after the call has returned, and the owner may
+   fill the array anew. It refuses values that are no array, or that JAX would cut to 32 bits.
+3. It refuses a consumed state.
+4. Inside a trace it calls the plain function. From Python it calls the compiled one. An operation
+   that changes the state writes into the memory of the given state, unless `donate=False`.
 
-What is part of the program, such as a batch size, is checked while the program is made: a call that
-finds its program there has had these checked. Arrays by position and arrays by name would be two
-programs to JAX, so all go by position where that is possible. Each line here costs a call several
-times what it takes alone, for the rows that a draw reads have pushed it out of the core's cache.
+Static arguments, such as a batch size, are checked while a program is made. A call that finds its
+program skips these checks. To JAX, arrays by position and arrays by name are two programs, so all
+go by position where possible. Keep this path short: the rows of the last draw have evicted its
+code from the CPU cache.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Check = Callable[[str, str, Any], Any]
-"""What is called with the verb, the name of an argument and its value, and returns the value."""
+"""A function of an operation's name, an argument's name and its value; it returns the value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What kind of state a verb takes.
+    """What kind of state an operation takes.
 
     Attributes:
-        require: Called with the name of the verb and a value; refuses what is no such state.
-        prefix: What the name of the verb begins with in messages.
+        require: Called with the name of the operation and a value; refuses what is no such state.
+        prefix: What the name of the operation begins with in messages.
         check_arrays: Called with the name, the state and all arrays of a call from Python.
         finish: Called with the state and the result of a call from Python.
     """
@@ -58,7 +59,7 @@ class Kind:
     finish: Callable[[Any, Any], None] | None = None
 
 
-def verb(
+def operation(
     *,
     static: tuple[str, ...] = (),
     checks: Mapping[str, Check] | None = None,
@@ -67,9 +68,9 @@ def verb(
     kind: Kind | None = None,
     several: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a verb of a function whose first argument is a state.
+    """Make an operation of a function whose first argument is a state.
 
-    A verb with an argument `donate` changes the state. The function itself ignores it.
+    An operation with an argument `donate` changes the state. The function itself ignores it.
 
     Args:
         static: The arguments that are part of the program.
@@ -87,7 +88,7 @@ def verb(
 def function(
     *, static: tuple[str, ...] = (), checks: Mapping[str, Check] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `verb`, for a function that takes no state."""
+    """As `operation`, for a function that takes no state."""
     return lambda plain: _wrapped(plain, static, checks or {}, (), None, None)
 
 
@@ -155,21 +156,20 @@ def _wrapped(
     return call
 
 
-def checked(verb: Callable[..., Any], state: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a verb, of which those of the host have been checked.
+def checked(operation: Callable[..., Any], state: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation, of which those of the host have been checked.
 
-    For who compiles the verb into a program of their own: inside it host values are traced, and
-    JAX has cut them already.
+    Programs of other modules call the operation traced: there JAX has cut host values already.
     """
-    return verb.__dict__["_entry"].checked(state, given)
+    return operation.__dict__["_entry"].checked(state, given)
 
 
 class _Entry:
-    """What the way into one verb needs.
+    """What the way into one operation needs.
 
     Attributes:
         kind: See `Kind`.
-        name: That of the verb, in messages.
+        name: That of the operation, in messages.
         state: The name of the argument that is the state; None if there is none.
         changes: Whether it changes the state.
         counts: With so many arguments by position, they are the state and arrays without checks.
@@ -221,7 +221,7 @@ class _Entry:
         )
         self._places = {frozenset(self._names[1:n]): self._names[1:n] for n in self.counts}
 
-        # Over a mesh of its own a verb says itself how arrays lie there.
+        # Over a mesh of its own an operation says itself how arrays lie there.
         lies_anywhere = self.kind.check_arrays is None
 
         @functools.wraps(plain)

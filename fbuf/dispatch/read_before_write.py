@@ -65,7 +65,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
     """List the reads of a state that a change of it must come after.
 
     Args:
-        function: The verb, for the warning if a read is of another trace.
+        function: The operation, for the warning if a read is of another trace.
         state: A `State`, or a `ShardedState`.
         ids: The rows to be changed. They come after the read that they are the result of.
     """

@@ -730,16 +730,16 @@ class HostStore(Generic[Item]):
             taking.settle()
         self._takings.clear()
 
-    def _ask(self, verb: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _ask(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """What a function of fbuf finds in the index."""
         with self.lock:
-            return verb(self._index, *args, **options)
+            return operation(self._index, *args, **options)
 
-    def _change(self, verb: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _change(self, operation: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Have a function of fbuf make the next index of this one, and write what it notes."""
         options = {name: value for name, value in options.items() if value is not None}
         with self._changing():
-            self._become(*deferred.taken(verb(self._index, *args, **options)), [], [])
+            self._become(*deferred.taken(operation(self._index, *args, **options)), [], [])
 
     def _become(
         self, index: Any, of_rows: Any, of_next: Any, rows: Leaves, following: Leaves

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from fbuf.checks import values as check
 from fbuf.dispatch.parse import Lead
 from fbuf.mesh import per_device
-from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.add import Given, numbers_fit, parsed
@@ -23,7 +23,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.across import largest
 
 
-@sharded_verb(
+@sharded_operation(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
     host_check=lambda state, given: numbers_fit("sharded.add", state.blocks, given),

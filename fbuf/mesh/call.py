@@ -1,4 +1,4 @@
-"""The way into the verbs over a mesh: that of all verbs, with checks of where arrays lie."""
+"""The way of a call into an operation over a mesh, with checks of where arrays lie."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.dispatch.call import Check, Kind, verb
+from fbuf.dispatch.call import Check, Kind, operation
 from fbuf.mesh.state import ShardedState
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def sharded_verb(
+def sharded_operation(
     *,
     static: tuple[str, ...] = (),
     checks: Mapping[str, Check] | None = None,
     host_check: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `fbuf.dispatch.call.verb`, for a function whose first argument is a `ShardedState`."""
-    return verb(static=static, checks=checks, host_check=host_check, kind=_KIND)
+    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`."""
+    return operation(static=static, checks=checks, host_check=host_check, kind=_KIND)
 
 
 def require_sharded(function: str, state: Any) -> None:

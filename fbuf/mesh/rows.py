@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.mesh import per_device, update_by_id
-from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedIds, ShardedState
 from fbuf.ops.add import no_priorities
@@ -27,7 +27,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.rows import flat
 
 
-@sharded_verb(checks={"alpha": check.scalar})
+@sharded_operation(checks={"alpha": check.scalar})
 def update_priority(
     state: ShardedState[Item],
     ids: ShardedIds,
@@ -90,7 +90,7 @@ def update_priority(
     return _by_ids(name, run, state, flat_ids, (given, chosen), alpha)
 
 
-@sharded_verb(
+@sharded_operation(
     checks={"fields": by_name},
     host_check=lambda state, given: numbers_fit("sharded.write", state.blocks, given["fields"]),
 )
@@ -155,7 +155,7 @@ def write(
     return _by_ids(name, run, state, flat_ids, (rows, chosen), None)
 
 
-@sharded_verb()
+@sharded_operation()
 def remove(
     state: ShardedState[Item],
     ids: ShardedIds,

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
-from fbuf.mesh.call import sharded_verb
+from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import agreed
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import gathered
@@ -26,7 +26,7 @@ from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
 
 
-@sharded_verb(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
+@sharded_operation(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
 def sample(
     state: ShardedState[Any],
     key: chex.PRNGKey,

@@ -17,7 +17,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh import count, per_device
-from fbuf.mesh.call import require_sharded, sharded_verb
+from fbuf.mesh.call import require_sharded, sharded_operation
 from fbuf.mesh.count import Count
 from fbuf.mesh.read_before_write import tied, waiting
 from fbuf.mesh.state import ShardedSample, ShardedState
@@ -59,7 +59,7 @@ def specs(state: ShardedState[Any]) -> Any:
     return jax.tree.map(lambda _: state.spec, state)
 
 
-@sharded_verb()
+@sharded_operation()
 def end_episode(
     state: ShardedState[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
 ) -> ShardedState[Item]:
@@ -108,7 +108,7 @@ def end_episode(
     )
 
 
-@sharded_verb()
+@sharded_operation()
 def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
     """Remove all rows and all faults; as `fbuf.clear`.
 
@@ -139,7 +139,7 @@ def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Ite
     return per_device.on_devices("clear", run, state, (), (), state.spec)
 
 
-@sharded_verb()
+@sharded_operation()
 def size(state: ShardedState[Any]) -> jax.Array | Count:
     """Count the rows in all shards, without removed ones.
 
@@ -169,7 +169,7 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
     return per_device.on_devices("size", run, state, (), (), PartitionSpec())
 
 
-@sharded_verb(checks={"min_size": check.count})
+@sharded_operation(checks={"min_size": check.count})
 def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Whether there is a row to draw in any shard, and at least `min_size` rows in all.
 
@@ -207,7 +207,7 @@ def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.
     return per_device.on_devices("can_sample", run, state, (min_size,), (everywhere,), everywhere)
 
 
-@sharded_verb()
+@sharded_operation()
 def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     """Return figures for a log, of all shards together.
 
@@ -292,12 +292,12 @@ def _all_bits(state: ShardedState[Any]) -> jax.Array:
     return jnp.sum(largest(there, (state.axis,)) << bit, dtype=jnp.uint32)
 
 
-@sharded_verb()
+@sharded_operation()
 def _faults(state: ShardedState[Any]) -> jax.Array:
     return per_device.on_devices("raise_on_fault", _all_bits, state, (), (), PartitionSpec())
 
 
-@sharded_verb()
+@sharded_operation()
 def _is_full_of_nothing(state: ShardedState[Any]) -> jax.Array:
     """Tell whether a shard is full, and none has a row to draw: one without is no harm."""
 

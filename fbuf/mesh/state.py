@@ -118,7 +118,7 @@ class ShardedSample(Generic[Item]):
 
     Attributes:
         data: As in `fbuf.Sample`.
-        ids: Which rows these are, for the verbs of `fbuf.sharded` that change rows.
+        ids: Which rows these are, for the operations of `fbuf.sharded` that change rows.
         mask: As in `fbuf.Sample`.
         terminated: As in `fbuf.Sample`.
         truncated: As in `fbuf.Sample`.

@@ -1,1 +1,1 @@
-"""The verbs: what can be done with a buffer. One file a verb."""
+"""The operations: what can be done with a buffer. One file an operation."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.dispatch.parse import Lead
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
@@ -32,7 +32,7 @@ def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None
         parse.python_numbers(function, "next_observation", item, given["next_observation"])
 
 
-@verb(
+@operation(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
     host_check=lambda state, given: numbers_fit("add", state, given),

@@ -8,11 +8,11 @@ import chex
 import jax
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 
 
-@verb(checks={"min_size": check.count})
+@operation(checks={"min_size": check.count})
 def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Whether there is a row to draw, and at least `min_size` rows are stored.
 

@@ -7,14 +7,14 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.xla.varying import varying
 
 
-@verb()
+@operation()
 def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     """Remove all rows and all faults; ids from before become stale.
 

@@ -8,14 +8,14 @@ import chex
 import jax
 
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 
-@verb()
+@operation()
 def end_episode(
     state: State[Item], *, mask: chex.Array | bool | None = None, donate: bool = True
 ) -> State[Item]:

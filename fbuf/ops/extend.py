@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fbuf.dispatch.call import one_buffer, require_state, verb
+from fbuf.dispatch.call import one_buffer, operation, require_state
 from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Episodes, Lanes, Source, appended, dealt, unread_of_lanes
@@ -84,7 +84,7 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     return settled(_extend((state, other)))
 
 
-@verb(several=True)
+@operation(several=True)
 def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     """As `extend`."""
     state, other = states

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 
 
-@verb()
+@operation()
 def ids_at(state: State[Any], slots: chex.Array) -> Ids:
     """Name the rows that lie in these slots now.
 

@@ -1,4 +1,4 @@
-"""Looking up the rows that ids name, for the verbs that change them."""
+"""Looking up the rows that ids name, for the operations that change them."""
 
 from __future__ import annotations
 

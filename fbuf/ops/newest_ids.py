@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage.ids import NO_SLOT, Ids
 
@@ -18,7 +18,7 @@ def _is_int(function: str, argument: str, value: Any) -> int:
     return check.integer(function, argument, value, smallest=-check.LARGEST_INT)
 
 
-@verb(static=("count",), checks={"count": _is_int})
+@operation(static=("count",), checks={"count": _is_int})
 def newest_ids(state: State[Any], count: int) -> Ids:
     """Name the newest rows, oldest first.
 

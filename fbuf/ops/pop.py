@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.after import after
 from fbuf.ops.read import is_view, named_rows
 from fbuf.ops.unread import reads_once
@@ -27,7 +27,7 @@ def _is_count(function: str, argument: str, value: Any) -> int:
     return check.integer(function, argument, value, smallest=0)
 
 
-@verb(
+@operation(
     static=("count", "keep", "view"),
     checks={"count": _is_count, "keep": _is_count, "view": is_view},
 )

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 
 
-@verb()
+@operation()
 def probability(state: State[Any], ids: Ids) -> jax.Array:
     """Compute how likely one draw is to be each of these rows, from the buffer as it is now.
 

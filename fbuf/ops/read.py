@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import Batch, State
 from fbuf.storage.ids import Ids, only
 from fbuf.storage.layout import Layout
@@ -36,7 +36,7 @@ def is_key_or_none(function: str, argument: str, value: Any) -> Any:
     return value
 
 
-@verb(static=("view",), checks={"view": is_view, "key": is_key_or_none}, typed=("key",))
+@operation(static=("view",), checks={"view": is_view, "key": is_key_or_none}, typed=("key",))
 def read(
     state: State[Any],
     ids: Ids,

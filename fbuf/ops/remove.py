@@ -11,7 +11,7 @@ from jax import lax
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.named import named
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -24,7 +24,7 @@ _CHUNK = 1024
 """How many rows of episodes are removed at a time."""
 
 
-@verb(static=("episodes",), checks={"episodes": check.boolean})
+@operation(static=("episodes",), checks={"episodes": check.boolean})
 def remove(
     state: State[Item],
     ids: Ids,

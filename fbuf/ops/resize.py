@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, require_state, verb
+from fbuf.dispatch.call import one_buffer, operation, require_state
 from fbuf.ops.init import check_room, ends_by_default, of_ring
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
@@ -70,7 +70,7 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
     return settled(_resize(state, capacity=capacity))
 
 
-@verb(static=("capacity",))
+@operation(static=("capacity",))
 def _resize(state: State[Item], *, capacity: int) -> State[Item]:
     """As `resize`, of a capacity that has been checked."""
     whole = Lanes(state, 0, state.ring.lanes)

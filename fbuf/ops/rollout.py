@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
 from fbuf.storage.ids import NO_SLOT, Ids
@@ -15,7 +15,7 @@ from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
 
-@verb(static=("view",), checks={"view": is_view})
+@operation(static=("view",), checks={"view": is_view})
 def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     """Read all rows of each environment from the oldest on: for advantages and returns.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.newest_ids import newest_ids
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
@@ -12,7 +12,7 @@ from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
 
-@verb(static=("view",), checks={"view": is_view})
+@operation(static=("view",), checks={"view": is_view})
 def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     """Read all rows, oldest first: to look at them, to plot, to export.
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.read import gathered, is_view
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
@@ -39,7 +39,7 @@ def is_step(function: str, argument: str, value: Any) -> Any:
 CHECKS = {"batch_size": check.integer, "key": is_key, "view": is_view, "beta": check.scalar}
 
 
-@verb(
+@operation(
     static=("batch_size", "view"),
     checks=CHECKS | {"step": is_step, "count": check.count},
     typed=("key",),

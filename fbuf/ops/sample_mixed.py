@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, require_state, verb
+from fbuf.dispatch.call import one_buffer, operation, require_state
 from fbuf.ops.sample import CHECKS, drawn, weights_of_batch
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
@@ -169,7 +169,7 @@ def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@verb(
+@operation(
     static=("counts", "view"),
     checks={n: CHECKS[n] for n in ("key", "view", "beta")},
     typed=("key",),

@@ -13,11 +13,11 @@ from fbuf.dispatch import parse
 from fbuf.dispatch.call import function
 
 
-def _share(verb: str, argument: str, value: Any) -> Any:
+def _share(operation: str, argument: str, value: Any) -> Any:
     """A number from 0 to 1, or a traced one, which nobody can look at."""
     if value is None:
-        raise TypeError(f"fbuf.{verb}: {argument} must be a number, got None")
-    return check.scalar(verb, argument, value, 1)
+        raise TypeError(f"fbuf.{operation}: {argument} must be a number, got None")
+    return check.scalar(operation, argument, value, 1)
 
 
 @function(checks={"eta": _share})

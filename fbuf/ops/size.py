@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 
 
-@verb()
+@operation()
 def size(state: State[Any]) -> jax.Array:
     """Count the rows in the buffer, without removed ones.
 

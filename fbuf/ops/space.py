@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.unread import of_environments, reads_once
 from fbuf.state import State
 
 
-@verb()
+@operation()
 def space(state: State[Any]) -> jax.Array:
     """Count the rows of each environment that can be added before an unread one is in the way.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import refuse_consumed, require_state, verb
+from fbuf.dispatch.call import operation, refuse_consumed, require_state
 from fbuf.ops.init import of_ring
 from fbuf.ops.lanes import Episodes, filled
 from fbuf.state import State
@@ -110,7 +110,7 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
     refuse_consumed("split", state)
 
 
-@verb()
+@operation()
 def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The slots of all episodes, see `Ring.one_after_another`."""
     return state.ring.one_after_another()
@@ -126,7 +126,7 @@ def _part(
     return settled(_filled(state, slots, capacity=capacity, ends=int(chosen.sum())))
 
 
-@verb(static=("capacity", "ends"))
+@operation(static=("capacity", "ends"))
 def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
     """A buffer of that capacity, and with room for so many ends, of episodes in their order."""
     old = state.ring

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import State
 from fbuf.storage.ring import ENDS, REMOVED
 
 
-@verb(static=("detailed",), checks={"detailed": check.boolean})
+@operation(static=("detailed",), checks={"detailed": check.boolean})
 def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
     """Return figures for a log: cheap scalars.
 

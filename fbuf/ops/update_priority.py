@@ -8,7 +8,7 @@ import chex
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.add import no_priorities
 from fbuf.ops.named import named
 from fbuf.state import State
@@ -18,7 +18,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.tie import tie
 
 
-@verb(checks={"alpha": check.scalar})
+@operation(checks={"alpha": check.scalar})
 def update_priority(
     state: State[Item],
     ids: Ids,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, verb
+from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.named import named
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -43,7 +43,7 @@ def numbers_fit(function: str, state: State[Any], fields: Mapping[str, Any]) -> 
         parse.python_numbers(function, f"fields[{name!r}]", specs, values)
 
 
-@verb(
+@operation(
     checks={"fields": by_name},
     host_check=lambda state, given: numbers_fit("write", state, given["fields"]),
 )

@@ -1,4 +1,4 @@
-"""What a sampler is: the one interface between the verbs of `fbuf` and the files of this folder.
+"""The protocol of samplers: the interface between `fbuf.ops` and the files of this folder.
 
 A sampler is a frozen, hashable dataclass, static under jit. It keeps an index, a pytree in
 `State.index` that only the sampler looks into. To add a sampler, write one file with a subclass of

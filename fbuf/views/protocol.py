@@ -1,4 +1,4 @@
-"""What a view is: the one interface between the verbs of `fbuf` and the files of this folder.
+"""What a view is: the one interface between the operations of `fbuf` and the files of this folder.
 
 A view is a frozen, hashable dataclass, static under jit. It turns slots into what the learner
 wants: the rows themselves, the steps that follow, stacked frames. It does so in two halves. `look`

@@ -45,13 +45,13 @@ def changing(name):
 
 
 NAMES = ("add", "remove", "clear", "update_priority", "end_episode")
-VERBS = SimpleNamespace(look=look, **{name: changing(name) for name in NAMES})
+OPERATIONS = SimpleNamespace(look=look, **{name: changing(name) for name in NAMES})
 
 
 class HostPair(Pair):
     """A store and the oracle."""
 
-    verbs, empty = VERBS, staticmethod(HostStore)
+    operations, empty = OPERATIONS, staticmethod(HostStore)
 
     def parts(self):
         read = lambda leaf: leaf if isinstance(leaf, jax.Array) else leaf[:]

@@ -60,10 +60,10 @@ def test_all_steps_are_in_the_bar(bars, make, progress, hidden):
     with make(progress) as collector:
         state = fbuf.init(collector.item, 600, **collector.options)
         if make is in_the_background:
-            state, verb = collector.drain(state, at_least=20), "drain"
+            state, operation = collector.drain(state, at_least=20), "drain"
         else:
-            state, verb = collector.collect(state, 20), "collect"
+            state, operation = collector.collect(state, 20), "collect"
     (bar,) = bars
-    assert (bar.options["desc"], bar.options["total"]) == (verb, 20)
+    assert (bar.options["desc"], bar.options["total"]) == (operation, 20)
     assert (bar.options["disable"], bar.options["delay"]) == (hidden, 1)
     assert bar.done == int(fbuf.size(state)) // 3 >= 20

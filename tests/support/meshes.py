@@ -116,31 +116,33 @@ def inputs(seed, turns, steps=3):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
 
-def turn(verbs, sampler, views, state, given, number):
+def turn(operations, sampler, views, state, given, number):
     """Eight operations: add, end, draw by each view, update, write, remove, ask."""
     new = dict(given["rows"])
     priority = new.pop("priority")
     if sampler.keeps_priorities:
         new["priority"] = priority
-    state = verbs.add(state, new.pop("items"), **new)
-    state = verbs.end_episode(state, mask=given["ends"])
+    state = operations.add(state, new.pop("items"), **new)
+    state = operations.end_episode(state, mask=given["ends"])
     step = {"step": number} if sampler.in_order else {}
     key = jax.random.fold_in(jax.random.key(7), 0 if sampler.in_order else number)
-    batches = {name: verbs.sample(state, key, BATCH, view=VIEWS[name], **step) for name in views}
+    batches = {
+        name: operations.sample(state, key, BATCH, view=VIEWS[name], **step) for name in views
+    }
     batch = batches[views[0]]
     if sampler.keeps_priorities:
-        state = verbs.update_priority(state, batch.ids, given["update"], mask=given["updated"])
-    state = verbs.write(
+        state = operations.update_priority(state, batch.ids, given["update"], mask=given["updated"])
+    state = operations.write(
         state, batch.ids, {"seen": jnp.arange(BATCH, dtype=jnp.int32)}, mask=given["written"]
     )
-    state = verbs.remove(state, batch.ids, mask=given["removed"])
-    asked = verbs.size(state), verbs.can_sample(state), verbs.stats(state)
+    state = operations.remove(state, batch.ids, mask=given["removed"])
+    asked = operations.size(state), operations.can_sample(state), operations.stats(state)
     return state, (batches, asked)
 
 
-def empty(verbs, sampler, **where):
+def empty(operations, sampler, **where):
     where = {"max_ends": 24, **where}
-    return verbs.init(ITEM, CAPACITY, num_envs=ENVS, sampler=sampler, next_of="obs", **where)
+    return operations.init(ITEM, CAPACITY, num_envs=ENVS, sampler=sampler, next_of="obs", **where)
 
 
 def _history(module, sampler, views, turns, state, given):

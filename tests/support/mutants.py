@@ -676,7 +676,7 @@ MUTANTS = [
     *of(
         "xla/explicit.py",
         ("return automatic(*jax.sharding.reshard([leaves[number] for number in at], whole))", "return automatic(*[leaves[number] for number in at])", "platform", ("test_explicit.py", "holds")),
-        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "platform", ("test_explicit.py", "verb")),
+        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "platform", ("test_explicit.py", "operation")),
     ),
     *of(
         "_exported.py",

@@ -32,7 +32,7 @@ def priorities_of(sampler):
 class Pair:
     """A buffer and the oracle. `make` turns the numbers of rows into items."""
 
-    shards, empty, verbs = 1, staticmethod(fbuf.init), programs
+    shards, empty, operations = 1, staticmethod(fbuf.init), programs
 
     def __init__(
         self, shape, sampler=None, autoreset="same_step", item=None, make=itself, **options
@@ -58,7 +58,7 @@ class Pair:
 
     def look(self, key, step=None, beta=0.7, *, batch_size):
         """A batch, how many rows there are, whether one can be drawn, stats, and more."""
-        return self.verbs.look(self.state, key, step, beta, batch_size=batch_size)
+        return self.operations.look(self.state, key, step, beta, batch_size=batch_size)
 
     def parts(self):
         """The buffers that this one is made of."""
@@ -93,7 +93,7 @@ class Pair:
         items, options = given
         if self.whole_steps and mask is not None:
             options["mask"] = mask[:, 0]
-        self.state = self.verbs.add(self.state, items, **options, time_major=not self.one_lane)
+        self.state = self.operations.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers, ends):
         """What rows lead to: the number of the lane's next row; behind an end -n of their own."""
@@ -120,7 +120,7 @@ class Pair:
         if ids:
             mask = rng.random(len(ids)) < 0.7
             self.oracle.remove(ids, mask)
-            self.state = self.verbs.remove(self.state, self.named(ids), mask=mask)
+            self.state = self.operations.remove(self.state, self.named(ids), mask=mask)
 
     def update(self, rng, count=3, odd=False):
         ids = self.ids(rng, count, odd)
@@ -129,17 +129,19 @@ class Pair:
             values = [0.0, 1.0, 3.0, 50.0] + [NAN, INF, -1.0] * odd
             new = rng.choice(values, len(ids)).astype(np.float32)
             self.oracle.update_priority(ids, new.tolist(), mask)
-            self.state = self.verbs.update_priority(self.state, self.named(ids), new, mask=mask)
+            self.state = self.operations.update_priority(
+                self.state, self.named(ids), new, mask=mask
+            )
 
     def end(self, rng):
         lanes = rng.random(self.oracle.envs) < 0.5
         self.oracle.end_episode(lanes)
         mask = lanes[0] if self.one_lane else lanes
-        self.state = self.verbs.end_episode(self.state, mask=jnp.asarray(mask))
+        self.state = self.operations.end_episode(self.state, mask=jnp.asarray(mask))
 
     def clear(self):
         self.oracle.clear()
-        self.state = self.verbs.clear(self.state)
+        self.state = self.operations.clear(self.state)
 
     def step(self, rng, sizes, often, odd=False):
         """One random operation; `sizes` are the steps of an add, the first of a plain one."""
@@ -165,7 +167,7 @@ class Pair:
 class ShardedPair(Pair):
     """A buffer over a mesh and the oracle, whose slots go on from one shard to the next."""
 
-    shards, verbs = 4, programs.over_shards
+    shards, operations = 4, programs.over_shards
 
     @staticmethod
     def empty(item, capacity, **options):

@@ -1,4 +1,4 @@
-"""The verbs compiled once for the whole session: what a test costs is what it has to compile."""
+"""Operations that are compiled once for the whole session: compiling is what a test costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATIC = {"add": ("time_major",), "sample": ("batch_size", "view")}
 
 @functools.cache
 def compiled(name, donate=False, module=fbuf):
-    """A verb of fbuf in a jit of its own, one for all tests."""
+    """An operation of fbuf in a jit of its own, one for all tests."""
     return jax.jit(
         getattr(module, name),
         static_argnames=STATIC.get(name, ()),
@@ -95,7 +95,7 @@ READS = ("sample", "size", "can_sample", "stats")
 WAYS = ["eager", "eager_keep", "jit", "jit_donate"]
 
 
-def verbs(way):
+def operations(way):
     """The functions of fbuf, called in one of four ways."""
     if way == "eager":
         found = {name: getattr(fbuf, name) for name in WRITES}

@@ -11,7 +11,7 @@ from fbuf.host import HostStore
 from fbuf.views import View
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._host_programs import HostDrawer
-from fbuf_adapters.pytorch._owner import Owner, Verb
+from fbuf_adapters.pytorch._owner import Operation, Owner
 from fbuf_adapters.pytorch._programs import Recipe
 
 
@@ -37,11 +37,11 @@ class HostOwner(Owner):
         self._store = store
 
     def change(
-        self, verb: Verb, leaves: list[Any], structure: Any, wait: bool, **static: Any
+        self, operation: Operation, leaves: list[Any], structure: Any, wait: bool, **static: Any
     ) -> None:
         """As `Owner.change`; the arguments have always been read when it returns."""
         given = structure.unflatten(leaves)
-        method = getattr(self._store, verb.__name__)
+        method = getattr(self._store, operation.__name__)
 
         def call() -> None:
             try:

@@ -86,7 +86,7 @@ def feed_narrow(tensor: torch.Tensor, devices: set[Any]) -> Any:
 
 
 def ready(
-    verb: Callable[..., fbuf.State[Any]],
+    operation: Callable[..., fbuf.State[Any]],
     state: Callable[[], fbuf.State[Any]],
     given: dict[str, Any],
     feed_all: FeedAll,
@@ -112,7 +112,7 @@ def ready(
             break
         fed.append(ready)
     if len(fed) < len(leaves):
-        return jax.tree.flatten(call.checked(verb, state(), feed_all(given)))
+        return jax.tree.flatten(call.checked(operation, state(), feed_all(given)))
     return fed, structure
 
 

@@ -26,7 +26,7 @@ from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._programs import Drawer, Recipe
 
-Verb = Callable[..., fbuf.State[Any]]
+Operation = Callable[..., fbuf.State[Any]]
 
 
 class Owner:
@@ -82,12 +82,12 @@ class Owner:
         return found
 
     def change(
-        self, verb: Verb, leaves: list[Any], structure: Any, wait: bool, **static: Any
+        self, operation: Operation, leaves: list[Any], structure: Any, wait: bool, **static: Any
     ) -> None:
         """Have a function of fbuf make the next state of this one.
 
         Args:
-            verb: A function of a state that returns a state.
+            operation: A function of a state that returns a state.
             leaves: Its other arguments, ready for JAX.
             structure: What they are the leaves of: a dict of the arguments, by name.
             wait: Whether to return only when the arguments have been read. What is packed is a
@@ -98,7 +98,7 @@ class Owner:
         arrays = [leaf for leaf, host in zip(leaves, of_host, strict=True) if host]
         others = [leaf for leaf, host in zip(leaves, of_host, strict=True) if not host]
         layout = _packed.layout(arrays)
-        parts = verb, structure, layout, of_host, tuple(static.items())
+        parts = operation, structure, layout, of_host, tuple(static.items())
         program = self.program(parts, functools.partial(_compiled, parts))
         packed = _packed.pack_numpy(layout, arrays)
         steps = map(self._keep, map(program, (self.leaves,), (packed,), (others,)))
@@ -130,9 +130,9 @@ class Owner:
         """Save it, as `fbuf.save` does."""
         self.state = fbuf.save(path, self.state, **options)
 
-    def look(self, verb: Callable[[fbuf.State[Any]], Any]) -> Any:
+    def look(self, operation: Callable[[fbuf.State[Any]], Any]) -> Any:
         """What a function of fbuf finds in the state."""
-        program = self.program(verb, functools.partial(_looking, verb))
+        program = self.program(operation, functools.partial(_looking, operation))
         return self._calls(program, functools.partial(program, self.leaves))
 
 
@@ -151,7 +151,7 @@ def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
             packed on the host, which these are, and the arguments that are part of the program.
         form: The structure of the state.
     """
-    verb, structure, layout, of_host, static = parts
+    operation, structure, layout, of_host, static = parts
 
     def changed(
         leaves: tuple[jax.Array, ...], packed: tuple[jax.Array, ...], others: list[Any]
@@ -159,15 +159,15 @@ def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
         unpacked, rest = iter(_packed.unpack(layout, packed)), iter(others)
         given = structure.unflatten([next(unpacked if host else rest) for host in of_host])
         state = jax.tree.unflatten(form, leaves)
-        return tuple(jax.tree.leaves(verb(state, **given, **dict(static))))
+        return tuple(jax.tree.leaves(operation(state, **given, **dict(static))))
 
     return jax.jit(changed, donate_argnums=0)
 
 
 @functools.cache
-def _looking(verb: Callable[[fbuf.State[Any]], Any], form: Any) -> Any:
+def _looking(operation: Callable[[fbuf.State[Any]], Any], form: Any) -> Any:
     """The same for a function that leaves the state as it is."""
-    return jax.jit(lambda leaves: verb(jax.tree.unflatten(form, leaves)))
+    return jax.jit(lambda leaves: operation(jax.tree.unflatten(form, leaves)))
 
 
 def _kind(leaf: Any) -> Any:

@@ -1098,7 +1098,7 @@ class ReplayBuffer:
             following = _listed.side_by_side(where, "next_observation", following, axis)
         return batch, following
 
-    def _change(self, function: str, verb: Callable[..., Any], given: dict[str, Any]) -> None:
+    def _change(self, function: str, operation: Callable[..., Any], given: dict[str, Any]) -> None:
         """Call a function of a state, and take what it returns for the state."""
         where = f"{_NAME}.{function}"
 
@@ -1115,12 +1115,12 @@ class ReplayBuffer:
             else:
                 padded = {}
             with _words.of_torch(where):
-                self._run(owner, verb, given, padded, feed_all, verb)
+                self._run(owner, operation, given, padded, feed_all, operation)
 
     def _run(
         self,
         owner: Owner,
-        verb: Callable[..., fbuf.State[Any]],
+        operation: Callable[..., fbuf.State[Any]],
         given: dict[str, Any],
         instead: dict[str, Any],
         feed_all: _inputs.FeedAll,
@@ -1129,15 +1129,15 @@ class ReplayBuffer:
     ) -> None:
         """Change the state; the tensors are their owner's again when this returns.
 
-        `instead` stands for some of the arguments, turned or padded, and `as_given` for the verb if
-        these are as they were given.
+        `instead` stands for some of the arguments, turned or padded. `as_given` is called if these
+        are as they were given.
         """
 
         def ready(given: dict[str, Any]) -> tuple[list[Any], Any]:
-            return _inputs.ready(verb, lambda: owner.state, given, feed_all, narrow=True)
+            return _inputs.ready(operation, lambda: owner.state, given, feed_all, narrow=True)
 
         try:
-            self._make_change(owner, verb, given, *ready(given | instead), **static)
+            self._make_change(owner, operation, given, *ready(given | instead), **static)
         except (ValueError, TypeError):
             if instead:  # tell of the shapes as they were given
                 leaves, structure = ready(given)
@@ -1149,7 +1149,7 @@ class ReplayBuffer:
     def _make_change(
         self,
         owner: Owner,
-        verb: Callable[..., fbuf.State[Any]],
+        operation: Callable[..., fbuf.State[Any]],
         given: dict[str, Any],
         leaves: list[Any],
         structure: Any,
@@ -1157,7 +1157,7 @@ class ReplayBuffer:
     ) -> None:
         of_host = any(isinstance(leaf, np.ndarray) for leaf in leaves)
         by_streams = not of_host and _inputs.on_gpu(given)
-        owner.change(verb, leaves, structure, wait=not by_streams, **static)
+        owner.change(operation, leaves, structure, wait=not by_streams, **static)
         if by_streams:
             _inputs.let_torch_wait(owner.fault)
 
