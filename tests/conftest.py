@@ -28,12 +28,16 @@ import jax
 import pytest
 from support import programs
 
+pytest_plugins = ["support.adapter_fixtures"]
+
 if os.environ.get("FBUF_TEST_GUARDED"):
     from support import guarded
 
     guarded.begin()
 
-pytest.register_assert_rewrite("support.contracts", "support.inside")
+pytest.register_assert_rewrite(
+    "support.buffers", "support.contracts", "support.episodes", "support.inside"
+)
 
 collect_ignore = ["support/mesh_process.py"]
 """A script of its own, which pytest would import to look for examples."""

@@ -68,11 +68,11 @@ CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
 # Every example of the core, printed to the digit; rows of all kinds; memory; saving.
 QUICK_CORE = (
     "fbuf",
-    "tests/test_versions.py",
-    "tests/test_checkpoint_libraries.py",
-    "tests/test_storage.py",
-    "tests/test_contracts.py::test_eager_calls_write_into_the_memory_they_are_given",
-    "tests/test_contracts.py::test_one_trace_serves_all_calls",
+    "tests/project/test_versions.py",
+    "tests/checkpoint/test_checkpoint_libraries.py",
+    "tests/storage/test_storage.py",
+    "tests/dispatch/test_contracts.py::test_eager_calls_write_into_the_memory_they_are_given",
+    "tests/dispatch/test_contracts.py::test_one_trace_serves_all_calls",
 )
 
 

@@ -17,7 +17,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).parents[1]
+TESTS = pathlib.Path(__file__).parent
+ROOT = TESTS.parent
 
 OPERATIONS = (
     *("test_errors", "test_extend", "test_fifo", "test_mixture", "test_resize", "test_split"),
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     for name in chosen:
         switch = SWITCHES[name]
         print(f"{name}: {switch.environment}", flush=True)
-        files = [f"tests/{file}.py" for file in switch.files]
+        files = [str(next(TESTS.rglob(f"{file}.py"))) for file in switch.files]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not sweep", *files]
         environment = {**os.environ, **switch.environment}
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:

@@ -2,7 +2,7 @@
 
 A file is written under another name, brought to the disk, and renamed; then the directory is
 brought to the disk. Whoever finds the final name finds all of the file, after a crash of the
-machine too. `tests/test_save_crash.py` holds the order against every moment of a crash.
+machine too. `tests/checkpoint/test_save_crash.py` holds the order against every moment of a crash.
 """
 
 from __future__ import annotations

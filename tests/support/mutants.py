@@ -61,7 +61,7 @@ BROKEN = (
     "test_transition.py",
     "follow or not_written or jump or mask or long_ago or removed_rows or image",
 )
-DOOR = "test_door.py", "owners or state_itself or environments"
+DOOR = "test_call.py", "owners or state_itself or environments"
 OUTSIDE = "test_extending.py", "place"
 WIDE, OVER_SHARDS = ("test_wide.py", ""), ("test_sharded.py", "exact")
 
@@ -78,7 +78,7 @@ def swept(case: int) -> tuple[str, str]:
 
 def free(tests: str) -> tuple[str, str]:
     """Tests of the tensors of a batch."""
-    return "adapters/test_free_tensors.py", tests
+    return "test_free_tensors.py", tests
 
 
 # A line an entry, however long.
@@ -313,26 +313,26 @@ MUTANTS = [
         "dispatch/call.py",
         ("        return np.array(leaf)\n", "        return leaf\n", "door", DOOR),
         ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
-        ("fixed = entry.looked_at(types, fixed)", "fixed = dict(fixed)", "door", ("test_door.py", "equals")),
-        ("            given = self.passed(self.of_types, given)\n            before", "            before", "door", ("test_door.py", "equals")),
-        ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_door.py", "64_bits")),
+        ("fixed = entry.looked_at(types, fixed)", "fixed = dict(fixed)", "door", ("test_call.py", "equals")),
+        ("            given = self.passed(self.of_types, given)\n            before", "            before", "door", ("test_call.py", "equals")),
+        ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_call.py", "64_bits")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
         ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
         ("            if by_place:", "            if given:", "door", DOOR),
         ("checked.isdisjoint(self._names[:count])", "count", "door", REFUSED),
-        ("arrays, given = entry.by_place(arrays, given)", "fixed = dict(fixed)", "door", ("test_door.py", "one_program")),
-        ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_door.py", "numpys")),
-        ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_door.py", "numpy_arrays")),
-        ("leaf = jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_door.py", "unsigned")),
-        ("jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:", "2**31 - 1:", "door", ("test_door.py", "unsigned")),
+        ("arrays, given = entry.by_place(arrays, given)", "fixed = dict(fixed)", "door", ("test_call.py", "one_program")),
+        ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
+        ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
+        ("leaf = jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_call.py", "unsigned")),
+        ("jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:", "2**31 - 1:", "door", ("test_call.py", "unsigned")),
         ("self._host_check(before[0], given)", "self._host_check(before[0], owned)", "door", ("test_guards.py", "cannot_hold")),
-        ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_door.py", "misuse")),
+        ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_call.py", "misuse")),
     ),
     *of(
         "dispatch/parse.py",
         ("envs_first=len(lead) == 2 and not time_major", "envs_first=False", "door", DOOR),
-        ("    if jnp.ndim(leaf):\n        return False\n", "", "door", ("test_door.py", "misuse")),
-        ("isinstance(leaf, int) and not isinstance(leaf, bool)", "type(leaf) is int", "door", ("test_door.py", "misuse")),
+        ("    if jnp.ndim(leaf):\n        return False\n", "", "door", ("test_call.py", "misuse")),
+        ("isinstance(leaf, int) and not isinstance(leaf, bool)", "type(leaf) is int", "door", ("test_call.py", "misuse")),
         ("lead[-1 if time_major else 0] == num_envs", "lead[-1] == num_envs", "door", ("test_windows.py", "refused")),
     ),
     *of(
@@ -523,7 +523,7 @@ MUTANTS = [
     ),
     *of(
         "ops/lanes.py",
-        (" | flags & STANDS_IN", "", "next observations", ("adapters/test_minari.py", "stood_in")),
+        (" | flags & STANDS_IN", "", "next observations", ("test_minari.py", "stood_in")),
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
         ("(oldest & ring.full(slots))", "(oldest & False)", "episode end", ("test_resize.py", "grows")),
         ("(before & (ENDS | DUMMY) == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
@@ -555,7 +555,7 @@ MUTANTS = [
     *of(
         "runtime/interrupts.py",
         ("            self.waiting.append((self.handler, number, frame))\n", "            self.handler(number, frame)\n", "order", ("test_save.py", "ctrl_c")),
-        ("                if handler.waiting is not None:  # the block around this one has it wait\n", "                if False:\n", "order", ("adapters/test_datasets.py", "within_an_add")),
+        ("                if handler.waiting is not None:  # the block around this one has it wait\n", "                if False:\n", "order", ("test_datasets.py", "within_an_add")),
     ),
     *of(
         "checkpoint/files.py",
@@ -703,114 +703,114 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_flat.py",
-        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("adapters/test_datasets_ends.py", "counts")),
-        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("adapters/test_datasets_ends.py", "counts")),
-        ("lacking[self._last.rows] = False", "pass", "next observations", ("adapters/test_datasets.py", "npz_and_back")),
+        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("test_datasets_ends.py", "counts")),
+        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("test_datasets_ends.py", "counts")),
+        ("lacking[self._last.rows] = False", "pass", "next observations", ("test_datasets.py", "npz_and_back")),
     ),
     *of(
         f"{DATASETS}/_ends.py",
-        ("            truncated |= jumps\n", "", "episode end", ("adapters/test_datasets_ends.py", "jump_is")),
-        ("            doubts.append(_of_jumps(jumps))\n", "", "episode end", ("adapters/test_datasets_ends.py", "jump_is")),
-        ("terminated | truncated if goes_on is None else ~goes_on", "terminated | truncated", "episode end", ("adapters/test_datasets_ends.py", "counted_on")),
-        ("if goes_on is not None and (over := limit & goes_on).any():", "if False:", "episode end", ("adapters/test_datasets_ends.py", "too_small")),
-        ("    if goes_on is not None or ends.told or ended.all():", "    if ended.any():", "episode end", ("adapters/test_datasets_ends.py", "one_terminal")),
-        ("    if not ended.any():\n", "    if False:\n", "episode end", ("adapters/test_datasets_ends.py", "without_any")),
+        ("            truncated |= jumps\n", "", "episode end", ("test_datasets_ends.py", "jump_is")),
+        ("            doubts.append(_of_jumps(jumps))\n", "", "episode end", ("test_datasets_ends.py", "jump_is")),
+        ("terminated | truncated if goes_on is None else ~goes_on", "terminated | truncated", "episode end", ("test_datasets_ends.py", "counted_on")),
+        ("if goes_on is not None and (over := limit & goes_on).any():", "if False:", "episode end", ("test_datasets_ends.py", "too_small")),
+        ("    if goes_on is not None or ends.told or ended.all():", "    if ended.any():", "episode end", ("test_datasets_ends.py", "one_terminal")),
+        ("    if not ended.any():\n", "    if False:\n", "episode end", ("test_datasets_ends.py", "without_any")),
     ),
     *of(
         f"{DATASETS}/_continuity.py",
-        ("found[rows] &= _alike(last, here[:1], found[rows])", "pass", "seam", ("adapters/test_datasets_ends.py", "jump_is or rounding")),
-        ("if max(shares) == 1 and min(shares) < 0.5:", "if False:", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
-        (" and min(shares) < 0.5:", ":", "episode end", ("adapters/test_datasets_ends.py", "grid")),
-        ("    return 4 * eps * np.maximum(", "    return 0.0 * np.maximum(", "episode end", ("adapters/test_datasets_ends.py", "rounding")),
-        (" | ((left != left) & (right != right))", "", "episode end", ("adapters/test_datasets_ends.py", "no_number")),
+        ("found[rows] &= _alike(last, here[:1], found[rows])", "pass", "seam", ("test_datasets_ends.py", "jump_is or rounding")),
+        ("if max(shares) == 1 and min(shares) < 0.5:", "if False:", "episode end", ("test_datasets_ends.py", "rounding")),
+        (" and min(shares) < 0.5:", ":", "episode end", ("test_datasets_ends.py", "grid")),
+        ("    return 4 * eps * np.maximum(", "    return 0.0 * np.maximum(", "episode end", ("test_datasets_ends.py", "rounding")),
+        (" | ((left != left) & (right != right))", "", "episode end", ("test_datasets_ends.py", "no_number")),
     ),
     *of(
         f"{DATASETS}/_d4rl.py",
-        ("told = bool(cut.any())", 'told = "timeouts" in file', "episode end", ("adapters/test_datasets_ends.py", "everywhere")),
+        ("told = bool(cut.any())", 'told = "timeouts" in file', "episode end", ("test_datasets_ends.py", "everywhere")),
     ),
     *of(
         f"{DATASETS}/_npz_members.py",
-        ("            self._open()  # anew", "            pass  # anew", "seam", ("adapters/test_datasets_ends.py", "jump_is")),
+        ("            self._open()  # anew", "            pass  # anew", "seam", ("test_datasets_ends.py", "jump_is")),
     ),
     *of(
         f"{DATASETS}/_target.py",
-        ("    if chunk.stands_in.any():\n", "    if False:\n", "next observations", ("adapters/test_minari.py", "stands_in")),
+        ("    if chunk.stands_in.any():\n", "    if False:\n", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
         f"{DATASETS}/_stored.py",
-        ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("adapters/test_minari.py", "stands_in")),
+        ("np.concatenate(known) & ~self.stands_in[rows]", "np.concatenate(known)", "next observations", ("test_minari.py", "stands_in")),
     ),
     *of(
         "ops/resume.py",
-        ("if episodes == \"keep\":", "if True:", "adapters", ("adapters/test_buffers.py", "joins_no_row")),
-        ("    buffer.end_episode()\n", "", "adapters", ("adapters/test_host.py", "store_ends")),
-        ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("adapters/test_buffers.py", "one_of_two")),
+        ("if episodes == \"keep\":", "if True:", "adapters", ("test_buffers.py", "joins_no_row")),
+        ("    buffer.end_episode()\n", "", "adapters", ("test_host.py", "store_ends")),
+        ("values.choice(function, \"episodes\", episodes, get_args(Episodes))", "pass", "adapters", ("test_buffers.py", "one_of_two")),
     ),
     *of(
         "runtime/processes.py",
-        ("if get_spawning_popen() is not None:", "if False:", "adapters", ("adapters/test_buffers.py", "no_other_process")),
-        ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("adapters/test_buffers.py", "no_other_process")),
+        ("if get_spawning_popen() is not None:", "if False:", "adapters", ("test_buffers.py", "no_other_process")),
+        ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("test_buffers.py", "no_other_process")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_owner.py",
-        ("        self._seen = leaves, state  # or the old one would keep its memory\n", "", "adapters", ("adapters/test_buffers.py", "replaced_no_memory")),
+        ("        self._seen = leaves, state  # or the old one would keep its memory\n", "", "adapters", ("test_buffers.py", "replaced_no_memory")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("drawn_seed() if seed is None else int(seed)", "0 if seed is None else int(seed)", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
-        ("if state.fault is self._rows.owner.fault:", "if False:", "adapters", ("adapters/test_buffers.py", "same_arrays")),
-        ("        processes.stays(cls)\n", "        pass\n", "adapters", ("adapters/test_buffers.py", "no_other_process")),
-        ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "flags_of_several")),
-        ("    if made is None:", "    if False:", "adapters", ("adapters/test_buffers.py", "returns_nothing")),
+        ("drawn_seed() if seed is None else int(seed)", "0 if seed is None else int(seed)", "adapters", ("test_buffers.py", "without_a_seed")),
+        ("if state.fault is self._rows.owner.fault:", "if False:", "adapters", ("test_buffers.py", "same_arrays")),
+        ("        processes.stays(cls)\n", "        pass\n", "adapters", ("test_buffers.py", "no_other_process")),
+        ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("test_replay_buffer.py", "flags_of_several")),
+        ("    if made is None:", "    if False:", "adapters", ("test_buffers.py", "returns_nothing")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_checkpoint.py",
-        ("np.asarray(saved[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
+        ("np.asarray(saved[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("test_buffers.py", "without_a_seed")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_item.py",
-        ("if more == {1} and not batch:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "takes_one_item")),
-        ("if more == {-1} and batch:", "if False:", "adapters", ("adapters/test_replay_buffer.py", "takes_one_item")),
+        ("if more == {1} and not batch:", "if False:", "adapters", ("test_replay_buffer.py", "takes_one_item")),
+        ("if more == {-1} and batch:", "if False:", "adapters", ("test_replay_buffer.py", "takes_one_item")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_listed.py",
-        ("if item is None and _is_batch(items, lead):", "if False:", "adapters", ("adapters/test_replay_buffer.py", "may_be_one_tree")),
-        ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("adapters/test_replay_buffer.py", "a_list_of_items")),
+        ("if item is None and _is_batch(items, lead):", "if False:", "adapters", ("test_replay_buffer.py", "may_be_one_tree")),
+        ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_batch_stream.py",
-        ("if self._modes is not None:  # what", "if False:  # what", "adapters", ("adapters/test_buffers.py", "modes_of")),
-        ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
+        ("if self._modes is not None:  # what", "if False:  # what", "adapters", ("test_buffers.py", "modes_of")),
+        ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_modes.py",
-        ("stack.enter_context(torch.inference_mode())", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
-        ("stack.enter_context(device)", "pass", "adapters", ("adapters/test_buffers.py", "default_device")),
-        ("stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cached))", "pass", "adapters", ("adapters/test_buffers.py", "modes_of")),
+        ("stack.enter_context(torch.inference_mode())", "pass", "adapters", ("test_buffers.py", "modes_of")),
+        ("stack.enter_context(device)", "pass", "adapters", ("test_buffers.py", "default_device")),
+        ("stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cached))", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_replay_buffer.py",
-        ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("adapters/test_ends.py", "anew")),
-        ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("adapters/test_ends.py", "midst")),
-        ("self._made_with[\"seed\"] = self.buffer.seed", "self._made_with[\"seed\"] = seed", "adapters", ("adapters/test_buffers.py", "without_a_seed")),
+        ("self._become(saved, \"end\")", "self._become(saved, \"keep\")", "adapters", ("test_ends.py", "anew")),
+        ("copy.deepcopy(self.__getstate__(), memo), \"keep\")", "copy.deepcopy(self.__getstate__(), memo), \"end\")", "adapters", ("test_ends.py", "midst")),
+        ("self._made_with[\"seed\"] = self.buffer.seed", "self._made_with[\"seed\"] = seed", "adapters", ("test_buffers.py", "without_a_seed")),
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_ends.py",
-        ("left |= begins[:, 0]", "pass", "adapters", ("adapters/test_ends.py", "begins_an_episode")),
-        ("cut[:, :-1] |= begins[:, 1:] & ~ended[:, :-1]", "cut[:, :-1] |= begins[:, 1:]", "adapters", ("adapters/test_ends.py", "begins_an_episode")),
+        ("left |= begins[:, 0]", "pass", "adapters", ("test_ends.py", "begins_an_episode")),
+        ("cut[:, :-1] |= begins[:, 1:] & ~ended[:, :-1]", "cut[:, :-1] |= begins[:, 1:]", "adapters", ("test_ends.py", "begins_an_episode")),
     ),
     *of(
         "../adapters/fbuf_adapters/tensordict/_transforms.py",
-        ("if isinstance(made, TensorDictBase) or is_tensor_collection(made):", "if True:", "adapters", ("adapters/test_ends.py", "is_a_tensordict")),
+        ("if isinstance(made, TensorDictBase) or is_tensor_collection(made):", "if True:", "adapters", ("test_ends.py", "is_a_tensordict")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_pool_collector.py",
-        ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("adapters/test_processes.py", "without_a_seed")),
+        ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("test_processes.py", "without_a_seed")),
     ),
     *of(
         "host/next_obs_check.py",
-        ("expected[of_kept] = some_numbers(kept.read(place[of_kept], number))", "expected[of_kept] = 0", "adapters", ("adapters/test_host.py", "restored_store")),
-        ("place = place[rows]\n", "place = place[rows] * 0\n", "adapters", ("adapters/test_host.py", "not_follow or restored_store")),
+        ("expected[of_kept] = some_numbers(kept.read(place[of_kept], number))", "expected[of_kept] = 0", "adapters", ("test_host.py", "restored_store")),
+        ("place = place[rows]\n", "place = place[rows] * 0\n", "adapters", ("test_host.py", "not_follow or restored_store")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_unpack.py",
@@ -843,11 +843,11 @@ MUTANTS = [
     ),
     *of(
         "dispatch/torch_compile.py",
-        ("function._torchdynamo_disable = _ASKED", "pass", "compile", ("adapters/test_torch_compile.py", "say_so")),
-        ("        _tell()\n        return True", "        return True", "compile", ("adapters/test_torch_compile.py", "when_it_asks")),
-        ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("adapters/test_torch_compile.py", "say_so")),
-        ('and "<" not in function.__code__.co_filename', "and True", "compile", ("adapters/test_torch_compile.py", "say_so")),
-        ("(skip, skip)", "(skip, frames._FrameAction.DEFAULT)", "compile", ("adapters/test_torch_compile.py", "breaks")),
+        ("function._torchdynamo_disable = _ASKED", "pass", "compile", ("test_torch_compile.py", "say_so")),
+        ("        _tell()\n        return True", "        return True", "compile", ("test_torch_compile.py", "when_it_asks")),
+        ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("test_torch_compile.py", "say_so")),
+        ('and "<" not in function.__code__.co_filename', "and True", "compile", ("test_torch_compile.py", "say_so")),
+        ("(skip, skip)", "(skip, frames._FrameAction.DEFAULT)", "compile", ("test_torch_compile.py", "breaks")),
     ),
     *of(
         "checkpoint/lock_file.py",
@@ -897,42 +897,42 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_info.py",
-        ("if ended is not None and \"final_info\" in info and ended.any():", "if False:", "adapters", ("adapters/test_collector_info.py", "returned")),
-        ("        into[ended] = self._absent[name]\n", "", "adapters", ("adapters/test_collector_info.py", "returned")),
-        ("there = known & np.asarray(info.get(f\"_{name}\", True))", "there = np.ones(self._num_envs, bool)", "adapters", ("adapters/test_collector_info.py", "returned or None")),
-        ("return cast(array, spec.dtype, f\"info[{name!r}]\") if len(array) else array", "return array", "adapters", ("adapters/test_collector_info.py", "does_not_fit")),
+        ("if ended is not None and \"final_info\" in info and ended.any():", "if False:", "adapters", ("test_collector_info.py", "returned")),
+        ("        into[ended] = self._absent[name]\n", "", "adapters", ("test_collector_info.py", "returned")),
+        ("there = known & np.asarray(info.get(f\"_{name}\", True))", "there = np.ones(self._num_envs, bool)", "adapters", ("test_collector_info.py", "returned or None")),
+        ("return cast(array, spec.dtype, f\"info[{name!r}]\") if len(array) else array", "return array", "adapters", ("test_collector_info.py", "does_not_fit")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_stepper.py",
-        ("seen[~ended] = before[name][~ended]", "pass", "adapters", ("adapters/test_collector_info.py", "observed")),
-        ("self._observe.final(info, ended) if self._observe", "self._observe.read(info) if self._observe", "adapters", ("adapters/test_collector_info.py", "observed")),
-        ("                if self.needs_final:\n                    raise CollectorError(NO_FINAL)\n", "", "adapters", ("adapters/test_collector.py", "missing")),
+        ("seen[~ended] = before[name][~ended]", "pass", "adapters", ("test_collector_info.py", "observed")),
+        ("self._observe.final(info, ended) if self._observe", "self._observe.read(info) if self._observe", "adapters", ("test_collector_info.py", "observed")),
+        ("                if self.needs_final:\n                    raise CollectorError(NO_FINAL)\n", "", "adapters", ("test_collector.py", "missing")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_buffers.py",
-        ("        buffer.change_index(lambda index: _with_resets(index, np.array(envs)))\n", "", "adapters", ("adapters/test_collector_buffers.py", "leaves_the_whole")),
-        ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("adapters/test_collector_buffers.py", "leaves_the_whole")),
-        ("        if buffer.owned:", "        if False:", "adapters", ("adapters/test_collector_buffers.py", "says_so")),
+        ("        buffer.change_index(lambda index: _with_resets(index, np.array(envs)))\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
+        ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
+        ("        if buffer.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_rows.py",
-        ("reward=stored(self.reward[:steps], \"reward\")", "reward=self.reward[:steps].astype(np.float32)", "adapters", ("adapters/test_collector_info.py", "32_bits")),
+        ("reward=stored(self.reward[:steps], \"reward\")", "reward=self.reward[:steps].astype(np.float32)", "adapters", ("test_collector_info.py", "32_bits")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_episodes.py",
-        ("starts = np.union1d(first, behind[behind < len(flat)])", "starts = first", "adapters", ("adapters/test_episodes.py", "")),
+        ("starts = np.union1d(first, behind[behind < len(flat)])", "starts = first", "adapters", ("test_episodes.py", "")),
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())", "one_number = True", "adapters", ("adapters/test_datasets.py", "axis_of_one")),
+        ("one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",
-        ("leaf if leaf.flags.writeable and fits else leaf.copy()", "leaf if fits else leaf.copy()", "adapters", ("adapters/test_taken.py", "numbers_are")),
+        ("leaf if leaf.flags.writeable and fits else leaf.copy()", "leaf if fits else leaf.copy()", "adapters", ("test_taken.py", "numbers_are")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_reading.py",
-        ("torch.arange(found.start, found.stop, found.step) if found else torch.arange(0)", "torch.arange(found.start, found.stop, abs(found.step)) if found else torch.arange(0)", "adapters", ("adapters/test_taken.py", "backwards")),
+        ("torch.arange(found.start, found.stop, found.step) if found else torch.arange(0)", "torch.arange(found.start, found.stop, abs(found.step)) if found else torch.arange(0)", "adapters", ("test_taken.py", "backwards")),
     ),
     *of(
         "mesh/init.py",
@@ -948,11 +948,11 @@ MUTANTS = [
     ),
     *of(
         "runtime/thread.py",
-        ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
+        ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_background.py",
-        ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("adapters/test_interrupts.py", "thread_is_waited")),
+        ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(
         "checkpoint/lock.py",
@@ -964,29 +964,29 @@ MUTANTS = [
     ),
     *of(
         "runtime/fixed_arguments.py",
-        ("            if name not in but and not hasattr(kind, name):", "            if False:", "adapters", ("adapters/test_taken.py", "cannot_be_set")),
+        ("            if name not in but and not hasattr(kind, name):", "            if False:", "adapters", ("test_taken.py", "cannot_be_set")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",
-        ("dtype=_held(leaf, jnp.float32))", "dtype=torch.float32)", "adapters", ("adapters/test_taken.py", "cannot_hold")),
-        ("leaf.flags.writeable and fits", "leaf.flags.writeable", "adapters", ("adapters/test_taken.py", "any_strides")),
-        ("keeps = spec is None and not", "keeps = False and not", "adapters", ("adapters/test_taken.py", "keep_their_dtypes")),
+        ("dtype=_held(leaf, jnp.float32))", "dtype=torch.float32)", "adapters", ("test_taken.py", "cannot_hold")),
+        ("leaf.flags.writeable and fits", "leaf.flags.writeable", "adapters", ("test_taken.py", "any_strides")),
+        ("keeps = spec is None and not", "keeps = False and not", "adapters", ("test_taken.py", "keep_their_dtypes")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("adapters/test_taken.py", "cannot_hold")),
+        ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("test_taken.py", "cannot_hold")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_listed.py",
-        ("    if type(items) is tuple and _several(items):", "    if False:", "adapters", ("adapters/test_taken.py", "tuple_of")),
+        ("    if type(items) is tuple and _several(items):", "    if False:", "adapters", ("test_taken.py", "tuple_of")),
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("    if field in leaves:  # an array: `observation.camera` is another field", "    if False:", "adapters", ("adapters/test_minari.py", "dot")),
+        ("    if field in leaves:  # an array: `observation.camera` is another field", "    if False:", "adapters", ("test_minari.py", "dot")),
     ),
     *of(
         "dispatch/parse.py",
-        ("return isinstance(number, float) or int(np.asarray(number, dtype)) == number", "return True", "door", ("test_door.py", "")),
+        ("return isinstance(number, float) or int(np.asarray(number, dtype)) == number", "return True", "door", ("test_call.py", "")),
     ),
     *of(
         "ops/raise_on_fault.py",

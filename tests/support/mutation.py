@@ -46,7 +46,9 @@ def mutated(mutant, to):
 def failed(tree, arguments):
     """The first test that fails, None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
-    command.append("--ignore=tests/test_support.py")  # it looks for the lines that are replaced
+    command.append(
+        "--ignore=tests/project/test_support.py"
+    )  # it looks for the lines that are replaced
     path = os.pathsep.join([str(tree), str(tree / "adapters")])
     done = subprocess.run(
         [*command, *arguments],
@@ -70,7 +72,8 @@ def caught(mutant, everything=True, failed=failed):
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder)
         mutated(mutant, tree)
-        likely = [f"tests/{file}", *(["-k", chosen] if chosen else [])]
+        (found,) = (tree / "tests").rglob(file)
+        likely = [str(found), *(["-k", chosen] if chosen else [])]
         suites = [[*likely, "-m", "not sweep"], [*likely, "-m", "sweep"]]
         suites += [["-m", "not sweep"]] * everything
         return next((found for suite in suites if (found := failed(tree, suite))), None)

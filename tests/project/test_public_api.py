@@ -1,0 +1,130 @@
+"""The public names: documented, in one order of arguments, and light to import."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pathlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import fbuf
+
+ROOT = pathlib.Path(__file__).parents[2]
+HEAVY = ("torch", "gymnax", "gymnasium", "optax", "flax")
+
+
+def api_table() -> ModuleType:
+    """The script that writes the two pages of names."""
+    found = importlib.util.spec_from_file_location("api_table", ROOT / "docs" / "api_table.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", fbuf.__all__)
+def test_every_name_is_documented_with_an_example(name):
+    assert "Examples:" in inspect.getdoc(getattr(fbuf, name))
+
+
+@pytest.mark.parametrize("name", fbuf.sharded.__all__)
+def test_every_name_over_a_mesh_is_documented(name):
+    text = inspect.getdoc(getattr(fbuf.sharded, name))
+    assert "Examples:" in text or name.startswith("Sharded")
+    operation = getattr(fbuf, name, None)
+    if operation is not None and inspect.isfunction(operation) and name not in ("save", "load"):
+        plain = inspect.signature(operation).parameters
+        own = inspect.signature(getattr(fbuf.sharded, name)).parameters
+        assert [p for p in own if p in plain] == [p for p in plain if p in own]
+        assert set(own) - set(plain) <= {"mesh", "axis", "shards"}
+
+
+def test_the_api_page_names_everything_once():
+    named = [name for names in api_table().THEMES.values() for name in names]
+    assert sorted(named) == sorted(fbuf.__all__)
+    assert sorted(api_table().MESH["fbuf.sharded"]) == sorted(fbuf.sharded.__all__)
+
+
+@pytest.mark.parametrize("theme", list(api_table().THEMES))
+def test_the_api_page_has_todays_signatures_and_docstrings(theme):
+    page = (ROOT / "docs" / "api.md").read_text()
+    table = "\n".join(api_table().table("fbuf", api_table().THEMES[theme]))
+    assert f"## {theme}\n\n{table}\n" in page, "run: python docs/api_table.py"
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for name in api_table().THEMES[theme]:
+        assert f"::: fbuf.{name}\n" in reference
+
+
+@pytest.mark.sweep
+def test_the_api_page_is_whole():
+    pytest.importorskip("torch")
+    pytest.importorskip("tensordict")
+    pytest.importorskip("gymnax")
+    pytest.importorskip("ray")
+    for page, text in (("api.md", api_table().api()), ("reference.md", api_table().reference())):
+        assert (ROOT / "docs" / page).read_text() == text, "run: python docs/api_table.py"
+
+
+def test_the_state_comes_first_and_options_by_name():
+    positional = {
+        "add": ["state", "items"],
+        "sample": ["state", "key", "batch_size"],
+        "update_priority": ["state", "ids", "priority"],
+        "remove": ["state", "ids"],
+        "write": ["state", "ids", "fields"],
+        "clear": ["state"],
+        "init": ["item", "capacity"],
+        "nbytes": ["item", "capacity"],
+        "capacity_for": ["size", "item"],
+        "end_episode": ["state"],
+        "can_sample": ["state", "min_size"],
+        "after": ["state", "batch"],
+        "read": ["state", "ids"],
+        "newest_ids": ["state", "count"],
+        "rows": ["state"],
+        "probability": ["state", "ids"],
+        "ids_at": ["state", "slots"],
+        "sequence_priority": ["priority", "loss_mask"],
+    }
+    for name, expected in positional.items():
+        parameters = inspect.signature(getattr(fbuf, name)).parameters.values()
+        found = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert found == expected
+
+
+def test_options_of_samplers_and_views_are_by_name_after_the_first():
+    first = {
+        "Uniform": ["window"],
+        "Prioritized": ["alpha"],
+        "Shuffled": ["window"],
+        "Mixture": ["uniform"],
+        "Item": ["fields"],
+        "Transition": ["next_of"],
+        "NStep": ["n"],
+        "Sequence": ["length"],
+        "FrameStack": ["k"],
+        "Hindsight": ["reward_fn"],
+        "ReturnToGo": ["gamma"],
+    }
+    for name, expected in first.items():
+        parameters = inspect.signature(getattr(fbuf, name)).parameters.values()
+        assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == expected
+
+
+def loaded(*codes):
+    """What is loaded after each of some lines, in one process."""
+    say = f"print(*[m for m in {HEAVY} if m in sys.modules])"
+    program = "import sys; " + "".join(f"{code}; {say}; " for code in codes)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    return list(map(str.split, done.stdout.splitlines()))
+
+
+def test_importing_fbuf_loads_no_framework_but_jax():
+    both = "sys.path.insert(0, 'adapters'); import fbuf_adapters, fbuf; fbuf.init(0.0, 2)"
+    # The check itself can fail, too.
+    assert loaded(both, "import optax") == [[], ["optax"]]
