@@ -58,7 +58,7 @@ def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
         example = example and bool(line)
         is_code |= example or (raw.startswith("    ") and text.startswith("# "))
         begins = bool(_ITEM.match(line)) or (indent and bool(_ENTRY.match(line)))
-        if (not line or is_code or begins or kept[-1:] and kept[-1].endswith(":")) and kept:
+        if (not line or is_code or begins or (kept[-1:] and kept[-1].endswith(":"))) and kept:
             yield start, " ".join(kept)
             kept = []
         if line and not is_code:
