@@ -8,9 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fbuf.checks import values as check
+from fbuf.host import programs
+from fbuf.host.contents import Contents
 from fbuf.runtime.thread import Cancelled, Task, Worker
+from fbuf.views import View
 
 _LEARNER_FIRST = 2e-4
 """Seconds."""
@@ -108,6 +112,38 @@ class Batches:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+
+def numbered(
+    contents: Contents, key: Any, batch_size: int, view: View, beta: Any
+) -> Callable[[int], Callable[[], Any]]:
+    """Return a function that draws the batch of a number; its result makes the batch.
+
+    Call the function with the lock of the contents held. The arguments are checked ones.
+    """
+    # JAX makes the names of its options at run time.
+    x64 = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def draw(number: int) -> Callable[[], Any]:
+        index, plan = contents.index, []
+
+        def request() -> Any:
+            with jax.enable_x64(x64):  # a setting that may hold in one thread alone
+                plan[:] = programs.draw_number(
+                    index, key, beta, np.int32(number), batch_size=batch_size, view=view
+                )
+            return plan[1]
+
+        taking = contents.taking(request)
+
+        def make() -> Any:
+            taken = taking()
+            with jax.enable_x64(x64):
+                return programs.drawn(*plan, taken, view=view, layouts=contents.layouts)
+
+        return make
+
+    return draw
 
 
 class _Ahead:

@@ -12,24 +12,30 @@ import numpy as np
 from jax import lax
 
 import fbuf
+from fbuf.dispatch import parse
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
 from fbuf.ops.pop import popped
 from fbuf.ops.read import Found, found_by_name, looked, made, shaped
 from fbuf.ops.rollout import ids_in_order
 from fbuf.ops.sample import planned, weighted
+from fbuf.ops.spec import BufferSpec
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.views.episode import CHUNK
 from fbuf.views.requests import Ahead, NextObservations, Rows, Wanted
 
 
-@functools.partial(jax.jit, static_argnames=("options",))
-def init(options: Any) -> Any:
-    """A buffer whose rows lie elsewhere."""
-    leaves, tree, capacity, others = options
+def init(item: Any, spec: BufferSpec) -> Any:
+    """Return an empty buffer whose rows lie elsewhere."""
+    leaves, tree = jax.tree.flatten(parse.item_specs("init", item))
+    return _init(tuple((leaf.shape, leaf.dtype) for leaf in leaves), tree, spec)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _init(leaves: Any, tree: Any, spec: BufferSpec) -> Any:
     item = tree.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
-    return deferred.without_rows(fbuf.init(item, capacity, **dict(others)))
+    return deferred.without_rows(spec.init(item))
 
 
 @functools.partial(jax.jit, static_argnames=("rows", "following", "time_major"), donate_argnums=0)

@@ -35,7 +35,12 @@ def test_a_store_takes_what_is_planned(options, in_files, tmp_path):
     found = store.stats()
     assert (found["bytes"], found["host_bytes"]) == (index, rows)
     assert index + rows == fbuf.nbytes(ITEM, capacity, **options)
-    on_disk = sum(len(file) for rows in (store._rows, store._kept) if rows for file in rows.maps)
+    on_disk = sum(
+        len(file)
+        for rows in (store.contents.rows, store.contents.kept)
+        if rows
+        for file in rows.maps
+    )
     assert on_disk == (rows if in_files else 0)
 
 
@@ -45,7 +50,7 @@ def test_a_store_that_is_opened_takes_what_is_planned(tmp_path):
     like = jax.eval_shape(lambda: fbuf.init(ITEM, 400, **options))
     HostStore(ITEM, 400, **options).save(tmp_path)
     store, _ = HostStore.open(tmp_path)
-    found, few = store.stats(), store._rows._changed.nbytes  # room for what will change
+    found, few = store.stats(), store.contents.rows._changed.nbytes  # room for what will change
     _, lines = plan.tiers(like)
     (line,) = [line for line in lines if "open" in line[0]]
     assert line[1:3] == [

@@ -24,7 +24,7 @@ from test_against_oracle import CASES, MANY, SWEPT, agree, uniform
 import fbuf
 from fbuf.checkpoint import manifest
 from fbuf.checks import sizes
-from fbuf.host import HostStore, host_store, prefetch, programs
+from fbuf.host import HostStore, prefetch, programs
 
 # As the functions of `programs`, of an object.
 
@@ -78,7 +78,7 @@ class SavedPair(HostPair):
         store.save(self.folder)
         if not opened:
             return store
-        return HostStore.open(self.folder, sampler=store.index.sampler, episodes="keep")[0]
+        return HostStore.open(self.folder, sampler=store.contents.index.sampler, episodes="keep")[0]
 
     def step(self, rng, *args, **options):
         super().step(rng, *args, **options)
@@ -300,7 +300,7 @@ def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
     def broken(*args):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(host_store._programs, "take", broken)
+    monkeypatch.setattr(programs, "take", broken)
     failed = []
     for _ in range(6):
         try:
@@ -310,7 +310,7 @@ def test_an_exception_in_the_thread_comes_out_with_its_traceback(monkeypatch):
     assert len(failed) >= 3  # but for those that were ready
     assert "in broken" in "".join(traceback.format_exception(failed[0]))
     with store.lock:
-        store.take_what_was_drawn()
+        store.contents.settle()
     monkeypatch.undo()
     store.add(np.arange(3, dtype=np.int32))  # nothing waits for what has failed
     for _ in range(2):  # those that were made before the disk came back
@@ -467,9 +467,9 @@ def test_a_loaded_store_ends_the_episodes_that_were_open(tmp_path, read):
     ended, _ = load(tmp_path)
     flags = [0, 0, 0, 0, 2, 1]
     for one, expected in ((kept, [*flags[:4], 0, 1]), (ended, flags)):
-        assert (one.index.ring.flags[:6] & 3).tolist() == expected
+        assert (one.contents.index.ring.flags[:6] & 3).tolist() == expected
         one.add(rows(10), next_observation=rows(70)["obs"])
-        assert (one.index.ring.flags[:6] & 3).tolist() == expected
+        assert (one.contents.index.ring.flags[:6] & 3).tolist() == expected
     assert int(ended.stats()["num_starts"]) == 8
     assert int(kept.stats()["num_starts"]) == 9
     batch = ended.rows(view=fbuf.Transition())
@@ -498,7 +498,7 @@ def test_a_store_without_open_episodes_is_loaded_as_it_was(tmp_path, read):
     HostStore(jnp.int32(0), 8).save(tmp_path / "empty")
     store, _ = load(tmp_path / "empty")
     store.add(np.arange(3, dtype=np.int32))
-    assert (store.index.ring.flags[:3] & 3).tolist() == [0, 0, 0]
+    assert (store.contents.index.ring.flags[:3] & 3).tolist() == [0, 0, 0]
     queue = HostStore(jnp.int32(0), 8, sampler=fbuf.Fifo())
     queue.add(np.arange(5, dtype=np.int32))
     queue.pop(2)
@@ -535,7 +535,7 @@ def test_a_checkpoint_is_opened_as_a_data_set(tmp_path, lockstep):
             expected = draw(state, key, 16, view=view)
             same(expected, store.sample(key, 16, view=view))
         same(fbuf.rows(state), store.rows())
-    assert not store._rows._count  # what changes is a copy
+    assert not store.contents.rows._count  # what changes is a copy
 
 
 @pytest.mark.sweep
@@ -561,7 +561,7 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
             store.save(path, background=turn % 2 == 0)
             fbuf.wait(path)
             if turn % 2:  # its rows are those of the files now
-                assert store._rows._count == 0
+                assert store.contents.rows._count == 0
             loaded, _ = HostStore.load(path, episodes="keep")
             same(loaded.rows(), plain.rows())
         if turn in (5, 11):
@@ -629,7 +629,7 @@ def test_after_a_change_that_failed_half_way_nothing_is_returned(monkeypatch):
     def full(*args):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(type(store._rows), "apply", full)
+    monkeypatch.setattr(type(store.contents.rows), "apply", full)
     with pytest.raises(MemoryError, match="no room"):
         store.add(np.int32(1))
     monkeypatch.undo()
@@ -695,7 +695,7 @@ def test_threads_share_batches(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGALRM])
 def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
     """Ctrl-C, preemption, a limit of time: the handler raises when the change is whole."""
-    store, apply = filled(), type(filled()._rows).apply
+    store, apply = filled(), type(filled().contents.rows).apply
     heard = []
 
     def handler(number, frame):
@@ -711,7 +711,7 @@ def test_no_signal_cuts_a_change_in_two(number, monkeypatch):
     try:
         size = store.size()
         with monkeypatch.context() as patched:
-            patched.setattr(type(store._rows), "apply", interrupted)
+            patched.setattr(type(store.contents.rows), "apply", interrupted)
             with pytest.raises(TimeoutError):
                 store.add(np.int32(70))
         assert heard == [number, signal.SIGUSR1]
@@ -759,9 +759,9 @@ def test_saves_in_the_background_free_what_they_have_written(tmp_path, monkeypat
         for before in range(turn):
             expected[before * 50 + 48 : before * 50 + 50] = [before, before]
         assert store.rows().data["n"][-len(expected) :].tolist() == expected
-        assert store._rows._count <= 106
+        assert store.contents.rows._count <= 106
     store.save(tmp_path)
-    assert store._rows._count == 0
+    assert store.contents.rows._count == 0
     assert fbuf.rows(fbuf.load(tmp_path).state).data["n"][-300:].tolist() == expected
 
     def broken(*args):

@@ -910,9 +910,9 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_buffers.py",
-        ("        buffer.change_index(lambda index: _with_resets(index, np.array(envs)))\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
+        ("        contents.index = _with_resets(contents.index, np.array(envs))\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
         ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
-        ("        if buffer.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
+        ("        if buffer.contents.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_rows.py",

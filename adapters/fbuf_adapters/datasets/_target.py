@@ -168,11 +168,12 @@ class _Store(_Buffer):
     def add(self, chunk: Chunk) -> None:
         with self.result.lock:
             self.result.add(chunk.items, **_given(chunk))
-            self.result.change_index(lambda index: _marked(index, chunk))
+            contents = self.result.contents
+            contents.index = _marked(contents.index, chunk)
 
     @property
     def _state(self) -> Any:
-        return self.result.index
+        return self.result.contents.index
 
 
 def _given(chunk: Chunk) -> dict[str, Any]:

@@ -91,13 +91,13 @@ class _Store:
     make = "HostStore(collector.item, capacity, **collector.options)"
 
     def flags(self, buffer: Any) -> Any:
-        return buffer.index
+        return buffer.contents.index
 
     def num_envs(self, buffer: Any) -> int | None:
-        return buffer.index.ring.num_envs
+        return buffer.contents.index.ring.num_envs
 
     def check(self, where: str, buffer: Any) -> None:
-        if buffer.owned:
+        if buffer.contents.owned:
             raise ValueError(
                 f"{where}: the store belongs to a buffer for PyTorch, which would not know of the "
                 "rows; give the collector a store of its own"
@@ -112,7 +112,8 @@ class _Store:
         return buffer
 
     def with_resets(self, buffer: Any, envs: Envs) -> Any:
-        buffer.change_index(lambda index: _with_resets(index, np.array(envs)))
+        contents = buffer.contents
+        contents.index = _with_resets(contents.index, np.array(envs))
         return buffer
 
 

@@ -27,13 +27,13 @@ class HostOwner(Owner):
         Raises:
             ValueError: If it has an owner.
         """
-        if store.owned:
+        if store.contents.owned:
             raise ValueError(
                 f"fbuf_adapters.pytorch.ReplayBuffer: host is {store!r}, which another buffer has; "
                 "open or load it again for this one"
             )
-        store.owned = True
-        super().__init__(store.index, calls)
+        store.contents.owned = True
+        super().__init__(store.contents.index, calls)
         self._store = store
 
     def change(
@@ -62,11 +62,11 @@ class HostOwner(Owner):
 
     def stats(self, detailed: bool) -> dict[str, Any]:
         """As `Owner.stats`, and how many bytes lie on the host."""
-        return {**super().stats(detailed), "host_bytes": self._store.host_bytes}
+        return {**super().stats(detailed), "host_bytes": self._store.contents.nbytes}
 
     def whole(self) -> fbuf.State[Any]:
         """As `Owner.whole`, with rows that are arrays of NumPy."""
-        return self._store.whole()
+        return self._store.contents.whole()
 
     def save(self, path: Any, **options: Any) -> None:
         """As `Owner.save`."""
@@ -77,4 +77,4 @@ class HostOwner(Owner):
 
     def _follow(self) -> None:
         """Keep the index as the store has it now."""
-        self._kept[0] = tuple(jax.tree.leaves(self._store.index))
+        self._kept[0] = tuple(jax.tree.leaves(self._store.contents.index))

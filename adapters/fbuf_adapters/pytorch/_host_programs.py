@@ -27,7 +27,7 @@ class HostDrawer:
         self._recipe = recipe
         self._calls = calls
         self._program, self._trees = _planning(form, recipe)
-        self._make, self._unpackers = _making(recipe.view, store.layouts)
+        self._make, self._unpackers = _making(recipe.view, store.contents.layouts)
         self._axes: Axes | None = None
 
     def __call__(
@@ -57,7 +57,7 @@ class HostDrawer:
         arrays, after = called
         x64, size = _dtypes.x64(), asked.batch_size
         draw, found = self._trees[size, x64].unflatten(arrays)
-        taking = self._store.taking(lambda: found)
+        taking = self._store.contents.taking(lambda: found)
         axes = None if asked.count is None else self._axes
 
         def make() -> Drawing:
@@ -70,7 +70,7 @@ class HostDrawer:
 
     def _found_axes(self, asked: Asked) -> Axes:
         """Those of a buffer on the device with the same rows."""
-        leaves, form = jax.tree.flatten(self._store.whole())
+        leaves, form = jax.tree.flatten(self._store.contents.whole())
         leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         return _programs.batch_axes(*_programs.compiled(form, self._recipe), tuple(leaves), asked)
 

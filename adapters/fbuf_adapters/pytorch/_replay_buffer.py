@@ -1003,15 +1003,15 @@ class ReplayBuffer:
             with jax.default_device(self._jax_device):
                 store = HostStore(item, **self._init.keywords, files=self._files)
             if state is not None:
-                store.fill(state)
-        store.place(self._jax_device)
+                store.contents.fill(state)
+        store.contents.place(self._jax_device)
         return HostOwner(store, self._calls)
 
     def _of_store(self, store: HostStore[Any], item: Any) -> _Rows:
         """The rows of a store that was given."""
         learned = learn(_where("__init__"), store.item if item is None else item)
         wanted = jax.eval_shape(lambda: self._init(learned.item))
-        if _form(wanted) != _form(store.whole()):
+        if _form(wanted) != _form(store.contents.whole()):
             raise ValueError(
                 f"{_where('__init__')} host is {store!r}, which was made with other arguments than "
                 "this buffer; give both the same item, capacity, sampler, num_envs, autoreset, "

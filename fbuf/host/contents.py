@@ -1,0 +1,246 @@
+"""The contents of a `HostStore`: the index on the device, and the rows on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.checkpoint import row_ranges
+from fbuf.checks import sizes
+from fbuf.dispatch import parse
+from fbuf.host import programs
+from fbuf.host.checkpoint_rows import SavedRows
+from fbuf.host.next_obs_check import differs
+from fbuf.host.row_arrays import Leaves, Rows
+from fbuf.host.taking import Taking
+from fbuf.ops.read import Found
+from fbuf.runtime.interrupts import uninterrupted
+from fbuf.storage import deferred, store
+from fbuf.storage.deferred import Note
+from fbuf.storage.layout import Layout
+
+
+class Contents:
+    """Changes an index and its rows together. Another adapter may build on it.
+
+    Call its methods with `lock` held; only `ask` and `changing` take the lock themselves.
+
+    Attributes:
+        lock: Held while the contents are read or changed.
+        rows: The rows.
+        kept: The next observations that `next_of` keeps; None without `next_of`.
+        owned: Whether another object owns the store: then only that object may change it.
+    """
+
+    def __init__(self, index: Any, rows: Rows | SavedRows, folder: pathlib.Path | None) -> None:
+        """Begin with this index, which has no rows, and these rows.
+
+        Args:
+            index: The index.
+            rows: The rows.
+            folder: The directory whose disk holds the next observations; None is memory.
+        """
+        self.lock = threading.RLock()
+        self.rows = rows
+        self.kept: Rows | None = None
+        if index.next_obs is not None:
+            ends = index.next_obs.owner.shape[0]
+            self.kept = Rows(index.next_obs.rows.layout, ends, folder)
+        self.owned = False
+        self._takings: weakref.WeakSet[Taking] = weakref.WeakSet()
+        """Drawn batches whose rows may not have been taken yet."""
+        self._process = os.getpid()
+        self._failed: BaseException | None = None
+        self._index = index
+
+    @property
+    def index(self) -> fbuf.State[Any]:
+        """The flags, the ring and the sampler's index: a buffer without rows.
+
+        Raises:
+            RuntimeError: If a change has failed half way, or in a forked process.
+        """
+        if self._failed is not None:
+            raise RuntimeError(
+                "HostStore: a change has failed when some of its rows were written, so they are "
+                "not to be trusted; load the last checkpoint"
+            ) from self._failed
+        if os.getpid() != self._process:  # there JAX hangs
+            raise RuntimeError(
+                "HostStore: this store was made in another process, and JAX does not run in one "
+                "that was forked off; start the process with 'spawn', and make a store there"
+            )
+        return self._index
+
+    @index.setter
+    def index(self, index: fbuf.State[Any]) -> None:
+        self._index = index
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows take of the host's memory, or of files of their own."""
+        return self.rows.nbytes + (self.kept.nbytes if self.kept else 0)
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout | None]:
+        """The leaves of the rows, and those of the next observations."""
+        kept = self.index.next_obs
+        return self.index.storage.layout, None if kept is None else kept.rows.layout
+
+    def whole(self) -> fbuf.State[Any]:
+        """Return a buffer with the index and the rows, which are arrays of NumPy."""
+        index = self.index
+        if self.kept is not None:
+            kept: Any = dataclasses.replace(index.next_obs, rows=self.kept.storage)  # type: ignore[type-var]
+            index = dataclasses.replace(index, next_obs=kept)
+        return dataclasses.replace(index, storage=self.rows.storage)
+
+    def fill(self, state: fbuf.State[Any]) -> None:
+        """Take over a whole buffer of the same form."""
+        own, given = row_ranges.of_state(self.whole()), row_ranges.of_state(state)
+        for mine, other in zip(own, given, strict=True):
+            for array, rows in zip(mine.arrays, other.arrays, strict=True):
+                array[:] = np.asarray(rows)
+        self.index = deferred.without_rows(state)
+
+    def place(self, device: Any) -> None:
+        """Put the index on a device, where it stays."""
+        self.index = jax.device_put(self.index, device)
+
+    def taking(self, look: Callable[[], Found]) -> Taking:
+        """Return a `Taking` of the rows that a view requests, of the store as it is now.
+
+        Args:
+            look: Returns the request. A change of the store first waits for this call.
+        """
+        rows, kept, ring = self.rows, self.kept, self.index.ring
+        taking = Taking(lambda: programs.take(look(), ring, rows, kept))
+        self._takings.add(taking)
+        return taking
+
+    def ask(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return the result of a function of fbuf that reads the index alone."""
+        with self.lock:
+            return operation(self.index, *args, **options)
+
+    def add(self, given: dict[str, Any], time_major: bool) -> None:
+        """Add rows; `given` are the checked arguments of `fbuf.add` by name."""
+        ring = self.index.ring
+        item, num_envs = self.index.storage.item, ring.num_envs
+        rows, of_rows = _flat(item, given.pop("items"), num_envs, time_major, "items")
+        following: Leaves = []
+        of_following = None
+        if "next_observation" in given and self.kept is not None:
+            name = "next_observation"
+            kept = self.kept.storage.item
+            following, of_following = _flat(kept, given.pop(name), num_envs, time_major, name)
+        with self.changing():
+            self.rows.reserve(len(rows[0]))  # as long as nothing has changed
+            index, notes, of_next = programs.add(
+                self.index, given, rows=of_rows, following=of_following, time_major=time_major
+            )
+            if of_following is not None:
+                index, of_next = self._compared(index, of_next, rows, following)
+            self._become(index, notes, of_next, rows, following)
+
+    def change(self, operation: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Have a function of fbuf make the next index, and write the rows that it notes."""
+        options = {name: value for name, value in options.items() if value is not None}
+        with self.changing():
+            self._become(*deferred.taken(operation(self.index, *args, **options)), [], [])
+
+    def settle(self) -> None:
+        """Take the rows of all drawn batches."""
+        for taking in list(self._takings):
+            taking.settle()
+        self._takings.clear()
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None]:
+        """Make a change whole and in one thread, also if a signal such as Ctrl-C comes."""
+        with self.lock:
+            self.settle()
+            with uninterrupted():
+                yield
+
+    def reading(self) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any] | None]:
+        """Return functions that read leaves of the rows and of the next observations."""
+        return _reading(self.rows), None if self.kept is None else _reading(self.kept)
+
+    def _become(
+        self, index: Any, of_rows: Any, of_next: Any, rows: Leaves, following: Leaves
+    ) -> None:
+        """Take over the next index and write the noted rows; the index before is consumed."""
+        self.index = index
+        try:
+            self.rows.apply(of_rows, rows)
+            if self.kept is not None:
+                self.kept.apply(of_next, following)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _compared(
+        self, index: Any, of_next: Any, rows: Leaves, following: Leaves
+    ) -> tuple[Any, Any]:
+        """Return the index, with a fault where a new row does not follow the row before; notes."""
+        assert self.kept is not None
+        layout, field = index.storage.layout, index.next_obs.field
+        numbers = jax.tree.leaves(layout.find("add", "next_of", field))
+        observation = [rows[number] for number in numbers]
+        if differs(of_next, self.kept, index.ring.lanes, observation, following):
+            fault = index.fault | jnp.uint32(fbuf.Fault.BROKEN_EPISODE)
+            index = dataclasses.replace(index, fault=fault)
+        return index, [note for note in of_next if isinstance(note, Note)]
+
+
+def _flat(
+    item: Any, items: Any, num_envs: int | None, time_major: bool, argument: str
+) -> tuple[Leaves, Any]:
+    """Return rows as leaves `[B, ...]` in the order of `fbuf.add`, and their specs."""
+    given, lead = parse.checked_rows("add", item, items, num_envs, time_major, argument)
+    stored, tree = jax.tree.flatten(item)
+    arrays = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, stored, strict=True)]
+    specs = tuple((array.shape, array.dtype) for array in arrays), tree
+    return [lead.flat(array) for array in arrays], specs
+
+
+def _reading(rows: Rows | SavedRows) -> Callable[[Any, Any], Any]:
+    """Return a function that reads some leaves of rows."""
+    layout = rows.storage.layout
+
+    def read(slots: Any, leaves: Any) -> Any:
+        words, *wide = map(jnp.asarray, rows.take(slots, leaves))
+        return store.unpacked(layout, leaves, words, wide, slots.shape)
+
+    return read
+
+
+def check_free_memory(like: fbuf.State[Any], in_memory: bool) -> None:
+    """Refuse a buffer that no memory has room for, before any of it is taken."""
+    kept = like.next_obs
+    rows = sizes.nbytes(like.storage) + (0 if kept is None else sizes.nbytes(kept.rows))
+    index = sizes.nbytes(like) - rows
+    (device,) = jnp.zeros(()).devices()
+    shared = in_memory and device.platform == "cpu"
+    asked = [(index + rows * shared, sizes.free(device), str(device))]
+    if in_memory and not shared:
+        asked.append((rows, sizes.free_of_host(), "the host"))
+    for count, free, where in asked:
+        if free is not None and count > free:
+            raise MemoryError(
+                f"HostStore: {like.capacity} rows take {sizes.in_words(count)} of {where}, which "
+                f"has {sizes.in_words(free)} free; take a smaller capacity"
+                + (", or give files, a directory for the rows" if in_memory else "")
+            )

@@ -1,0 +1,97 @@
+"""Stores on disk: saving one, and opening a checkpoint whose rows stay in their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from typing import Any
+
+import jax
+
+import fbuf
+from fbuf.checkpoint import config, incremental, manifest, paths, reader
+from fbuf.checkpoint import extra as extras
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checks import values as check
+from fbuf.dispatch import parse
+from fbuf.host import memory_maps, programs
+from fbuf.host.checkpoint_rows import SavedRows
+from fbuf.host.contents import Contents
+from fbuf.ops import resume
+from fbuf.ops.load import as_damage
+from fbuf.ops.resume import Episodes
+from fbuf.ops.spec import BufferSpec
+from fbuf.samplers import Sampler
+from fbuf.storage import deferred
+
+
+def save(contents: Contents, path: str | os.PathLike[str], **options: Any) -> None:
+    """Save a store as `fbuf.save` does; an opened one then reads its new rows from the files."""
+    with contents.changing():
+        rows, folder = contents.rows, paths.local("HostStore.save", path)
+        if not (isinstance(rows, SavedRows) and rows.folder == folder):
+            _write(contents, path, options)
+            return
+        fbuf.wait(folder)
+        _follow(contents, rows)
+        before = incremental.last(folder)
+        _write(contents, path, options)
+        rows.saving(0 if before is None else before.number)
+        if not options["background"]:
+            _follow(contents, rows)
+
+
+def _write(contents: Contents, path: str | os.PathLike[str], options: dict[str, Any]) -> None:
+    with memory_maps.in_order(contents.rows.maps):
+        saved = fbuf.save(path, contents.whole(), **options)
+    contents.index = deferred.without_rows(saved)
+
+
+def _follow(contents: Contents, rows: SavedRows) -> None:
+    """Read rows that were being saved from their files, once these are written."""
+    written, before = incremental.last(rows.folder), rows.saved_before
+    if written is None or before is None or written.number <= before:
+        return
+    if incremental.has_mark(incremental.look(contents.index), written):  # else another store's
+        rows.saved(written.manifest)
+
+
+def check_options(
+    function: str, episodes: Episodes, with_extra: bool, sampler: Any = None, item: Any = None
+) -> None:
+    """Check the arguments of `HostStore.load` and `HostStore.open`."""
+    name = f"HostStore.{function}"
+    check.boolean(name, "with_extra", with_extra)
+    resume.check(name, episodes)
+    if sampler is not None:
+        check.instance(name, "sampler", sampler, Sampler, "fbuf.Uniform()")
+    if item is not None:
+        parse.item_specs(name, item)
+
+
+def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, Any]:
+    """Return the contents of the newest checkpoint, whose rows stay in the files; and the extra."""
+    folder = paths.local("HostStore.open", path)
+    fbuf.wait(folder)
+    heads = manifest.heads(folder) if folder.is_dir() else {}
+    known = list(heads)
+    if not known:
+        raise CheckpointError(f"HostStore.open: there is no checkpoint in {folder}")
+    found = manifest.read(folder, known[-1])
+    with as_damage(folder, known[-1]):
+        given = config.arguments(found.config, item, sampler)
+        like = jax.eval_shape(lambda: fbuf.init(**given))
+        reader.check_shapes(found, like)
+        specs = given.pop("item")
+        rows = SavedRows(folder, found, like.storage.layout, given["capacity"])
+        contents = Contents(programs.init(specs, BufferSpec(**given)), rows, None)
+        whole = dataclasses.replace(contents.whole(), storage=like.storage)
+        whole, arrays = reader.fill(folder, found, whole, rows=False)
+        beside = extras.joined(found.extra, arrays, extra)
+    # The next save to the directory goes on from here.
+    mark = secrets.randbelow(2**31 - 1) + 1
+    contents.index = deferred.without_rows(incremental.marked(whole, mark))
+    incremental.opened(folder, known[-1], found, contents.index, mark)
+    incremental.saw(folder, heads.values())
+    return contents, beside
