@@ -1,16 +1,47 @@
-"""What an exception of a signal handler, such as Ctrl-C, must not cut in two."""
+"""Keep an exception of a signal handler, such as Ctrl-C, from cutting a change in two.
+
+Python runs signal handlers in its main thread alone, between two instructions of Python. A handler
+may raise: that of Ctrl-C does, and so may one of a time limit or of preemption. The exception then
+comes up between any two instructions of the code that happens to run.
+
+A change of a buffer consumes the memory of the old state. If an exception came between the call and
+the assignment of the new state, the object would hold the old one, whose memory is gone. There are
+two means against that:
+
+1. `uninterrupted()` swaps the signal handlers for ones that only take note of the signal. At the
+   end of its block the real handlers are called. It covers any Python code. But to swap handlers
+   takes 20 to 100 us, a fifth of a call of a small buffer and more (`benchmarks/torch_buffers.py`
+   has calls of 100 to 300 us). So only what takes long uses it: saving, collecting, rows on the
+   host.
+2. `Calls` makes the call one instruction. A compiled program is a C function, and so are `map` and
+   `deque`. `at_once(map(keep, map(program, arguments)))` returns a call of `deque` that runs the
+   program and keeps its result: C functions that call each other, without an instruction of Python
+   between them. A handler runs before all of it or after.
+
+   The first call of a program traces and compiles, which is much Python, and an exception in it can
+   leave JAX unable to compute in this thread. Handlers run in the main thread alone, so `Calls`
+   makes a first call in another thread, and the main thread waits for its end. If an exception
+   comes while it waits, the exception waits for that end, too, and is then raised. The program is
+   known from then on, and its later calls are made at once.
+"""
 
 from __future__ import annotations
 
+import _thread
+import collections
 import contextlib
+import functools
+import itertools
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from typing import Any
+
+import jax
 
 _NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2"
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-"""Those whose handlers raise in programs: Ctrl-C, preemption, a limit of time."""
+"""Signals whose handlers raise in programs: Ctrl-C, preemption, a time limit."""
 
 
 class _Later:
@@ -72,3 +103,112 @@ def _handle(waiting: list[Any]) -> None:
             handler(number, frame)
         finally:
             _handle(waiting)
+
+
+def at_once(steps: Iterator[Any]) -> Callable[[], Any]:
+    """Return a call that goes through `steps` in one instruction; see `Calls`.
+
+    Args:
+        steps: An iterator of C functions alone, such as nested `map`s of compiled programs.
+    """
+    return functools.partial(collections.deque, steps, 0)
+
+
+class Calls:
+    """Makes calls of JAX that no exception breaks off half way, one at a time: hold a lock."""
+
+    def __init__(self) -> None:
+        self._known: set[Hashable] = set()
+        self._under_way: _Call | None = None
+
+    def __call__(self, program: Hashable, call: Callable[[], Any]) -> Any:
+        """Make a call.
+
+        Args:
+            program: A key of its compiled program.
+            call: The call. Once its program is compiled, all of it is one instruction.
+        """
+        self.settle()
+        if program in self._known:
+            return call()
+        result = self.apart(call)
+        self._known.add(program)
+        return result
+
+    def apart(self, call: Callable[[], Any]) -> Any:
+        """Make a call that is more than one instruction."""
+        self.settle()
+        if threading.current_thread() is not threading.main_thread():
+            return call()
+        while True:
+            self._under_way = made = _Call(call)
+            result = made.make()
+            self._under_way = None
+            if result:  # else a signal handler that uses the same buffer has given it up
+                return result[0]
+
+    def settle(self) -> None:
+        """Wait for a call that was under way when an exception came."""
+        call = self._under_way
+        if call is not None and call.thread != _thread.get_ident():  # else this is within it
+            call.finish()
+            self._under_way = None
+
+
+class _Call:
+    """A call made in a thread of its own.
+
+    It uses bare locks alone: an exception inside the methods of `threading.Event` can leave these
+    locked for good.
+    """
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.thread: int | None = None
+        self._call = call
+        self._claims = [()]
+        """A token: the side that pops it, thread or canceller, must release `_done`."""
+        config: Any = jax.config  # JAX makes the names of its options at run time
+        self._x64 = bool(config.jax_enable_x64)
+        self._results: list[Any] = []
+        self._errors: list[BaseException] = []
+        self._done = _thread.allocate_lock()
+        self._done.acquire()
+
+    def make(self) -> list[Any]:
+        """Return a list of the call's result; an empty list if the call was given up.
+
+        An exception that comes meanwhile waits for the end of the call.
+        """
+        try:
+            _thread.start_new_thread(self._run, ())
+            with self._done:
+                pass
+        except BaseException:
+            self.finish()
+            raise
+        if self._errors:
+            raise self._errors[0]
+        return self._results
+
+    def finish(self) -> None:
+        """Wait for its end; give it up if it has not begun."""
+        given_up = map(self._claims.pop, (0,))
+        try:  # in one instruction
+            collections.deque(itertools.starmap(self._done.release, given_up), 0)
+        except IndexError:
+            with self._done:
+                pass
+
+    def _run(self) -> None:
+        try:
+            self._claims.pop()
+        except IndexError:  # given up
+            return
+        self.thread = _thread.get_ident()
+        try:
+            with jax.enable_x64(self._x64):  # which may be set for a thread alone
+                self._results.append(self._call())
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._done.release()

@@ -1,7 +1,7 @@
 """Waiting for a program on CPU without going to sleep: to be woken takes longer than most programs.
 
 It looks again and again, for at most a third of a millisecond, and only then sleeps. All of it is
-one instruction of Python's, see `pytorch/_calls.py`. On a single core it sleeps at once.
+one instruction of Python's, see `fbuf/runtime/interrupts.py`. On a single core it sleeps at once.
 """
 
 from __future__ import annotations

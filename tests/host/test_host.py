@@ -571,7 +571,7 @@ def test_a_buffer_goes_on_where_its_rows_lie(tmp_path):
             same(plain.sample(key, 16, view=view), store.sample(key, 16, view=view))
         same(plain.rows(), store.rows())
     newest = max(path.rglob("rows-*.npy")).stat().st_size
-    assert newest < 33 * sum(array.nbytes // 40 for array in plain._rows.arrays)
+    assert newest < 33 * sum(array.nbytes // 40 for array in plain.contents.rows.arrays)
     other = tmp_path / "other"  # a whole copy, though most rows lie in files
     store.save(other)
     same(fbuf.rows(fbuf.load(other, episodes="keep").state), plain.rows())

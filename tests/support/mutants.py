@@ -752,20 +752,16 @@ MUTANTS = [
         ("    ForkingPickler.register(kind, _refuse)", "    pass", "adapters", ("test_buffers.py", "no_other_process")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_owner.py",
+        "../adapters/fbuf_adapters/pytorch/_backend.py",
         ("        self._seen = leaves, state  # or the old one would keep its memory\n", "", "adapters", ("test_buffers.py", "replaced_no_memory")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("drawn_seed() if seed is None else int(seed)", "0 if seed is None else int(seed)", "adapters", ("test_buffers.py", "without_a_seed")),
-        ("if state.fault is self._rows.owner.fault:", "if False:", "adapters", ("test_buffers.py", "same_arrays")),
         ("        processes.stays(cls)\n", "        pass\n", "adapters", ("test_buffers.py", "no_other_process")),
-        ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("test_replay_buffer.py", "flags_of_several")),
-        ("    if made is None:", "    if False:", "adapters", ("test_buffers.py", "returns_nothing")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_checkpoint.py",
-        ("np.asarray(saved[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("test_buffers.py", "without_a_seed")),
+        "../adapters/fbuf_adapters/pytorch/_snapshot.py",
+        ("np.asarray(figures[\"key\"]).reshape(-1)[-1]", "0", "adapters", ("test_buffers.py", "without_a_seed")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_item.py",
@@ -822,10 +818,6 @@ MUTANTS = [
         ("np.ascontiguousarray(leaf[(slice(None),) * axis + (slice(size),)])", "leaf[(slice(None),) * axis + (slice(size),)]", "tensors", free("time_major")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("free(leaf.reshape((*lead, *leaf.shape[1:])))", "leaf.reshape((*lead, *leaf.shape[1:]))", "tensors", free("read")),
-    ),
-    *of(
         "../adapters/fbuf_adapters/tensordict/_leaves.py",
         ("free(node.view(dtype).squeeze(-1))", "node.view(dtype).squeeze(-1)", "tensors", free("dicts")),
     ),
@@ -833,13 +825,6 @@ MUTANTS = [
         "../adapters/fbuf_adapters/tensordict/_slices.py",
         ("free(leaf.flatten(0, 1))", "leaf.flatten(0, 1)", "tensors", free("slices")),
         ("cut = free(_like(rows.last, data.get(self.truncated_key, None)))", "cut = _like(rows.last, data.get(self.truncated_key, None))", "tensors", free("slices")),
-    ),
-    *of(
-        "../adapters/fbuf_adapters/tensordict/_replay_buffer.py",
-        ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
-        ("added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}", "added = wide", "tensors", free("dims")),
-        ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
-        (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
     *of(
         "dispatch/torch_compile.py",
@@ -973,10 +958,6 @@ MUTANTS = [
         ("keeps = spec is None and not", "keeps = False and not", "adapters", ("test_taken.py", "keep_their_dtypes")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("test_taken.py", "cannot_hold")),
-    ),
-    *of(
         "../adapters/fbuf_adapters/pytorch/_listed.py",
         ("    if type(items) is tuple and _several(items):", "    if False:", "adapters", ("test_taken.py", "tuple_of")),
     ),
@@ -995,5 +976,30 @@ MUTANTS = [
     *of(
         "mesh/split.py",
         ("        return full & ~can", "        return full", "mask", ("test_windows.py", "lost_their")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_contents.py",
+        ("drawn_seed() if spec.seed is None else int(spec.seed)", "0 if spec.seed is None else int(spec.seed)", "adapters", ("test_buffers.py", "without_a_seed")),
+        ("if state.fault is backend.fault:", "if False:", "adapters", ("test_buffers.py", "same_arrays")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_writer.py",
+        ("if name != \"alpha\" and getattr(value, \"ndim\", 0) > lead:", "if False:", "adapters", ("test_replay_buffer.py", "flags_of_several")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_delivery.py",
+        ("            if batch is None:", "            if False:", "adapters", ("test_buffers.py", "returns_nothing")),
+        ("free(leaf.reshape((*lead, *leaf.shape[1:])))", "leaf.reshape((*lead, *leaf.shape[1:]))", "tensors", free("read")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/pytorch/_writer.py",
+        ("_taken.as_tensors(next_observation, observed)", "_taken.as_tensors(next_observation)", "adapters", ("test_taken.py", "cannot_hold")),
+    ),
+    *of(
+        "../adapters/fbuf_adapters/tensordict/_codec.py",
+        ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
+        ("added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}", "added = wide", "tensors", free("dims")),
+        ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
+        (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
 ]

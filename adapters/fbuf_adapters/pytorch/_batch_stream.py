@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 
 from fbuf.runtime.thread import Task, Worker
 from fbuf_adapters.pytorch import _delivery, _modes, _sizes
-from fbuf_adapters.pytorch._delivery import Drawing
-from fbuf_adapters.pytorch._owner import Owner
-from fbuf_adapters.pytorch._programs import Asked, Recipe
+from fbuf_adapters.pytorch._backend import Backend
+from fbuf_adapters.pytorch._delivery import PackedBatch
+from fbuf_adapters.pytorch._programs import BatchRequest, Recipe
+from fbuf_adapters.pytorch._spec import Spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,46 +42,29 @@ class Drawn:
     ahead: bool = False
 
 
-class Draws:
-    """Draws batches of one buffer. Whoever calls it holds a lock.
+class BatchStream:
+    """BatchStream batches of one buffer. Whoever calls it holds a lock.
 
     A turn says which batch is next, uint32 `[2]`: the number of the batch in two words, or the
     number of the epoch and the place in it, if batches are drawn in order.
     """
 
-    def __init__(
-        self,
-        *,
-        key: jax.Array,
-        in_order: bool,
-        drop_last: bool,
-        view: Any,
-        batch_size: int | None,
-        prefetch: int,
-        handover: _delivery.Handover,
-        stream: torch.cuda.Stream | None,
-        takes_modes: bool,
-    ) -> None:
-        """Nothing is drawn yet.
+    def __init__(self, spec: Spec, key: jax.Array, delivery: _delivery.Delivery) -> None:
+        """Begin; nothing is drawn yet.
 
         Args:
-            key: Chooses all batches; it lies where they are drawn.
-            in_order: Whether the sampler's batches are numbered.
-            drop_last: Whether to leave out the last batch of an epoch if it is short.
-            view: What a drawn row turns into.
-            batch_size: The size of the batches that are drawn ahead.
-            prefetch: How many of them.
-            handover: What makes of a batch what the user gets.
-            stream: Where another thread does so.
-            takes_modes: Whether it does so under the modes of PyTorch of the call that draws.
+            spec: The arguments of the buffer.
+            key: The key of all batches; it lies where they are drawn.
+            delivery: Makes of a batch what the user gets.
         """
         self.key = key
-        self._recipe = Recipe(in_order, drop_last, view)
-        self._batch_size = batch_size
-        self._prefetch = prefetch
-        self._handover = handover
-        self._stream = stream
-        self._takes_modes = takes_modes and bool(prefetch)
+        in_order = spec.buffer.sampler.in_order
+        self._recipe = Recipe(in_order, spec.drop_last, spec.view)
+        self._batch_size = batch_size = spec.batch_size
+        self._prefetch = prefetch = spec.prefetch
+        self._delivery = delivery
+        self._stream = _delivery.stream_for(spec.device, spec.to) if prefetch else None
+        self._takes_modes = spec.transform is not None and bool(prefetch)
         self._modes: _modes.Modes | None = None
         """Those that the batches drawn ahead are made under; None if that is not known."""
         self.sizes = _sizes.Sizes()
@@ -97,7 +80,7 @@ class Draws:
         """Whether that batch is to be drawn again if the call was broken off."""
         self._worker = Worker("fbuf-prefetch") if prefetch else None
 
-    def next(self, owner: Owner, size: int, beta: Any) -> Drawn:
+    def next(self, backend: Backend, size: int, beta: Any) -> Drawn:
         """The batch to give out next.
 
         In the main thread an exception can come at any place in here. So what is about to be given
@@ -117,8 +100,8 @@ class Draws:
         if drawn is not None:
             if self._again or not drawn.ahead:
                 # Rows have gone since, or a transform may have changed what was drawn.
-                made, after = self._draw(owner, drawn.before, size, beta)
-                take = functools.partial(self._handover.at_once, made)
+                made, after = self._draw(backend, drawn.before, size, beta)
+                take = functools.partial(self._delivery.at_once, made)
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
                 self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
@@ -126,12 +109,12 @@ class Draws:
         if self._ahead and size != self._ahead[0].size:
             self.drop()
         if self._prefetch and size == self._batch_size:
-            self._draw_ahead(owner, beta)
+            self._draw_ahead(backend, beta)
         if self._ahead:
             drawn = self._ahead[0]
         else:
-            made, after = self._draw(owner, self._turn, size, beta)
-            drawn = Drawn(self._turn, after, size, functools.partial(self._handover.at_once, made))
+            made, after = self._draw(backend, self._turn, size, beta)
+            drawn = Drawn(self._turn, after, size, functools.partial(self._delivery.at_once, made))
         given: dict[str, Any] = {"_turn": drawn.after}
         unfinished = {"_unfinished": drawn, "_again": False}
         self.__dict__.update(given | unfinished if in_main else given)
@@ -188,7 +171,7 @@ class Draws:
 
     def elsewhere(
         self, key: jax.Array, turns: Any, ahead: Sequence[Any], sizes: list[int]
-    ) -> Draws:
+    ) -> BatchStream:
         """The same, at another point of a run.
 
         Args:
@@ -202,7 +185,7 @@ class Draws:
         before = [jax.device_put(turn, device) for turn in np.asarray(turns)]
         waiting: collections.deque[Drawn] = collections.deque()
         for batch, turn, after in zip(ahead, before, before[1:], strict=False):
-            place = functools.partial(self._handover.place, batch)
+            place = functools.partial(self._delivery.place, batch)
             made = _delivery.Ahead(place, self._stream)
             waiting.append(Drawn(turn, after, self._batch_size or 0, made.take, ahead=True))
         other = copy.copy(self)
@@ -226,15 +209,15 @@ class Draws:
         turn = drawn.before if drawn.after is self._turn else self._turn
         self.__dict__.update(_unfinished=None, _turn=turn)
 
-    def _draw_ahead(self, owner: Owner, beta: Any) -> None:
+    def _draw_ahead(self, backend: Backend, beta: Any) -> None:
         """Draw one batch more than is to be kept ready."""
         worker, size = self._worker, self._batch_size
         assert worker is not None
         assert size is not None
         while len(self._ahead) <= self._prefetch:
             turn = self._ahead[-1].after if self._ahead else self._turn
-            made, after = self._draw(owner, turn, size, beta, ahead=True)
-            make = functools.partial(self._handover, made)
+            made, after = self._draw(backend, turn, size, beta, ahead=True)
+            make = functools.partial(self._delivery, made)
             if self._modes is not None:
                 make = functools.partial(_modes.under, self._modes, make)
             task = worker.submit(Task(functools.partial(_delivery.Ahead, make, self._stream)))
@@ -242,13 +225,13 @@ class Draws:
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
 
     def _draw(
-        self, owner: Owner, turn: jax.Array, size: int, beta: Any, ahead: bool = False
-    ) -> tuple[Callable[[], Drawing], jax.Array]:
+        self, backend: Backend, turn: jax.Array, size: int, beta: Any, ahead: bool = False
+    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
         """What returns the batch of a turn, and the next turn; ahead, for a thread to call."""
         fitting = self.sizes.fitting("sample", size)
         count = None if fitting is None else np.int32(size)
-        asked = Asked(self.key, turn, count, beta, fitting or size, size)
-        return owner.drawer(self._recipe)(owner.leaves, asked, ahead)
+        asked = BatchRequest(self.key, turn, count, beta, fitting or size, size)
+        return backend.batch_program(self._recipe)(backend.leaves, asked, ahead)
 
 
 def _taken(task: Any) -> Any:

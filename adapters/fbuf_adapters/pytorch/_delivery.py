@@ -9,17 +9,19 @@ from typing import Any
 import jax
 import torch
 
+import fbuf
 from fbuf.runtime import wait
-from fbuf_adapters.pytorch import _lifetime
+from fbuf_adapters.pytorch import _containers, _lifetime
+from fbuf_adapters.pytorch._spec import Spec, where
 from fbuf_adapters.pytorch._to_torch import platform
 from fbuf_adapters.pytorch._tree import map_tensors
-from fbuf_adapters.pytorch._unpack import Axes, Unpack
+from fbuf_adapters.pytorch._unpack import Axes, Unpack, free
 
 _SHORT = (torch.int32, torch.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawing:
+class PackedBatch:
     """A batch that a program has drawn.
 
     Attributes:
@@ -38,52 +40,60 @@ class Drawing:
     axes: Axes | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Handover:
-    """How batches are handed over, in this order.
+class Delivery:
+    """Delivers batches: integers, items as they were added, the transform, the device."""
 
-    Attributes:
-        int64: Make 32-bit integers int64.
-        transform: The user's function of a batch; None is none.
-        pin_memory: Move every tensor to pinned memory, whatever its container says of itself.
-        to: The device to move every tensor to, after that; None is none.
-    """
+    def __init__(self, spec: Spec) -> None:
+        """Deliver as the arguments of the buffer say."""
+        self._spec = spec
+        self._of_items = spec.view == fbuf.Item()
+        self.rebuild: list[_containers.Rebuild] = []
+        """Makes items what they were, if they were no trees of JAX's."""
 
-    int64: bool
-    transform: Callable[[Any], Any] | None
-    pin_memory: bool
-    to: torch.device | None
-
-    def __call__(self, drawn: Callable[[], Drawing]) -> Any:
-        """The batch as the user gets it."""
+    def __call__(self, drawn: Callable[[], PackedBatch]) -> Any:
+        """Return the batch as the user gets it."""
         return self._made(drawn())
 
-    def at_once(self, drawn: Callable[[], Drawing]) -> Any:
-        """The same, for whoever waits for the batch."""
+    def at_once(self, drawn: Callable[[], PackedBatch]) -> Any:
+        """Return the batch to a caller that waits for it."""
         batch = drawn()
         if platform(batch.arrays[0].sharding) == "cpu":
             wait.wait(batch.arrays[0])
         return self._made(batch)
 
-    def _made(self, drawn: Drawing) -> Any:
+    def _made(self, drawn: PackedBatch) -> Any:
         leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
         batch = drawn.tree.unflatten(self.widened(leaves))
-        if self.transform is not None:
-            batch = self.transform(batch)
+        if self.rebuild and self._of_items:
+            batch = dataclasses.replace(batch, data=self.rebuild[0](batch.data, batch.mask.shape))
+        if self._spec.transform is not None:
+            batch = self._spec.transform(batch)
+            if batch is None:
+                raise TypeError(
+                    f"{where('sample')} the transform returned None; have it return the batch, or "
+                    "what sample() is to return"
+                )
         return self.place(batch)
 
+    def rows(self, data: Any, lead: torch.Size) -> Any:
+        """Return rows that were read as the user gave them, with `lead` for their first axis."""
+        leaves, tree = jax.tree.flatten(data)
+        leaves = [free(leaf.reshape((*lead, *leaf.shape[1:]))) for leaf in leaves]
+        data = tree.unflatten(self.widened(leaves))
+        return self.place(self.rebuild[0](data, lead) if self.rebuild else data)
+
     def widened(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Leaves with the integers that the user wants."""
-        if not self.int64:
+        """Return leaves with the integers that the user wants."""
+        if not self._spec.int64:
             return leaves
         return [leaf.long() if leaf.dtype in _SHORT else leaf for leaf in leaves]
 
     def place(self, batch: Any) -> Any:
-        """The batch where the user wants it."""
-        if self.pin_memory:
+        """Return the batch where the user wants it."""
+        if self._spec.pin_memory:
             batch = map_tensors(batch, _pinned)
-        if self.to is not None:
-            device = self.to
+        if self._spec.to is not None:
+            device = self._spec.to
             # to the CPU nothing would wait for the copy
             freely = device.type != "cpu"
             batch = map_tensors(batch, lambda x: x.to(device, non_blocking=freely), moved_to=device)

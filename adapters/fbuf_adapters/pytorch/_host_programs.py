@@ -11,15 +11,15 @@ import jax
 from fbuf.host import HostStore, programs
 from fbuf.ops.read import looked
 from fbuf.ops.sample import planned
+from fbuf.runtime.interrupts import Calls
 from fbuf_adapters.pytorch import _dtypes, _programs
-from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._delivery import Drawing
-from fbuf_adapters.pytorch._programs import Asked, Recipe, Unpackers
+from fbuf_adapters.pytorch._delivery import PackedBatch
+from fbuf_adapters.pytorch._programs import BatchRequest, Recipe, Unpackers
 from fbuf_adapters.pytorch._unpack import Axes
 
 
-class HostDrawer:
-    """Draws batches of a store. Whoever calls it holds a lock."""
+class HostBatchProgram:
+    """BatchStream batches of a store. Whoever calls it holds a lock."""
 
     def __init__(self, store: HostStore[Any], recipe: Recipe, calls: Calls, form: Any) -> None:
         """Of indices of this form; nothing is compiled yet."""
@@ -31,8 +31,8 @@ class HostDrawer:
         self._axes: Axes | None = None
 
     def __call__(
-        self, leaves: tuple[jax.Array, ...], asked: Asked, ahead: bool
-    ) -> tuple[Callable[[], Drawing], jax.Array]:
+        self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
+    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
         """What returns the batch, and the next turn.
 
         Ahead, whoever asks for the batch takes its rows. Else they are taken here, for behind the
@@ -45,14 +45,16 @@ class HostDrawer:
         if ahead:
             return self._planned(self._calls(asked.kind(program), call), asked)
 
-        def drawn() -> tuple[Callable[[], Drawing], jax.Array]:
+        def drawn() -> tuple[Callable[[], PackedBatch], jax.Array]:
             make, after = self._planned(call(), asked)
             made = make()
             return lambda: made, after
 
         return self._calls.apart(drawn)
 
-    def _planned(self, called: Any, asked: Asked) -> tuple[Callable[[], Drawing], jax.Array]:
+    def _planned(
+        self, called: Any, asked: BatchRequest
+    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
         """What makes a batch of what the first program has returned, and the next turn."""
         arrays, after = called
         x64, size = _dtypes.x64(), asked.batch_size
@@ -60,15 +62,15 @@ class HostDrawer:
         taking = self._store.contents.taking(lambda: found)
         axes = None if asked.count is None else self._axes
 
-        def make() -> Drawing:
+        def make() -> PackedBatch:
             with jax.enable_x64(x64):  # which may be set for a thread alone
                 arrays = self._make(draw, found, taking(), batch_size=size)
             unpack, tree = self._unpackers[size, x64]
-            return Drawing(arrays, unpack, tree, asked.size, axes)
+            return PackedBatch(arrays, unpack, tree, asked.size, axes)
 
         return make, after
 
-    def _found_axes(self, asked: Asked) -> Axes:
+    def _found_axes(self, asked: BatchRequest) -> Axes:
         """Those of a buffer on the device with the same rows."""
         leaves, form = jax.tree.flatten(self._store.contents.whole())
         leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -39,7 +39,7 @@ def is_large(size: int) -> bool:
     return size > _LARGE
 
 
-class Layout:
+class PackedLayout:
     """Where leaves lie. There is one of each kind: see `layout`.
 
     Attributes:
@@ -75,20 +75,20 @@ def _among(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.dtype[Any] | None
     return _UNITS.get(dtype)
 
 
-def layout(leaves: list[Any]) -> Layout:
+def layout(leaves: list[Any]) -> PackedLayout:
     """The layout of leaves that are arrays of any kind."""
     return _layout(tuple([(leaf.shape, leaf.dtype) for leaf in leaves]))
 
 
 @functools.cache
-def _layout(specs: tuple[_Spec, ...]) -> Layout:
-    return Layout(specs)
+def _layout(specs: tuple[_Spec, ...]) -> PackedLayout:
+    return PackedLayout(specs)
 
 
 # In a compiled program.
 
 
-def pack(layout: Layout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:
+def pack(layout: PackedLayout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:
     """The words, the bytes, if there are any, and the other leaves."""
     packed: list[jax.Array] = []
     for unit, numbers in layout.packed:
@@ -101,7 +101,7 @@ def pack(layout: Layout, leaves: list[jax.Array]) -> tuple[jax.Array, ...]:
     return *packed, *(leaves[n] for n in layout.alone)
 
 
-def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+def unpack(layout: PackedLayout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
     """The leaves that were packed on the host."""
     rest, at = list(arrays), dict.fromkeys((_WORD, _BYTE), 0)
     whole = {unit: rest.pop(0) for unit, _ in layout.packed}
@@ -121,7 +121,7 @@ def unpack(layout: Layout, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
 # On the host.
 
 
-def pack_numpy(layout: Layout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
+def pack_numpy(layout: PackedLayout, leaves: list[np.ndarray[Any, Any]]) -> tuple[Any, ...]:
     """The same for NumPy arrays, one behind the other."""
     packed: list[Any] = [
         np.concatenate([leaves[n].reshape(-1).view(unit) for n in numbers])

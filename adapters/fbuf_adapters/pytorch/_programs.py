@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
+from fbuf.runtime.interrupts import Calls
 from fbuf_adapters.pytorch import _dtypes, _packed
-from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._delivery import Drawing
+from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._unpack import Axes, Unpack
 
 Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
@@ -35,7 +35,7 @@ class Recipe:
     view: Any
 
 
-class Asked(NamedTuple):
+class BatchRequest(NamedTuple):
     """A batch that is asked for.
 
     Attributes:
@@ -64,8 +64,8 @@ class Asked(NamedTuple):
         return program, self.batch_size, self.count is None, type(self.beta)
 
 
-class Drawer:
-    """Draws batches of a state. Whoever calls it holds a lock."""
+class BatchProgram:
+    """BatchStream batches of a state. Whoever calls it holds a lock."""
 
     def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
         """Of states of this form; nothing is compiled yet."""
@@ -74,8 +74,8 @@ class Drawer:
         self._axes: Axes | None = None
 
     def __call__(
-        self, leaves: tuple[jax.Array, ...], asked: Asked, ahead: bool
-    ) -> tuple[Callable[[], Drawing], jax.Array]:
+        self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
+    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
         """What returns the batch, which is on its way, and the next turn."""
         program = self._program
         packed, after = self._calls(asked.kind(program), asked.call(program, leaves))
@@ -86,7 +86,7 @@ class Drawer:
                 found = functools.partial(batch_axes, program, self._unpackers, leaves, asked)
                 self._axes = self._calls.apart(found)
             axes = self._axes
-        drawn = Drawing(packed, unpack, tree, asked.size, axes)
+        drawn = PackedBatch(packed, unpack, tree, asked.size, axes)
         return lambda: drawn, after
 
 
@@ -148,7 +148,7 @@ def packed(sample: Any, batch_size: int, unpackers: Unpackers) -> tuple[jax.Arra
     return _packed.pack(layout, found)
 
 
-def batch_axes(program: Any, unpackers: Unpackers, leaves: Any, asked: Asked) -> Axes:
+def batch_axes(program: Any, unpackers: Unpackers, leaves: Any, asked: BatchRequest) -> Axes:
     """The axes of what a program draws, of leaves that may be shapes and dtypes."""
     arguments = leaves, asked.key, asked.turn, asked.count, asked.beta
     for size in (1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._containers import is_tensordict
-from fbuf_adapters.pytorch._owner import Owner
+from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
 
@@ -22,7 +24,36 @@ _ENDS = 3
 """The bits of a row's flags that say that its episode ended there."""
 
 
-def positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
+def read_at(contents: Contents, where: str, index: Any) -> tuple[torch.Tensor, Any]:
+    """Return the slots that an index means, and the rows there, flat; see `__getitem__`."""
+    with contents.lock:
+        backend = contents.made("__getitem__").backend
+        slots = contents.calls.apart(lambda: _positions(backend.state, index))
+        read = functools.partial(_read, backend, slots.reshape(-1))
+        data, there = _as_tensors(contents.calls.apart(read))
+    if not bool(there.all()):
+        if not isinstance(index, slice) or contents.spec.lead:
+            slot = int(slots.reshape(-1)[~there.cpu()][0])
+            raise IndexError(f"{where} the row in slot {slot} was removed; read [:] or episodes()")
+        slots, data = slots[there.cpu()], jax.tree.map(lambda leaf: leaf[there], data)
+    return slots, data
+
+
+def read_episodes(contents: Contents) -> Iterator[tuple[torch.Tensor, Any]]:
+    """Yield the slots of each stored episode, and its rows."""
+    with contents.lock:
+        state = contents.made("episodes").backend.state
+        found = contents.calls.apart(lambda: list(_episodes(state)))
+    for slots, generations in found:
+        with contents.lock:
+            backend = contents.made("episodes").backend
+            read = functools.partial(_read, backend, slots, generations)
+            data, there = _as_tensors(contents.calls.apart(read))
+        if bool(there.all()):
+            yield torch.from_numpy(slots).long(), data
+
+
+def _positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     """The slots that an index means: int64, of the shape that the index gives.
 
     What is indexed are the slots that hold rows, `[N]`; with environments `[num_envs, N]`.
@@ -55,7 +86,9 @@ def field(where: str, data: Any, names: tuple[str, ...]) -> Any:
     return data
 
 
-def read(owner: Owner, slots: Any, generations: Any = None) -> list[tuple[fbuf.Batch[Any], int]]:
+def _read(
+    backend: Backend, slots: Any, generations: Any = None
+) -> list[tuple[fbuf.Batch[Any], int]]:
     """The rows of slots `[B]`, in parts, and how many of each were asked for.
 
     Without generations they are those that lie there now. Numbers of rows go up to a few steps, so
@@ -68,15 +101,15 @@ def read(owner: Owner, slots: Any, generations: Any = None) -> list[tuple[fbuf.B
         count = len(slots[here])
         more = next_step(count) - count
         wanted: Any = np.pad(slots[here], (0, more), constant_values=-1)
-        ids: Any = fbuf.ids_at(owner.state, wanted)
+        ids: Any = fbuf.ids_at(backend.state, wanted)
         if generations is not None:
             laps: Any = np.pad(np.asarray(generations)[here], (0, more))
             ids = fbuf.Ids(wanted, laps)
-        parts.append((owner.read(ids), count))
+        parts.append((backend.read(ids), count))
     return parts
 
 
-def as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Tensor]:
+def _as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Tensor]:
     """Rows that were read, leaves `[B, ...]`, and of which there is one, bool `[B]`.
 
     Whoever wants them calls it in his own thread, for it is the current stream of a thread that
@@ -89,7 +122,7 @@ def as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Ten
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *part: torch.cat(part), *parts)
 
 
-def episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any]]:
+def _episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any]]:
     """The slots and generations of each stored episode, in order; lane by lane, oldest first."""
     ids = fbuf.newest_ids(state, state.ring.lane_length)
     lanes = state.ring.num_envs or 1

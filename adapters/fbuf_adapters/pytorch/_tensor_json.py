@@ -14,7 +14,7 @@ import torch
 
 import fbuf
 
-_KNOWN = {
+CLASSES = {
     kind.__name__: kind
     for kind in (
         *(fbuf.Batch, fbuf.Sample, fbuf.Ids, fbuf.MixedSample),
@@ -22,7 +22,7 @@ _KNOWN = {
         *(fbuf.HindsightStep, fbuf.ReturnToGoStep),
     )
 }
-"""What batches are made of."""
+"""The classes that batches are made of."""
 
 
 def encode(where: str, value: Any) -> Any:
@@ -54,7 +54,7 @@ def encode(where: str, value: Any) -> Any:
         return {"dict": [each(pair) for pair in value.items()]}
     if type(value) in (list, tuple, torch.Size):
         return {"list" if type(value) is list else "tuple": each(value)}
-    if _KNOWN.get(type(value).__name__) is type(value):
+    if CLASSES.get(type(value).__name__) is type(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {
             "class": type(value).__name__,
@@ -94,7 +94,7 @@ def decode(value: Any, device: torch.device) -> Any:
         case {"tuple": values}:
             return tuple(each(values))
         case {"class": name, "of": of}:
-            return _KNOWN[name](**{field: decode(one, device) for field, one in of.items()})
+            return CLASSES[name](**{field: decode(one, device) for field, one in of.items()})
         case _:
             raise KeyError(f"nothing is saved as {sorted(value)}")
 

@@ -22,7 +22,7 @@ from torch.utils.dlpack import (
 )
 
 from fbuf_adapters.pytorch import _dtypes, _lifetime
-from fbuf_adapters.pytorch._packed import Layout
+from fbuf_adapters.pytorch._packed import PackedLayout
 from fbuf_adapters.pytorch._to_torch import alias, platform
 
 _LITTLE = 2**16
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 class Unpack:
     """Makes leaves of the arrays that were packed by a program."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: PackedLayout) -> None:
         self.shapes = tuple(shape for shape, _ in layout.specs)
         self._packed = [_places(layout, unit, numbers) for unit, numbers in layout.packed]
         self._alone = layout.alone
@@ -136,7 +136,7 @@ def _cut(leaf: torch.Tensor, size: int, axis: int | None) -> torch.Tensor:
 
 
 def _places(
-    layout: Layout, unit: np.dtype[Any], numbers: list[int]
+    layout: PackedLayout, unit: np.dtype[Any], numbers: list[int]
 ) -> tuple[np.dtype[Any], list[_Place]]:
     """The places of the leaves in an array of a unit, and the record that they are fields of."""
     starts, units = layout.starts(unit)

@@ -10,7 +10,8 @@ import torch
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
-from fbuf_adapters.pytorch._owner import Owner
+from fbuf_adapters.pytorch._backend import Backend
+from fbuf_adapters.tensordict._codec import NAME
 from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
 
 IDS = (("collector", "traj_ids"), ("episode",))
@@ -153,15 +154,15 @@ class Ends:
         """There are no rows any more."""
         self._newest = None
 
-    def look(self, owner: Owner, form: Form) -> None:
+    def look(self, backend: Backend, form: Form) -> None:
         """Read of the newest rows what is remembered otherwise: somebody else has changed them."""
         key = next((key for key in self._candidates if key in form.dtypes), None)
         self._newest = None
         if key is None or form.dtypes[key] not in _DTYPES:
             return
         name = ".".join(key)
-        newest = fbuf.newest_ids(owner.state, 1)
-        batch = owner.read(newest, view=fbuf.Item(fields=(name,)))
+        newest = fbuf.newest_ids(backend.state, 1)
+        batch = backend.read(newest, view=fbuf.Item(fields=(name,)))
         found = np.asarray(batch.data[name])
         if form.dtypes[key] in WIDE and found.dtype == np.int32:
             found = np.ascontiguousarray(found).view(np.float64)
@@ -267,3 +268,30 @@ class Ends:
 
 def _shown(key: Path) -> str:
     return ", ".join(map(repr, key))
+
+
+def ends_of(
+    traj_key: Any,
+    end_keys: Any,
+    init_key: Any,
+    num_envs: int | None,
+    autoreset: str,
+    sampler: Any,
+    view: Any,
+) -> Ends:
+    """Return the `Ends` of a buffer with these arguments."""
+    if autoreset == "next_step":
+        if traj_key not in (None, False):
+            raise ValueError(
+                f"{NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' only "
+                "flags tell the step that resets from others; leave traj_key out"
+            )
+        traj_key, init_key = False, None
+    follower = None
+    if sampler.follows_episodes:
+        follower = f"the sampler fbuf.{type(sampler).__name__}"
+    elif not isinstance(view, fbuf.Item):
+        follower = f"the view fbuf.{type(view).__name__}"
+    elif autoreset == "next_step":
+        follower = "autoreset='next_step'"
+    return Ends(traj_key, end_keys, init_key, num_envs, follower, sampler.follows_episodes)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch import InteropError
-from fbuf_adapters.pytorch._replay_buffer import drawn_seed
+from fbuf_adapters.pytorch._spec import drawn_seed
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer
 
 _NAME = "fbuf_adapters.tensordict.from_torchrl"
@@ -290,7 +290,7 @@ def _fill(new: Any, rb: Any) -> None:
         _extend(new, rows[:oldest], storage.ndim)
         new.buffer.end_episode()
     places = _extend(new, torch.cat([rows[oldest:], rows[:oldest]]), storage.ndim)
-    new._write_count = int(getattr(rb.writer, "_write_count", len(storage)))
+    new._run.write_count = int(getattr(rb.writer, "_write_count", len(storage)))
     if not type(sampler).__name__.startswith("Prioritized"):
         return
     index = torch.arange(places.numel())
@@ -305,4 +305,5 @@ def _fill(new: Any, rb: Any) -> None:
 
 def _extend(new: Any, rows: Any, dims: int) -> torch.Tensor:
     rows = rows.contiguous()
-    return new._extend(rows if dims == 1 else rows.transpose(0, 1), False, check_order=False)
+    rows = rows if dims == 1 else rows.transpose(0, 1)
+    return new._writer.extend(rows, None, take_priority=False, check_order=False)

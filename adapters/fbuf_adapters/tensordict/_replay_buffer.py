@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import io
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 import torch
@@ -18,31 +16,19 @@ import fbuf
 from fbuf.checks import values as check
 from fbuf.host import HostStore
 from fbuf.ops.resume import Episodes
+from fbuf.ops.spec import BufferSpec
 from fbuf.runtime import fixed_arguments, processes
 from fbuf.samplers import Sampler
 from fbuf.storage.episodes import Autoreset
 from fbuf.views import View
-from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed
-from fbuf_adapters.pytorch._sizes import next_step
-from fbuf_adapters.pytorch._unpack import free
-from fbuf_adapters.tensordict import _leaves, _slices, _transforms
-from fbuf_adapters.tensordict._ends import Ends
-from fbuf_adapters.tensordict._leaves import Form
-
-_NAME = "fbuf_adapters.tensordict.TensorDictReplayBuffer"
-
-_NOTHING = (
-    f"{_NAME}.sample: there is nothing to draw: the buffer is empty, or no episode is as long as "
-    "the sampler's window, or all priorities are 0; add rows, or ask can_sample() first"
-)
-
-_PLAIN = torch.contiguous_format
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed, _reading
+from fbuf_adapters.tensordict import _leaves, _slices, _snapshot
+from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
+from fbuf_adapters.tensordict._ends import ends_of
+from fbuf_adapters.tensordict._run import Run
+from fbuf_adapters.tensordict._writer import Writer
 
 Key = str | tuple[str, ...]
-
-
-class _NothingToDraw(RuntimeError):
-    """To tell it from other errors; users see a RuntimeError."""
 
 
 @fixed_arguments.arguments()
@@ -163,20 +149,14 @@ class TensorDictReplayBuffer:
         host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
         self._made_with = {k: v for k, v in locals().items() if k not in ("self", "transform")}
-        self._layout = _slices.layout_of(
-            f"{_NAME}.__init__",
-            view,
-            slices,
-            num_envs or 1,
-            capacity,
-            None if truncated_key is None else _leaves.path_of(truncated_key),
-            None if init_key is None else _leaves.path_of(init_key),
-        )
+        lanes, where = num_envs or 1, f"{NAME}.__init__"
+        layout = _slices.layout_of(where, view, slices, lanes, capacity, truncated_key, init_key)
         self._batch_size = batch_size
         # What may raise comes before the buffer, which a HostStore is given to for good.
         check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
-        self._ends = _ends_of(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
-        self._form = _leaves.form_of(host.item) if isinstance(host, HostStore) else None
+        ends = ends_of(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
+        self._run = Run(form=_leaves.form_of(host.item) if isinstance(host, HostStore) else None)
+        self._codec = Codec(self._run, sampler, view, layout, device)
         self.buffer = ReplayBuffer(
             capacity,
             num_envs=num_envs,
@@ -186,7 +166,7 @@ class TensorDictReplayBuffer:
             batch_size=self._draws("__init__", batch_size),
             device=device,
             seed=seed,
-            transform=self._assemble,
+            transform=self._codec.batch,
             pin_memory=pin_memory,
             to=to,
             prefetch=prefetch,
@@ -194,29 +174,9 @@ class TensorDictReplayBuffer:
             host=host,
         )
         self._made_with["seed"] = self.buffer.seed  # a copy draws none from the generator
-        # What runs JAX here, in which an exception would do harm, is run as there: the two
-        # classes are one package, and users have no need of it.
-        self._calls = self.buffer._calls  # pyright: ignore[reportPrivateUsage]
-        self.alpha: float | None = None
-        self.beta: float | None = None
-        self._capacity = capacity
-        self._num_envs = num_envs
-        self._view, self._sampler = view, sampler
-        # With the number of the GPU, as its tensors have it.
-        self._device = torch.empty(0, device=device).device
-        self._priority_key = priority_key
-        self._prioritized = sampler.keeps_priorities
-        self._looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
-        """Whether to look at each batch for rows that were not drawn; on a GPU it has to wait."""
-        self._cursor = 0
-        self._seen: Any = None
-        """The stamp of the state that the cursor is of: another may have been written elsewhere."""
-        self._write_count = 0
-        self._ready = False
+        self._writer = Writer(self.buffer, self._codec, ends, priority_key)
         self._iterator: Iterator[TensorDictBase] | None = None
         self._next_lock = threading.Lock()
-        self._transforms: tuple[Any, ...] = ()
-        """Never changed in place: another thread may be going through them."""
         if transform is not None:
             self.append_transform(transform)
 
@@ -234,16 +194,16 @@ class TensorDictReplayBuffer:
         Raises:
             InteropError: As `extend`.
         """
-        if self._num_envs is not None:
+        if self._spec.num_envs is not None:
             raise InteropError(
-                f"{_NAME}.add: one item is a step of one environment, but this buffer has "
-                f"{self._num_envs} environments; give extend() one step of all, [{self._num_envs}]"
+                f"{NAME}.add: one item is a step of one environment, but this buffer has "
+                f"{self._spec.num_envs} environments; give extend() one step of all, [{self._spec.num_envs}]"
             )
-        data = _tensordict("add", data, 0)
-        if self._form is not None and data.batch_dims > len(self._form.dims):
+        data, form = _tensordict("add", data, 0), self._run.form
+        if form is not None and data.batch_dims > len(form.dims):
             raise InteropError(
-                f"{_NAME}.add: data has the batch size {list(data.batch_size)}, and items have "
-                f"{list(self._form.dims)}: this looks like a batch; use extend()"
+                f"{NAME}.add: data has the batch size {list(data.batch_size)}, and items have "
+                f"{list(form.dims)}: this looks like a batch; use extend()"
             )
         slots = self.extend(data.unsqueeze(0))
         return int(slots[0]) if len(slots) else -1
@@ -269,15 +229,13 @@ class TensorDictReplayBuffer:
                 (see above). The rows are then as before.
             RuntimeError: If the buffer is closed.
         """
-        dims = 1 if self._num_envs is None else 2
+        dims = 1 if self._spec.num_envs is None else 2
         if type(data) is list:
             data = _stacked(data, dims)
-        data = _tensordict("extend", data, dims)
-        for transform in reversed(self._transforms):
-            data = _transforms.inverse(transform, data)
-            if data is None:  # it keeps them back
-                return torch.zeros(0, dtype=torch.int64)
-        return self._extend(data, update_priority is not False)
+        data = self._codec.transforms.inverse(_tensordict("extend", data, dims))
+        if data is None:  # a transform keeps the rows back
+            return torch.zeros(0, dtype=torch.int64)
+        return self._writer.extend(data, self.alpha, update_priority is not False, True)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by slot.
@@ -295,27 +253,8 @@ class TensorDictReplayBuffer:
             TypeError: If `index` are no integers.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
-        if not self._prioritized:
-            return
-        slots = torch.as_tensor(index)
-        if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
-            raise TypeError(
-                f"{_NAME}.update_priority: index must be integers, got {slots.dtype}; for a mask "
-                "give mask.nonzero()[:, 0]"
-            )
-        slots = slots.long().reshape(-1).cpu()
-        slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
-        count = len(slots)
-        if count == 0:
-            return
-        # A program is compiled for each number of slots: a few numbers serve all.
-        more = (0, next_step(count) - count)
-        slots = torch.nn.functional.pad(slots, more, value=-1)
-        given = torch.as_tensor(priority).detach().float().reshape(-1).expand(count)
-        with self.buffer.lock:
-            state = self.buffer.owner.state
-            ids = self._calls((fbuf.ids_at, len(slots)), lambda: fbuf.ids_at(state, slots.numpy()))
-            self._update(ids, torch.nn.functional.pad(given, more))
+        if self._spec.sampler.keeps_priorities:
+            self._writer.update_slots(index, priority, self.alpha)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give drawn rows the priorities that `data` holds under the priority key.
@@ -336,40 +275,8 @@ class TensorDictReplayBuffer:
             InteropError: If it lacks the priority key, or the keys that `sample` added.
             RuntimeError: As `update_priority`.
         """
-        if not self._prioritized:
-            return
-        found: dict[Any, Any] = {
-            key: data.get(key, None) for key in (self._priority_key, *_leaves.ADDED[:2])
-        }
-        for key, value in found.items():
-            if value is None:
-                raise InteropError(
-                    f"{_NAME}.update_tensordict_priority: data has no {key!r}; "
-                    + (
-                        "write the priorities there, or name their key with priority_key"
-                        if key == self._priority_key
-                        else "give it what sample() returned"
-                    )
-                )
-        priority, slots, generations = found.values()
-        if self._layout is not None and self._layout.padded:
-            there: Any = data.get(_slices.MASK, None)
-            if there is not None:  # what pads names the last step again, and must not change it
-                slots = torch.where(there, slots, -1)
-        count = slots.shape[0] if slots.ndim else 1
-        if count == 0:
-            return
-        named: list[Any] = [slots, generations]
-        if slots.ndim != 1:
-            named = [x.reshape(count, -1)[:, 0] for x in named]
-        # A call of PyTorch that changes nothing takes a microsecond all the same.
-        if priority.requires_grad:
-            priority = priority.detach()
-        if priority.dtype != torch.float32:
-            priority = priority.float()
-        if priority.ndim != 1 or len(priority) != count:
-            priority = priority.reshape(count, -1).amax(1)
-        self._update(fbuf.Ids(*named), priority)
+        if self._spec.sampler.keeps_priorities:
+            self._writer.update_rows(data, self.alpha)
 
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call it when you reset your environments and no row says so.
@@ -394,12 +301,12 @@ class TensorDictReplayBuffer:
         """
         with self.buffer.lock:
             self.buffer.empty()
-            self._ends.forget()
-            self._ready = False
+            self._writer.ends.forget()
+            self._run.ready = False
             if empty_write_count:
-                self._write_count = 0
+                self._run.write_count = 0
 
-    # Drawing.
+    # PackedBatch.
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch.
@@ -424,21 +331,23 @@ class TensorDictReplayBuffer:
         size = self._draws("sample", batch_size)
         self._check_ready()
         try:
-            batch: Any = self.buffer.sample(size, beta=self.beta if self._prioritized else None)
-        except _NothingToDraw:
+            batch: Any = self.buffer.sample(
+                size, beta=self.beta if self._spec.sampler.keeps_priorities else None
+            )
+        except NothingToDraw:
             with self.buffer.lock:  # what was drawn ahead since then is as empty
-                self._ready = False
+                self._run.ready = False
                 self.buffer.drop_ahead()
             raise
         if not return_info:
             return batch
-        told = {key: batch.get(key, None) for key in self._added()}
+        told = {key: batch.get(key, None) for key in self._codec.added}
         return batch, {key: value for key, value in told.items() if value is not None}
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Return batches without end; with `fbuf.Shuffled`, those of one epoch."""
         self._check_ready()
-        if self._sampler.in_order:
+        if self._spec.sampler.in_order:
             yield from cast("Iterator[TensorDictBase]", iter(self.buffer))
             return
         while True:
@@ -490,13 +399,13 @@ class TensorDictReplayBuffer:
             isinstance(index, tuple) and index and all(isinstance(part, str) for part in index)
         ):
             return self[:][index]
-        slots, data = self.buffer.read_at(f"{_NAME}.__getitem__:", index)
-        return self._rows(data, slots)
+        slots, data = _reading.read_at(self.buffer.contents, f"{NAME}.__getitem__:", index)
+        return self._codec.rows(data, slots)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         """Refuse: rows are added, and fields of them written."""
         raise TypeError(
-            f"{_NAME}.__setitem__: rows cannot be written by position; add rows with extend(), or "
+            f"{NAME}.__setitem__: rows cannot be written by position; add rows with extend(), or "
             "change fields with rb.buffer.write(ids, fields), where the ids of a batch are "
             "fbuf.Ids(batch['index'], batch['index_generation'])"
         )
@@ -515,11 +424,9 @@ class TensorDictReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
-        return self._episodes()  # what yields, torch.compile would look into
-
-    def _episodes(self) -> Iterator[TensorDictBase]:
-        for slots, data in self.buffer.read_episodes():
-            yield self._rows(data, slots)
+        # Of a generator function torch.compile would trace the body.
+        read = _reading.read_episodes(self.buffer.contents)
+        return (self._codec.rows(data, slots) for slots, data in read)
 
     def stats(self, *, detailed: bool = False) -> dict[str, float]:
         """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`.
@@ -528,13 +435,13 @@ class TensorDictReplayBuffer:
             detailed: Also return what takes a look at every row.
         """
         figures = self.buffer.stats(detailed=detailed)
-        share = figures["size"] / self._capacity
-        return {**figures, "write_count": self._write_count, "utilization": share}
+        share = figures["size"] / self.capacity
+        return {**figures, "write_count": self.write_count, "utilization": share}
 
     @property
     def capacity(self) -> int:
         """How many rows the buffer can hold."""
-        return self._capacity
+        return self._spec.capacity
 
     @property
     def batch_size(self) -> int | None:
@@ -544,19 +451,11 @@ class TensorDictReplayBuffer:
     @property
     def write_count(self) -> int:
         """How many items have been added, replaced ones included."""
-        return self._write_count
+        return self._run.write_count
 
     def __repr__(self) -> str:
         """One line: what is in it, and what it returns."""
-        try:
-            held = f"{len(self.buffer)} of {self._capacity} rows"
-        except RuntimeError:
-            held = "closed or consumed"
-        envs = "" if self._num_envs is None else f", {self._num_envs} environments"
-        return (
-            f"TensorDictReplayBuffer({held}{envs}, sampler={self._sampler}, view={self._view}, "
-            f"batch_size={self._batch_size}, seed={self.buffer.seed})"
-        )
+        return self.buffer.contents.in_words("TensorDictReplayBuffer", self._batch_size)
 
     # Transforms.
 
@@ -572,7 +471,8 @@ class TensorDictReplayBuffer:
         Returns:
             The buffer.
         """
-        return self.insert_transform(len(self._transforms), transform, invert=invert)
+        end = len(self._codec.transforms.all)
+        return self.insert_transform(end, transform, invert=invert)
 
     def insert_transform(
         self, index: int, transform: Any, *, invert: bool = False
@@ -590,16 +490,8 @@ class TensorDictReplayBuffer:
         Raises:
             ValueError: If there is no such place.
         """
-        transform = _transforms.prepared(transform, invert)
         with self.buffer.lock:
-            count = len(self._transforms)
-            if not -count <= index <= count:
-                raise ValueError(
-                    f"{_NAME}.insert_transform: index must be from {-count} to {count}, because "
-                    f"there are {count} transforms, got {index}; use append_transform for the end"
-                )
-            here, behind = self._transforms[:index], self._transforms[index:]
-            self._transforms = (*here, transform, *behind)
+            self._codec.transforms.insert(f"{NAME}.insert_transform", index, transform, invert)
             self.buffer.drop_ahead()
         return self
 
@@ -610,25 +502,7 @@ class TensorDictReplayBuffer:
 
         It includes the `state_dict` of every transform that has one.
         """
-        with self.buffer.lock:
-            buffer = self.buffer.state_dict()
-            # torch.load knows dicts, and no TensorDicts.
-            buffer["ahead"] = [(list(b.batch_size), b.to_dict()) for b in buffer["ahead"]]
-            return {"buffer": buffer, **self._beside()}
-
-    def _beside(self) -> dict[str, Any]:
-        """What future calls depend on beside the buffer behind this one."""
-        return {
-            "dtypes": dict(self._form.dtypes) if self._form else {},
-            "item_dims": list(self._form.dims) if self._form else [],
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "write_count": self._write_count,
-            "transforms": [
-                copy.deepcopy(t.state_dict()) if hasattr(t, "state_dict") else None
-                for t in self._transforms
-            ],
-        }
+        return _snapshot.state_dict(self.buffer, self._codec)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
         """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`.
@@ -640,49 +514,11 @@ class TensorDictReplayBuffer:
         Raises:
             ValueError: See there. Also if the buffer has another number of transforms.
         """
-        with self.buffer.lock, contextlib.ExitStack() as stack:
-            self._check_transforms("load_state_dict", state_dict)
-            buffer = dict(state_dict["buffer"])
-            buffer["ahead"] = [
-                TensorDict(batch, batch_size=size, device=self._device)
-                for size, batch in buffer["ahead"]
-            ]
-            resume = lambda: stack.enter_context(self._resumed(state_dict))
-            self.buffer.load_state_checked(buffer, episodes, resume)
-
-    def _check_transforms(self, function: str, saved: dict[str, Any]) -> None:
-        """Raise if there are others than there were."""
-        count = len(saved["transforms"])
-        if count != len(self._transforms):
-            raise ValueError(
-                f"{_NAME}.{function}: state_dict has {count} transforms, but this "
-                f"buffer has {len(self._transforms)}; append the same transforms first"
-            )
-
-    @contextlib.contextmanager
-    def _resumed(self, saved: dict[str, Any]) -> Generator[None]:
-        """Take over what `_beside` has said, if the block loads the rows; else nothing."""
-        before = self._beside()["transforms"]
-        try:
-            _load_transforms(self._transforms, saved["transforms"])
-            yield
-        except BaseException:
-            _load_transforms(self._transforms, before)
-            raise
-        dtypes = dict(saved["dtypes"])
-        self.__dict__.update(  # one instruction: an exception comes before all of it, or after
-            _form=Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None,
-            alpha=saved["alpha"],
-            beta=saved["beta"],
-            _write_count=saved["write_count"],
-            _ready=False,
-            _seen=None,  # and so the episodes are looked up when rows are added
-        )
+        _snapshot.load_state_dict(self.buffer, self._codec, state_dict, episodes)
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """Save the buffer to a directory, as `fbuf.save` does; see `ReplayBuffer.save`."""
-        with self.buffer.lock:
-            self.buffer.save(path, extra={"tensordict": self._beside()})
+        _snapshot.save(self.buffer, self._codec, path)
 
     def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
         """Go on where `dumps` was called; see `ReplayBuffer.load`.
@@ -695,29 +531,11 @@ class TensorDictReplayBuffer:
             fbuf.CheckpointError: See there. Also if another kind of buffer was saved there.
             ValueError: As `load_state_dict`.
         """
-        with self.buffer.lock, contextlib.ExitStack() as stack:
+        _snapshot.load(self.buffer, self._codec, path, episodes)
 
-            def check(extra: Any) -> None:
-                if not isinstance(extra, dict) or "tensordict" not in extra:
-                    raise fbuf.CheckpointError(
-                        f"{_NAME}.loads: {os.fspath(path)!r} was saved by another kind of buffer"
-                    )
-                self._check_transforms("loads", extra["tensordict"])
-                stack.enter_context(self._resumed(extra["tensordict"]))
-
-            self.buffer.load_checked(path, False, episodes, check)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Another name of `dumps`, as in TorchRL."""
-        self.dumps(path)
-
-    def dump(self, path: str | os.PathLike[str]) -> None:
-        """Another name of `dumps`, as in TorchRL."""
-        self.dumps(path)
-
-    def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
-        """Another name of `loads`, as in TorchRL."""
-        self.loads(path, episodes=episodes)
+    # The same under other names of TorchRL's.
+    save = dump = dumps
+    load = loads
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -733,7 +551,7 @@ class TensorDictReplayBuffer:
         saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
         with self.buffer.lock:
             torch.save(self.state_dict(), saved)
-            transforms = self._transforms
+            transforms = self._codec.transforms.all
         return {
             "made_with": self._made_with,
             "transforms": transforms,
@@ -758,14 +576,14 @@ class TensorDictReplayBuffer:
 
     def _become(self, saved: dict[str, Any], episodes: Episodes) -> None:
         self.__init__(**saved["made_with"])
-        self._transforms = saved["transforms"]
+        self._codec.transforms.all = saved["transforms"]
         self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say what to do instead of what TorchRL's collectors of several processes ask for."""
         if name in ("_storage", "share"):
             raise AttributeError(
-                f"{_NAME} has no {name!r}: its rows lie in one process, and cannot be shared with "
+                f"{NAME} has no {name!r}: its rows lie in one process, and cannot be shared with "
                 "the workers of a collector of several processes, such as MultiSyncCollector. Make "
                 "the collector without replay_buffer, and add what it yields: `for data in "
                 "collector: rb.extend(data)`. A Collector of one process takes replay_buffer=rb"
@@ -776,167 +594,49 @@ class TensorDictReplayBuffer:
         """Free the memory; see `ReplayBuffer.close`."""
         self.buffer.close()
 
-    # The rest is not for users.
+    # Its exponents.
 
-    def _extend(
-        self, data: TensorDictBase, take_priority: bool, check_order: bool = True
-    ) -> torch.Tensor:
-        """Add rows as the transforms have left them."""
-        where = f"{_NAME}.extend"
-        if not data.batch_dims:
-            raise InteropError(
-                f"{where}: data has no batch dimension; give extend() a batch, or add() one item"
-            )
-        given = data.batch_size
-        if self._num_envs is not None and data.batch_dims == 1:
-            data = data.unsqueeze(1)
-        lead = data.batch_size[: 1 if self._num_envs is None else 2]
-        count = lead.numel()
-        if count == 0:
-            return torch.zeros(given[: len(lead)], dtype=torch.int64)
-        leaves = _leaves.leaves_of(where, data, self._form)
-        priority = None
-        if self._prioritized and take_priority:
-            found: Any = data.get(self._priority_key, None)
-            if found is not None:
-                priority = found.detach().reshape(*lead, -1).amax(-1).float()
-        with self.buffer.lock:
-            self._sync()
-            ends = self._ends.read(where, leaves, lead, check_order)
-            items = _leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves
-            if ends.before is not None:
-                # If the rows cannot be added after all, an episode has been cut, and no more.
-                self.buffer.end_episode(ends.before)
-            form = self._form or Form(
-                {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
-            )
-            self._form, known = form, self._form
-            try:
-                self.buffer.extend(
-                    _leaves.nested(items),
-                    priority=priority,
-                    alpha=None if priority is None else self.alpha,
-                    terminated=ends.terminated,
-                    truncated=ends.truncated,
-                )
-            except BaseException:  # an interrupt may come when the rows are there
-                if known is None and len(self.buffer) == 0:
-                    self._form = None
-                raise
-            self._ends.keep(ends)
-            slots = torch.arange(self._cursor, self._cursor + count)
-            if self._num_envs is not None:  # one step of all environments lies side by side
-                slots = slots.reshape(lead[::-1]).movedim(0, -1)
-            if self._cursor + count > self._capacity:
-                slots %= self._capacity
-            self._cursor = (self._cursor + count) % self._capacity
-            self._seen = self.buffer.stamp
-            self._write_count += count
-        return slots.reshape(given[: len(lead)])
+    @property
+    def alpha(self) -> float | None:
+        """The exponent for priorities that you give from now on; None is the sampler's."""
+        return self._run.alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float | None) -> None:
+        self._run.alpha = alpha
+
+    @property
+    def beta(self) -> float | None:
+        """The exponent for weights of batches drawn from now on; None is the sampler's."""
+        return self._run.beta
+
+    @beta.setter
+    def beta(self, beta: float | None) -> None:
+        self._run.beta = beta
+
+    @property
+    def _spec(self) -> BufferSpec:
+        return self.buffer.contents.spec.buffer
 
     def _draws(self, function: str, batch_size: int | None) -> int | None:
         """How many draws a batch takes."""
-        if self._layout is None or batch_size is None:
+        layout = self._codec.layout
+        if layout is None or batch_size is None:
             return batch_size
-        return self._layout.number(f"{_NAME}.{function}", batch_size)
-
-    def _added(self) -> list[Any]:
-        """All keys that `sample` may add."""
-        marks = () if self._layout is None else self._layout.keys
-        return [*_leaves.ADDED, *marks]
-
-    def _update(self, ids: Any, priority: torch.Tensor) -> None:
-        with self.buffer.lock:
-            known = self._form is not None and self.buffer.stamp is self._seen
-            self.buffer.update_priority(ids, priority, alpha=self.alpha)
-            if known:
-                self._seen = self.buffer.stamp
-
-    def _sync(self) -> None:
-        """Read where the next row goes, if it was not written here what was written last."""
-        if self._form is not None and self.buffer.stamp is not self._seen:
-            owner, form = self.buffer.owner, self._form
-            self._cursor = self._calls.apart(lambda: int(owner.state.ring.head[0]))
-            self._calls.apart(lambda: self._ends.look(owner, form))
+        return layout.number(f"{NAME}.{function}", batch_size)
 
     def _check_ready(self) -> None:
         """Raise as long as there is nothing to draw; whether there still is, each batch shows."""
-        if not self._looks and self._ready and self.buffer.stamp is not self._seen:
-            self._ready = False
-        if not self._ready:
-            self._ready = self.buffer.can_sample()
-        if not self._ready:
-            raise _NothingToDraw(_NOTHING)
-
-    def _assemble(self, sample: Any) -> TensorDictBase:
-        """A batch as TorchRL has it."""
-        assert self._form is not None
-        marks: dict[Any, torch.Tensor] = {}
-        if self._layout is not None:
-            rows = self._layout.lay(sample, self._form)
-            if not rows.count:
-                raise _NothingToDraw(_NOTHING)
-            added = self._named(rows.slot, rows.generation, rows.weight)
-            batch = _of_rows(rows.data | added, torch.Size([rows.count]), self._device)
-            marks = self._layout.marks(rows, batch)
-        else:
-            data, dims = _leaves.plain(sample.data), torch.Size()
-            if dataclasses.is_dataclass(sample.data):  # of a view that returns more than the item
-                data["item"] = _leaves.restored(data["item"], self._form)
-            else:
-                data = _leaves.restored(data, self._form)
-                dims = self._form.dims if isinstance(self._view, fbuf.Item) else dims
-            added = self._named(sample.ids.slot.long(), sample.ids.generation, sample.weight)
-            if dims:
-                one = [1] * len(dims)
-                wide = {k: x.reshape(-1, *one).expand(-1, *dims) for k, x in added.items()}
-                added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}
-            batch = _of_rows(data | added, sample.mask.shape + dims, self._device)
-            if self._looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
-                batch = batch[sample.mask]
-                if not len(batch):
-                    raise _NothingToDraw(_NOTHING)
-        if not (self._transforms or marks):
-            return batch
-        told, size = {key: batch[key] for key in added}, batch.batch_size
-        for transform in self._transforms:
-            batch = _transforms.applied(transform, batch)
-        # A transform may leave rows out, or move them: what it was given then goes along.
-        there = batch.keys()
-        marks.update((key, value) for key, value in told.items() if key not in there)
-        for key, value in marks.items():
-            _set(batch, key, value, size)
-        return batch
-
-    def _named(
-        self, slot: torch.Tensor, generation: torch.Tensor, weight: torch.Tensor
-    ) -> dict[Any, torch.Tensor]:
-        """What is added to a batch, by key."""
-        weights = (weight, weight.clone()) if self._prioritized else ()
-        return dict(zip(_leaves.ADDED, (slot, generation, *weights), strict=False))
-
-    def _rows(self, data: Any, slots: torch.Tensor) -> Any:
-        """Rows that were read, `[B]`, in the shape of their slots."""
-        assert self._form is not None
-        words = _leaves.moves_bits(self._view)
-        data = _leaves.restored(data, self._form) if words else data
-        size = torch.Size([slots.numel(), *self._form.dims])
-        rows: Any = TensorDict(data, batch_size=size, device=self._device)
-        rows = rows.reshape(torch.Size([*slots.shape, *self._form.dims])).apply(free)
-        index = slots.reshape(torch.Size([*slots.shape, *[1] * len(self._form.dims)]))
-        index = index.expand(rows.batch_size).clone(memory_format=_PLAIN)
-        rows.set("index", index.to(self._device))
-        for transform in self._transforms:
-            rows = _transforms.applied(transform, rows)
-        return rows
+        run = self._run
+        if not self._codec.looks and run.ready and not self._writer.is_current:
+            run.ready = False
+        if not run.ready:
+            run.ready = self.buffer.can_sample()
+        if not run.ready:
+            raise NothingToDraw(NOTHING)
 
 
 processes.stays(TensorDictReplayBuffer)
-
-
-def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:
-    """A TensorDict of leaves that are known to fit; to look at each takes ten microseconds."""
-    return TensorDict._new_unsafe(data, size, device)  # pyright: ignore[reportPrivateUsage]
 
 
 def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
@@ -948,7 +648,7 @@ def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
         return TensorDict(data, batch_size=getattr(leaf, "shape", ())[:dims])
     if not isinstance(data, TensorDictBase):
         raise InteropError(
-            f"{_NAME}.{function}: data must be a TensorDict or a dict, got {type(data)}; make it "
+            f"{NAME}.{function}: data must be a TensorDict or a dict, got {type(data)}; make it "
             "one, or use fbuf_adapters.pytorch.ReplayBuffer for other trees of tensors"
         )
     return data
@@ -957,60 +657,6 @@ def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
 def _stacked(items: list[Any], dims: int) -> Any:
     """A list of items, or of steps of all environments, as a batch."""
     if not items:
-        raise InteropError(f"{_NAME}.extend: data is an empty list; give at least one item")
+        raise InteropError(f"{NAME}.extend: data is an empty list; give at least one item")
     rows: list[Any] = [_tensordict("extend", one, dims - 1) for one in items]
-    return _listed.side_by_side(f"{_NAME}.extend:", "data", rows, dims - 1)
-
-
-def _load_transforms(transforms: Sequence[Any], states: Sequence[Any]) -> None:
-    """Put each transform that has a state into it."""
-    for transform, state in zip(transforms, states, strict=True):
-        if state is not None:
-            transform.load_state_dict(state)
-
-
-def _may_lack_rows(sampler: Any, view: Any) -> bool:
-    """Whether there may be rows, and a batch all the same have fewer than are asked for."""
-    whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
-    if isinstance(sampler, fbuf.Prioritized):
-        return not whole or sampler.eps == 0
-    return not whole or type(sampler) is not fbuf.Uniform
-
-
-def _ends_of(
-    traj_key: Any,
-    end_keys: Any,
-    init_key: Any,
-    num_envs: int | None,
-    autoreset: str,
-    sampler: Any,
-    view: Any,
-) -> Ends:
-    """How a buffer with these arguments learns where episodes end."""
-    if autoreset == "next_step":
-        if traj_key not in (None, False):
-            raise ValueError(
-                f"{_NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' only "
-                "flags tell the step that resets from others; leave traj_key out"
-            )
-        traj_key, init_key = False, None
-    follower = None
-    if sampler.follows_episodes:
-        follower = f"the sampler fbuf.{type(sampler).__name__}"
-    elif not isinstance(view, fbuf.Item):
-        follower = f"the view fbuf.{type(view).__name__}"
-    elif autoreset == "next_step":
-        follower = "autoreset='next_step'"
-    return Ends(traj_key, end_keys, init_key, num_envs, follower, sampler.follows_episodes)
-
-
-def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
-    """Tell something of the rows of a batch; it had this size, and transforms may reshape it."""
-    if batch.numel() != size.numel():
-        raise RuntimeError(
-            f"{_NAME}.sample: a transform made {batch.numel()} rows of {size.numel()}, so that "
-            f"{key!r} says nothing about them; call it with the batch that sample() returns instead"
-        )
-    if batch.batch_size != size:
-        value = value.reshape(*batch.batch_size, *value.shape[len(size) :])
-    batch.set(key, value)
+    return _listed.side_by_side(f"{NAME}.extend:", "data", rows, dims - 1)

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 import fbuf
 from fbuf_adapters.pytorch._unpack import free
-from fbuf_adapters.tensordict._leaves import Form, Path, restored
+from fbuf_adapters.tensordict._leaves import Form, Path, path_of, restored
 
 MASK = ("collector", "mask")
 """Where TorchRL says which rows of a padded batch are there."""
@@ -25,7 +25,7 @@ _BESIDE = ("done", "terminated")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class SliceRows:
     """A batch of slices as rows. `R` is their number.
 
     Attributes:
@@ -86,7 +86,7 @@ class Slices:
             )
         return batch_size // self.length
 
-    def lay(self, sample: Any, form: Form) -> Rows:
+    def lay(self, sample: Any, form: Form) -> SliceRows:
         """The rows of a `fbuf.Sample` of `fbuf.SequenceSteps`."""
         valid: torch.Tensor = sample.data.valid
         step = torch.arange(self.length, device=valid.device)
@@ -107,7 +107,7 @@ class Slices:
             take = lambda leaf: leaf[drawn, steps].flatten(0, 1)
             whole = lambda leaf: leaf[drawn[:, 0]].flatten(0, 1)
         there = whole(valid)
-        return Rows(
+        return SliceRows(
             data=restored(_mapped(sample.data.item, take), form),
             count=len(there),
             slot=take(slot % self.capacity),
@@ -118,7 +118,7 @@ class Slices:
             there=there,
         )
 
-    def marks(self, rows: Rows, data: TensorDictBase) -> dict[Any, torch.Tensor]:
+    def marks(self, rows: SliceRows, data: TensorDictBase) -> dict[Any, torch.Tensor]:
         """What says where slices begin and end, by key; `data` is what was stored."""
         found: dict[Any, torch.Tensor] = {}
         if self.truncated_key is not None:
@@ -147,8 +147,8 @@ def layout_of(
     slices: str,
     lanes: int,
     capacity: int,
-    truncated_key: Path | None,
-    init_key: Path | None,
+    truncated_key: Any,
+    init_key: Any,
 ) -> Slices | None:
     """How what a view makes is laid out in rows; None if it stays as the view has made it."""
     if slices not in ("flat", "padded", "nested"):
@@ -164,7 +164,8 @@ def layout_of(
             f"{where}: rows one after another have no place for what {view} returns beside them; "
             f"give slices='nested' for [slices, steps], or view=fbuf.Sequence({view.length})"
         )
-    return Slices(view.length, lanes, capacity, slices == "padded", truncated_key, init_key)
+    ends, begins = (None if key is None else path_of(key) for key in (truncated_key, init_key))
+    return Slices(view.length, lanes, capacity, slices == "padded", ends, begins)
 
 
 def _key(path: Path) -> Any:

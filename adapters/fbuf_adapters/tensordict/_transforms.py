@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
@@ -34,21 +36,12 @@ def inverse(transform: Any, data: Any) -> Any:
     """Apply the inverse of a transform; None if it keeps the data. Functions have none.
 
     Raises:
-        TypeError: As `applied`.
+        TypeError: If the result is no TensorDict.
     """
     if not hasattr(transform, "inv"):
         return data
     made = transform.inv(data)
     return None if made is None else _checked(transform, made)
-
-
-def applied(transform: Any, batch: Any) -> Any:
-    """Transform a batch.
-
-    Raises:
-        TypeError: If it makes something else than a TensorDict of it.
-    """
-    return _checked(transform, transform(batch))
 
 
 def _checked(transform: Any, made: Any) -> Any:
@@ -62,8 +55,53 @@ def _checked(transform: Any, made: Any) -> Any:
     )
 
 
-def prepared(transform: Any, invert: bool) -> Any:
-    """A transform as a buffer calls it."""
-    if hasattr(transform, "eval"):
-        transform.eval()
-    return Inverted(transform) if invert else transform
+class TransformChain:
+    """The transforms of a buffer, in the order in which batches go through them."""
+
+    def __init__(self) -> None:
+        self.all: tuple[Any, ...] = ()
+        """Never changed in place: another thread may be going through it."""
+
+    def insert(self, where: str, index: int, transform: Any, invert: bool) -> None:
+        """Insert a transform, or its inverse, at a place among the others.
+
+        Raises:
+            ValueError: If there is no such place.
+        """
+        if hasattr(transform, "eval"):
+            transform.eval()
+        transform = Inverted(transform) if invert else transform
+        count = len(self.all)
+        if not -count <= index <= count:
+            raise ValueError(
+                f"{where}: index must be from {-count} to {count}, because there are {count} "
+                f"transforms, got {index}; use append_transform for the end"
+            )
+        self.all = (*self.all[:index], transform, *self.all[index:])
+
+    def __call__(self, batch: Any) -> Any:
+        """Transform a batch."""
+        for transform in self.all:
+            batch = _checked(transform, transform(batch))
+        return batch
+
+    def inverse(self, data: Any) -> Any:
+        """Return data as it is stored; None if a transform keeps the data back."""
+        for transform in reversed(self.all):
+            data = inverse(transform, data)
+            if data is None:
+                return None
+        return data
+
+    def state_dicts(self) -> list[Any]:
+        """Return the state of each transform; None for one without a state."""
+        return [
+            copy.deepcopy(one.state_dict()) if hasattr(one, "state_dict") else None
+            for one in self.all
+        ]
+
+    def load(self, states: Sequence[Any]) -> None:
+        """Load the states that `state_dicts` returned."""
+        for transform, state in zip(self.all, states, strict=True):
+            if state is not None:
+                transform.load_state_dict(state)

@@ -774,11 +774,11 @@ def test_a_state_of_the_same_arrays_is_another_state(kind, monkeypatch):
     """Where rows were added meanwhile in JAX, whatever `jax.device_put` returns of an array."""
     buffer = filled(kind)
     core = kind.core(buffer)
-    before, state = core.stamp, core.state
+    before, state = core.contents.stamp, core.state
     with monkeypatch.context() as patch:
         patch.setattr(jax, "device_put", lambda tree, *_: tree)
         core.state = state
-    assert core.stamp is not before
+    assert core.contents.stamp is not before
     assert core.state.storage.words is state.storage.words
 
 
@@ -892,7 +892,7 @@ def test_a_loaded_buffer_joins_no_row_to_those_of_before(kind, way, tmp_path):
         assert np.flatnonzero(flags(kind.core(other).state)).tolist() == ends
         kind.extend(other, rows(4, 4))
         assert np.flatnonzero(flags(kind.core(other).state)).tolist() == ends
-        drawn = kind.core(other).owner.look(fbuf.stats)["num_starts"]
+        drawn = kind.core(other).contents.stored.backend.look(fbuf.stats)["num_starts"]
         assert drawn == 7 - len(ends)
 
 

@@ -135,7 +135,7 @@ def test_rows_that_were_drawn_are_not_written_over(monkeypatch):
     found = []
     sampler = threading.Thread(target=lambda: found.append(buffer.sample().data["n"].tolist()))
     sampler.start()  # the batches are drawn, and none is taken
-    while len(buffer._draws._ahead) < 9:
+    while len(buffer.contents.stream._ahead) < 9:
         pass
     buffer.extend({"n": torch.arange(100, 116)})
     sampler.join()
@@ -199,7 +199,8 @@ def test_an_interrupt_waits_for_the_rows(interrupted):
         rows = {"n": torch.arange(first, first + 8)}
         interrupted(lambda given=rows: buffer.extend(given), turn * 2e-5)
         assert len(buffer) in (before, before + 8)
-        newest = buffer.owner.read(fbuf.newest_ids(buffer.owner.state, 8)).data["n"].tolist()
+        backend = buffer.contents.stored.backend
+        newest = backend.read(fbuf.newest_ids(backend.state, 8)).data["n"].tolist()
         assert newest == [*range(newest[0], newest[0] + 8)]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -276,9 +277,9 @@ def test_a_store_in_files_is_loaded_into_files(tmp_path):
     buffer.save(tmp_path / "saved")
     buffer.load(tmp_path / "saved")
     for _ in range(2):
-        loaded = buffer.owner._store
+        loaded = buffer.contents.stored.backend._store
         assert loaded is not store
-        assert loaded._rows.maps
+        assert loaded.contents.rows.maps
         assert loaded.files == tmp_path / "rows"
         buffer.load_state_dict(buffer.state_dict())
     assert len(buffer) == 10

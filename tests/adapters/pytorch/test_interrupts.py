@@ -41,7 +41,7 @@ def rows(first, count):
 
 def stored(buffer):
     """The numbers of the rows, the oldest first; None where there is none, or was one."""
-    owner = buffer.owner
+    owner = buffer.contents.stored.backend
     found = owner.read(fbuf.newest_ids(owner.state, 64))
     numbers, mask = found.data["n"].tolist(), found.mask.tolist()
     return [n if there else None for n, there in zip(numbers, mask, strict=True)]
@@ -196,7 +196,7 @@ def test_a_turn_that_was_lost_comes_again(order):
     buffer = ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4)
     buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
     seen = buffer.sample().data["n"].tolist()
-    draws, turn = buffer._draws, buffer._draws._turn
+    draws, turn = buffer.contents.stream, buffer.contents.stream._turn
     lost = [Lost(), Lost()]
     drawn = [Drawn(turn, lost[0], 4, None), Drawn(lost[0], lost[1], 4, None)]
     draws._turn = lost[1]
@@ -212,7 +212,7 @@ def test_a_batch_that_was_broken_off_and_lost_is_drawn_anew():
     buffer = ReplayBuffer(64, sampler=fbuf.Shuffled(), batch_size=4)
     buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
     seen = buffer.sample().data["n"].tolist()
-    draws = buffer._draws
+    draws = buffer.contents.stream
     drawn = Drawn(draws._turn, Lost(), 4, None)
     draws.__dict__.update(_unfinished=drawn, _turn=drawn.after)
     for _ in range(15):
@@ -223,7 +223,7 @@ def test_a_batch_that_was_broken_off_and_lost_is_drawn_anew():
 def test_a_batch_that_another_thread_waits_for_is_not_given_up():
     buffer = ReplayBuffer(64, batch_size=4)
     buffer.extend({"n": torch.arange(64, dtype=torch.int32)})
-    draws = buffer._draws
+    draws = buffer.contents.stream
     waiting = draws._unfinished = Drawn(draws._turn, draws._turn, 4, None)
     draws.failed(Drawn(draws._turn, draws._turn, 4, None))
     assert draws._unfinished is waiting

@@ -213,7 +213,6 @@ TENSORS = {
     "can_sample": lambda of: of.tensors.can_sample(),
     "close": lambda of: of.closed.close(),
     "seed": lambda of: of.tensors.seed,
-    "stamp": lambda of: of.tensors.stamp,
     "drop_ahead": lambda of: of.tensors.drop_ahead(),
     "empty": lambda of: of.another.empty(),
     "end_episode": lambda of: of.tensors.end_episode(),
@@ -260,6 +259,8 @@ DICTS = {
     "update_priority": lambda of: of.dicts.update_priority(of.index, of.tensor_2),
     "update_tensordict_priority": lambda of: of.dicts.update_tensordict_priority(of.drawn),
     "write_count": lambda of: of.dicts.write_count,
+    "alpha": lambda of: of.dicts.alpha,
+    "beta": lambda of: of.dicts.beta,
 }
 STORE = {
     "add": lambda of: of.store.add(of.host_2),
@@ -394,7 +395,7 @@ assert frames["total"] == 2, frames
 
 ASKED = """
 import fbuf
-from fbuf.dispatch import opaque
+from fbuf.dispatch import torch_compile as opaque
 assert opaque._untold
 import torch, torch._C._dynamo.eval_frame
 assert fbuf.sample._torchdynamo_disable and not opaque._untold

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
-from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch import InteropError, _snapshot  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402 (after the skip)
 from support import buffers  # noqa: E402 (after the skip)
 from support.buffers import BATCH, CAPACITY, EXACT, PAIRS  # noqa: E402 (after the skip)
@@ -1224,7 +1224,7 @@ def test_a_load_that_fails_halfway_changes_nothing(part, tmp_path, monkeypatch):
     rb, other = agent(0), agent(0, scale=7.0)
     for count, one in ((8, rb), (4, other)):
         one.extend(rows(count))
-    saved, form = rb.state_dict(), other._form
+    saved, form = rb.state_dict(), other._run.form
     rb.dumps(tmp_path)
     load_transform, loads = ObservationNorm.load_state_dict, []
 
@@ -1238,15 +1238,15 @@ def test_a_load_that_fails_halfway_changes_nothing(part, tmp_path, monkeypatch):
         raise MemoryError
 
     if part == "rows":
-        monkeypatch.setattr(type(other.buffer), "_resumed", raises)
+        monkeypatch.setattr(_snapshot, "_resumed", raises)
     else:
         monkeypatch.setattr(ObservationNorm, "load_state_dict", fails)
     for load in (lambda: other.load_state_dict(saved), lambda: other.loads(tmp_path)):
         with pytest.raises(MemoryError):
             load()
-        (transform,) = other._beside()["transforms"]
+        (transform,) = other._codec.transforms.state_dicts()
         assert transform["scale"] == 7
-        assert other._form is form
+        assert other._run.form is form
         assert len(other) == 4
 
 

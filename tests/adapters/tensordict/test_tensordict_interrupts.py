@@ -80,7 +80,7 @@ def test_rows_and_episodes_stay_whole(interrupted, prefetch, times):
             calls |= {"sample": (rb.sample, before), "next": (rb.next, before)}
         if rng.random() < 0.03:
             calls = {"empty": (rb.empty, []), "load": (lambda: rb.load_state_dict(saved), kept)}
-            rb._transforms = ()  # that is how it was saved
+            rb._codec.transforms.all = ()  # that is how it was saved
         name = rng.choice(list(calls))
         call, after = calls[name]
         done, result = interrupted(call, rng.uniform(0, 2e-3))

@@ -8,7 +8,6 @@ instruction of Python's: C functions that call each other.
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import operator
@@ -21,16 +20,16 @@ import numpy as np
 
 import fbuf
 from fbuf.runtime import wait as waits
+from fbuf.runtime.interrupts import Calls, at_once
 from fbuf.views import View
 from fbuf_adapters.pytorch import _packed
-from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._programs import Drawer, Recipe
+from fbuf_adapters.pytorch._programs import BatchProgram, Recipe
 
 Operation = Callable[..., fbuf.State[Any]]
 
 
-class Owner:
-    """Holds a state. Whoever calls it holds a lock."""
+class Backend:
+    """Hold a state on the device. Call it with a lock held."""
 
     def __init__(self, state: fbuf.State[Any], calls: Calls) -> None:
         """Own this state: nobody else may consume it."""
@@ -108,11 +107,11 @@ class Owner:
             waiting = waits.steps(map(fault, self._kept), map(fault, self._kept))
             steps = itertools.chain(steps, waiting)
         kind = (program, *map(_kind, others))
-        self._calls(kind, functools.partial(collections.deque, steps, 0))
+        self._calls(kind, at_once(steps))
 
-    def drawer(self, recipe: Recipe) -> Any:
-        """What draws batches, always of one recipe; see `Drawer`."""
-        return self.program("draw", functools.partial(Drawer, recipe, self._calls))
+    def batch_program(self, recipe: Recipe) -> Any:
+        """What draws batches, always of one recipe; see `BatchProgram`."""
+        return self.program("draw", functools.partial(BatchProgram, recipe, self._calls))
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
         """The rows of ids."""

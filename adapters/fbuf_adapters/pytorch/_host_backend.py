@@ -8,14 +8,14 @@ import jax
 
 import fbuf
 from fbuf.host import HostStore
+from fbuf.runtime.interrupts import Calls
 from fbuf.views import View
-from fbuf_adapters.pytorch._calls import Calls
-from fbuf_adapters.pytorch._host_programs import HostDrawer
-from fbuf_adapters.pytorch._owner import Operation, Owner
+from fbuf_adapters.pytorch._backend import Backend, Operation
+from fbuf_adapters.pytorch._host_programs import HostBatchProgram
 from fbuf_adapters.pytorch._programs import Recipe
 
 
-class HostOwner(Owner):
+class HostBackend(Backend):
     """Holds a store; its state is the index, without the rows. Whoever calls it holds a lock.
 
     What changes it is made in another thread, for which an exception from elsewhere waits.
@@ -25,7 +25,7 @@ class HostOwner(Owner):
         """Own this store: nobody else may use it.
 
         Raises:
-            ValueError: If it has an owner.
+            ValueError: If it has an backend.
         """
         if store.contents.owned:
             raise ValueError(
@@ -39,7 +39,7 @@ class HostOwner(Owner):
     def change(
         self, operation: Operation, leaves: list[Any], structure: Any, wait: bool, **static: Any
     ) -> None:
-        """As `Owner.change`; the arguments have always been read when it returns."""
+        """As `Backend.change`; the arguments have always been read when it returns."""
         given = structure.unflatten(leaves)
         method = getattr(self._store, operation.__name__)
 
@@ -51,25 +51,25 @@ class HostOwner(Owner):
 
         self._calls.apart(call)
 
-    def drawer(self, recipe: Recipe) -> Any:
-        """As `Owner.drawer`."""
-        make = lambda form: HostDrawer(self._store, recipe, self._calls, form)
+    def batch_program(self, recipe: Recipe) -> Any:
+        """As `Backend.batch_program`."""
+        make = lambda form: HostBatchProgram(self._store, recipe, self._calls, form)
         return self.program("draw", make)
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
-        """As `Owner.read`."""
+        """As `Backend.read`."""
         return self._store.read(ids, view=view)
 
     def stats(self, detailed: bool) -> dict[str, Any]:
-        """As `Owner.stats`, and how many bytes lie on the host."""
+        """As `Backend.stats`, and how many bytes lie on the host."""
         return {**super().stats(detailed), "host_bytes": self._store.contents.nbytes}
 
     def whole(self) -> fbuf.State[Any]:
-        """As `Owner.whole`, with rows that are arrays of NumPy."""
+        """As `Backend.whole`, with rows that are arrays of NumPy."""
         return self._store.contents.whole()
 
     def save(self, path: Any, **options: Any) -> None:
-        """As `Owner.save`."""
+        """As `Backend.save`."""
         try:
             self._store.save(path, **options)
         finally:

@@ -1,0 +1,260 @@
+"""The contents of a `ReplayBuffer`: its rows, its batches drawn ahead, and the lock of both."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fbuf
+from fbuf.host import HostStore
+from fbuf.runtime.interrupts import Calls
+from fbuf_adapters.pytorch import _containers
+from fbuf_adapters.pytorch._backend import Backend
+from fbuf_adapters.pytorch._batch_stream import BatchStream
+from fbuf_adapters.pytorch._delivery import Delivery
+from fbuf_adapters.pytorch._error import InteropError
+from fbuf_adapters.pytorch._host_backend import HostBackend
+from fbuf_adapters.pytorch._item import Learned, learn
+from fbuf_adapters.pytorch._spec import Spec, drawn_seed, where
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The part of a buffer that exists once its item is known.
+
+    Attributes:
+        learned: The item.
+        backend: The state.
+        blank: The fault of a state without rows. It names the state, and keeps no rows.
+    """
+
+    learned: Learned
+    backend: Backend
+    blank: jax.Array | None
+
+
+class Contents:
+    """Holds all that the calls of a buffer depend on. Another adapter may build on it.
+
+    Change it with `lock` held. `stored`, `stream` and `seed` are replaced together, in one
+    instruction, because an exception may come between two: `contents.become(...)`.
+
+    Attributes:
+        spec: The arguments of the buffer.
+        calls: Makes calls of JAX that no exception breaks off.
+        stored: The rows; None as long as the item is not known.
+        stream: The batches.
+        delivery: Makes of arrays what the user gets.
+        seed: The seed of the draws.
+        rebuild: Makes items of dicts that were no trees of JAX's when they were added.
+    """
+
+    def __init__(self, spec: Spec, item: Any) -> None:
+        """Take the memory if the item is known."""
+        self.spec = spec
+        self.calls = Calls()
+        self.delivery = Delivery(spec)
+        self.rebuild = self.delivery.rebuild
+        self.seed = drawn_seed() if spec.seed is None else int(spec.seed)
+        self.stored: Stored | None = None
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._closed = False
+        key = jax.device_put(jax.random.key(self.seed), spec.jax_device)
+        self.stream = BatchStream(spec, key, self.delivery)
+        if spec.store is not None:
+            self.stored = self._of_store(spec.store, item)
+        elif item is not None:
+            item, rebuild = _containers.plain(item)
+            self.rebuild += [] if rebuild is None else [rebuild]
+            self.stored = self.make(learn(where("__init__"), item))
+        else:  # a fault of the other arguments should be told now
+            jax.eval_shape(self.empty_state)
+
+    @property
+    # To pyright RLock is a function, but the class it makes objects of has no public name.
+    def lock(self) -> threading.RLock:  # pyright: ignore[reportGeneralTypeIssues]
+        """The lock.
+
+        Raises:
+            RuntimeError: In a process that was forked off.
+        """
+        if os.getpid() != self._process:  # there JAX hangs, and so may the lock
+            raise RuntimeError(
+                f"{where('lock')} this buffer was made in another process, and JAX does not run "
+                "in one that was forked off. Draw in the process that made the buffer; in a "
+                "DataLoader, num_workers=0. Or start the process with 'spawn', and make a buffer "
+                "there"
+            )
+        return self._lock
+
+    def become(self, stored: Stored | None, stream: BatchStream, seed: int) -> None:
+        """Replace all of it; batches drawn ahead before are dropped."""
+        before = self.stream
+        # One instruction: an exception comes before all of it, or after.
+        self.__dict__.update(stored=stored, stream=stream, seed=seed)
+        before.drop()
+
+    def close(self) -> None:
+        """End the thread, and free the memory."""
+        with self.lock:
+            self._closed = True
+            self.stored = None
+            self.stream.drop()
+        self.stream.close()
+
+    def in_words(self, name: str, batch_size: int | None) -> str:
+        """Return one line for `repr`: the rows, and what is drawn of them."""
+        options, rows = self.spec.buffer, "closed or consumed"
+        with contextlib.suppress(RuntimeError):
+            rows = f"{self.count()} of {options.capacity} rows"
+        envs = "" if options.num_envs is None else f", {options.num_envs} environments"
+        return (
+            f"{name}({rows}{envs}, sampler={options.sampler}, view={self.spec.view}, "
+            f"batch_size={batch_size}, seed={self.seed})"
+        )
+
+    def count(self) -> int:
+        """Count the rows, without removed ones."""
+        with self.lock:
+            self.check_open("__len__")
+            if self.stored is None:
+                return 0
+            size = self.made("__len__").backend.look(fbuf.size)
+        return int(size)
+
+    # The rows, or an error.
+
+    def check_open(self, function: str) -> None:
+        """Raise if the buffer is closed."""
+        if self._closed:
+            raise RuntimeError(f"{where(function)} this buffer is closed")
+
+    def check_on_device(self, function: str) -> None:
+        """Raise if the rows lie on the host."""
+        if self.spec.host is not False:
+            raise RuntimeError(
+                f"{where(function)} the rows of this buffer lie on the host, and no State has "
+                "them; use the methods of the buffer, or save() it and fbuf.load() that"
+            )
+
+    def made(self, function: str) -> Stored:
+        """Return the rows of a buffer that is open and knows its item."""
+        self.check_open(function)
+        if self.stored is None:
+            raise RuntimeError(
+                f"{where(function)} nothing has been added yet, so the item is not known; add "
+                "something first, or give the buffer its item when you make it"
+            )
+        if self.stored.backend.fault.is_deleted():
+            if self.spec.host is not False:
+                raise RuntimeError(
+                    f"{where(function)} the HostStore of this buffer was changed by its own "
+                    "methods; use those of the buffer alone"
+                )
+            raise RuntimeError(
+                f"{where(function)} a function consumed buffer.state; assign the state that it "
+                "returned: buffer.state = ..."
+            )
+        return self.stored
+
+    def filled(self, function: str) -> Stored:
+        """Return the rows as `made` does, if there has been one."""
+        stored = self.made(function)
+        if stored.backend.fault is stored.blank:
+            raise RuntimeError(f"{where(function)} the buffer is empty; add something first")
+        return stored
+
+    @property
+    def stamp(self) -> jax.Array:
+        """A small array of the state: another one as soon as the state has changed."""
+        with self.lock:
+            return self.made("state").backend.fault
+
+    def set_state(self, state: fbuf.State[Any]) -> None:
+        """Go on with a state of this buffer that other code has made."""
+        self.check_open("state")
+        self.check_on_device("state")
+        if self.stored is None:
+            raise RuntimeError(
+                f"{where('state')} nothing has been added yet, so the item is not known; "
+                "give the buffer its item when you make it"
+            )
+        backend = self.stored.backend
+        if _form(state) != _form(backend.state):
+            raise InteropError(
+                f"{where('state')} must be a state of this buffer, as fbuf's functions return "
+                "it for buffer.state: with the same item, capacity, sampler and environments"
+            )
+        self.stream.drop()
+        state = jax.device_put(state, self.spec.jax_device)
+        if state.fault is backend.fault:  # the array that tells one state from another
+            state = dataclasses.replace(state, fault=jnp.copy(state.fault))
+        backend.state = state
+
+    def empty(self) -> None:
+        """Remove all rows and the batches drawn ahead."""
+        self.stream.drop()
+        if self.stored is not None:
+            backend = self.made("empty").backend
+            backend.change(fbuf.clear, *jax.tree.flatten({}), wait=False)
+            self.stored = dataclasses.replace(self.stored, blank=backend.fault)
+
+    # Memory.
+
+    def empty_state(self, item: Any = np.float32(0)) -> fbuf.State[Any]:
+        """Return a state of some item, for what does not depend on it."""
+        return self.spec.buffer.init(item, next_of=None, max_ends=None)
+
+    def make(self, learned: Learned) -> Stored:
+        """Take the memory for rows of an item."""
+        backend = self.backend(learned.item)
+        return Stored(learned, backend, backend.fault)
+
+    def of_state(self, learned: Learned, state: Any, written: bool) -> Stored:
+        """Return the rows of a loaded state or store; `written` says whether there has been one."""
+        backend = self.backend(learned.item, state)
+        return Stored(learned, backend, None if written else backend.fault)
+
+    def backend(self, item: Any, state: Any = None) -> Backend:
+        """Return the backend of a state or a store; None is an empty one."""
+        spec = self.spec
+        if spec.host is False:
+            if state is None:
+                with jax.default_device(spec.jax_device):
+                    state = spec.buffer.init(item)
+            # Committed, so that what is computed from it stays there, and nothing compiles twice.
+            return Backend(jax.device_put(state, spec.jax_device), self.calls)
+        store = state
+        if not isinstance(store, HostStore):
+            with jax.default_device(spec.jax_device):
+                store = HostStore(item, **spec.buffer.options, files=spec.files)
+            if state is not None:
+                store.contents.fill(state)
+        store.contents.place(spec.jax_device)
+        return HostBackend(store, self.calls)
+
+    def _of_store(self, store: HostStore[Any], item: Any) -> Stored:
+        """Take over the rows of a store."""
+        learned = learn(where("__init__"), store.item if item is None else item)
+        wanted = jax.eval_shape(lambda: self.spec.buffer.init(learned.item))
+        if _form(wanted) != _form(store.contents.whole()):
+            raise ValueError(
+                f"{where('__init__')} host is {store!r}, which was made with other arguments than "
+                "this buffer; give both the same item, capacity, sampler, num_envs, autoreset, "
+                "lockstep, next_of and max_ends"
+            )
+        return self.of_state(learned, store, written=bool(store.size()))
+
+
+def _form(state: Any) -> Any:
+    """Return what two states of the same buffer have in common."""
+    leaves, structure = jax.tree.flatten(state)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]

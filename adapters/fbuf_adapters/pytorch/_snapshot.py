@@ -1,0 +1,333 @@
+"""A run of a buffer as tensors that `torch.save` can write, or as a directory, and back.
+
+Both hold the same figures of the run, made by `_figures` and read by `_resume`. They differ in the
+arrays, which are tensors or `.npy` files, and in the item: a directory knows the items of its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import fbuf
+from fbuf.checkpoint import tree_json
+from fbuf.host import HostStore
+from fbuf.ops import resume
+from fbuf.ops.resume import Episodes
+from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json
+from fbuf_adapters.pytorch._contents import Contents
+from fbuf_adapters.pytorch._error import describe
+from fbuf_adapters.pytorch._from_torch import from_torch
+from fbuf_adapters.pytorch._item import Learned, example, learn
+from fbuf_adapters.pytorch._spec import NAME, Spec, where
+from fbuf_adapters.pytorch._to_torch import to_torch
+from fbuf_adapters.pytorch._tree import map_tensors
+
+VERSION = 2
+
+_OF_DISK = "ReplayBuffer"
+"""The name of the figures in a directory."""
+
+_FIGURES = frozenset(("made_with", "key", "turns", "written", "ahead", "sizes"))
+"""Figures without which no run goes on; older ones lack `tensordict` and `seed`."""
+
+_CPU = torch.device("cpu")
+
+# The classes of batches: only tensors, which torch.load cannot know.
+torch.serialization.add_safe_globals([*_tensor_json.CLASSES.values(), fbuf.PaceCounter])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """A saved run.
+
+    Attributes:
+        figures: See `_figures`.
+        state: The state, or a store with its rows on the host; None before the first row.
+        learned: The item; None if it is not known yet.
+    """
+
+    figures: Mapping[str, Any]
+    state: fbuf.State[Any] | HostStore[Any] | None
+    learned: Learned | None
+
+
+def state_dict(contents: Contents) -> dict[str, Any]:
+    """Return all that future calls depend on: tensors on CPU, in memory of their own."""
+    stored = None if contents.stored is None else contents.made("state_dict")
+
+    def copied() -> dict[str, Any]:
+        # Rows on the host are read as they are indexed, and may be more than a GPU holds.
+        cpu = jax.devices("cpu")[0]
+        whole = None if stored is None else stored.backend.whole()
+        arrays = {
+            _name(path): leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf[:], cpu)
+            for path, leaf in jax.tree.leaves_with_path(whole)
+        }
+        figures = _figures(contents)
+        ahead = map_tensors(figures["ahead"], lambda x: x.cpu().clone(), moved_to=_CPU)
+        return figures | {
+            "item": None if stored is None else example(stored.learned),
+            "state": _on_cpu(arrays),
+            **_on_cpu({name: figures[name] for name in ("key", "turns")}),
+            "ahead": ahead,
+        }
+
+    return contents.calls.apart(copied)
+
+
+def load_state_dict(
+    contents: Contents, saved: dict[str, Any], episodes: Episodes, check: Callable[[], object]
+) -> None:
+    """Go on where `state_dict` was called; `check` may raise before anything has changed."""
+    resume.check(f"{NAME}.load_state_dict", episodes)
+    with contents.lock:
+        contents.check_open("load_state_dict")
+
+        def loaded() -> tuple[Any, ...]:
+            run = _of_tensors(contents.spec, saved)
+            if run.state is not None:
+                run = dataclasses.replace(run, state=resume.resumed(run.state, episodes))
+            return _resumed(contents, "load_state_dict", run)
+
+        run = contents.calls.apart(loaded)
+        check()
+        _become(contents, *run)
+
+
+def save(contents: Contents, path: Any, extra: Any, keep: int, background: bool) -> None:
+    """Save all that future calls depend on to a directory, and what the user saves with it."""
+    contents.check_open("save")
+    stored = None if contents.stored is None else contents.made("save")
+
+    def write() -> None:
+        figures = _figures(contents)
+        given = None if stored is None else jax.tree.leaves(stored.learned.given)
+        own = figures | {name: np.asarray(figures[name]) for name in ("key", "turns")}
+        beside = {
+            _OF_DISK: _tensor_json.encode(
+                f"{where('save')} (batches drawn ahead)", own | {"given": given}
+            ),
+            "extra": _tensor_json.encode(f"{where('save')} extra", extra),
+        }
+        options: dict[str, Any] = {"keep": keep, "background": background, "extra": beside}
+        if stored is None:  # a directory has the rows of some buffer
+            fbuf.save(path, contents.empty_state(jax.ShapeDtypeStruct((), jnp.int32)), **options)
+            return
+        stored.backend.save(path, **options)
+        if not figures["written"]:
+            contents.stored = dataclasses.replace(stored, blank=stored.backend.fault)
+
+    contents.calls.apart(write)
+
+
+def load(
+    contents: Contents,
+    path: str | os.PathLike[str],
+    fallback: bool,
+    episodes: Episodes,
+    check: Callable[[Any], None],
+) -> Any:
+    """Go on where `save` was called, and return the extra.
+
+    `check` may raise at the extra, before anything has changed.
+    """
+    resume.check(f"{NAME}.load", episodes)
+    with contents.lock:
+        contents.check_open("load")
+
+        def read() -> tuple[Any, ...]:
+            with jax.default_device(contents.spec.jax_device):
+                run, extra = _of_directory(contents, path, fallback, episodes)
+            check(extra)
+            return *_resumed(contents, "load", run), extra
+
+        *run, extra = contents.calls.apart(read)
+        _become(contents, *run)
+        return extra
+
+
+def _figures(contents: Contents) -> dict[str, Any]:
+    """Return the figures of a run: all but its rows and its item."""
+    waiting, turn = contents.stream.waiting()
+    stored = contents.stored
+    return {
+        "version": VERSION,
+        "made_with": _made_with(contents.spec),
+        "tensordict": contents.rebuild == [_containers.TENSORDICT],
+        "seed": contents.seed,
+        "key": jax.random.key_data(contents.stream.key),
+        "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
+        "written": stored is not None and stored.backend.fault is not stored.blank,
+        "batch_size": contents.spec.batch_size,
+        "sizes": contents.stream.sizes.own.get("sample", []),
+        "ahead": [batch.take() for batch in waiting],
+    }
+
+
+def _of_tensors(spec: Spec, saved: dict[str, Any]) -> _Saved:
+    """Read a `state_dict`, or raise `ValueError`."""
+    function = where("load_state_dict")
+    parts = {"version", "item", "state"} | _FIGURES
+    missing = ({"version"} if saved.get("version", VERSION) != VERSION else parts) - set(saved)
+    if missing:
+        raise ValueError(f"{function} state_dict is incomplete: it lacks {sorted(missing)}")
+    if saved["version"] != VERSION:
+        raise ValueError(
+            f"{function} state_dict has version {saved['version']}, but this release reads version "
+            f"{VERSION}; load it with the release that wrote it"
+        )
+    _check(f"{function} state_dict", saved, spec)
+    learned = None if saved["item"] is None else learn(function, saved["item"])
+    state = None if learned is None else _state(function, saved["state"], spec, learned)
+    arrays = {name: jnp.copy(from_torch(saved[name])) for name in ("key", "turns")}
+    figures = saved | arrays | {"ahead": map_tensors(saved["ahead"], torch.clone)}
+    return _Saved(figures, state, learned)
+
+
+def _of_directory(
+    contents: Contents, path: str | os.PathLike[str], fallback: bool, episodes: Episodes
+) -> tuple[_Saved, Any]:
+    """Read a directory, with the extra.
+
+    Raises:
+        fbuf.CheckpointError: As `fbuf.load`. Also if it was saved by something else.
+        ValueError: If it is from a buffer made with other arguments.
+    """
+    spec, item = contents.spec, None
+    # The classes of the item's nodes, which a directory does not name.
+    if contents.stored is not None and not _is_plain(contents.stored.learned.item):
+        item = contents.stored.learned.item
+    sampler = spec.buffer.sampler
+    given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
+    state: Any
+    if spec.store is not None and spec.store.folder is not None:
+        if fallback:
+            raise ValueError(
+                f"{where('load')} fallback is True, but an opened store reads the newest "
+                "checkpoint; use host=True"
+            )
+        state, whole = HostStore.open(path, **given)
+    elif spec.host is not False:
+        state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
+    else:
+        state, whole = fbuf.load(path, fallback=fallback, **given)
+    if not isinstance(whole, dict) or _OF_DISK not in whole:
+        raise fbuf.CheckpointError(
+            f"{where('load')} fbuf.save has written {os.fspath(path)!r}, and no ReplayBuffer; use "
+            "buffer.state = fbuf.load(path).state"
+        )
+    what = f"{where('load')} {os.fspath(path)!r}"
+    try:
+        figures = _tensor_json.decode(whole[_OF_DISK], _CPU)
+        extra = _tensor_json.decode(whole["extra"], _CPU)
+        if figures["version"] != VERSION:
+            raise fbuf.CheckpointError(
+                f"{what} has version {figures['version']}, but this release reads version "
+                f"{VERSION}; load it with the release that wrote it"
+            )
+        _check(what, figures, spec)
+        missing = ({"given"} | _FIGURES) - figures.keys()
+        if missing:
+            raise KeyError(*sorted(missing))
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise fbuf.CheckpointError(f"{what} is not what this release writes: {error!r}") from error
+    if figures["given"] is None:
+        return _Saved(figures, None, None), extra
+    item = state.item if isinstance(state, HostStore) else state.storage.item
+    learned = Learned(item, jax.tree.unflatten(jax.tree.structure(item), figures["given"]))
+    return _Saved(figures, state, learned), extra
+
+
+def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
+    """Return the arguments of `_become` for a saved run."""
+    figures, stored, spec = run.figures, contents.stored, contents.spec
+    if stored is not None and run.learned is not None:
+        own, found = stored.learned.item, run.learned.item
+        if jax.tree.structure(own) != jax.tree.structure(found) or own != found:
+            raise ValueError(
+                f"{where(function)} what was saved has the item {found}, but this buffer has "
+                f"{own}; use the same item, or give none"
+            )
+    if run.state is not None and run.learned is not None:
+        stored = contents.of_state(run.learned, run.state, bool(figures["written"]))
+    elif stored is not None:  # the other has learned no item yet
+        stored = contents.make(stored.learned)
+    move = functools.partial(map_tensors, change=lambda x: x.to(spec.device), moved_to=spec.device)
+    ahead = [move(batch) for batch in figures["ahead"]]
+    key = jax.random.wrap_key_data(jnp.asarray(figures["key"]))
+    stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
+    # Older figures have the seed in the last word of their key alone.
+    seed = figures.get("seed", np.asarray(figures["key"]).reshape(-1)[-1])
+    return stored, stream, int(seed), bool(figures.get("tensordict"))
+
+
+def _become(contents: Contents, stored: Any, stream: Any, seed: int, tensordict: bool) -> None:
+    contents.become(stored, stream, seed)
+    if tensordict and not contents.rebuild:
+        contents.rebuild.append(_containers.TENSORDICT)
+
+
+def _check(what: str, figures: Mapping[str, Any], spec: Spec) -> None:
+    """Raise `ValueError` if they are of a buffer made with other arguments."""
+    if figures["made_with"] != _made_with(spec):
+        raise ValueError(
+            f"{what} is from a buffer made with {figures['made_with']}, but this buffer "
+            f"was made with {_made_with(spec)}; use the same arguments"
+        )
+    if figures["ahead"] and figures["batch_size"] != spec.batch_size:
+        raise ValueError(
+            f"{what} holds batches of {figures['batch_size']} drawn ahead, but this "
+            f"buffer has batch_size {spec.batch_size}; use the same batch_size"
+        )
+
+
+def _state(
+    function: str, tensors: Mapping[str, Any], spec: Spec, learned: Learned
+) -> fbuf.State[Any]:
+    """Return the state that tensors hold."""
+    expected = jax.eval_shape(lambda: spec.buffer.init(learned.item))
+    leaves: list[jax.Array] = []
+    for path, like in jax.tree.leaves_with_path(expected):
+        tensor = tensors.get(_name(path))
+        if (
+            tensor is None
+            or tuple(tensor.shape) != like.shape
+            or tensor.dtype != _dtypes.to_torch(like.dtype)
+        ):
+            found = "nothing" if tensor is None else describe(tensor)
+            raise ValueError(
+                f"{function} state_dict['state'] must have {_name(path)!r}, {like.dtype} of shape "
+                f"{like.shape}, found {found}"
+            )
+        # JAX's own memory: what is taken over from torch cannot be written in place
+        leaves.append(jnp.copy(from_torch(tensor)))
+    return jax.tree.unflatten(jax.tree.structure(expected), leaves)
+
+
+def _on_cpu(arrays: dict[str, jax.Array]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()}
+
+
+def _is_plain(tree: Any) -> bool:
+    """Tell whether a tree can be made again without an example."""
+    return not tree_json.classes(tree_json.described(tree, lambda leaf: None))
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path).lstrip(".")
+
+
+def _made_with(spec: Spec) -> dict[str, Any]:
+    """Return the arguments that two buffers must share, as data."""
+    names = ("capacity", "num_envs", "autoreset", "lockstep", "next_of", "max_ends")
+    options = spec.buffer.options
+    return {**{name: options[name] for name in names}, "sampler": repr(options["sampler"])}

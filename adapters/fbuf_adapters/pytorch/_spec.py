@@ -1,0 +1,114 @@
+"""The arguments of a `ReplayBuffer`, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fbuf.checkpoint import paths
+from fbuf.checks import values as check
+from fbuf.host import HostStore
+from fbuf.ops.spec import BufferSpec
+from fbuf.samplers import Sampler
+from fbuf.views import View
+from fbuf_adapters.pytorch import _tensors
+from fbuf_adapters.pytorch._error import InteropError
+
+NAME = "ReplayBuffer"
+
+
+def where(function: str) -> str:
+    """Return the beginning of messages of a method."""
+    return f"fbuf_adapters.pytorch.{NAME}.{function}:"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spec:
+    """The arguments of a `ReplayBuffer`, as the class documents them."""
+
+    buffer: BufferSpec
+    view: View
+    batch_size: int | None
+    device: torch.device
+    seed: int | None
+    int64: bool
+    transform: Callable[[Any], Any] | None
+    pin_memory: bool
+    to: torch.device | None
+    prefetch: int
+    drop_last: bool
+    host: bool | str | os.PathLike[str] | HostStore[Any]
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        sampler: Any = self.buffer.sampler
+        check.instance(NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
+        if sampler.reads_once:
+            raise ValueError(
+                f"{where('__init__')} this object draws batches, and {type(sampler).__name__} is "
+                "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
+                "to_torch(batch.data)"
+            )
+        given: Any = self.host  # users may have no type checker
+        if not isinstance(given, bool | str | os.PathLike | HostStore):
+            raise TypeError(
+                f"{where('__init__')} host must be True, False, a directory or a HostStore, got "
+                f"{self.host!r}"
+            )
+        check.instance(NAME, "view", self.view, View, "fbuf.Item()")
+        check.integer(NAME, "prefetch", self.prefetch, smallest=0)
+        if self.seed is not None:
+            check.integer(NAME, "seed", self.seed, largest=2**32 - 1, smallest=0)
+        if self.batch_size is not None:
+            check.integer(NAME, "batch_size", self.batch_size)
+        if self.prefetch and self.batch_size is None:
+            raise ValueError(
+                f"{where('__init__')} prefetch needs a batch_size; give one to the buffer"
+            )
+        _ = self.jax_device, self.files  # a bad device or directory raises
+        if self.pin_memory and not (self.device.type == "cpu" and torch.cuda.is_available()):
+            raise InteropError(
+                f"{where('__init__')} pin_memory needs rows on the CPU (they are on "
+                f"{self.device}) and a GPU that PyTorch can use; leave it out"
+            )
+
+    @functools.cached_property
+    def jax_device(self) -> Any:
+        """The device of JAX's that the rows lie on, or the index of rows on the host."""
+        return _tensors.jax_device(self.device, where("__init__"))
+
+    @functools.cached_property
+    def store(self) -> HostStore[Any] | None:
+        """The store that was given as `host`."""
+        return self.host if isinstance(self.host, HostStore) else None
+
+    @functools.cached_property
+    def files(self) -> pathlib.Path | None:
+        """The directory for the files of rows on the host."""
+        if self.store is not None:
+            return self.store.files
+        if isinstance(self.host, bool):
+            return None
+        return paths.local(where("__init__").rstrip(":"), self.host)
+
+    @property
+    def lead(self) -> int:
+        """The number of axes that one step has before those of an item."""
+        return 0 if self.buffer.num_envs is None else 1
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether a mask leaves out steps of all environments, and not rows."""
+        return self.buffer.lockstep and self.buffer.num_envs is not None
+
+
+def drawn_seed(generator: torch.Generator | None = None) -> int:
+    """Draw a seed from a generator of PyTorch's; None is the default one, on CPU."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**32, (), generator=generator, device=device, dtype=torch.int64))

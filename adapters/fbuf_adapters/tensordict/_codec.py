@@ -1,0 +1,151 @@
+"""Rows of a buffer as TensorDicts, with the keys that TorchRL's programs read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+import fbuf
+from fbuf_adapters.pytorch._unpack import free
+from fbuf_adapters.tensordict import _leaves
+from fbuf_adapters.tensordict._leaves import Form, Leaves
+from fbuf_adapters.tensordict._run import Run
+from fbuf_adapters.tensordict._slices import Slices
+from fbuf_adapters.tensordict._transforms import TransformChain
+
+NAME = "fbuf_adapters.tensordict.TensorDictReplayBuffer"
+
+NOTHING = (
+    f"{NAME}.sample: there is nothing to draw: the buffer is empty, or no episode is as long as "
+    "the sampler's window, or all priorities are 0; add rows, or ask can_sample() first"
+)
+
+
+class NothingToDraw(RuntimeError):
+    """A RuntimeError to users; the buffer tells it from others."""
+
+
+class Codec:
+    """Makes leaves of TensorDicts, and TensorDicts of rows.
+
+    Attributes:
+        run: The figures of the buffer: the codec reads `form`.
+        layout: The layout of slices; None if batches stay as the view has made them.
+        transforms: The transforms of batches.
+        looks: Whether to look at each batch for rows that were not drawn; on a GPU it has to wait.
+    """
+
+    def __init__(
+        self, run: Run, sampler: Any, view: Any, layout: Slices | None, device: Any
+    ) -> None:
+        self.run = run
+        self.layout = layout
+        self.transforms = TransformChain()
+        self._view = view
+        # With the number of the GPU, as its tensors have it.
+        self._device = torch.empty(0, device=device).device
+        self._prioritized = sampler.keeps_priorities
+        self.looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
+
+    @property
+    def added(self) -> list[Any]:
+        """The keys that a batch may have beside the stored ones."""
+        return [*_leaves.ADDED, *(() if self.layout is None else self.layout.keys)]
+
+    def items(self, leaves: Leaves) -> dict[str, Any]:
+        """Return the leaves of rows as a tree to be stored."""
+        return _leaves.nested(_leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves)
+
+    def batch(self, sample: Any) -> TensorDictBase:
+        """Return a `fbuf.Sample` as TorchRL has it, transformed."""
+        assert self.run.form is not None
+        marks: dict[Any, torch.Tensor] = {}
+        if self.layout is not None:
+            rows = self.layout.lay(sample, self.run.form)
+            if not rows.count:
+                raise NothingToDraw(NOTHING)
+            added = self._added(rows.slot, rows.generation, rows.weight)
+            batch = _of_rows(rows.data | added, torch.Size([rows.count]), self._device)
+            marks = self.layout.marks(rows, batch)
+        else:
+            batch, added = self._as_viewed(sample, self.run.form)
+        if not (self.transforms.all or marks):
+            return batch
+        told, size = {key: batch[key] for key in added}, batch.batch_size
+        batch = self.transforms(batch)
+        # A transform may leave rows out, or move them: their keys then go along.
+        there = batch.keys()
+        marks.update((key, value) for key, value in told.items() if key not in there)
+        for key, value in marks.items():
+            _set(batch, key, value, size)
+        return batch
+
+    def _as_viewed(self, sample: Any, form: Form) -> tuple[Any, dict[Any, torch.Tensor]]:
+        """Return a batch as the view has made it, and the keys that were added."""
+        data, dims = _leaves.plain(sample.data), torch.Size()
+        if dataclasses.is_dataclass(sample.data):  # of a view that returns more than the item
+            data["item"] = _leaves.restored(data["item"], form)
+        else:
+            data = _leaves.restored(data, form)
+            dims = form.dims if isinstance(self._view, fbuf.Item) else dims
+        added = self._added(sample.ids.slot.long(), sample.ids.generation, sample.weight)
+        if dims:
+            one = [1] * len(dims)
+            wide = {k: x.reshape(-1, *one).expand(-1, *dims) for k, x in added.items()}
+            added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}
+        batch = _of_rows(data | added, sample.mask.shape + dims, self._device)
+        if self.looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
+            batch = batch[sample.mask]
+            if not len(batch):
+                raise NothingToDraw(NOTHING)
+        return batch, added
+
+    def rows(self, data: Any, slots: torch.Tensor) -> Any:
+        """Return rows that were read, `[B]`, in the shape of their slots, transformed."""
+        assert self.run.form is not None
+        data = _leaves.restored(data, self.run.form) if _leaves.moves_bits(self._view) else data
+        dims = self.run.form.dims
+        rows: Any = TensorDict(data, [slots.numel(), *dims], device=self._device)
+        rows = rows.reshape(torch.Size([*slots.shape, *dims])).apply(free)
+        index = slots.reshape(torch.Size([*slots.shape, *[1] * len(dims)]))
+        index = index.expand(rows.batch_size).clone(memory_format=_PLAIN)
+        rows.set("index", index.to(self._device))
+        return self.transforms(rows)
+
+    def _added(
+        self, slot: torch.Tensor, generation: torch.Tensor, weight: torch.Tensor
+    ) -> dict[Any, torch.Tensor]:
+        """Return the tensors that are added to a batch, by key."""
+        weights = (weight, weight.clone()) if self._prioritized else ()
+        return dict(zip(_leaves.ADDED, (slot, generation, *weights), strict=False))
+
+
+_PLAIN = torch.contiguous_format
+
+
+def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:
+    """Return a TensorDict of leaves that fit; to check each takes ten microseconds."""
+    return TensorDict._new_unsafe(data, size, device)  # pyright: ignore[reportPrivateUsage]
+
+
+def _may_lack_rows(sampler: Any, view: Any) -> bool:
+    """Tell whether a batch of a filled buffer may have fewer rows than asked for."""
+    whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
+    if isinstance(sampler, fbuf.Prioritized):
+        return not whole or sampler.eps == 0
+    return not whole or type(sampler) is not fbuf.Uniform
+
+
+def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
+    """Set a key of a batch that had this size before transforms, which may reshape the batch."""
+    if batch.numel() != size.numel():
+        raise RuntimeError(
+            f"{NAME}.sample: a transform made {batch.numel()} rows of {size.numel()}, so that "
+            f"{key!r} says nothing about them; call it with the batch that sample() returns instead"
+        )
+    if batch.batch_size != size:
+        value = value.reshape(*batch.batch_size, *value.shape[len(size) :])
+    batch.set(key, value)

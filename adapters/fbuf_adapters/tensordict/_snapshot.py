@@ -1,0 +1,108 @@
+"""Saving the figures and transforms of a buffer of TensorDicts beside its rows, and going on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import fbuf
+from fbuf.ops.resume import Episodes
+from fbuf_adapters.pytorch import ReplayBuffer, _snapshot
+from fbuf_adapters.tensordict._codec import NAME, Codec
+from fbuf_adapters.tensordict._leaves import Form
+
+
+def state_dict(buffer: ReplayBuffer, codec: Codec) -> dict[str, Any]:
+    """Return all that future calls depend on."""
+    with buffer.lock:
+        saved = buffer.state_dict()
+        # torch.load knows dicts, and no TensorDicts.
+        saved["ahead"] = [(list(b.batch_size), b.to_dict()) for b in saved["ahead"]]
+        return {"buffer": saved, **_figures(codec)}
+
+
+def load_state_dict(
+    buffer: ReplayBuffer, codec: Codec, saved: dict[str, Any], episodes: Episodes
+) -> None:
+    """Go on where `state_dict` was called."""
+    with buffer.lock, contextlib.ExitStack() as stack:
+        _check_transforms("load_state_dict", codec, saved)
+        rows = dict(saved["buffer"])
+        device = buffer.contents.spec.device
+        rows["ahead"] = [
+            TensorDict(batch, batch_size=size, device=device) for size, batch in rows["ahead"]
+        ]
+        resume = lambda: stack.enter_context(_resumed(codec, saved))
+        _snapshot.load_state_dict(buffer.contents, rows, episodes, resume)
+
+
+def save(buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str]) -> None:
+    """Save the buffer to a directory."""
+    with buffer.lock:
+        buffer.save(path, extra={"tensordict": _figures(codec)})
+
+
+def load(
+    buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str], episodes: Episodes
+) -> None:
+    """Go on where `save` was called."""
+    with buffer.lock, contextlib.ExitStack() as stack:
+
+        def check(extra: Any) -> None:
+            if not isinstance(extra, dict) or "tensordict" not in extra:
+                raise fbuf.CheckpointError(
+                    f"{NAME}.loads: {os.fspath(path)!r} was saved by another kind of buffer"
+                )
+            _check_transforms("loads", codec, extra["tensordict"])
+            stack.enter_context(_resumed(codec, extra["tensordict"]))
+
+        _snapshot.load(buffer.contents, path, False, episodes, check)
+
+
+def _figures(codec: Codec) -> dict[str, Any]:
+    """Return the figures that future calls depend on, beside the rows."""
+    run = codec.run
+    return {
+        "dtypes": dict(run.form.dtypes) if run.form else {},
+        "item_dims": list(run.form.dims) if run.form else [],
+        "alpha": run.alpha,
+        "beta": run.beta,
+        "write_count": run.write_count,
+        "transforms": codec.transforms.state_dicts(),
+    }
+
+
+def _check_transforms(function: str, codec: Codec, saved: dict[str, Any]) -> None:
+    """Raise if the buffer has another number of transforms."""
+    count, own = len(saved["transforms"]), len(codec.transforms.all)
+    if count != own:
+        raise ValueError(
+            f"{NAME}.{function}: state_dict has {count} transforms, but this "
+            f"buffer has {own}; append the same transforms first"
+        )
+
+
+@contextlib.contextmanager
+def _resumed(codec: Codec, saved: dict[str, Any]) -> Generator[None]:
+    """Take over saved figures, if the block loads the rows."""
+    before = codec.transforms.state_dicts()
+    try:
+        codec.transforms.load(saved["transforms"])
+        yield
+    except BaseException:
+        codec.transforms.load(before)
+        raise
+    dtypes = dict(saved["dtypes"])
+    codec.run.__dict__.update(  # one instruction: an exception comes before all of it, or after
+        form=Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None,
+        alpha=saved["alpha"],
+        beta=saved["beta"],
+        write_count=saved["write_count"],
+        ready=False,
+        seen=None,  # and so the episodes are looked up when rows are added
+    )

@@ -1,0 +1,179 @@
+"""TensorDicts into a buffer: rows, their slots, the ends of their episodes, their priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+import fbuf
+from fbuf_adapters.pytorch import InteropError, ReplayBuffer
+from fbuf_adapters.pytorch._sizes import next_step
+from fbuf_adapters.tensordict import _leaves, _slices
+from fbuf_adapters.tensordict._codec import NAME, Codec
+from fbuf_adapters.tensordict._ends import Ends
+from fbuf_adapters.tensordict._leaves import Form
+
+
+class Writer:
+    """Writes TensorDicts, and knows where the next row goes.
+
+    Attributes:
+        ends: Reads where episodes end.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, codec: Codec, ends: Ends, priority_key: Any) -> None:
+        self._buffer, self._codec, self._run = buffer, codec, codec.run
+        self._priority_key = priority_key
+        spec = buffer.contents.spec.buffer
+        self._capacity, self._num_envs = spec.capacity, spec.num_envs
+        self._prioritized = spec.sampler.keeps_priorities
+        self.ends = ends
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no other code has changed the buffer since its last change here."""
+        return self._buffer.contents.stamp is self._run.seen
+
+    def extend(
+        self, data: TensorDictBase, alpha: float | None, take_priority: bool, check_order: bool
+    ) -> torch.Tensor:
+        """Add rows as the transforms have left them, and return their slots.
+
+        Args:
+            data: The rows.
+            alpha: The exponent of their priorities.
+            take_priority: Whether they may have priorities of their own.
+            check_order: Whether rows of several environments in turn are an error.
+        """
+        where = f"{NAME}.extend"
+        if not data.batch_dims:
+            raise InteropError(
+                f"{where}: data has no batch dimension; give extend() a batch, or add() one item"
+            )
+        given = data.batch_size
+        if self._num_envs is not None and data.batch_dims == 1:
+            data = data.unsqueeze(1)
+        lead = data.batch_size[: 1 if self._num_envs is None else 2]
+        if lead.numel() == 0:
+            return torch.zeros(given[: len(lead)], dtype=torch.int64)
+        run = self._run
+        leaves = _leaves.leaves_of(where, data, run.form)
+        priority = None
+        if self._prioritized and take_priority:
+            found: Any = data.get(self._priority_key, None)
+            if found is not None:
+                priority = found.detach().reshape(*lead, -1).amax(-1).float()
+        with self._buffer.lock:
+            self._look_up()
+            ends = self.ends.read(where, leaves, lead, check_order)
+            if ends.before is not None:
+                # If the rows cannot be added after all, an episode has been cut, and no more.
+                self._buffer.end_episode(ends.before)
+            known = run.form
+            run.form = known or Form(
+                {key: leaf.dtype for key, leaf in leaves.items()}, data.batch_size[len(lead) :]
+            )
+            try:
+                self._buffer.extend(
+                    self._codec.items(leaves),
+                    priority=priority,
+                    alpha=None if priority is None else alpha,
+                    terminated=ends.terminated,
+                    truncated=ends.truncated,
+                )
+            except BaseException:  # an interrupt may come when the rows are there
+                if known is None and len(self._buffer) == 0:
+                    run.form = None
+                raise
+            self.ends.keep(ends)
+            return self._advance(lead).reshape(given[: len(lead)])
+
+    def _advance(self, lead: torch.Size) -> torch.Tensor:
+        """Move the cursor over rows that were added, and return their slots."""
+        count = lead.numel()
+        slots = torch.arange(self._run.cursor, self._run.cursor + count)
+        if self._num_envs is not None:  # one step of all environments lies side by side
+            slots = slots.reshape(lead[::-1]).movedim(0, -1)
+        if self._run.cursor + count > self._capacity:
+            slots %= self._capacity
+        self._run.cursor = (self._run.cursor + count) % self._capacity
+        self._run.seen = self._buffer.contents.stamp
+        self._run.write_count += count
+        return slots
+
+    def _look_up(self) -> None:
+        """Read the cursor and the episodes, if other code has changed the buffer."""
+        form = self._run.form
+        if form is not None and not self.is_current:
+            contents = self._buffer.contents
+            backend = contents.made("state").backend
+            self._run.cursor = contents.calls.apart(lambda: int(backend.state.ring.head[0]))
+            contents.calls.apart(lambda: self.ends.look(backend, form))
+
+    def update_slots(self, index: Any, priority: Any, alpha: float | None) -> None:
+        """Give the rows that lie in slots now new priorities."""
+        slots = torch.as_tensor(index)
+        if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
+            raise TypeError(
+                f"{NAME}.update_priority: index must be integers, got {slots.dtype}; for a mask "
+                "give mask.nonzero()[:, 0]"
+            )
+        slots = slots.long().reshape(-1).cpu()
+        slots = torch.where((slots >= 0) & (slots < self._capacity), slots, -1).int()
+        count = len(slots)
+        if count == 0:
+            return
+        # A program is compiled for each number of slots: a few numbers serve all.
+        more = (0, next_step(count) - count)
+        slots = torch.nn.functional.pad(slots, more, value=-1)
+        given = torch.as_tensor(priority).detach().float().reshape(-1).expand(count)
+        contents = self._buffer.contents
+        with self._buffer.lock:
+            state = contents.made("state").backend.state
+            look_up = lambda: fbuf.ids_at(state, slots.numpy())
+            ids = contents.calls((fbuf.ids_at, len(slots)), look_up)
+            self._update(ids, torch.nn.functional.pad(given, more), alpha)
+
+    def update_rows(self, data: TensorDictBase, alpha: float | None) -> None:
+        """Give drawn rows the priorities that `data` holds."""
+        keys = (self._priority_key, *_leaves.ADDED[:2])
+        found: dict[Any, Any] = {key: data.get(key, None) for key in keys}
+        for key, value in found.items():
+            if value is None:
+                raise InteropError(
+                    f"{NAME}.update_tensordict_priority: data has no {key!r}; "
+                    + (
+                        "write the priorities there, or name their key with priority_key"
+                        if key == self._priority_key
+                        else "give it what sample() returned"
+                    )
+                )
+        priority, slots, generations = found.values()
+        layout = self._codec.layout
+        if layout is not None and layout.padded:
+            there: Any = data.get(_slices.MASK, None)
+            if there is not None:  # padding names the last step again, and must not change it
+                slots = torch.where(there, slots, -1)
+        count = slots.shape[0] if slots.ndim else 1
+        if count == 0:
+            return
+        named: list[Any] = [slots, generations]
+        if slots.ndim != 1:
+            named = [x.reshape(count, -1)[:, 0] for x in named]
+        # A call of PyTorch that changes nothing takes a microsecond all the same.
+        if priority.requires_grad:
+            priority = priority.detach()
+        if priority.dtype != torch.float32:
+            priority = priority.float()
+        if priority.ndim != 1 or len(priority) != count:
+            priority = priority.reshape(count, -1).amax(1)
+        self._update(fbuf.Ids(*named), priority, alpha)
+
+    def _update(self, ids: Any, priority: torch.Tensor, alpha: float | None) -> None:
+        with self._buffer.lock:
+            current = self._run.form is not None and self.is_current
+            self._buffer.update_priority(ids, priority, alpha=alpha)
+            if current:
+                self._run.seen = self._buffer.contents.stamp
