@@ -194,10 +194,10 @@ class TensorDictReplayBuffer:
         Raises:
             InteropError: As `extend`.
         """
-        if self._spec.num_envs is not None:
+        if (envs := self._spec.num_envs) is not None:
             raise InteropError(
-                f"{NAME}.add: one item is a step of one environment, but this buffer has "
-                f"{self._spec.num_envs} environments; give extend() one step of all, [{self._spec.num_envs}]"
+                f"{NAME}.add: one item is a step of one environment, but this buffer has {envs} "
+                f"environments; give extend() one step of all, [{envs}]"
             )
         data, form = _tensordict("add", data, 0), self._run.form
         if form is not None and data.batch_dims > len(form.dims):

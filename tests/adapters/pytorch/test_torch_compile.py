@@ -265,6 +265,7 @@ DICTS = {
 STORE = {
     "add": lambda of: of.store.add(of.host_2),
     "batches": lambda of: of.store.batches(KEY, 4).close(),
+    "lock": lambda of: of.store.lock,
     "can_sample": lambda of: of.store.can_sample(),
     "capacity": lambda of: of.store.capacity,
     "clear": lambda of: of.another_store.clear(),
