@@ -103,7 +103,9 @@ OWN_BITS = (
     text("samplers/random_bits.py", 'if jax.random.key_impl(key) != "threefry2x32":', "if True:"),
 )
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
-APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
+APPEND_BARRIER = (
+    text("storage/append.py", "replaced = lax.optimization_barrier(", "replaced = ("),
+)
 CLEAR_BARRIER = (text("ops/clear.py", "= lax.optimization_barrier(", "= ("),)
 OWNERS = (
     text("storage/next_obs.py", "jnp.minimum(self.owner, -1)", "jnp.full_like(self.owner, -1)"),
@@ -192,11 +194,11 @@ TRICKS: dict[str, Trick] = {
         (untied("ops/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
     ),
     "tie in Ring.append, replaced": Trick(
-        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
+        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
         (SRA, ASR_EPISODE, ONE_EPISODE),
     ),
     "tie in Ring.append, before": Trick(
-        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
+        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
         (SUA, AFTER_ADD, SRA),
     ),
     "tie in NextObs": Trick((untied("storage/next_obs.py", "where", "before"),), (NEXT, ONE_NEXT)),

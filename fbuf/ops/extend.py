@@ -15,6 +15,7 @@ from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Episodes, Lanes, Source, appended, dealt, unread_of_lanes
 from fbuf.samplers import queues
 from fbuf.state import State
+from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
@@ -153,7 +154,7 @@ def _source(state: State[Any], other: State[Any]) -> Source:
             f"fbuf.extend: {what}, and rows that are used once have an order in each environment "
             "only; take them with fbuf.pop, and add them"
         )
-    order, _, count = its.one_after_another()
+    order, _, count = whole_episodes(its)
     return Episodes(other, order, count)
 
 

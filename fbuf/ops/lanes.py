@@ -16,6 +16,8 @@ from jax import lax
 
 from fbuf.samplers.queues import queue_of
 from fbuf.state import State
+from fbuf.storage.append import append
+from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, STANDS_IN, TRUNCATED, Ring
 from fbuf.storage.store import Item
@@ -140,7 +142,7 @@ def dealt(state: State[Any], number: int, together: bool) -> Dealt:
 
     They stay in the order of time: the first lane gets those that ended first.
     """
-    order, episode, count = state.ring.one_after_another()
+    order, episode, count = whole_episodes(state.ring)
     place = jnp.arange(order.shape[0], dtype=jnp.int32)
     begins = jnp.concatenate([jnp.ones(1, bool), episode[1:] != episode[:-1]])
     begin = jnp.where(begins & (place < count), place, count)
@@ -338,7 +340,7 @@ def _with_steps(
     dummy = None
     if new.ring.open is not None:
         dummy = in_turn(*[part.flags for part in read]) & DUMMY > 0
-    ring, span = new.ring.append(given, there, new.fault, dummy)
+    ring, span = append(new.ring, given, there, new.fault, dummy)
     index, faults = new.sampler.add(new.index, ring, span, None, None)
     fault = collected(new.fault, faults)
     for (of, at, _), part in zip(each, read, strict=True):

@@ -16,6 +16,7 @@ from fbuf.ops.init import of_ring
 from fbuf.ops.lanes import Episodes, filled
 from fbuf.state import State
 from fbuf.storage import ring as rings
+from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
 from fbuf.xla.varying import varying
@@ -112,8 +113,8 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
 
 @operation()
 def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The slots of all episodes, see `Ring.one_after_another`."""
-    return state.ring.one_after_another()
+    """The slots of all episodes, see `whole_episodes`."""
+    return whole_episodes(state.ring)
 
 
 def _part(
