@@ -16,17 +16,16 @@ from fbuf.storage.ids import Ids
 from fbuf.views.gather import gather, reshaped
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
-from fbuf.views.reader import Draws
 
 
 def is_view(function: str, argument: str, value: Any) -> Any:
-    """A view, and not its class."""
+    """Return a view; refuse its class."""
     check.instance(function, argument, value, View, "fbuf.Item()")
     return value
 
 
 def is_key_or_none(function: str, argument: str, value: Any) -> Any:
-    """A random key, or None."""
+    """Return a random key, or None."""
     if value is not None:
         check.key(function, value)
     return value
@@ -46,15 +45,15 @@ def read(
         state: The buffer; never consumed.
         ids: Which rows, of any shape: from `fbuf.sample`, `fbuf.newest_ids` or `fbuf.ids_at`. Rows
             may repeat.
-        view: What a row turns into, as for `fbuf.sample`; static. The rows that you name may lack
-            steps that the view wants: look at `valid` of `fbuf.Sequence` and `steps` of
+        view: The view to read through, as for `fbuf.sample`; static. The rows that you name may
+            lack steps that the view wants: look at `valid` of `fbuf.Sequence` and `steps` of
             `fbuf.NStep`.
         key: A key of `jax.random`, for views that leave something to chance (`fbuf.Hindsight`). Use
             a key once only.
 
     Returns:
-        The batch; leaves begin with the axes of `ids`. If an id names no row, or a row that was
-        overwritten or removed since, its `mask` is False, its data is 0, and its id in the
+        The batch; leaves begin with the axes of `ids`. An id may name no row, or a row that was
+        overwritten or removed since. Its `mask` is then False, its data is 0, and its id in the
         batch names no row.
 
     Raises:
@@ -75,7 +74,7 @@ def read(
 
 
 def require_key(view: View, key: Any) -> None:
-    """A key, for a view that leaves something to chance."""
+    """Refuse a random view without a key."""
     if view.is_random and key is None:
         raise ValueError(
             f"fbuf.read: {type(view).__name__} is random and needs a key; give "
@@ -84,17 +83,17 @@ def require_key(view: View, key: Any) -> None:
 
 
 def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any) -> Batch[Any]:
-    """What a view makes of the rows that ids of any shape name; for `read`, and for `rows`."""
+    """Read the rows of ids of any shape through a view; for `read` and `rows`."""
     one_buffer(function, state)
     slots, live, shape = find_ids(function, state, ids, view)
-    batch = gather_and_note(state, slots, live, view, key, zeros=True)
-    return reshaped(batch, shape)
+    batch = gather(state, slots, live, view, key, zeros=True)
+    return reshaped(noted(state, batch), shape)
 
 
 def find_ids(
     function: str, state: State[Any], ids: Ids, view: View
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """The slots that ids name, and whether there is such a row, `[B]`; and the shape of the ids."""
+    """Return the slots of ids and whether the rows are stored, `[B]`; and the shape of the ids."""
     flat, shape = parse.ids(function, ids)
     if view.time_major and len(shape) != 1:
         raise ValueError(
@@ -105,17 +104,7 @@ def find_ids(
     return jnp.where(live, flat.slot, 0), live, shape
 
 
-def gather_and_note(
-    state: State[Any],
-    slots: jax.Array,
-    mask: jax.Array,
-    view: View,
-    key: Any,
-    reads: tuple[jax.Array, ...] = (),
-    zeros: bool = False,
-    draws: Draws | None = None,
-) -> Batch[Any]:
-    """Return the batch that `gather` makes; a later change in this trace waits for it."""
-    batch = gather(state, slots, mask, view, key, reads, zeros, draws)
+def noted(state: State[Any], batch: Batch[Any]) -> Batch[Any]:
+    """Return a batch of a state; a later change of the state in this trace waits for it."""
     read_before_write.note_read(state, batch.ids.slot)
     return batch

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation
-from fbuf.ops.read import gather_and_note, is_view
+from fbuf.ops.read import is_view, noted
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
+from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
@@ -138,8 +139,8 @@ def drawn(
     draw, view_key = planned(state, key, beta, step, batch_size, view, count)
     # A sampler may read its index for the probabilities alone.
     reads = (draw.probability,)
-    batch = gather_and_note(state, draw.slots, draw.mask, view, view_key, reads)
-    return weighted(batch, draw), draw.log_weight
+    batch = gather(state, draw.slots, draw.mask, view, view_key, reads)
+    return weighted(noted(state, batch), draw), draw.log_weight
 
 
 def planned(

@@ -17,11 +17,11 @@ from fbuf.storage.ring import Ring, Span
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FifoIndex:
-    """How far the reader is behind the writer.
+    """The distance of the reader behind the writer.
 
     Attributes:
-        unread: int32 `[heads]`; how many steps of each head no `fbuf.pop` has handed out. They are
-            its newest ones.
+        unread: int32 `[heads]`; the number of steps of each head that no `fbuf.pop` has handed out.
+            They are its newest ones.
     """
 
     unread: jax.Array
@@ -32,14 +32,14 @@ class Fifo(QueueSampler):
     """Read every row once, the oldest first: a queue for on-policy data.
 
     `state, batch = fbuf.pop(state, count)` reads the oldest unread rows of each environment, and
-    `fbuf.sample` is not for such a buffer. Rows that were read stay where they are until others
-    take their place: until then their ids are good for `fbuf.read` and `fbuf.write`.
+    `fbuf.sample` is not for such a buffer. Rows that were read stay stored until new rows
+    replace them: until then their ids are good for `fbuf.read` and `fbuf.write`.
 
-    A buffer full of unread rows takes no more of them. `fbuf.add` writes the first rows of a batch,
-    as many as there is room for, leaves out the others, and sets `Fault.FULL`. The newest row then
-    becomes truncated, for the next row that is written will not be the one after it. That row is
-    the first that is known of its episode, and need not be the episode's first step: `is_first` of
-    `fbuf.Sequence` is True there all the same. Look at `fbuf.space` before you add.
+    A buffer full of unread rows takes no more rows. `fbuf.add` then writes the first rows of a
+    batch that fit, leaves out the other ones, and sets `Fault.FULL`. It truncates the newest row,
+    because the next row to be written will not follow it. The next row need not be the first step
+    of its episode, but `is_first` of `fbuf.Sequence` is True there. Look at `fbuf.space` before you
+    add.
 
     Attributes:
         overwrite: A full buffer keeps the newest rows instead. Rows that nobody has read are lost,

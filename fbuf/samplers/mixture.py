@@ -23,7 +23,7 @@ from fbuf.trees import bit_tree, sum_tree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixedIndex:
-    """What `Mixture` keeps: the starts, and their priorities."""
+    """The index of `Mixture`: the starts, and their priorities."""
 
     starts: StartIndex
     priorities: PriorityIndex
@@ -32,7 +32,7 @@ class MixedIndex:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixedTotals:
-    """What there is to draw from: starts, recent ones, and priorities."""
+    """The totals of a shard: of starts, of recent starts, and of priorities."""
 
     starts: jax.Array
     recent: jax.Array
@@ -42,7 +42,7 @@ class MixedTotals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Picks:
-    """Draws in one shard: which way, and the rank or the picks in each way."""
+    """Draws in one shard: the way of each, and its rank or picks in each way."""
 
     which: jax.Array
     uniform: jax.Array
@@ -64,16 +64,16 @@ class Mixture(WindowedSampler):
     """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
 
     The probability of a row is that of all three ways together, so importance weights are right for
-    every draw: `(N * probability) ** -beta`, divided by the largest in the batch. A way that has
-    nothing to draw from leaves its share to the others.
+    every draw. They are `(N * probability) ** -beta`, divided by the largest in the batch. A way
+    that has nothing to draw from leaves its share to the others.
 
     Attributes:
         uniform: The share of uniform draws. Shares are at least 0, and are divided by their sum.
         prioritized: The share of draws by priority.
         recent: The share of uniform draws from the newest `recent_rows` rows. The buffer must have
             `lockstep=True`.
-        recent_rows: How many rows are recent, counting all environments together. Over a mesh
-            each shard has an equal part of them, its newest rows.
+        recent_rows: The number of recent rows, of all environments together. Over a mesh each
+            shard has an equal part of them, its newest rows.
         priorities: The sampler of the draws by priority. Its `window`, `stride` and `first_only`
             hold for all three ways. Its `beta` holds for the weights, and its `draws` for the draws
             by priority. Its `normalize` changes nothing here.
@@ -82,8 +82,8 @@ class Mixture(WindowedSampler):
     row, 4.9 with `fbuf.Prioritized(normalize="buffer")`.
 
     Raises:
-        ValueError: If a share is negative or not finite, or so small beside the others that
-            float32 makes it 0, if all shares are 0, or if `recent_rows` is below 1.
+        ValueError: If a share is negative or not finite, or if float32 makes it 0 beside the other
+            shares. If all shares are 0, or if `recent_rows` is below 1.
         TypeError: If `priorities` is not a `fbuf.Prioritized`, or if a share is not a number.
 
     Examples:
@@ -144,7 +144,7 @@ class Mixture(WindowedSampler):
         return self.priorities._window
 
     def init(self, ring: Ring) -> MixedIndex:
-        """No start, and no priority."""
+        """Return an index without starts and priorities."""
         if self.recent and ring.heads > 1:
             raise ValueError(
                 "fbuf.init: Mixture(recent=...) is for environments that step together; make the "
@@ -167,7 +167,7 @@ class Mixture(WindowedSampler):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Count the starts there are now, and store the priorities."""
+        """Index the new starts, and store the priorities."""
         found, _ = start_index.add(index.starts, ring, span, self._window)
         priorities, faults = self.priorities.add(index.priorities, ring, span, priority, alpha)
         return MixedIndex(found, priorities), faults
@@ -180,7 +180,7 @@ class Mixture(WindowedSampler):
         priority: jax.Array,
         alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Store the priorities that can be right."""
+        """Store the valid priorities."""
         given = index.priorities
         priorities, faults = self.priorities.update_priority(given, ring, slots, priority, alpha)
         return MixedIndex(index.starts, priorities), faults
@@ -297,11 +297,11 @@ class Mixture(WindowedSampler):
         return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Those of the priorities."""
+        """Return the figures of the priorities."""
         return self.priorities.stats(index.priorities, ring)
 
     def _shares(self, totals: MixedTotals) -> jax.Array:
-        """The shares of those that have something to draw from: float32 `[3]`."""
+        """Return the shares of the ways, 0 for a way with nothing to draw from: float32 `[3]`."""
         by_priority = totals.priorities.total
         drawable = jnp.stack([(of > 0).any() for of in (totals.starts, by_priority, totals.recent)])
         given = [self.uniform, self.prioritized, self.recent]
@@ -312,7 +312,7 @@ class Mixture(WindowedSampler):
     def _newest(
         self, index: MixedIndex, ring: Ring, total: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The rank of the oldest start among the newest rows, and how many of them are starts."""
+        """Return the rank of the oldest start among the newest rows, and count these starts."""
         if not self.recent:
             return jnp.int32(0), jnp.int32(0)
         stored, head = ring.stored[0], ring.head[0]
@@ -331,7 +331,7 @@ class Mixture(WindowedSampler):
 
 
 def _likely(totals: MixedTotals, odds: Odds, shares: jax.Array) -> jax.Array:
-    """How likely rows are to be drawn, all ways taken together; shares as `[3]` that sum to 1."""
+    """Return the probability of rows in all ways together; `[3]` shares must sum to 1."""
     among_all = shares[0] / jnp.maximum(shards.sum_of_counts(totals.starts), 1)
     total = shards.sum_of_totals(totals.priorities.total)
     by_priority = shares[1] * jnp.where(total > 0, odds.value / jnp.where(total > 0, total, 1), 0)
@@ -340,7 +340,7 @@ def _likely(totals: MixedTotals, odds: Odds, shares: jax.Array) -> jax.Array:
 
 
 def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:
-    """`first + further`, which is less than twice the total, modulo the total."""
+    """Return `first + further` modulo the total; the sum is less than twice the total."""
     ahead = first.astype(jnp.uint32) + further.astype(jnp.uint32)
     size = jnp.maximum(total, 1).astype(jnp.uint32)
     return jnp.where(ahead >= size, ahead - size, ahead).astype(jnp.int32)

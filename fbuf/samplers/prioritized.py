@@ -29,10 +29,13 @@ _FLOAT32 = jnp.finfo(jnp.float32)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PriorityTotals:
-    """What there is to draw from.
+    """The totals of a shard.
 
-    `total` is the sum of all stored priorities, of `count` rows. `inverse` is 1 / the smallest
-    above 0; None where weights are divided by the largest in the batch.
+    Attributes:
+        total: The sum of all stored priorities.
+        count: The number of rows that may be drawn.
+        inverse: 1 / the smallest priority above 0; None where weights are divided by the largest in
+            the batch.
     """
 
     total: jax.Array
@@ -60,29 +63,33 @@ class Prioritized(WindowedSampler):
     priority 0 is never drawn until you give it another priority.
 
     Attributes:
-        alpha: How much priorities matter: with 0 all rows are equally likely, with 1 priorities
-            count as they are. At least 0. For a schedule, give `alpha` to `add` and
-            `update_priority` instead, where it may be traced; it holds for the priorities that this
+        alpha: The power of priorities, at least 0. With 0 all rows are equally likely, with 1
+            priorities count as they are. For a schedule, give `alpha` to `add` and
+            `update_priority` instead, where it may be traced. It holds for the priorities that the
             call stores.
-        beta: How far importance weights make up for the priorities: 0 not at all, 1 fully. At least
-            0. For a schedule, give `beta` to `sample` instead, where it may be traced.
+        beta: The power of importance weights, at least 0. With 0 they do not make up for the
+            priorities, with 1 fully. For a schedule, give `beta` to `sample` instead, where it may
+            be traced.
         eps: Added to every priority before the power, so that no row is lost. At least 0.
-        new_priority: What a row gets if you give `add` no priority. `"largest"`: the largest in the
-            buffer now. `"largest_ever"`: the largest ever stored, which is cheaper to keep, but
-            forgets an outlier only at `fbuf.clear`. As long as that largest is 0, as in an empty
-            buffer, a row gets 1. These are priorities as they are stored, after the power.
-        normalize: `"batch"`: weights are divided by the largest in the batch. `"buffer"`: by the
-            largest that any row of the buffer would have; these weights are smaller and vary less.
-        window: How many steps of one episode must follow from a row, counting itself, for it to be
-            drawn; see `fbuf.Uniform`. A row keeps its priority while it cannot be drawn.
+        new_priority: The priority of a row if you give `add` none. With `"largest"` it is the
+            largest in the buffer now. With `"largest_ever"` it is the largest ever stored, which is
+            cheaper to keep, but forgets an outlier only at `fbuf.clear`. As long as that largest is
+            0, as in an empty buffer, a row gets 1. These are priorities as they are stored, after
+            the power.
+        normalize: With `"batch"`, weights are divided by the largest in the batch. With `"buffer"`
+            they are divided by the largest weight of any row of the buffer; these weights are
+            smaller and vary less.
+        window: The number of steps of one episode that must follow from a row, counting itself, for
+            the row to be drawn; see `fbuf.Uniform`. A row keeps its priority while it cannot be
+            drawn.
         stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
         first_only: Draw only first steps of episodes.
         strict: As for `fbuf.Uniform`.
-        draws: `"independent"`: each draw by itself. `"stratified"`: one draw from each of
-            `batch_size` equal shares of the total, in random order; this has less variance.
+        draws: With `"independent"`, each draw is by itself. With `"stratified"`, one draw is from
+            each of `batch_size` equal shares of the total, in random order; this has less variance.
 
-    Cost: O(B log N) time to add, sample and update B rows, O(B window log N) to remove them;
-    4.5 bytes a row with the defaults, 4.8 with `normalize="buffer"`.
+    Cost: O(B log N) time to add, sample and update B rows, O(B window log N) to remove them. A row
+    takes 4.5 bytes with the defaults, 4.8 with `normalize="buffer"`.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -1,8 +1,8 @@
 """The choice of a shard: one more level above those of a sampler.
 
-Over a mesh a buffer is several shards, each a buffer of its own. Every device knows how much each
-shard has to draw from, and so makes the same choices, from the same random bits. With one shard
-there is nothing to choose, and no bit is spent: a buffer of one shard draws what a plain one does.
+Over a mesh a buffer is several shards, each a buffer of its own. Every device knows the totals of
+all shards, and so makes the same choices, from the same random bits. With one shard there is
+nothing to choose, and no bit is spent: such a buffer makes the draws of a plain one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fbuf.trees.sum_tree import Points
 from fbuf.xla.tie import tie
 
 _CHOICE = 2
-"""What is folded into the key of a batch for the choice of shards; 1 stands for the view."""
+"""The number folded into the key of a batch for the choice of shards; 1 stands for the view."""
 
 
 def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Choose one of all things in all shards, each alike.
+    """Choose items of all shards, each alike.
 
     Args:
-        counts: int32 `[S]`: how many there are in each shard.
+        counts: int32 `[S]`: the number of items of each shard.
         key: The key of the batch.
-        bits: uint32 `[2, B]`; random bits, all that is needed if there is one shard.
+        bits: uint32 `[2, B]`; random bits, enough if there is one shard.
 
     Returns:
-        int32 `[B]` twice: the shard, and the number of the thing in it, from 0. 0 if there is none.
+        int32 `[B]` twice: the shard, and the number of the item in it, from 0. 0 for no item.
     """
     if counts.shape[0] == 1:
         rank = random_bits.below(bits, counts[0])
@@ -41,7 +41,7 @@ def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Ar
 
 
 def of_rank(counts: jax.Array, rank: Wide) -> tuple[jax.Array, jax.Array]:
-    """The shard of a rank among all things in all shards, and its rank there: int32 `[B]` each."""
+    """Return the shard of a rank among the items of all shards, and the rank there: int32 `[B]`."""
     ends = wide.running_sums(counts)
     shard = jnp.minimum(wide.first_above(ends, rank), counts.shape[0] - 1)
     before = Wide(*(jnp.concatenate([jnp.zeros(1, jnp.uint32), word[:-1]]) for word in ends))
@@ -59,7 +59,7 @@ def by_total(totals: jax.Array, key: jax.Array, batch_size: int) -> jax.Array:
 
 
 def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[jax.Array, Points]:
-    """The shards at positions along all totals laid end to end, and the positions inside these.
+    """Find the shards at points along all totals laid end to end, and the points inside these.
 
     Args:
         totals: float32 `[S]`.
@@ -78,7 +78,7 @@ def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[j
 
 
 def sum_of_counts(counts: jax.Array) -> jax.Array:
-    """How many there are in all shards, of int32 `[S]` in each: a float32 scalar."""
+    """Return the sum of int32 `[S]` counts: a float32 scalar."""
     if counts.shape[0] == 1:
         return counts[0].astype(jnp.float32)
     ends = wide.running_sums(counts)
@@ -86,5 +86,5 @@ def sum_of_counts(counts: jax.Array) -> jax.Array:
 
 
 def sum_of_totals(totals: jax.Array) -> jax.Array:
-    """The sum of float32 `[S]` totals, always in one order."""
+    """Return the sum of float32 `[S]` totals, always in one order."""
     return totals[0] if totals.shape[0] == 1 else sum_tree.total(sum_tree.of(totals))

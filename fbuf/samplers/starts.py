@@ -1,12 +1,13 @@
-"""Which rows a window may start at, known at every moment without looking at more than was written.
+"""Track which rows may start a window, at a cost in proportion to the rows written.
 
-A window is `length` rows of one lane, one after the other. A row is a start if its whole window is
-there, inside one episode, without a removed row or a dummy. It becomes one when the last row of its
-window is written, and is none any more once it is overwritten, or a row of its window is removed.
-So what a write changes is as long as the write; no later window contains the overwritten row.
+A window is `length` consecutive rows of one lane. A row is a start if its whole window is stored,
+inside one episode, without a removed row or a dummy. A row becomes a start when the last row of its
+window is written. It ceases to be one when it is overwritten, or when a row of its window is
+removed. So a write changes as many starts as it has rows: no later window contains an overwritten
+row.
 
-Unless a window is strict, the first row of an episode is a start from the first, and its window
-ends where the episode does.
+Unless a window is strict, the first row of an episode is a start at once, and its window ends with
+the episode.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from fbuf.xla.rows import read_rows
 
 
 def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Array]:
-    """The starts whose windows the rows of an add have completed.
+    """Find the starts whose windows the rows of an add have completed.
 
     Returns:
-        For each row the slot of its window's start, int32 `[B]` in range, and whether it is one.
+        The first slot of the window that ends with each row, int32 `[B]` in range, and whether the
+        slot is a start.
     """
     in_episode = span.in_episode
     assert in_episode is not None
@@ -39,7 +41,7 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
     if not window.strict:
         begins = in_episode.position == 1
         slots = jnp.where(begins, written, slots)
-        # The first row has been a start ever since it was written.
+        # The first row has been a start since it was written.
         is_start = jnp.where(
             begins, span.drawable, is_start & (in_episode.position > window.length)
         )
@@ -49,7 +51,7 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
 
 
 def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
-    """The starts of all windows that contain these rows, and `capacity` for no row: `[B * L]`."""
+    """Find the starts of all windows with these rows, `capacity` for no row: `[B * L]`."""
     inside = ring.clamp(slots)
     earlier = jnp.arange(window.length, dtype=jnp.int32)[None]
     starts = ring.later(inside[:, None], -earlier)

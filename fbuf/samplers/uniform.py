@@ -22,7 +22,7 @@ from fbuf.storage.ring import Ring, Span
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UniformIndex:
-    """What `Uniform` keeps: the starts; and their segments, None unless episodes are drawn."""
+    """The index of `Uniform`: starts; and their segments, None unless episodes are drawn."""
 
     starts: StartIndex
     segments: Segments | None
@@ -31,7 +31,7 @@ class UniformIndex:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UniformTotals:
-    """What there is to draw from: starts; and segments, None unless episodes are drawn. int32."""
+    """The totals of a shard: starts; and segments, None unless episodes are drawn. int32."""
 
     starts: jax.Array
     segments: jax.Array | None
@@ -41,25 +41,26 @@ class UniformTotals:
 class Uniform(WindowedSampler):
     """Draw every row, or every window, with the same probability, with replacement.
 
-    With `window=n` only rows are drawn from which `n` steps of one episode follow, counting the row
-    itself. These rows are the starts. No draw is rejected, cut short or moved, and all starts are
+    With `window=n` a draw takes only starts: rows from which `n` steps of one episode follow,
+    counting the row itself. No draw is rejected, cut short or moved, and all starts are
     equally likely. With `by="episode"` a draw takes an episode first, all equally likely among
     those that have a start, and then one of its starts. An open episode counts with the starts it
     has so far.
 
     The index has one bit a row and counts above the bits: 0.134 bytes a row, and three times that
-    by episode. Without a window, and as long as nothing is removed, a draw does not look at it.
+    by episode. Without a window, and as long as nothing is removed, a draw does not read it.
 
     Attributes:
-        window: How many steps of one episode must follow from a row, counting itself, for it to be
-            drawn. From 1 to the length of a lane.
-        by: `"start"`: all starts are equally likely. `"episode"`: all episodes are equally likely,
-            and all starts within one. A removed row splits an episode into two. Weights are 1; if
-            you give `beta` to `fbuf.sample`, they make up for the lengths of episodes.
+        window: The number of steps of one episode that must follow from a row, counting itself, for
+            the row to be drawn. From 1 to the length of a lane.
+        by: With `"start"`, all starts are equally likely. With `"episode"`, all episodes are
+            equally likely, and all starts within one. A removed row splits an episode into two.
+            Weights are 1; if you give `beta` to `fbuf.sample`, they make up for the lengths of
+            episodes.
         stride: Draw every `stride`-th step of a lane. Must divide the length of a lane.
         first_only: Draw only first steps of episodes.
-        strict: With False, the first row of every episode can be drawn, too, however many rows
-            follow it. Read it with a view that says what is there, such as
+        strict: With False, the first row of every episode can be drawn, too, even of a short one.
+            Read it with a view that marks the stored steps, such as
             `fbuf.Sequence(window, boundary="pad")`.
 
     Cost: adding B rows takes O(B log N). Drawing B rows takes O(B), or O(B log N) with a window, by
@@ -105,7 +106,7 @@ class Uniform(WindowedSampler):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[UniformIndex, jax.Array]:
-        """Count the starts there are now, and those that made way."""
+        """Index the new starts, and drop the overwritten ones."""
         found, change = start_index.add(index.starts, ring, span, self._window)
         in_segments = index.segments
         if in_segments is not None:

@@ -65,8 +65,7 @@ def append(
         dummy: bool `[B]`; which rows are dummies, of rows that were in a ring already.
 
     Returns:
-        The ring, and the slots of the rows. Of more rows than there is room for, the last ones are
-        kept.
+        The ring, and the slots of the rows. The last ones are kept of more rows than fit.
     """
     rank, count, kept = _ranks(ring, flags.shape[0], mask)
     size = jnp.uint32(ring.head_capacity)

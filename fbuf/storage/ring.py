@@ -1,7 +1,7 @@
 """The ring: the slot and the generation of each row, and the slots that hold rows.
 
-With several environments, one step of all of them is written at once, side by side: the
-next row of a lane is `lanes` slots further on. So lanes change nothing about the ring, and to add a
+With several environments, one step of all of them is written at once, side by side. The next row of
+a lane is `lanes` slots further on. So lanes change nothing about the ring, and to add a
 step is to write one stretch of memory. Where environments do not step together, each lane has a
 head of its own, which counts the slots of the lane alone.
 

@@ -39,9 +39,9 @@ class Item(View):
         check.names("Item", "fields", self.fields)
 
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
-        """Want the rows."""
+        """Request the rows."""
         return Request({"rows": reader.rows(slots, self.fields)}, reader.flags(slots))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Return them as they are."""
+        """Return the rows as they are."""
         return Reading(data=rows["rows"], flags=seen)

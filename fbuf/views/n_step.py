@@ -22,7 +22,7 @@ from fbuf.views.steps import following
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStepTransition(Generic[Item, ArrayT]):
-    """What `fbuf.NStep` makes of a row: `reward + discount * value(next_observation)` is a target.
+    """The data of `fbuf.NStep`: `reward + discount * value(next_observation)` is a target.
 
     Attributes:
         item: The row itself, as you added it; leaves `[B, ...]`.
@@ -54,12 +54,12 @@ class NStep(View[NStepTransition[Any]]):
     """Sum up the rewards of up to n steps from each drawn row, within its episode.
 
     The sum stops after a row that is terminated or truncated, at the newest row, and before a
-    removed row; `discount` is right for the steps that were summed up. To draw only rows with all n
-    steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of the last
-    row summed up.
+    removed row. The `discount` is right for the number of steps in the sum. To draw only rows with
+    all n steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of
+    the last row in the sum.
 
     Attributes:
-        n: How many steps, at least 1.
+        n: The number of steps, at least 1.
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
             must be one real number.
@@ -67,15 +67,15 @@ class NStep(View[NStepTransition[Any]]):
             next observation, which is read from the last row. With `next_of` it means nothing: the
             next observation is read as by `fbuf.Transition`.
         next_of: As for `fbuf.Transition`.
-        fields: As for `fbuf.Item`: which fields of the row to gather.
+        fields: As for `fbuf.Item`: the fields of the row to gather.
 
     Cost: O(B n) reads.
 
     Raises:
         ValueError: If `n` or `gamma` is out of range. When traced, if `n` is longer than a lane, if
             the items have no such fields, or if the reward is not one real number.
-        TypeError: If `n` is not an int, if `gamma` is not a number, if `next_of` is not a str, or
-            if `fields` is not a tuple of names.
+        TypeError: If `n` is not an int, or if `gamma` is not a number. If `next_of` is not a str,
+            or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -108,7 +108,7 @@ class NStep(View[NStepTransition[Any]]):
         check.names("NStep", "fields", self.fields)
 
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
-        """Want the rewards, and what the last step led to."""
+        """Request the rewards, and the observation after the last step."""
         reader.check_lane("n is", self.n)
         steps = following(reader, slots, self.n)
         wanted: dict[str, Wanted] = {

@@ -23,17 +23,17 @@ from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
 Data = TypeVar("Data", default=Any)
-"""What a view makes of rows."""
+"""The data that a view makes of rows."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the first half of a view has found out.
+    """The request of a view for rows.
 
     Attributes:
-        rows: The rows that it wants, by names of its own: what the methods of `Reader` return.
-        seen: Whatever else the second half needs, such as flags; any pytree of arrays.
+        rows: The wanted rows, by names of the view's own, as the methods of `Reader` return them.
+        seen: Other arrays for the second half, such as flags; any pytree.
     """
 
     rows: Mapping[str, Wanted]
@@ -43,13 +43,13 @@ class Request:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a view made of a batch of `B` slots.
+    """The result of a view for a batch of `B` slots.
 
     Attributes:
-        data: What becomes `data` of the batch.
+        data: The `data` of the batch.
         flags: uint8 `[B]` or `[B, T]`: the flags of the rows that `data` stands for.
-        known: bool `[B]`: False where the view could not make its result; such a draw is masked.
-            None if it always could.
+        known: bool `[B]`: False where the view has no result; such a draw is masked. None if every
+            draw has one.
     """
 
     data: Any
@@ -58,10 +58,10 @@ class Reading:
 
 
 class View(CurrentNames, abc.ABC, Generic[Data]):
-    """What a drawn row turns into: `data` of a batch, of the type `Data`.
+    """Turn drawn rows into `data` of a batch, of the type `Data`.
 
     Attributes:
-        is_random: Whether the view leaves something to chance, and so needs a key.
+        is_random: Whether the view is random, and so needs a key.
         time_major: Whether `data` is `[T, B, ...]`. The view returns flags as `[B, T]` all the
             same.
     """
@@ -73,19 +73,19 @@ class View(CurrentNames, abc.ABC, Generic[Data]):
 
     @abc.abstractmethod
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
-        """Say which rows are wanted for those at `[B]` slots; every slot is in range.
+        """Request rows for the rows at `[B]` slots; every slot is in range.
 
-        `key` is a random key for this view only; None unless `is_random` is True. Give it to
-        `reader.bits`, so that a draw gets the same bits wherever it is read. Errors about names and
+        `key` is a random key for this view only; None unless `is_random` is True. Give the key to
+        `reader.bits`, so that a draw gets the same bits on every device. Errors about names and
         arguments are raised here.
         """
 
     @abc.abstractmethod
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Make something of the rows.
+        """Build the result from the rows.
 
         Args:
-            layout: What the leaves of an item are, and their names.
-            rows: What `request` wanted, by the same names, read.
-            seen: What `request` has seen.
+            layout: The leaves of an item, and their names.
+            rows: The requested rows, by the same names.
+            seen: The `seen` of the request.
         """

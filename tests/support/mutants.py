@@ -478,10 +478,13 @@ MUTANTS = [
         ("count + 1 - _bit(word, slots[i])", "count + 1", "tree rounding", BITS),
     ),
     *of(
-        "trees/sum_tree.py",
+        "trees/running_sums.py",
         ("(passed <= target)", "(passed < target)", "tree rounding", SUMS),
-        ("return row * FANOUT + _first", "return row + _first", "tree rounding", SUMS),
+        ("return row * FANOUT + first_in", "return row + first_in", "tree rounding", SUMS),
         ("passed = end <= targets", "passed = end < targets", "tree rounding", SUMS),
+    ),
+    *of(
+        "trees/sum_tree.py",
         ("jnp.where(part > 0, 1 / jnp.where(part > 0, part, 1), 0)", "1 / jnp.where(part > 0, part, 1)", "tree rounding", ("test_errors.py", "rarest")),
         ("jnp.abs(part) if which", "part if which", "windows", FIRST),
         ("-0.0 if inactive else 0.0", "0.0", "windows", FIRST),
