@@ -103,7 +103,9 @@ OWN_BITS = (
     text("samplers/random_bits.py", 'if jax.random.key_impl(key) != "threefry2x32":', "if True:"),
 )
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
-APPEND_BARRIER = (text("storage/ring.py", "replaced = lax.optimization_barrier(", "replaced = ("),)
+APPEND_BARRIER = (
+    text("storage/append.py", "replaced = lax.optimization_barrier(", "replaced = ("),
+)
 CLEAR_BARRIER = (text("ops/clear.py", "= lax.optimization_barrier(", "= ("),)
 OWNERS = (
     text("storage/next_obs.py", "jnp.minimum(self.owner, -1)", "jnp.full_like(self.owner, -1)"),
@@ -167,7 +169,7 @@ COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 AS_IT_IS = "none"
 TRICKS: dict[str, Trick] = {
     "tie in read": Trick(
-        (untied("ops/read.py", "batch.ids.slot", "*reads, *seen, *source.reads"),),
+        (untied("views/gather.py", "batch.ids.slot", "*reads, *flags, *source.reads"),),
         (SRA, SUA, AFTER_ADD),
     ),
     "tie in after": Trick(
@@ -192,11 +194,11 @@ TRICKS: dict[str, Trick] = {
         (untied("ops/end_episode.py", "lanes", "state.fault"),), (AFTER_END, SUEA, ONE_ENDS)
     ),
     "tie in Ring.append, replaced": Trick(
-        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
+        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, before)"),),
         (SRA, ASR_EPISODE, ONE_EPISODE),
     ),
     "tie in Ring.append, before": Trick(
-        (text("storage/ring.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
+        (text("storage/append.py", "tie(slots, replaced, before)", "tie(slots, replaced)"),),
         (SUA, AFTER_ADD, SRA),
     ),
     "tie in NextObs": Trick((untied("storage/next_obs.py", "where", "before"),), (NEXT, ONE_NEXT)),
@@ -212,7 +214,7 @@ TRICKS: dict[str, Trick] = {
         (untied("samplers/segments.py", "starts.total", "looked_at"),), (SRA_EPISODE, ONE_EPISODE)
     ),
     "tie in Prioritized.add": Trick(
-        (untied("samplers/prioritized.py", "span.slots", "before"),),
+        (untied("samplers/priority_index.py", "span.slots", "before"),),
         (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
     ),
     "tie in random_bits.bits": Trick(

@@ -24,11 +24,11 @@ from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.host.taking import Taking
-from fbuf.ops.read import Found
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.storage import deferred, store
-from fbuf.storage.deferred import Note
+from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
+from fbuf.views.gather import Requested
 
 
 class Contents:
@@ -118,7 +118,7 @@ class Contents:
         """Put the index on a device, where it stays."""
         self.index = jax.device_put(self.index, device)
 
-    def taking(self, look: Callable[[], Found]) -> Taking:
+    def taking(self, look: Callable[[], Requested]) -> Taking:
         """Return a `Taking` of the rows that a view requests, of the store as it is now.
 
         Args:
@@ -202,7 +202,7 @@ class Contents:
         if differs(of_next, self.kept, index.ring.lanes, observation, following):
             fault = index.fault | jnp.uint32(fbuf.Fault.BROKEN_EPISODE)
             index = dataclasses.replace(index, fault=fault)
-        return index, [note for note in of_next if isinstance(note, Note)]
+        return index, [note for note in of_next if isinstance(note, PendingWrite)]
 
 
 def _flat(

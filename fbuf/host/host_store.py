@@ -290,7 +290,7 @@ class HostStore(Generic[Item]):
         """
         check.key("HostStore.batches", key)
         with self.lock:
-            first = 0 if self.contents.index.sampler.in_order else None
+            first = 0 if self.contents.index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
         draw = numbered(self.contents, given["key"], given["batch_size"], view, given.get("beta"))
         ahead = Batches(self.lock, draw, prefetch)

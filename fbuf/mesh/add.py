@@ -17,7 +17,7 @@ from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.add import Given, numbers_fit, parsed
 from fbuf.ops.add import add as plain_add
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.across import largest
@@ -97,7 +97,8 @@ def add(
     def run(state: ShardedState[Item], rows: Any, mask: Any, alpha: Any) -> ShardedState[Item]:
         def one(shard: State[Item], rows: Any, mask: Any) -> State[Item]:
             if of_all is not None:
-                shard = dataclasses.replace(shard, index=sampler.told(shard.index, of_all))
+                index = sampler.with_largest_priority(shard.index, of_all)
+                shard = dataclasses.replace(shard, index=index)
             items, terminated, truncated, next_observation, priority = rows
             return plain_add(
                 shard,
@@ -112,7 +113,7 @@ def add(
             )
 
         sampler = cast(PlannedSampler, state.blocks.sampler)
-        mine = per_device.in_shards(lambda shard: sampler.largest(shard.index), state)
+        mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
         of_all = None if mine is None else largest(mine.max(), (state.axis,))
         each = per_device.by_shard(state, rows, at)
         masks = per_device.for_all(state, mask) if shared else per_device.by_shard(state, mask, at)

@@ -16,7 +16,7 @@ from jax import lax
 
 from fbuf.mesh import per_device
 from fbuf.mesh.state import ShardedState
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.xla.across import largest, summed
 from fbuf.xla.varying import varying
 
@@ -53,7 +53,7 @@ def agreed(
         numbers: int32 scalars that it was called with.
         powers: float32 scalars that it was called with.
     """
-    mine = per_device.in_shards(lambda shard: sampler.mass(shard.index, shard.ring), state)
+    mine = per_device.in_shards(lambda shard: sampler.shard_totals(shard.index, shard.ring), state)
     leaves, tree = jax.tree.flatten(mine)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)

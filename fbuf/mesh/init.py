@@ -16,7 +16,8 @@ from fbuf.dispatch import flax, parse
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import init as plain_init
 from fbuf.ops.init import of_ring
-from fbuf.samplers.protocol import PlannedSampler, Sampler
+from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.storage import ring as rings
 from fbuf.storage.episodes import Autoreset
@@ -187,7 +188,7 @@ def _plans(sampler: Any, capacity: int) -> None:
             "one buffer; take fbuf.Uniform, fbuf.Prioritized, fbuf.Shuffled or fbuf.Mixture, or "
             "derive your sampler from fbuf.samplers.PlannedSampler"
         )
-    if sampler.in_order and capacity > check.LARGEST_INT:
+    if sampler.without_replacement and capacity > check.LARGEST_INT:
         raise ValueError(
             f"fbuf.sharded.init: {type(sampler).__name__} counts the rows of an epoch in int32; "
             f"capacity must be at most {check.LARGEST_INT}, got {capacity}"

@@ -15,12 +15,13 @@ from fbuf.mesh import exchange, per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import agreed
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
-from fbuf.ops.read import gathered
+from fbuf.ops.read import noted
 from fbuf.ops.sample import CHECKS, is_step, place_in_epoch, require_step
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
+from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
@@ -146,8 +147,8 @@ def drawn(
         slots, found = sampler.pick(shard.index, shard.ring, picks)
         reads = tuple(jax.tree.leaves(found))
         draws = Draws(numbers, batch_size)
-        batch = gathered(shard, slots, there, view, view_key, reads, draws=draws)
-        return _turned(batch, view), found
+        batch = gather(shard, slots, there, view, view_key, reads, draws=draws)
+        return _turned(noted(shard, batch), view), found
 
     def is_there(numbers: jax.Array) -> jax.Array:
         """Which draws there are: what a sampler has found says nothing of that."""

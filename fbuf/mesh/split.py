@@ -25,7 +25,7 @@ from fbuf.ops.clear import clear as plain_clear
 from fbuf.ops.end_episode import end_episode as plain_end
 from fbuf.ops.raise_on_fault import raise_for
 from fbuf.ops.size import size as plain_size
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.store import Item
@@ -244,17 +244,19 @@ def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
 def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
     axes = (state.axis,)
     sampler = cast(PlannedSampler, state.blocks.sampler)
-    mine = per_device.in_shards(lambda shard: sampler.largest(shard.index), state)
+    mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
     of_all = None if mine is None else largest(mine.max(), axes)
 
     def one(shard: State[Any]) -> dict[str, Any]:
         index, ring = shard.index, shard.ring
-        told = index if of_all is None else sampler.told(index, of_all)
-        epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.in_order else {}
+        told = index if of_all is None else sampler.with_largest_priority(index, of_all)
+        epoch = (
+            {"epoch_size": sampler.epoch_size(index, ring)} if sampler.without_replacement else {}
+        )
         return {
             "size": plain_size(shard),
             "removed": ring.removed,
-            "oldest": ring.stored.max() // (ring.lanes // ring.heads),
+            "oldest": ring.stored.max() // ring.lanes_per_head,
             "filled": ring.count(),
             "of_sampler": {**epoch, **sampler.stats(told, ring)},
         }

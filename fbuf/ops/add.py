@@ -13,7 +13,9 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import one_buffer, operation
 from fbuf.dispatch.parse import Lead
+from fbuf.samplers import queues
 from fbuf.state import State
+from fbuf.storage.append import append, fitting, resets_after
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import TERMINATED, TRUNCATED
@@ -124,13 +126,13 @@ def add(
     flags, mask = new.flags, new.mask
     if terminated is None and truncated is None and new.lead.size >= _MANY:
         flags = unfolded(flags, state.fault)
-    room, left_out, resets = sampler.room(state.index, ring), None, None
+    room, left_out, resets = queues.room(sampler, state.index, ring), None, None
     if room is not None:
-        resets = ring.resets_after(flags, mask)
-        mask, left_out = ring.fitting(mask, room, new.lead.size)
+        resets = resets_after(ring, flags, mask)
+        mask, left_out = fitting(ring, mask, room, new.lead.size)
 
     # The fault is known once all that was asked of the buffer before this has been read.
-    ring, span = ring.append(flags, mask, before=state.fault)
+    ring, span = append(ring, flags, mask, before=state.fault)
     index, faults = sampler.add(state.index, ring, span, new.priority, alpha)
     next_obs = state.next_obs
     if next_obs is not None:
@@ -208,7 +210,7 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
     """The buffer after rows were left out, bool `[B]`: what comes does not follow what is there."""
     faults = bits_where(left_out, Fault.FULL)
     lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
-    ring, slots = state.ring.with_gap(lanes, resets)
+    ring, slots = state.ring.end(lanes, resets)
     next_obs, fault = state.next_obs, collected(state.fault, faults)
     if next_obs is not None:
         next_obs, lost = next_obs.end(ring, slots)

@@ -39,5 +39,5 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
         (True, False)
     """
     one_buffer("can_sample", state)
-    enough = state.ring.count() - state.ring.removed >= min_size
+    enough = state.ring.live() >= min_size
     return enough & state.sampler.can_sample(state.index, state.ring)

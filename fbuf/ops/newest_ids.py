@@ -48,8 +48,8 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
-    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
+    newest = ring.clamp(ring.newest())
+    rows = ring.lane_steps()
     slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
     ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
     read_before_write.note_read(state, ids.slot)

@@ -14,7 +14,7 @@ from fbuf.dispatch import parse
 from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.after import after
 from fbuf.ops.read import is_view, named_rows
-from fbuf.ops.unread import reads_once
+from fbuf.ops.unread import queue
 from fbuf.state import Batch, State
 from fbuf.storage.ids import NO_SLOT, Ids
 from fbuf.storage.ring import Ring
@@ -92,8 +92,7 @@ def popped(
 ) -> tuple[State[Any], Ids]:
     """The buffer with its oldest unread rows read, and their ids; see `pop`."""
     one_buffer("pop", state)
-    reads_once("pop", state)
-    ring, sampler = state.ring, state.sampler
+    ring, sampler = state.ring, queue("pop", state)
     check.integer("pop", "count", count, ring.lane_length)
     check.integer("pop", "keep", keep, count - 1, smallest=0)
     if view.is_random:
@@ -115,7 +114,7 @@ def _oldest(ring: Ring, unread: jax.Array, given: jax.Array, count: int) -> jax.
     """The slots of the oldest unread rows, so many of each head: `[count]` or `[lanes, count]`."""
     step = jnp.arange(count, dtype=jnp.int32)[None]
     of_lane = lambda steps: jnp.broadcast_to(steps, (ring.lanes,))[:, None]
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
+    newest = ring.clamp(ring.newest())[:, None]
     back = jnp.maximum(of_lane(unread) - 1 - step, 0)
     slots = jnp.where(step < of_lane(given), ring.later(newest, -back), NO_SLOT)
     return slots if ring.num_envs is not None else slots[0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.state import State
+from fbuf.storage.episode_order import in_order
 from fbuf.storage.faults import MEANING, Fault
 from fbuf.storage.ring import DUMMY, ENDS, Ring
 
@@ -102,5 +103,5 @@ def _lengths(state: State[Any]) -> str:
 
 def _in_order(ring: Ring) -> tuple[jax.Array, jax.Array]:
     """The flags of all slots, the oldest first, and which of them hold rows."""
-    slots = ring.in_order()
+    slots = in_order(ring)
     return ring.flags[slots], ring.holds(slots)

@@ -14,6 +14,7 @@ from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import one_buffer, operation
 from fbuf.ops.named import named
 from fbuf.state import State
+from fbuf.storage.episode_order import same_episodes
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
@@ -92,7 +93,7 @@ def _without(state: State[Item], slots: jax.Array) -> State[Item]:
 
 def _without_episodes(state: State[Item], slots: jax.Array) -> State[Item]:
     """The same without all rows of their episodes."""
-    found = state.ring.of_same_episodes(slots)
+    found = same_episodes(state.ring, slots)
     rank = jnp.cumsum(found, dtype=jnp.int32)
     number = jnp.arange(1, min(_CHUNK, state.capacity) + 1, dtype=jnp.int32)
 

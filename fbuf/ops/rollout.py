@@ -69,8 +69,8 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
 def ids_in_order(ring: Ring) -> Ids:
     """The ids of all rows, the oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
     step = jnp.arange(ring.lane_length, dtype=jnp.int32)[None]
-    count = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))[:, None]
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)[:, None]
+    count = ring.lane_steps()[:, None]
+    newest = ring.clamp(ring.newest())[:, None]
     back = jnp.maximum(count - 1 - step, 0)
     slots = jnp.where(step < count, ring.later(newest, -back), NO_SLOT)
     return ring.name_live(slots if ring.num_envs is not None else slots[0])

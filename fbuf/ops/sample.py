@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation
-from fbuf.ops.read import gathered, is_view
+from fbuf.ops.read import is_view, noted
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
+from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
@@ -108,11 +109,11 @@ def sample(
 def require_step(function: str, sampler: Sampler, step: Any) -> None:
     """The number of a batch, where batches are numbered, and nowhere else."""
     name = type(sampler).__name__
-    if sampler.in_order and step is None:
+    if sampler.without_replacement and step is None:
         raise ValueError(
             f"fbuf.{function}: {name} needs the number of the batch; give step=i, counting from 0"
         )
-    if not sampler.in_order and step is not None:
+    if not sampler.without_replacement and step is not None:
         raise ValueError(
             f"fbuf.{function}: {name} draws with replacement and takes no step; leave step out, or "
             "make the buffer with sampler=fbuf.Shuffled()"
@@ -137,8 +138,9 @@ def drawn(
     """A batch, and the logarithms of its weights before they were divided by the largest."""
     draw, view_key = planned(state, key, beta, step, batch_size, view, count)
     # A sampler may read its index for the probabilities alone.
-    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
-    return weighted(batch, draw), draw.log_weight
+    reads = (draw.probability,)
+    batch = gather(state, draw.slots, draw.mask, view, view_key, reads)
+    return weighted(noted(state, batch), draw), draw.log_weight
 
 
 def planned(

@@ -29,4 +29,4 @@ def size(state: State[Any]) -> jax.Array:
         2
     """
     one_buffer("size", state)
-    return state.ring.count() - state.ring.removed
+    return state.ring.live()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import one_buffer, operation
-from fbuf.ops.unread import of_environments, reads_once
+from fbuf.ops.unread import of_environments, queue
 from fbuf.state import State
 
 
@@ -32,5 +32,5 @@ def space(state: State[Any]) -> jax.Array:
         1
     """
     one_buffer("space", state)
-    reads_once("space", state)
-    return of_environments(state, state.sampler.space(state.index, state.ring))
+    sampler = queue("space", state)
+    return of_environments(state, sampler.space(state.index, state.ring))

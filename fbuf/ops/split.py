@@ -16,6 +16,7 @@ from fbuf.ops.init import of_ring
 from fbuf.ops.lanes import Episodes, filled
 from fbuf.state import State
 from fbuf.storage import ring as rings
+from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
 from fbuf.xla.varying import varying
@@ -102,7 +103,7 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
             f"fbuf.split: fraction must be above 0 and below 1, so that both parts have an "
             f"episode, got {fraction}"
         )
-    if state.sampler.reads_once:
+    if state.sampler.is_queue:
         raise ValueError(
             f"fbuf.split: the rows of {type(state.sampler).__name__} are used once, in their "
             "order; take them with fbuf.pop, or make the buffer with another sampler"
@@ -112,8 +113,8 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
 
 @operation()
 def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The slots of all episodes, see `Ring.one_after_another`."""
-    return state.ring.one_after_another()
+    """The slots of all episodes, see `whole_episodes`."""
+    return whole_episodes(state.ring)
 
 
 def _part(

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, shards, start_index, starts
-from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityMass
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Sampler, Step
+from fbuf.samplers import random_bits, shards, start_index, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityTotals
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.starts import Window
+from fbuf.samplers.windows import Window, WindowedSampler
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree, sum_tree
-from fbuf.xla.across import largest
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixedIndex:
-    """What `Mixture` keeps: the starts, and their priorities."""
+    """The index of `Mixture`: the starts, and their priorities."""
 
     starts: StartIndex
     priorities: PriorityIndex
@@ -31,18 +31,18 @@ class MixedIndex:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class MixedMass:
-    """What there is to draw from: starts, recent ones, and priorities."""
+class MixedTotals:
+    """The totals of a shard: of starts, of recent starts, and of priorities."""
 
     starts: jax.Array
     recent: jax.Array
-    priorities: PriorityMass
+    priorities: PriorityTotals
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Picks:
-    """Draws in one shard: which way, and the rank or the picks in each way."""
+    """Draws in one shard: the way of each, and its rank or picks in each way."""
 
     which: jax.Array
     uniform: jax.Array
@@ -52,28 +52,28 @@ class Picks:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """Of rows drawn: their stored priorities, float32, and whether they are recent, bool."""
+class Odds:
+    """The stored priorities of drawn rows, float32, and whether the rows are recent, bool."""
 
     value: jax.Array
     recent: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture(PlannedSampler):
+class Mixture(WindowedSampler):
     """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
 
     The probability of a row is that of all three ways together, so importance weights are right for
-    every draw: `(N * probability) ** -beta`, divided by the largest in the batch. A way that has
-    nothing to draw from leaves its share to the others.
+    every draw. They are `(N * probability) ** -beta`, divided by the largest in the batch. A way
+    that has nothing to draw from leaves its share to the others.
 
     Attributes:
         uniform: The share of uniform draws. Shares are at least 0, and are divided by their sum.
         prioritized: The share of draws by priority.
         recent: The share of uniform draws from the newest `recent_rows` rows. The buffer must have
             `lockstep=True`.
-        recent_rows: How many rows are recent, counting all environments together. Over a mesh
-            each shard has an equal part of them, its newest rows.
+        recent_rows: The number of recent rows, of all environments together. Over a mesh each
+            shard has an equal part of them, its newest rows.
         priorities: The sampler of the draws by priority. Its `window`, `stride` and `first_only`
             hold for all three ways. Its `beta` holds for the weights, and its `draws` for the draws
             by priority. Its `normalize` changes nothing here.
@@ -82,8 +82,8 @@ class Mixture(PlannedSampler):
     row, 4.9 with `fbuf.Prioritized(normalize="buffer")`.
 
     Raises:
-        ValueError: If a share is negative or not finite, or so small beside the others that
-            float32 makes it 0, if all shares are 0, or if `recent_rows` is below 1.
+        ValueError: If a share is negative or not finite, or if float32 makes it 0 beside the other
+            shares. If all shares are 0, or if `recent_rows` is below 1.
         TypeError: If `priorities` is not a `fbuf.Prioritized`, or if a share is not a number.
 
     Examples:
@@ -106,7 +106,6 @@ class Mixture(PlannedSampler):
     recent: float = 0.0
     recent_rows: int = 1000
     priorities: Prioritized = dataclasses.field(default_factory=Prioritized)
-    window: int = dataclasses.field(default=1, init=False, repr=False)
 
     keeps_priorities: ClassVar[bool] = True
     largest_stats: ClassVar[frozenset[str]] = Prioritized.largest_stats
@@ -125,18 +124,16 @@ class Mixture(PlannedSampler):
                 )
         check.integer("Mixture", "recent_rows", self.recent_rows)
         check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
-        object.__setattr__(self, "window", self.priorities.window)
-        object.__setattr__(self, "stride", self.priorities.stride)
 
     @property
-    def follows_episodes(self) -> bool:
-        """Whether it must be known where in its episode a row is."""
-        return self.priorities.follows_episodes
+    def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The window of the priorities."""
+        return self.priorities.window
 
     @property
-    def min_window(self) -> int:
-        """That of the priorities."""
-        return self.priorities.min_window
+    def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The stride of the priorities."""
+        return self.priorities.stride
 
     @property
     def _sum_of_shares(self) -> float:
@@ -144,11 +141,10 @@ class Mixture(PlannedSampler):
 
     @property
     def _window(self) -> Window:
-        given = self.priorities
-        return Window(given.window, given.stride, given.first_only, strict=given.strict)
+        return self.priorities._window
 
     def init(self, ring: Ring) -> MixedIndex:
-        """No start, and no priority."""
+        """Return an index without starts and priorities."""
         if self.recent and ring.heads > 1:
             raise ValueError(
                 "fbuf.init: Mixture(recent=...) is for environments that step together; make the "
@@ -171,7 +167,7 @@ class Mixture(PlannedSampler):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Count the starts there are now, and store the priorities."""
+        """Index the new starts, and store the priorities."""
         found, _ = start_index.add(index.starts, ring, span, self._window)
         priorities, faults = self.priorities.add(index.priorities, ring, span, priority, alpha)
         return MixedIndex(found, priorities), faults
@@ -184,28 +180,27 @@ class Mixture(PlannedSampler):
         priority: jax.Array,
         alpha: chex.Array | float | None,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Store the priorities that can be right."""
+        """Store the valid priorities."""
         given = index.priorities
         priorities, faults = self.priorities.update_priority(given, ring, slots, priority, alpha)
         return MixedIndex(index.starts, priorities), faults
 
-    def moved(
+    def take_over(
         self,
         index: MixedIndex,
         ring: Ring,
         slots: jax.Array,
-        old: MixedIndex,
+        other: Sampler,
+        old: Any,
         old_slots: jax.Array,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Store the priorities that the other buffer has stored."""
-        priorities, faults = self.priorities.moved(
-            index.priorities, ring, slots, old.priorities, old_slots
+        """Store the priorities of another `Mixture` of the same `alpha` and `eps`."""
+        if not isinstance(other, Mixture):
+            return index, jnp.zeros(slots.shape, jnp.uint32)
+        priorities, faults = self.priorities.take_over(
+            index.priorities, ring, slots, other.priorities, old.priorities, old_slots
         )
         return MixedIndex(index.starts, priorities), faults
-
-    def takes_over(self, other: Sampler) -> bool:
-        """Whether the other one's priorities can be taken over."""
-        return isinstance(other, Mixture) and self.priorities.takes_over(other.priorities)
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""
@@ -213,35 +208,36 @@ class Mixture(PlannedSampler):
         return MixedIndex(found, self.priorities.remove(index.priorities, ring, slots))
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
-        """Whether one of those with a share has something to draw from."""
-        return self._shares(jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))).any()
+        """Return whether a way of positive share has something to draw from."""
+        return self._shares(self.only_totals(index, ring)).any()
 
-    def largest(self, index: MixedIndex) -> jax.Array:
-        """The largest priority."""
-        return self.priorities.largest(index.priorities)
+    def largest_priority(self, index: MixedIndex) -> jax.Array:
+        """Return the largest priority."""
+        return self.priorities.largest_priority(index.priorities)
 
-    def told(self, index: MixedIndex, largest: jax.Array) -> MixedIndex:
-        """The index, for the next add."""
-        return MixedIndex(index.starts, self.priorities.told(index.priorities, largest))
+    def with_largest_priority(self, index: MixedIndex, largest: jax.Array) -> MixedIndex:
+        """Return the index with the maximum over all shards."""
+        priorities = self.priorities.with_largest_priority(index.priorities, largest)
+        return MixedIndex(index.starts, priorities)
 
-    def mass(self, index: MixedIndex, ring: Ring) -> MixedMass:
-        """How many starts there are, and how many recent ones, and the priorities."""
+    def shard_totals(self, index: MixedIndex, ring: Ring) -> MixedTotals:
+        """Count the starts and the recent starts, and sum up the priorities."""
         total = start_index.total(index.starts, ring)
         recent = self._newest(index, ring, total)[1]
-        return MixedMass(total, recent, self.priorities.mass(index.priorities, ring))
+        return MixedTotals(total, recent, self.priorities.shard_totals(index.priorities, ring))
 
     def plan(
         self,
         index: MixedIndex,
         ring: Ring,
-        masses: MixedMass,
+        totals: MixedTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
         """Plan a draw in each of the three ways, and choose one of these for each draw."""
         which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)
-        shares = self._shares(masses)
+        shares = self._shares(totals)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[None, :2], axis=1, dtype=jnp.int32)
@@ -251,9 +247,9 @@ class Mixture(PlannedSampler):
         def ranks(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
             return shards.by_count(counts, key, random_bits.bits(key, (2, batch_size)))
 
-        uniform, recent = ranks(rank_key, masses.starts), ranks(recent_key, masses.recent)
+        uniform, recent = ranks(rank_key, totals.starts), ranks(recent_key, totals.recent)
         by_priority = self.priorities.plan(
-            index.priorities, ring, masses.priorities, priority_key, batch_size, None
+            index.priorities, ring, totals.priorities, priority_key, batch_size, None
         )
         shard = jnp.where(which == 2, recent[0], uniform[0])
         return Plan(
@@ -261,61 +257,53 @@ class Mixture(PlannedSampler):
             Picks(which, uniform[1], recent[1], by_priority.picks),
         )
 
-    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Found]:
-        """Find the row in the way chosen, and how likely the other ways are to find it."""
+    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Odds]:
+        """Find the row in the way chosen, and its odds in the other ways."""
         total = start_index.total(index.starts, ring)
         oldest, _ = self._newest(index, ring, total)
         recent = _around(oldest, picks.recent, total)
         ranks = jnp.where(picks.which == 2, recent, picks.uniform)
-        found = start_index.select(index.starts, ring, ranks)
+        by_rank = start_index.select(index.starts, ring, ranks)
         by_priority, _ = self.priorities.pick(index.priorities, ring, picks.by_priority)
-        slots = jnp.where(picks.which == 1, by_priority, found)
-        return slots, self._found(index, ring, slots)
+        slots = jnp.where(picks.which == 1, by_priority, by_rank)
+        return slots, self._odds(index, ring, slots)
 
     def weigh(
         self,
-        masses: MixedMass,
+        totals: MixedTotals,
         slots: jax.Array,
-        found: Found,
-        numbers: jax.Array,
+        aux: Odds,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
         """Weigh rows by the probability that all three ways give them together."""
-        shares = self._shares(masses)
+        shares = self._shares(totals)
         whole = jnp.cumsum(shares)[2]
         mask = jnp.broadcast_to(whole > 0, slots.shape)
-        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
-        power = starts.power(self.priorities.beta if beta is None else beta)
-        relative = jnp.where(mask, likely * shards.sum_of_counts(masses.starts), 1)
-        log_weight = -power * jnp.log(relative)
-        weight = jnp.exp(log_weight - largest(log_weight.max(), axes))
-        return Draw(
-            slots=slots,
-            probability=jnp.where(mask, likely, 0),
-            weight=jnp.where(mask, weight, 0),
-            log_weight=log_weight,
-            mask=mask,
-        )
+        likely = _likely(totals, aux, shares / jnp.where(whole > 0, whole, 1))
+        power = weights.exponent(self.priorities.beta if beta is None else beta)
+        relative = jnp.where(mask, likely * shards.sum_of_counts(totals.starts), 1)
+        return weights.of_batch(slots, likely, relative, mask, power, axes)
 
     def probability(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """The sum of what each of the three ways gives."""
-        masses = jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))
-        shares = self._shares(masses)
+        """Return the sum of the probabilities in the three ways."""
+        totals = self.only_totals(index, ring)
+        shares = self._shares(totals)
         whole = shares.sum()
-        found = self._found(index, ring, slots)
-        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
+        odds = self._odds(index, ring, slots)
+        likely = _likely(totals, odds, shares / jnp.where(whole > 0, whole, 1))
         return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
-        """Those of the priorities."""
+        """Return the figures of the priorities."""
         return self.priorities.stats(index.priorities, ring)
 
-    def _shares(self, masses: MixedMass) -> jax.Array:
-        """The shares of those that have something to draw from: float32 `[3]`."""
-        by_priority = masses.priorities.total
-        drawable = jnp.stack([(of > 0).any() for of in (masses.starts, by_priority, masses.recent)])
+    def _shares(self, totals: MixedTotals) -> jax.Array:
+        """Return the shares of the ways, 0 for a way with nothing to draw from: float32 `[3]`."""
+        by_priority = totals.priorities.total
+        drawable = jnp.stack([(of > 0).any() for of in (totals.starts, by_priority, totals.recent)])
         given = [self.uniform, self.prioritized, self.recent]
         # Divided here, for in float32 the sum may be too large.
         shares = jnp.array([share / self._sum_of_shares for share in given], jnp.float32)
@@ -324,7 +312,7 @@ class Mixture(PlannedSampler):
     def _newest(
         self, index: MixedIndex, ring: Ring, total: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The rank of the oldest start among the newest rows, and how many of them are starts."""
+        """Return the rank of the oldest start among the newest rows, and count these starts."""
         if not self.recent:
             return jnp.int32(0), jnp.int32(0)
         stored, head = ring.stored[0], ring.head[0]
@@ -335,24 +323,24 @@ class Mixture(PlannedSampler):
         wraps = head < rows
         return before, jnp.where(wraps, total - before + up_to, up_to - before)
 
-    def _found(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Found:
-        """What the probability of rows depends on."""
+    def _odds(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Odds:
+        """Return the values that the probabilities of rows depend on."""
         value = jnp.maximum(sum_tree.values(index.priorities.tree, slots), 0)
         steps = ring.newer(slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
-        return Found(value, steps < self.recent_rows // ring.shards)
+        return Odds(value, steps < self.recent_rows // ring.shards)
 
 
-def _likely(masses: MixedMass, found: Found, shares: jax.Array) -> jax.Array:
-    """How likely rows are to be drawn, all ways taken together; shares as `[3]` that sum to 1."""
-    among_all = shares[0] / jnp.maximum(shards.sum_of_counts(masses.starts), 1)
-    total = shards.sum_of_totals(masses.priorities.total)
-    by_priority = shares[1] * jnp.where(total > 0, found.value / jnp.where(total > 0, total, 1), 0)
-    newest = shares[2] / jnp.maximum(shards.sum_of_counts(masses.recent), 1)
-    return among_all + by_priority + jnp.where(found.recent, newest, 0)
+def _likely(totals: MixedTotals, odds: Odds, shares: jax.Array) -> jax.Array:
+    """Return the probability of rows in all ways together; `[3]` shares must sum to 1."""
+    among_all = shares[0] / jnp.maximum(shards.sum_of_counts(totals.starts), 1)
+    total = shards.sum_of_totals(totals.priorities.total)
+    by_priority = shares[1] * jnp.where(total > 0, odds.value / jnp.where(total > 0, total, 1), 0)
+    newest = shares[2] / jnp.maximum(shards.sum_of_counts(totals.recent), 1)
+    return among_all + by_priority + jnp.where(odds.recent, newest, 0)
 
 
 def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:
-    """`first + further`, which is less than twice the total, modulo the total."""
+    """Return `first + further` modulo the total; the sum is less than twice the total."""
     ahead = first.astype(jnp.uint32) + further.astype(jnp.uint32)
     size = jnp.maximum(total, 1).astype(jnp.uint32)
     return jnp.where(ahead >= size, ahead - size, ahead).astype(jnp.int32)

@@ -1,12 +1,11 @@
-"""A keyed permutation of numbers that is computed for each by itself, and never laid out.
+"""A keyed permutation of numbers, computed for each number by itself, and never laid out.
 
-A Feistel network permutes the numbers below the next power of two: half of a number's bits are
-changed by a hash of the other half, in turns, which can be undone and so is one to one. What falls
-on a number that is not to be permuted is sent through again until it falls on one that is (cycle
-walking). If half of the numbers are, that takes two turns on average.
+A Feistel network permutes the numbers below the next power of two. In turns, a hash of one half of
+a number's bits changes the other half. Each turn can be undone, so the network is one to one. An
+image that is not among the permuted numbers goes through the network again until it is (cycle
+walking). If half of all numbers are permuted, this takes two turns on average.
 
-When a number joins in, the walk that went through it ends there, and all others stay as they are:
-of what was permuted so far a single number goes elsewhere. So it is when a number drops out.
+Adding or removing a number changes the image of one other number.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ ROUNDS = 8
 def permute(
     key: jax.Array, numbers: jax.Array, n: jax.Array, inside: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Where a random permutation takes numbers.
+    """Return the images of numbers under a random permutation.
 
     Args:
-        key: Says which permutation.
-        numbers: int32 `[B]`, each of those that are permuted.
-        n: int32 scalar, at least 1; all of them are in `[0, n)`.
-        inside: Which of numbers in `[0, n)` are permuted: bool `[B]` for int32 `[B]`.
+        key: The key of the permutation.
+        numbers: int32 `[B]`; permuted numbers.
+        n: int32 scalar, at least 1; all permuted numbers are in `[0, n)`.
+        inside: Returns whether numbers in `[0, n)` are permuted: bool `[B]` for int32 `[B]`.
 
     Returns:
         int32 `[B]`. O(B) if `inside` holds for a fair part of `[0, n)`.
@@ -56,7 +55,7 @@ def permute(
 
 
 def _feistel(keys: jax.Array, number: jax.Array, bits: jax.Array) -> jax.Array:
-    """A permutation of the numbers of so many bits."""
+    """Permute the numbers of so many bits."""
     low_bits = bits >> 1
     high_bits = bits - low_bits
     for turn in range(ROUNDS):
@@ -70,7 +69,7 @@ def _feistel(keys: jax.Array, number: jax.Array, bits: jax.Array) -> jax.Array:
 
 
 def _hash(word: jax.Array) -> jax.Array:
-    """Mixes the bits of a word: the finaliser of MurmurHash3."""
+    """Mix the bits of a word: the finaliser of MurmurHash3."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> 16)

@@ -18,11 +18,11 @@ _PARITY = 0x1BD11BDA
 
 
 def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
-    """Random bits, uint32: those of `jax.random.bits`, on CPU in a quarter of the time.
+    """Return the uint32 bits of `jax.random.bits`, on CPU in a quarter of the time.
 
-    `jax.random.bits` goes through the rounds of Threefry in a loop there, and each turn of it is a
-    dozen tasks for XLA to hand out. Here all rounds are one kernel. The bits are those that JAX
-    gives with its default `jax_threefry_partitionable`. A key of another generator is given to
+    There `jax.random.bits` runs the rounds of Threefry in a loop, and each turn is a dozen tasks
+    for XLA to hand out. Here all rounds are one kernel. The bits are those that JAX
+    gives with its default `jax_threefry_partitionable`. A key of another generator goes to
     `jax.random.bits`.
 
     Args:
@@ -41,14 +41,14 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     count = math.prod(shape)
 
     def loop(words: jax.Array, after: jax.Array | None) -> jax.Array:
-        # A loop of one turn: XLA does not make its result anew wherever it is used.
+        # A loop of one turn: XLA does not compute its result anew at every use.
         words = tie(words, after)
         zero = zero_after(words)
         made = blank(zero, (count,), jnp.uint32)
         return lax.fori_loop(zero, 1, lambda *_: _threefry(words, jnp.uint32(0), count), made)
 
     def plain(words: jax.Array, after: jax.Array | None) -> jax.Array:
-        # Row by row, so that each is made by the kernel that uses it.
+        # Row by row, so that the kernel that uses a row makes it.
         size = count // rows
         made = [_threefry(words, jnp.uint32(row * size), size) for row in range(rows)]
         return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
@@ -57,20 +57,20 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
 
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
-    """Float32 multiples of 2**-24 in `[0, 1)`, all equally likely; see `bits`."""
+    """Return float32 multiples of 2**-24 in `[0, 1)`, all equally likely; see `bits`."""
     return as_uniforms(bits(key, shape, after))
 
 
 def as_uniforms(bits: jax.Array) -> jax.Array:
-    """Float32 multiples of 2**-24 in `[0, 1)`, of uint32 random bits."""
+    """Return float32 multiples of 2**-24 in `[0, 1)`, of uint32 random bits."""
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
 def below(words: jax.Array, total: jax.Array) -> jax.Array:
-    """Integers in `[0, total)`, from 64 random bits each; 0 if `total` is 0.
+    """Return integers in `[0, total)`, from 64 random bits each; 0 if `total` is 0.
 
-    The high word of a 64 by 32 bit product: the probabilities differ from 1 / total by less than
-    2**-64, and there is no division, which is what makes `jax.random.randint` slow on CPU.
+    They are the high words of 64 by 32 bit products. Their probabilities differ from 1 / total by
+    less than 2**-64. There is no division, which makes `jax.random.randint` slow on CPU.
 
     Args:
         words: uint32 `[2, B]`; random.
@@ -88,7 +88,7 @@ def below(words: jax.Array, total: jax.Array) -> jax.Array:
 
 
 def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The upper 32 bits of the product of two uint32."""
+    """Return the upper 32 bits of the product of two uint32."""
     a_low, a_high = a & 0xFFFF, a >> 16
     b_low, b_high = b & 0xFFFF, b >> 16
     low, cross, other = a_low * b_low, a_low * b_high, a_high * b_low
@@ -99,7 +99,7 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 # Traced once for all rows.
 @functools.partial(jax.jit, inline=True, static_argnames="count")
 def _threefry(key: jax.Array, start: jax.Array, count: int) -> jax.Array:
-    """Threefry-2x32 of 20 rounds, of so many numbers: both words of each in one, `[count]`."""
+    """Return Threefry-2x32 of 20 rounds, of so many numbers: the XOR of both words, `[count]`."""
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
     second = lax.iota(jnp.uint32, count) + start + keys[1]
     first = jnp.broadcast_to(keys[0], (count,))

@@ -1,11 +1,11 @@
 """Segments of starts: to draw an episode first, and then a start in it.
 
-The starts of an episode follow each other in its lane: a segment. Where one is missing, as a row
-of its window was removed, there are two. The first and the last start of every segment have a bit
-each, in two trees over the rows lane by lane, each lane from its first slot to its last. So the
-r-th segment is that of the r-th first start; its last one is the next in the same lane, around the
-seam if need be. A segment grows at its end, shrinks at its beginning and is split by removing rows;
-each is a few bits.
+The starts of an episode follow each other in its lane: a segment. A missing start, whose window
+lost a row, splits a segment in two. Two bit trees mark the first and the last start of every
+segment. In these trees the rows lie lane by lane, each lane from its first slot to its last. So the
+r-th segment begins with the r-th first start, and ends with the next last start in the same lane,
+around the seam if need be. A segment grows at its end, shrinks at its beginning and is split by
+removing rows. Each of these changes a few bits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import random_bits, shards
-from fbuf.samplers.protocol import Plan
+from fbuf.samplers.planned import Plan
 from fbuf.samplers.start_index import Change, StartIndex
-from fbuf.samplers.starts import Window
+from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -29,7 +29,7 @@ from fbuf.xla.tie import once, tie
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The first and the last start of every segment, lane by lane, and how many there are."""
+    """The first and the last start of every segment, lane by lane, and their number."""
 
     firsts: BitTree
     lasts: BitTree
@@ -37,22 +37,22 @@ class Segments:
 
 
 def empty(ring: Ring) -> Segments:
-    """No segment."""
+    """Return an index without segments."""
     return Segments(bit_tree.empty(ring.capacity), bit_tree.empty(ring.capacity), jnp.int32(0))
 
 
 def add(
     segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window, change: Change
 ) -> tuple[Segments, StartIndex]:
-    """Take note of what an add has changed; `starts` is the index from afterwards.
+    """Index the changes of an add; `starts` is the index after the add.
 
     Returns:
-        The segments, and the starts, whose total is known only once they have been looked at here.
+        The segments, and the starts, whose total is known only after the reads here.
     """
     length, stride, room = window.length, window.stride, ring.lane_length
     in_episode = span.in_episode
     assert in_episode is not None
-    written = _lane_by_lane(ring, jnp.minimum(span.slots, ring.capacity - 1))
+    written = _lane_by_lane(ring, ring.clamp(span.slots))
     kept = span.slots < ring.capacity
     first_gone = (bit_tree.read(segments.firsts, written) & kept).astype(jnp.int32)
     last_gone = (bit_tree.read(segments.lasts, written) & kept).astype(jnp.int32)
@@ -60,7 +60,7 @@ def add(
     previous = ring.later(change.slots, -stride)
     joined = jnp.zeros_like(new)
     if not window.first_only:
-        # The start before it belongs to the same episode, and was neither removed nor overwritten.
+        # The start before belongs to the same episode, and was neither removed nor overwritten.
         same = in_episode.position >= length + stride
         stays = in_episode.newer + length - 1 + stride < room
         joined = jnp.where(same & stays & bit_tree.read(starts.bits, previous), new, 0)
@@ -89,14 +89,14 @@ def add(
 def _beheaded(
     segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """The oldest start of each lane, and 1 if only now it begins its segment: `[lanes]`."""
-    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
-    added = span.count // (ring.lanes // ring.heads)
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+    """Return the oldest start of each lane, and 1 if it begins its segment only now: `[lanes]`."""
+    rows = ring.lane_steps()
+    added = span.count // ring.lanes_per_head
+    newest = ring.clamp(ring.newest())
     oldest = ring.later(newest, 1 - rows)
     skipped = -(oldest // ring.lanes) % window.stride
     candidate = ring.later(oldest, skipped)
-    # A start that was completed by this add has been looked after already.
+    # A start that this add completed has been indexed already.
     complete = rows - 1 - skipped - (window.length - 1) >= added
     where = _lane_by_lane(ring, candidate)
     is_start = bit_tree.read(starts.bits, candidate)
@@ -107,18 +107,18 @@ def _beheaded(
 def remove(
     segments: Segments, starts: StartIndex, ring: Ring, lost: jax.Array, window: Window
 ) -> tuple[Segments, StartIndex]:
-    """Take out starts that are none any more; `starts` is the index from afterwards.
+    """Take out lost starts; `starts` is the index after the removal.
 
     Returns:
-        The segments, and the starts, whose total is known only once they have been looked at here.
+        The segments, and the starts, whose total is known only after the reads here.
     """
-    inside, is_one = jnp.minimum(lost, ring.capacity - 1), lost < ring.capacity
+    inside, is_one = ring.clamp(lost), lost < ring.capacity
     where = _lane_by_lane(ring, inside)
     first = bit_tree.read(segments.firsts, where) & is_one
     last = bit_tree.read(segments.lasts, where) & is_one
     following = ring.later(inside, window.stride)
     previous = ring.later(inside, -window.stride)
-    # What was in the middle of a segment leaves two.
+    # A lost start in the middle of a segment leaves two segments.
     begins = (is_one & ~last & bit_tree.read(starts.bits, following)).astype(jnp.int32)
     ends = (is_one & ~first & bit_tree.read(starts.bits, previous)).astype(jnp.int32)
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
@@ -139,14 +139,14 @@ def remove(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Picks:
-    """Draws of starts in segments: the numbers of these, int32 `[B]`, and bits, uint32 `[2, B]`."""
+    """Draws of starts: the numbers of their segments, int32 `[B]`, and bits, uint32 `[2, B]`."""
 
     segments: jax.Array
     bits: jax.Array
 
 
 def plan(counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
-    """Draw a segment of all shards, each alike; int32 `[S]` counts say how many each shard has."""
+    """Draw segments of all shards, each alike; int32 `[S]` counts are those of the shards."""
     first, bits = random_bits.bits(key, (2, 2, batch_size), counts)
     shard, segment = shards.by_count(counts, key, first)
     return Plan(shard, Picks(segment, bits))
@@ -158,13 +158,13 @@ def pick(
     """Draw a start in each of these segments, each alike.
 
     Returns:
-        int32 `[B]` slots, and how many starts their segments have.
+        int32 `[B]` slots, and the numbers of starts of their segments.
     """
     segment, room = picks.segments, ring.lane_length
     first = bit_tree.select(segments.firsts, segment)
     lane = first // room
-    # Of a lane's segments one may go around its seam: its last start is the first last one there,
-    # and comes before the first starts of all.
+    # One segment of a lane may go around its seam: its last start is then the first last start of
+    # the lane, before all first starts.
     begin, end = _bounds(segments, ring, lane)
     number = segment + _around_seam(segments, starts, ring, lane)
     last = bit_tree.select(segments.lasts, jnp.where(number < end, number, begin))
@@ -174,15 +174,15 @@ def pick(
 
 
 def lengths(segments: Segments, ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
-    """How many starts the segments of these starts have: int32 `[B]`."""
+    """Count the starts of the segments of these starts: int32 `[B]`."""
     room = ring.lane_length
     where = _lane_by_lane(ring, slots)
     begin = where // room * room
     edges = jnp.concatenate([begin, begin + room])
     first_begin, first_end = bit_tree.rank(segments.firsts, edges).reshape(2, -1)
     last_begin, last_end = bit_tree.rank(segments.lasts, edges).reshape(2, -1)
-    # The newest first start up to this one, and the next last one from it on; around the seam the
-    # newest of the lane, and its oldest.
+    # The newest first start up to this one, and the next last start from this one on. Around the
+    # seam: the newest first start of the lane, and its oldest last start.
     before = bit_tree.rank(segments.firsts, where + 1)
     first = bit_tree.select(segments.firsts, jnp.where(before > first_begin, before, first_end) - 1)
     from_here = bit_tree.rank(segments.lasts, where)
@@ -191,22 +191,22 @@ def lengths(segments: Segments, ring: Ring, slots: jax.Array, window: Window) ->
 
 
 def _around_seam(segments: Segments, starts: StartIndex, ring: Ring, lane: jax.Array) -> jax.Array:
-    """1 for lanes in which a segment goes around the seam, 0 for others: int32 `[B]`."""
+    """Return 1 for lanes in which a segment goes around the seam, 0 for others: int32 `[B]`."""
 
     def goes_around(lane: jax.Array) -> jax.Array:
-        # A lane's first slot is that of the same number.
+        # The first slot of a lane has the number of the lane.
         begins = bit_tree.read(segments.firsts, lane * ring.lane_length)
         return (bit_tree.read(starts.bits, lane) & ~begins).astype(jnp.int32)
 
     if ring.lanes < lane.shape[0]:
-        # Not before a lane is known, for it would be ready from the first: see `fbuf.xla.loop`.
+        # Not before a lane is known, or it would be ready from the start: see `fbuf.xla.loop`.
         every = jnp.arange(ring.lanes, dtype=jnp.int32) + zero_after(lane)
         return goes_around(every)[lane]
     return goes_around(lane)
 
 
 def _bounds(segments: Segments, ring: Ring, lane: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How many segments there are before each lane, and up to its end: `[B]` each."""
+    """Count the segments before each lane, and up to its end: `[B]` each."""
     if ring.lanes == 1:
         return jnp.zeros_like(lane), jnp.broadcast_to(segments.count, lane.shape)
     if ring.lanes < lane.shape[0]:
@@ -219,7 +219,7 @@ def _bounds(segments: Segments, ring: Ring, lane: jax.Array) -> tuple[jax.Array,
 
 
 def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
-    """Where slots lie when the lanes come one after the other."""
+    """Return the places of slots where the lanes come one after the other."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step
 

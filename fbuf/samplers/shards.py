@@ -1,8 +1,8 @@
 """The choice of a shard: one more level above those of a sampler.
 
-Over a mesh a buffer is several shards, each a buffer of its own. Every device knows how much each
-shard has to draw from, and so makes the same choices, from the same random bits. With one shard
-there is nothing to choose, and no bit is spent: a buffer of one shard draws what a plain one does.
+Over a mesh a buffer is several shards, each a buffer of its own. Every device knows the totals of
+all shards, and so makes the same choices, from the same random bits. With one shard there is
+nothing to choose, and no bit is spent: such a buffer makes the draws of a plain one.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import jax.numpy as jnp
 from fbuf.samplers import random_bits, wide
 from fbuf.samplers.wide import Wide
 from fbuf.trees import sum_tree
-from fbuf.trees.sum_tree import Positions
+from fbuf.trees.sum_tree import Points
 from fbuf.xla.tie import tie
 
 _CHOICE = 2
-"""What is folded into the key of a batch for the choice of shards; 1 stands for the view."""
+"""The number folded into the key of a batch for the choice of shards; 1 stands for the view."""
 
 
 def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Choose one of all things in all shards, each alike.
+    """Choose items of all shards, each alike.
 
     Args:
-        counts: int32 `[S]`: how many there are in each shard.
+        counts: int32 `[S]`: the number of items of each shard.
         key: The key of the batch.
-        bits: uint32 `[2, B]`; random bits, all that is needed if there is one shard.
+        bits: uint32 `[2, B]`; random bits, enough if there is one shard.
 
     Returns:
-        int32 `[B]` twice: the shard, and the number of the thing in it, from 0. 0 if there is none.
+        int32 `[B]` twice: the shard, and the number of the item in it, from 0. 0 for no item.
     """
     if counts.shape[0] == 1:
         rank = random_bits.below(bits, counts[0])
@@ -41,7 +41,7 @@ def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Ar
 
 
 def of_rank(counts: jax.Array, rank: Wide) -> tuple[jax.Array, jax.Array]:
-    """The shard of a rank among all things in all shards, and its rank there: int32 `[B]` each."""
+    """Return the shard of a rank among the items of all shards, and the rank there: int32 `[B]`."""
     ends = wide.running_sums(counts)
     shard = jnp.minimum(wide.first_above(ends, rank), counts.shape[0] - 1)
     before = Wide(*(jnp.concatenate([jnp.zeros(1, jnp.uint32), word[:-1]]) for word in ends))
@@ -58,29 +58,27 @@ def by_total(totals: jax.Array, key: jax.Array, batch_size: int) -> jax.Array:
     return sum_tree.draw(tree, random_bits.uniforms(key, shape, totals))[0]
 
 
-def by_position(
-    totals: jax.Array, key: jax.Array, fractions: jax.Array
-) -> tuple[jax.Array, Positions]:
-    """The shards at positions along all totals laid end to end, and the positions inside these.
+def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[jax.Array, Points]:
+    """Find the shards at points along all totals laid end to end, and the points inside these.
 
     Args:
         totals: float32 `[S]`.
         key: The key of the batch.
         fractions: float32 `[B]` in `[0, 1)`; fractions of the sum of all totals.
     """
-    positions = Positions(fractions, jnp.full_like(fractions, 2.0**-24))
+    points = Points(fractions, jnp.full_like(fractions, 2.0**-24))
     if totals.shape[0] == 1:
-        return jnp.zeros(fractions.shape, jnp.int32), positions
+        return jnp.zeros(fractions.shape, jnp.int32), points
     tree = sum_tree.of(totals)
     key = jax.random.fold_in(tie(key, totals), _CHOICE)
     shape = (sum_tree.picks(tree), *fractions.shape)
     uniforms = random_bits.uniforms(key, shape)
-    shard, _, inside = sum_tree.draw_stratified(tree, positions, uniforms)
+    shard, _, inside = sum_tree.draw_stratified(tree, points, uniforms)
     return shard, inside
 
 
 def sum_of_counts(counts: jax.Array) -> jax.Array:
-    """How many there are in all shards, of int32 `[S]` in each: a float32 scalar."""
+    """Return the sum of int32 `[S]` counts: a float32 scalar."""
     if counts.shape[0] == 1:
         return counts[0].astype(jnp.float32)
     ends = wide.running_sums(counts)
@@ -88,5 +86,5 @@ def sum_of_counts(counts: jax.Array) -> jax.Array:
 
 
 def sum_of_totals(totals: jax.Array) -> jax.Array:
-    """The sum of float32 `[S]` totals, always in one order."""
+    """Return the sum of float32 `[S]` totals, always in one order."""
     return totals[0] if totals.shape[0] == 1 else sum_tree.total(sum_tree.of(totals))

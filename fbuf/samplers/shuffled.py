@@ -9,10 +9,11 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, random_bits, segments, shards, start_index
-from fbuf.samplers.protocol import Draw, Plan, Step
+from fbuf.samplers import permutation, random_bits, segments, shards, start_index, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.protocol import Draw, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.uniform import Uniform, UniformIndex, UniformMass
+from fbuf.samplers.uniform import Uniform, UniformIndex, UniformTotals
 from fbuf.samplers.wide import Wide
 from fbuf.storage.ring import Ring
 from fbuf.xla.tie import tie
@@ -27,14 +28,14 @@ class Shuffled(Uniform):
     the whole run, and count `step` up. Key and epoch choose the order, which is never stored: to
     resume a run, go on with the next `i`.
 
-    You may write rows meanwhile. A batch never holds a row twice. For each row that becomes
-    drawable during an epoch, or no longer is, at most two other rows are drawn twice in it or left
-    out. There are exceptions. The whole order changes when the number of slots taken passes a power
-    of two, and at every change while fewer than an eighth of the slots are starts. The number of an
+    You may write rows meanwhile. A batch never holds a row twice. A row that becomes drawable
+    during an epoch, or ceases to be, makes at most two other rows come twice or not at all. There
+    are exceptions. The whole order changes when the number of used slots passes a power of two. It
+    also changes at every write while fewer than an eighth of the slots are starts. The number of an
     epoch is `step // ceil(n / batch_size)`, so a growing buffer begins a new epoch now and then. In
     a full ring without a window the order is one of slots: writing does not change it.
 
-    With `by="episode"` an epoch has every episode once, with one start in it, all its starts alike.
+    With `by="episode"` an epoch has every episode once, with one start of the episode, each alike.
     The whole order changes when the number of episodes does.
 
     Batches of several sizes can share an epoch: give `step=(epoch, first)`, and count `first` up by
@@ -68,32 +69,32 @@ class Shuffled(Uniform):
         Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002.
     """
 
-    in_order: ClassVar[bool] = True
+    without_replacement: ClassVar[bool] = True
 
     def plan(
         self,
         index: UniformIndex,
         ring: Ring,
-        masses: UniformMass,
+        totals: UniformTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
-        """The starts whose turn it is."""
+        """Choose the next starts of the epoch."""
         assert step is not None
-        counts = self._counts(masses)
+        counts = self._counts(totals)
         total = jnp.sum(counts, dtype=jnp.int32)
         count = jnp.maximum(total, 1)
         epoch, first = step
         number = jnp.arange(batch_size, dtype=jnp.int32)
-        # Where there is no number left the last one is taken, so that it stays in range.
+        # Behind the end the last number is taken, to stay in range.
         ranks = first + jnp.minimum(number, count - first - 1)
         key = jax.random.fold_in(key, epoch)
-        if masses.segments is None and counts.shape[0] == 1:
+        if totals.segments is None and counts.shape[0] == 1:
             slots = _permuted(index.starts, ring, key, ranks, total)
             return Plan(jnp.zeros_like(slots), slots)
         order_key, bits = key, None
-        if masses.segments is not None:
+        if totals.segments is not None:
             order_key, start_key = jax.random.split(tie(key, counts))
             start_key = jax.random.fold_in(start_key, first)
             bits = random_bits.bits(start_key, (2, batch_size))
@@ -106,7 +107,7 @@ class Shuffled(Uniform):
         return Plan(shard, ranks if bits is None else segments.Picks(ranks, bits))
 
     def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
-        """The start of a rank; in one shard, where the order is one of slots, that of the plan."""
+        """Find the start of a rank; in one shard the plan has the slots already."""
         if index.segments is not None:
             return super().pick(index, ring, picks)
         if ring.shards == 1:
@@ -115,40 +116,38 @@ class Shuffled(Uniform):
 
     def weigh(
         self,
-        masses: UniformMass,
+        totals: UniformTotals,
         slots: jax.Array,
-        found: jax.Array | None,
-        numbers: jax.Array,
+        aux: jax.Array | None,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
-        """Weights are 1 whatever `beta` is; what lies behind the end of the epoch is masked."""
+        """Weigh rows by 1 whatever `beta` is; mask draws behind the end of the epoch."""
         assert step is not None
-        total = self.size_of_epoch(masses)
+        total = self.size_of_epoch(totals)
         count = jnp.maximum(total, 1)
-        mask = (numbers < count - step[1]) & (total > 0)
+        mask = (positions < count - step[1]) & (total > 0)
         each = count.astype(jnp.float32)
-        if found is not None:
-            each = each * found.astype(jnp.float32)
-        likely = jnp.where(mask, 1 / each, 0)
-        one = mask.astype(jnp.float32)
-        return Draw(slots, likely, one, jnp.zeros_like(one), mask)
+        if aux is not None:
+            each = each * aux.astype(jnp.float32)
+        return weights.equal(slots, jnp.where(mask, 1 / each, 0), mask)
 
-    def size_of_epoch(self, masses: UniformMass) -> jax.Array:
-        """As many as there are starts, or episodes."""
-        return jnp.sum(self._counts(masses), dtype=jnp.int32)
+    def size_of_epoch(self, totals: UniformTotals) -> jax.Array:
+        """Count the starts, or the episodes."""
+        return jnp.sum(self._counts(totals), dtype=jnp.int32)
 
-    def _counts(self, masses: UniformMass) -> jax.Array:
-        return masses.starts if masses.segments is None else masses.segments
+    def _counts(self, totals: UniformTotals) -> jax.Array:
+        return totals.starts if totals.segments is None else totals.segments
 
 
 def _permuted(
     index: StartIndex, ring: Ring, key: jax.Array, ranks: jax.Array, total: jax.Array
 ) -> jax.Array:
-    """The starts that an epoch has at these places: int32 `[B]` slots."""
-    # Slots are permuted, for the rank of a start changes with any other one. Only where few
-    # slots are starts would a walk from slot to slot take long: there it is ranks.
+    """Return the starts at these places of an epoch: int32 `[B]` slots."""
+    # Slots are permuted, because the rank of a start changes with any other start. Where few slots
+    # are starts, a walk from slot to slot would take long: there ranks are permuted.
     taken = ring.filled()
     sparse = total < taken // 8
     given = jnp.where(sparse, ranks, start_index.select(index, ring, ranks))

@@ -1,4 +1,4 @@
-"""The starts there are: an index kept as rows are written and removed, to draw one by its rank."""
+"""The index of starts, kept as rows are written and removed, to draw a start by its rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.samplers import random_bits, shards, starts
-from fbuf.samplers.protocol import Plan
-from fbuf.samplers.starts import Window
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -22,9 +22,9 @@ from fbuf.xla.tie import once, tie
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StartIndex:
-    """Which slots are starts, a bit each, and how many there are.
+    """The starts, a bit for each slot, and their number.
 
-    `total` is None where every row is a start, for then the ring knows.
+    `total` is None where every row is a start: the ring has the number then.
     """
 
     bits: BitTree
@@ -34,12 +34,12 @@ class StartIndex:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What an add has changed about the starts; all `[B]`, one for each row written.
+    """The changes of starts by an add; all `[B]`, one for each written row.
 
     Attributes:
-        evicted: bool; a start was overwritten by the row.
-        slots: int32; the start of the window that ends with the row, in range.
-        is_start: bool; that is a start from now on.
+        evicted: bool; the row has overwritten a start.
+        slots: int32; the slot of the first row of the window that ends with this row, in range.
+        is_start: bool; that slot is a start from now on.
     """
 
     evicted: jax.Array
@@ -48,20 +48,20 @@ class Change:
 
 
 def empty(ring: Ring, window: Window) -> StartIndex:
-    """No start."""
+    """Return an index without starts."""
     return StartIndex(bit_tree.empty(ring.capacity), None if window.every_row else jnp.int32(0))
 
 
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
-    """Take note of the starts there are now, and of those that made way."""
-    written = jnp.minimum(span.slots, ring.capacity - 1)
+    """Index the new starts, and drop the overwritten ones."""
+    written = ring.clamp(span.slots)
     evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
     if index.total is None:
         bits = bit_tree.change(index.bits, written, span.drawable.astype(jnp.int32) - gone)
         return StartIndex(bits, None), Change(evicted, written, span.drawable)
     slots, is_start = starts.completed(ring, span, window)
-    # The total is known once all that was asked of the bits before this has been read.
+    # The total is known once all earlier reads of the bits are over.
     written = tie(written, index.total)
     new = is_start.astype(jnp.int32)
     bits = bit_tree.change(
@@ -77,13 +77,13 @@ def remove(
     """Take out the starts of all windows with these rows.
 
     Returns:
-        The index, and the starts that are none any more, none twice, `capacity` for none.
+        The index, and the lost starts, none twice, `capacity` for none.
     """
     found = slots
     if window.length > 1:
         found = starts.containing(ring, slots, window)
         found = jnp.where(last_of_each(found), found, ring.capacity)
-    inside = jnp.minimum(found, ring.capacity - 1)
+    inside = ring.clamp(found)
     lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, inside, change)
@@ -92,12 +92,12 @@ def remove(
 
 
 def total(index: StartIndex, ring: Ring) -> jax.Array:
-    """How many starts there are. int32 scalar."""
-    return ring.count() - ring.removed if index.total is None else index.total
+    """Count the starts. int32 scalar."""
+    return ring.live() if index.total is None else index.total
 
 
 def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
-    """Whether windows start at slots, each in range: bool `[B]`."""
+    """Return whether slots are starts, each slot in range: bool `[B]`."""
     return bit_tree.read(index.bits, slots)
 
 
@@ -106,9 +106,10 @@ def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
 class Picks:
     """Draws of starts in one shard: their ranks, and random bits `[2, B]` if a slot is drawn first.
 
-    A slot is drawn first, and if that is no start, one by its rank: either way each is as likely as
-    any other. Most slots are starts as a rule, and so most draws end with the first look, at a
-    single word; down the tree it is one a level. Where all slots are starts, the rank is the slot.
+    A slot is drawn first, and if the slot is no start, a start by its rank: either way all starts
+    are equally likely. As a rule most slots are starts, so most draws end with the first read, of a
+    single word. A walk down the tree reads one word a level. Where all slots are starts, the rank
+    is the slot.
     """
 
     ranks: jax.Array
@@ -116,7 +117,7 @@ class Picks:
 
 
 def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
-    """Draw starts of all shards, each alike; int32 `[S]` counts say how many each shard has."""
+    """Draw starts of all shards, each alike; int32 `[S]` counts are those of the shards."""
     bits = None
     if _all_at_first(index, ring):
         words = random_bits.bits(key, (2, batch_size))
@@ -127,7 +128,7 @@ def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch
 
 
 def pick(index: StartIndex, ring: Ring, picks: Picks) -> jax.Array:
-    """The slots drawn: int32 `[B]`, in range even where there is no start."""
+    """Return the drawn slots: int32 `[B]`, in range even where there is no start."""
     if picks.bits is None:
         return select(index, ring, picks.ranks)
     slots = random_bits.below(picks.bits, ring.filled())
@@ -135,7 +136,7 @@ def pick(index: StartIndex, ring: Ring, picks: Picks) -> jax.Array:
 
 
 def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
-    """The starts of given ranks: int32 `[B]` slots, in range even where there is none."""
+    """Find the starts of given ranks: int32 `[B]` slots, in range even where there is none."""
     if not _all_at_first(index, ring):
         return bit_tree.select(index.bits, ranks)
 
@@ -145,12 +146,12 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     def always(bits: BitTree, removed: jax.Array, ranks: jax.Array) -> jax.Array:
         return bit_tree.select(bits, ranks)
 
-    # On a GPU a branch waits for the host, which takes longer than to look a rank up.
+    # On a GPU a branch waits for the host, which takes longer than the walk to a rank.
     return by_platform(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
 
 
 def _all_at_first(index: StartIndex, ring: Ring) -> bool:
-    """Whether all slots there are are starts, unless rows have been removed."""
+    """Return whether all used slots are starts, unless rows have been removed."""
     return index.total is None and ring.heads == 1
 
 

@@ -1,7 +1,7 @@
-"""Counts of two words: how many rows there are in all shards together may pass 2**31.
+"""Counts of two words: the number of rows of all shards together may pass 2**31.
 
 JAX has no 64-bit integers unless the user turns them on. So a count is two uint32, the high word
-and the low one, and the few things that draws need are written out here.
+and the low one. The few operations that draws need are written out here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Wide(NamedTuple):
 
 
 def running_sums(counts: jax.Array) -> Wide:
-    """The running sums of int32 `[S]` counts, each at least 0; S is at most 2**16."""
+    """Return the running sums of int32 `[S]` counts, each at least 0; S is at most 2**16."""
     words = counts.astype(jnp.uint32)
     # Sums of half words: neither passes a word.
     low = jnp.cumsum(words & 0xFFFF, dtype=jnp.uint32)
@@ -33,16 +33,16 @@ def running_sums(counts: jax.Array) -> Wide:
 
 
 def of_halves(high: jax.Array, low: jax.Array) -> Wide:
-    """`high * 2**16 + low`, of uint32 arrays."""
+    """Return `high * 2**16 + low`, of uint32 arrays."""
     carry, whole = _add(low, high << _SHORT)
     return Wide((high >> _SHORT) + carry, whole)
 
 
 def below(words: jax.Array, total: Wide) -> Wide:
-    """Integers in `[0, total)`, from 96 random bits each; 0 if `total` is 0.
+    """Return integers in `[0, total)`, from 96 random bits each; 0 if `total` is 0.
 
-    The upper words of a 96 by 64 bit product: for a total below 2**48 the probabilities differ from
-    1 / total by less than 2**-96.
+    They are the upper words of a 96 by 64 bit product. For a total below 2**48 their probabilities
+    differ from 1 / total by less than 2**-96.
 
     Args:
         words: uint32 `[3, B]`; random, the highest word first.
@@ -52,7 +52,7 @@ def below(words: jax.Array, total: Wide) -> Wide:
         `[B]` each.
     """
     third, second, first = words
-    # Columns of 32 bits, from the lowest; what a column carries goes into the next.
+    # Columns of 32 bits, from the lowest; the carry of a column goes into the next one.
     carry1, column1 = _sum(high_word(first, total.low), second * total.low, first * total.high)
     carry2, column2 = _sum(
         high_word(second, total.low),
@@ -69,7 +69,7 @@ def below(words: jax.Array, total: Wide) -> Wide:
 
 
 def first_above(ends: Wide, numbers: Wide) -> jax.Array:
-    """The first of ascending `[S]` ends above each of `[B]` numbers: int32, S if none is."""
+    """Find the first of ascending `[S]` ends above each of `[B]` numbers: int32, S for none."""
     count = ends.low.shape[0]
     found = jnp.zeros(numbers.low.shape, jnp.int32)
     step = 1 << (count.bit_length() - 1)
@@ -84,23 +84,23 @@ def first_above(ends: Wide, numbers: Wide) -> jax.Array:
 
 
 def minus(numbers: Wide, others: Wide) -> jax.Array:
-    """`numbers - others`, which must be from 0 to 2**31 - 1: int32."""
+    """Return `numbers - others`, which must be from 0 to 2**31 - 1: int32."""
     return (numbers.low - others.low).astype(jnp.int32)
 
 
 def as_float(number: Wide) -> jax.Array:
-    """As float32, rounded."""
+    """Return the number as float32, rounded."""
     return number.high.astype(jnp.float32) * 2.0**32 + number.low.astype(jnp.float32)
 
 
 def _add(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The carry of a sum of two words, and the sum."""
+    """Return the carry of a sum of two words, and the sum."""
     whole = a + b
     return (whole < a).astype(jnp.uint32), whole
 
 
 def _sum(first: jax.Array, *others: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The carries of a sum of words, counted, and the sum."""
+    """Return the number of carries of a sum of words, and the sum."""
     carries, whole = jnp.zeros_like(first), first
     for other in others:
         carry, whole = _add(whole, other)

@@ -1,7 +1,7 @@
-"""Rows that lie elsewhere: in host memory, or in files.
+"""Deferred storage: the rows lie in host memory, or in files.
 
-A buffer with such a storage has flags, ring and index of its own, and no rows. What a function of
-`fbuf` would write into the rows it notes, and who keeps the rows writes them.
+A buffer with such a storage has flags, ring and index of its own, and no rows. Functions of `fbuf`
+append their writes to a list, and the owner of the rows carries them out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from fbuf.storage.store import Item
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Note:
-    """Something to write; a slot of `capacity` is left out.
+class PendingWrite:
+    """A write to carry out; a slot of `capacity` is left out.
 
     Attributes:
-        slots: int32 `[B]`; where, each at most once.
-        values: The leaves to write by number, `[B, ...]`. None: whole rows, which the caller has.
-        source: int32 `[B]`; the slots of the rows to copy here. None if they are no copies.
+        slots: int32 `[B]`; the slots to write, each at most once.
+        values: The leaves to write by number, `[B, ...]`. None: whole rows, which the caller
+            has.
+        source: int32 `[B]`; the slots of the rows to copy here. None if the rows
+            are no copies.
     """
 
     slots: jax.Array
@@ -35,10 +37,11 @@ class Note:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """New rows to be held against the next observations of the rows before.
+    """A comparison of new rows with the next observations of the rows before.
 
     Attributes:
-        place: int32 `[B]`; where those are, as `fbuf.storage.next_obs` says; -1 for none.
+        place: int32 `[B]`; the place of that next observation in `fbuf.storage.next_obs`; -1 for
+            none.
     """
 
     place: jax.Array
@@ -46,15 +49,15 @@ class Comparison:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Elsewhere(Generic[Item]):
-    """The rows of a buffer that lie elsewhere.
+class DeferredStorage(Generic[Item]):
+    """The rows of a buffer that does not hold them itself.
 
     Attributes:
-        notes: What is to be written or compared, in this order.
-        layout: What the leaves of the item are; static.
+        notes: The writes and comparisons to carry out, in this order.
+        layout: The leaves of the item; static.
     """
 
-    notes: tuple[Note | Comparison, ...]
+    notes: tuple[PendingWrite | Comparison, ...]
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     @property
@@ -62,36 +65,42 @@ class Elsewhere(Generic[Item]):
         """One item, of `jax.ShapeDtypeStruct`."""
         return self.layout.item
 
-    def write(self, slots: jax.Array, rows: Item) -> Elsewhere[Item]:
-        """As `Storage.write`; of the rows nothing is noted."""
-        return self._noted(Note(slots))
+    def write(self, slots: jax.Array, rows: Item) -> DeferredStorage[Item]:
+        """Note a write of whole rows, as `Storage.write`; the rows themselves are not kept."""
+        return self._noted(PendingWrite(slots))
 
-    def write_leaves(self, slots: jax.Array, leaves: Mapping[int, jax.Array]) -> Elsewhere[Item]:
-        """As `Storage.write_leaves`."""
-        return self._noted(Note(slots, values=dict(leaves)))
+    def write_leaves(
+        self, slots: jax.Array, leaves: Mapping[int, jax.Array]
+    ) -> DeferredStorage[Item]:
+        """Note a write of leaves, as `Storage.write_leaves`."""
+        return self._noted(PendingWrite(slots, values=dict(leaves)))
 
-    def copy(self, source: jax.Array, slots: jax.Array) -> Elsewhere[Item]:
-        """As `Storage.copy`."""
-        return self._noted(Note(slots, source=source))
+    def copy(self, source: jax.Array, slots: jax.Array) -> DeferredStorage[Item]:
+        """Note a copy of rows, as `Storage.copy`."""
+        return self._noted(PendingWrite(slots, source=source))
 
-    def compared(self, place: jax.Array) -> Elsewhere[Item]:
+    def compared(self, place: jax.Array) -> DeferredStorage[Item]:
         """Note that new rows are to be compared."""
         return self._noted(Comparison(place))
 
-    def _noted(self, note: Note | Comparison) -> Elsewhere[Item]:
+    def _noted(self, note: PendingWrite | Comparison) -> DeferredStorage[Item]:
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 
 def without_rows(state: Any) -> Any:
-    """A buffer whose rows lie elsewhere, and those of its next observations, too."""
+    """Return a buffer with deferred storage for its rows and its next observations."""
     kept = state.next_obs
     if kept is not None:
-        kept = dataclasses.replace(kept, rows=Elsewhere((), kept.rows.layout))
-    return dataclasses.replace(state, storage=Elsewhere((), state.storage.layout), next_obs=kept)
+        kept = dataclasses.replace(kept, rows=DeferredStorage((), kept.rows.layout))
+    return dataclasses.replace(
+        state, storage=DeferredStorage((), state.storage.layout), next_obs=kept
+    )
 
 
-def taken(state: Any) -> tuple[Any, tuple[Note, ...], tuple[Note | Comparison, ...]]:
-    """The buffer without notes, those of its rows, and those of its next observations."""
+def taken(
+    state: Any,
+) -> tuple[Any, tuple[PendingWrite, ...], tuple[PendingWrite | Comparison, ...]]:
+    """Return the buffer without notes, the notes of its rows, and of its next observations."""
     kept = state.next_obs
     of_next = () if kept is None else kept.rows.notes
     return without_rows(state), state.storage.notes, of_next

@@ -1,7 +1,7 @@
-"""Episodes: where in its episode each row of a lane is.
+"""Episodes: the position of each row of a lane in its episode.
 
-A lane is the rows of one environment, in the order of time. What has to be known of its past to
-place the next row is kept here, a few numbers a lane; all else is in the flags of the rows.
+A lane is the rows of one environment, in the order of time. A few numbers a lane are kept to place
+the next row. The flags of the rows hold the rest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 Autoreset = Literal["same_step", "next_step", "disabled"]
-"""What an environment does when an episode has ended, in Gymnasium's words.
+"""The behaviour of an environment at the end of an episode, in Gymnasium's words.
 
-`"same_step"`: the step that ends an episode also resets, and the next row is the first of a new
-episode. `"disabled"`: you reset; for a buffer the same. `"next_step"`: the step after the end
-ignores its action and resets: its row is a dummy, part of no episode.
+- `"same_step"`: the step that ends an episode also resets. The next row begins a new episode.
+- `"disabled"`: you reset. To a buffer this is the same.
+- `"next_step"`: the step after the end ignores its action and resets. Its row is a dummy, of no
+  episode.
 """
 
 _MANY = 2**30
@@ -27,11 +28,11 @@ _MANY = 2**30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """The episode each lane is in.
+    """The open episode of each lane.
 
     Attributes:
-        position: int32 `[lanes]`; how many rows the episode has so far; stops counting at 2**30.
-        intact: int32 `[lanes]`; how many it has since the newest of its rows that was removed.
+        position: int32 `[lanes]`; the number of its rows so far; stops counting at 2**30.
+        intact: int32 `[lanes]`; the number of its rows since its newest removed row.
         resets: bool `[lanes]`; the next row is a dummy.
     """
 
@@ -43,13 +44,13 @@ class Open:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class InEpisode:
-    """Where the rows of a chunk are in their episodes; all `[steps, lanes]`.
+    """The places of the rows of a chunk in their episodes; all `[steps, lanes]`.
 
     Attributes:
         position: int32; the number of the row in its episode, from 1; of a dummy 0.
-        intact: int32; how many rows up to this one follow each other without a removed one.
+        intact: int32; the number of rows up to this one, without a removed one between them.
         dummy: bool; the row is the dummy step of a reset.
-        newer: int32; how many rows of the chunk come after it in its lane.
+        newer: int32; the number of rows of the chunk that come after the row in its lane.
     """
 
     position: jax.Array
@@ -59,7 +60,7 @@ class InEpisode:
 
 
 def none_open(lanes: int) -> Open:
-    """No row yet: the next one is the first of an episode."""
+    """Return lanes without rows: the next row of each is the first of an episode."""
     return Open(jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, jnp.int32), jnp.zeros(lanes, bool))
 
 
@@ -74,23 +75,24 @@ def follow(
     """Place a chunk of rows.
 
     Args:
-        before: What was open before the chunk.
+        before: The open episodes before the chunk.
         ends: bool `[steps, lanes]`; the rows said to end an episode. A dummy ends nothing.
-        count: int32 `[lanes]`; how many steps each lane has, for the chunk may have room for more.
-            None is all of them.
+        count: int32 `[lanes]`; the number of steps of each lane, for the chunk may have room for
+            more. None is all steps.
         autoreset: See `Autoreset`.
-        dummy: bool `[steps, lanes]`; which rows are dummies, if that is known.
-        cut: bool `[steps, lanes]`; of which rows the episode began before, in rows that are gone.
+        dummy: bool `[steps, lanes]`; which rows are dummies; None if that is not
+            known.
+        cut: bool `[steps, lanes]`; the rows whose episode began in earlier rows that are gone.
 
     Returns:
-        What is open after the chunk, and where each of its rows is.
+        The open episodes after the chunk, and the places of its rows.
     """
     steps = ends.shape[0]
     number = jnp.arange(steps, dtype=jnp.int32)[:, None]
     resets = before.resets
     if dummy is None and autoreset == "next_step":
-        # In a row of ends every second one is a dummy's, which counts for nothing: whether a row
-        # is a dummy depends on how many ends lie side by side before it.
+        # In a run of ends every second one is a dummy's, which counts for nothing. So a row is a
+        # dummy if an odd number of ends lies side by side before the row.
         run = number - 1 - _newest_before(~ends, jnp.where(before.resets, -2, -1))
         dummy = run % 2 == 1
     if dummy is None:
@@ -98,7 +100,7 @@ def follow(
     else:
         ends = ends & ~dummy
         resets = _last(ends, count, before.resets)
-    # A row's episode begins behind the newest end before it, or behind a dummy, itself included.
+    # An episode begins behind the newest end before the row, or behind a dummy, the row included.
     begin = _newest_before(ends, -_MANY)
     if autoreset == "next_step":
         begin = jnp.maximum(begin, _newest(dummy, -_MANY))
@@ -117,7 +119,7 @@ def follow(
 
 
 def _last(steps: jax.Array, count: jax.Array | None, before: jax.Array) -> jax.Array:
-    """The last of the first `count` steps, or what was before if there is none: `[lanes]`."""
+    """Return the last of the first `count` steps, or `before` if there is none: `[lanes]`."""
     if count is None:
         return steps[-1]
     last = jnp.take_along_axis(steps, jnp.maximum(count - 1, 0)[None], axis=0)[0]
@@ -125,13 +127,13 @@ def _last(steps: jax.Array, count: jax.Array | None, before: jax.Array) -> jax.A
 
 
 def _newest(marked: jax.Array, otherwise: jax.Array | int) -> jax.Array:
-    """For each step the newest marked one up to it: `[steps, lanes]`."""
+    """Return the newest marked step up to each step: `[steps, lanes]`."""
     number = jnp.arange(marked.shape[0], dtype=jnp.int32)[:, None]
     found = jnp.where(marked, number, otherwise)
     return found if marked.shape[0] == 1 else lax.cummax(found, axis=0)
 
 
 def _newest_before(marked: jax.Array, otherwise: jax.Array | int) -> jax.Array:
-    """For each step the newest marked one before it: `[steps, lanes]`."""
+    """Return the newest marked step before each step: `[steps, lanes]`."""
     first = jnp.broadcast_to(jnp.asarray(otherwise, jnp.int32), marked.shape[1:])[None]
     return jnp.concatenate([first, _newest(marked, otherwise)[:-1]])

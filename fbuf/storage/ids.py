@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from typing_extensions import TypeVar
 
 ArrayT = TypeVar("ArrayT", default=jax.Array)
-"""What a batch is made of: arrays of JAX, or tensors of PyTorch once it has crossed."""
+"""The arrays of a batch: of JAX, or tensors of PyTorch once the batch has crossed."""
 
 NO_SLOT = -1
 """The slot of an id that names no row, as in the masked part of a sample."""
@@ -37,7 +37,7 @@ class Ids(Generic[ArrayT]):
 
 
 def only(ids: Ids, mask: jax.Array) -> Ids:
-    """The ids, and "no row" where a mask is False."""
+    """Return the ids, and "no row" where a mask is False."""
     return Ids(
         slot=jnp.where(mask, ids.slot, NO_SLOT), generation=jnp.where(mask, ids.generation, 0)
     )

@@ -1,4 +1,4 @@
-"""The layout: what the leaves of an item are, and by which names they are found."""
+"""The layout: the leaves of an item, and their names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Field:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """The count of numbers."""
         return math.prod(self.shape)
 
     @property
     def narrow(self) -> bool:
-        """Whether it is packed. Numbers of less than a byte, and complex ones, never are."""
+        """Whether the field is packed. Complex numbers and those of less than a byte never are."""
         if self.size * self.dtype.itemsize > (
             NARROW if self.dtype.itemsize >= 4 else _NARROW_SMALL
         ):
@@ -51,11 +51,11 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What an item is made of. A leaf is called by its number, in the order of the item's leaves.
+    """The form of an item. A leaf is called by its number, in the order of the item's leaves.
 
     Attributes:
-        fields: What the leaves are.
-        tree: How they make an item.
+        fields: The leaves.
+        tree: The tree of the leaves.
     """
 
     fields: tuple[Field, ...]
@@ -69,11 +69,11 @@ class Layout:
         )
 
     def find(self, function: str, argument: str, name: str) -> Any:
-        """A field by name, as its tree with the numbers of its leaves.
+        """Find a field by name: its tree with the numbers of its leaves.
 
         Args:
-            function: Who asks, and `argument` with what, for the message if there is none.
-            argument: See `function`.
+            function: The caller, for the message if there is no such field.
+            argument: The argument with the name, for the message.
             name: Keys or attributes, from the outside inwards, with dots between them.
         """
         check.name(function, argument, name)
@@ -89,7 +89,7 @@ class Layout:
         return jax.tree.map(lambda leaf: leaf.number, field)
 
     def numbers(self, function: str, fields: Fields) -> Any:
-        """The item as a tree of the numbers of its leaves, or a dict of some fields of it."""
+        """Return the item as a tree of the numbers of its leaves, or a dict of some fields."""
         if fields is None:
             return jax.tree.unflatten(self.tree, list(range(len(self.fields))))
         return {name: self.find(function, "fields", name) for name in fields}
@@ -97,7 +97,7 @@ class Layout:
     def check_width(self) -> None:
         """Refuse to read or write leaves of 64 bits where JAX has no such numbers.
 
-        JAX would cut them, or take each for two.
+        JAX would cut such numbers, or take each for two.
         """
         for (path, leaf), field in zip(
             jax.tree.leaves_with_path(self.item), self.fields, strict=True
@@ -114,22 +114,22 @@ class Layout:
                 )
 
     def position(self, leaf: int) -> int:
-        """Where a leaf lies among the narrow or among the wide ones."""
+        """Return the position of a leaf among the narrow leaves, or among the wide ones."""
         narrow = self.fields[leaf].narrow
         return sum(other.narrow == narrow for other in self.fields[:leaf])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """Stands for a leaf of an item while a field is looked for."""
+    """A placeholder for a leaf of an item during the search for a field."""
 
     number: int
 
 
 def _child(tree: Any, part: str) -> Any:
-    """A field of a tree by one part of its name.
+    """Return a field of a tree by one part of its name.
 
-    Only what JAX takes for a child of the tree is a field: no other attribute that it may have.
+    Only children of the tree in the sense of JAX are fields; no other attribute is.
     """
     if isinstance(tree, Mapping):
         return tree[part]
@@ -143,13 +143,13 @@ def _child(tree: Any, part: str) -> Any:
 
 
 def of(item: Any) -> Layout:
-    """The layout of items of these shapes and dtypes."""
+    """Return the layout of items of these shapes and dtypes."""
     leaves, tree = jax.tree.flatten(item)
     fields = tuple(Field(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
     return Layout(fields, tree)
 
 
 def leaves_of(layout: Layout, leaves: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
-    """Shape and dtype of some leaves."""
+    """Return shape and dtype of some leaves."""
     found = [layout.fields[leaf] for leaf in leaves]
     return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in found]

@@ -1,10 +1,9 @@
-"""Next observations: read from the following row, and kept aside where that has another.
+"""Next observations: read from the following row, or kept aside where that row has another one.
 
-The observation a step led to is the one the following step began with, and lies in the following
-row: to store it a second time would double the memory. In two places that row does not have it: at
-the end of an episode, where it belongs to the next one, and at the newest row. Those are kept in a
-store of their own, a row for each lane and a ring for the ends of episodes; where each lane has a
-head of its own, it has a ring of its own, too.
+The observation after a step is the observation of the following row. To store it twice would double
+the memory. After the last row of an episode, and after the newest row, there is no such row. Their
+next observations are kept in a store of their own: a row for each lane, and a ring for the ends of
+episodes. Where each lane has a head of its own, it has a ring of its own, too.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ import numpy as np
 from jax import lax
 
 from fbuf.storage import store
-from fbuf.storage.deferred import Elsewhere
+from fbuf.storage.deferred import DeferredStorage
 from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.masks import select
 from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
 from fbuf.xla.tie import tie
 
 _ROUNDING = 2**-8
-"""Relative distance of two numbers that bfloat16 does not tell apart."""
+"""Relative distance of two numbers that are equal in bfloat16."""
 
 _BESIDE_OTHERS = 2**-20
 """Distance of two numbers that are computed from much larger ones, over the largest of a row."""
 
 _SMALLEST = 2**-24
-"""Distance of two numbers near 0 that float16 does not tell apart."""
+"""Distance of two numbers near 0 that are equal in float16."""
 
 _WHOLE = 1024
 """Largest leaf of which all numbers are compared."""
@@ -47,12 +47,12 @@ _COMPARED = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """Where next observations of rows lie; all `[B]`.
+    """The places of the next observations of rows; all `[B]`.
 
     Attributes:
-        aside: bool; it is kept aside. All others lie in the row that follows.
-        kept: int32; where among those kept aside, in range for all.
-        known: bool; whether it is known.
+        aside: bool; the next observation is kept aside. All others lie in the following row.
+        kept: int32; the place among the kept ones, in range for all rows.
+        known: bool; whether the next observation is known.
     """
 
     aside: jax.Array
@@ -60,13 +60,8 @@ class Where:
     known: jax.Array
 
     def either(self, kept: Any, following: Any) -> Any:
-        """Of two trees, leaves `[B, ...]`, the one that each row's lies in."""
-
-        def of_leaf(kept: jax.Array, following: jax.Array) -> jax.Array:
-            aside = self.aside.reshape(-1, *(1,) * (kept.ndim - 1))
-            return jnp.where(aside, kept, following)
-
-        return jax.tree.map(of_leaf, kept, following)
+        """Merge two trees, leaves `[B, ...]`: the kept ones, and those of the following rows."""
+        return jax.tree.map(lambda *pair: select(self.aside, *pair), kept, following)
 
 
 @jax.tree_util.register_dataclass
@@ -75,13 +70,13 @@ class NextObs:
     """The next observations of the newest rows and of the last rows of episodes.
 
     Attributes:
-        rows: `lanes + ends` rows of the field; first that of each lane's newest row, unless that
+        rows: `lanes + ends` rows of the field: one for the newest row of each lane, unless that row
             ended an episode, then those of ends.
         owner: int32 `[lanes + ends]`; the slot of the row that each belongs to, -1 for none.
-        kept_at: int32 `[capacity]`; where in `rows` that of a row lies which ended an episode, -1
-            for nowhere. That it lies there still, the owner tells.
-        cursor: int32 `[2, heads]`; where in the ring of a head the next end goes, and how many
-            times that has come around, modulo 2**32. It goes on through a `clear`.
+        kept_at: int32 `[capacity]`; the index into `rows` of this row's final observation, or -1;
+            valid while `owner` there is this slot.
+        cursor: int32 `[2, heads]`; the place of the next end in the ring of a head, and the number
+            of laps of that ring, modulo 2**32. A `clear` does not reset it.
         field: The name of the field; static.
     """
 
@@ -105,24 +100,24 @@ class NextObs:
         Args:
             ring: The ring with the rows in it.
             span: Their slots.
-            flags: uint8 `[B]`; their flags, as they were given.
+            flags: uint8 `[B]`; the flags of the rows, as the user gave them.
             next_observation: Leaves `[B, ...]`.
-            known: bool `[B]`; of which rows it is known. None is all.
-            observation: Leaves `[B, ...]`; the field in the new rows, to be held against the next
-                observations of the rows before. None leaves that out.
+            known: bool `[B]`; the rows whose next observation is known. None is all.
+            observation: Leaves `[B, ...]`; the field in the new rows, to be compared with the next
+                observations of the rows before. None compares nothing.
 
         Returns:
-            What is kept, and the fault bits of each row.
+            The new state, and the fault bits of each row.
         """
         rows: Any = self.rows
         broken = jnp.zeros_like(span.drawable)
         if observation is not None:
             place = self._row_before(ring, span, flags)
-            if isinstance(rows, Elsewhere):
+            if isinstance(rows, DeferredStorage):
                 rows = rows.compared(place)
             else:
                 broken = self._differs(ring.lanes, place, observation, next_observation)
-        inside = jnp.minimum(span.slots, ring.capacity - 1)
+        inside = ring.clamp(span.slots)
         ends = span.drawable & (flags & ENDS > 0)
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
@@ -132,38 +127,38 @@ class NextObs:
         return kept, lost | bits_where(broken, Fault.BROKEN_EPISODE)
 
     def end(self, ring: Ring, slots: jax.Array) -> tuple[NextObs, jax.Array]:
-        """Keep those of the newest row of each lane, now that it is the end of an episode.
+        """Keep the next observation of the newest row of each lane, which now ends an episode.
 
         Args:
             ring: The ring.
             slots: int32 `[lanes]`; the slots of these rows, `capacity` for lanes that do not end.
 
         Returns:
-            What is kept, and the fault bits of each lane.
+            The new state, and the fault bits of each lane.
         """
-        # Of the slots, so that inside `shard_map` it is of their type, see `fbuf.xla.varying`.
+        # Made of the slots, to be of their type inside `shard_map`, see `fbuf.xla.varying`.
         given = jnp.arange(ring.lanes, dtype=jnp.int32) + (slots & 0)
         ends = slots < ring.capacity
         copy = lambda where: self.rows.copy(given, where)
         return self._keep(ring, slots, ends, jnp.zeros_like(ends), copy)
 
     def cleared(self) -> NextObs:
-        """Nothing kept. O(ends)."""
+        """Return a state that keeps nothing. O(ends)."""
         return dataclasses.replace(self, owner=jnp.minimum(self.owner, -1))
 
     def read(
         self, storage: Storage[Any], ring: Ring, slots: jax.Array, flags: jax.Array
     ) -> tuple[Any, jax.Array]:
-        """The next observations of rows.
+        """Read the next observations of rows.
 
         Args:
             storage: The rows.
             ring: The ring.
             slots: int32 `[B]`; the slots of the rows.
-            flags: uint8 `[B]`; their flags.
+            flags: uint8 `[B]`; the flags of the rows.
 
         Returns:
-            The field, leaves `[B, ...]`, and bool `[B]`: whether it is known.
+            The field, leaves `[B, ...]`, and bool `[B]`: whether the next observation is known.
         """
         where = self.find(ring, slots, flags)
         leaves, tree = jax.tree.flatten(storage.layout.find("sample", "next_of", self.field))
@@ -171,7 +166,7 @@ class NextObs:
         return where.either(self.rows.read(where.kept), following), where.known
 
     def find(self, ring: Ring, slots: jax.Array, flags: jax.Array) -> Where:
-        """Where the next observations of rows at `[B]` slots with these flags lie."""
+        """Find the next observations of rows at `[B]` slots with these flags."""
         ended = flags & ENDS > 0
         newest = ring.newer(slots) == 0
         kept_at = read_rows(self.kept_at, slots)
@@ -183,17 +178,18 @@ class NextObs:
         )
 
     def _row_before(self, ring: Ring, span: Span, flags: jax.Array) -> jax.Array:
-        """Return where the next observation of the row before each new row is to be found.
+        """Find the next observation of the row before each new row.
 
-        int32 `[B]`: of the kept ones if below `lanes`, else of the batch, `lanes` further on. It is
-        -1 where no row, or another episode, comes before.
+        Returns:
+            int32 `[B]`: a place among the kept ones if below `lanes`, else in the batch, `lanes`
+            further on. It is -1 where no row, or another episode, comes before.
         """
         lanes, slots = ring.lanes, span.slots
         there = slots < ring.capacity
         lane = slots % lanes
-        # With all rows dropped that came in between, the first one follows nothing that is kept.
+        # If rows in between were dropped, the first kept row follows no stored row.
         whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
-        one_earlier = ring.later(jnp.minimum(slots, ring.capacity - 1), -1)
+        one_earlier = ring.later(ring.clamp(slots), -1)
         # No window goes on from a row that was removed.
         removed = read_rows(ring.flags, one_earlier) & REMOVED > 0
         follows = whole & (self.owner[lane] == one_earlier) & ~removed
@@ -209,9 +205,9 @@ class NextObs:
     def _differs(
         self, lanes: int, place: jax.Array, observation: Any, next_observation: Any
     ) -> jax.Array:
-        """Tell which rows do not begin where the row before led to, see `_row_before`: `[B]`.
+        """Find the rows that do not begin where the row before led to, see `_row_before`: `[B]`.
 
-        Of a large leaf `_COMPARED` numbers are looked at.
+        `_COMPARED` numbers of a large leaf are compared.
         """
         kept = self.rows.read(jnp.arange(lanes, dtype=jnp.int32))
         differs = place < -1
@@ -233,9 +229,9 @@ class NextObs:
         newest: jax.Array,
         write: Callable[[jax.Array], Storage[Any]],
     ) -> tuple[NextObs, jax.Array]:
-        """Keep those of rows at `[B]` slots that end an episode, or are the newest of a lane.
+        """Keep the next observations of rows that end an episode, or are the newest of a lane.
 
-        `write` is called with where to: int32 `[B]`.
+        `write` is called with the places to write to: int32 `[B]`.
         """
         lanes, heads = ring.lanes, ring.heads
         nowhere = self.owner.shape[0]
@@ -249,14 +245,14 @@ class NextObs:
         where = first + ((cursor[None] + rank) % jnp.uint32(room)).astype(jnp.int32)
         where = jnp.where(kept, where.reshape(-1), nowhere)
         before = read_rows(self.owner, jnp.minimum(where, nowhere - 1))
-        # Of each lane, too, the row whose next observation is kept there; an end's is not.
-        last = newest | (ends & (ring.newer(jnp.minimum(slots, ring.capacity - 1)) == 0))
+        # The lane's own place belongs to its newest row, unless the row ended an episode.
+        last = newest | (ends & (ring.newer(ring.clamp(slots)) == 0))
         places = jnp.concatenate([tie(where, before), jnp.where(last, slots % lanes, nowhere)])
         owner = write_rows(
             self.owner, places, jnp.concatenate([slots, jnp.where(newest, slots, -1)])
         )
         kept_at = write_rows(self.kept_at, slots, jnp.where(kept, where, -1))
-        # Someone else's, whose row is still there and looks for it here.
+        # The place belonged to another row, which is still stored and points here.
         looks = kept_at.at[jnp.maximum(before, 0)].get(mode="promise_in_bounds") == where
         there = ring.holds(before)
         there &= read_rows(ring.flags, jnp.maximum(before, 0)) & REMOVED == 0
@@ -275,7 +271,7 @@ class NextObs:
 
 
 def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
-    """Nothing kept, with room for so many ends, or a few more: as many for each head."""
+    """Return an empty state, with room for so many ends, or a few more: as many for each head."""
     ends = -(-ends // ring.heads) * ring.heads
     return NextObs(
         rows=store.empty(_observation(storage, field), ring.lanes + ends),
@@ -287,12 +283,12 @@ def empty(storage: Storage[Any], ring: Ring, field: str, ends: int) -> NextObs:
 
 
 def of_one_end(storage: Storage[Any], field: str) -> Any:
-    """What there is for an end of an episode: a tree of `jax.ShapeDtypeStruct`."""
+    """Return the data kept for an end of an episode: a tree of `jax.ShapeDtypeStruct`."""
     return _observation(storage, field), jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def _last_before(there: jax.Array) -> jax.Array:
-    """Return which row of a batch is the one before in its lane, -1 for none: int32 `[T, lanes]`.
+    """Find the row of a batch before each row in its lane, -1 for none: int32 `[T, lanes]`.
 
     `there` says which rows are written.
     """
@@ -302,9 +298,9 @@ def _last_before(there: jax.Array) -> jax.Array:
 
 
 def alike(one: Any, other: Any) -> Any:
-    """Tell which numbers of rows `[B, n]` are the same, or differ by a rounding: bool `[B, n]`.
+    """Return whether numbers of rows `[B, n]` are equal, or differ by a rounding: bool `[B, n]`.
 
-    NaN is the same as NaN.
+    NaN is equal to NaN.
     """
     same = (one == other) | ((one != one) & (other != other))
     if not jnp.issubdtype(one.dtype, jnp.floating) or not one.size:
@@ -320,7 +316,7 @@ def alike(one: Any, other: Any) -> Any:
 
 
 def some_numbers(leaf: Any) -> Any:
-    """Return numbers of each row, `[B, ...]`: all of a small one, `[B, most]`."""
+    """Return some numbers of each row of `[B, ...]`, all of a small one: `[B, most]`."""
     flat = leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
     picked = _picked(flat.shape[1])
     return flat if picked is None else flat[:, picked]
@@ -328,9 +324,9 @@ def some_numbers(leaf: Any) -> Any:
 
 @functools.cache
 def _picked(size: int) -> np.ndarray[Any, Any] | None:
-    """Return which numbers of a leaf of this size are compared; None is all of them.
+    """Choose the numbers of a leaf of this size to compare; None is all of them.
 
-    They follow no pattern, so they fall into all rows, columns and channels of an image.
+    The choice has no pattern, so the numbers fall into all rows, columns and channels of an image.
     """
     if size <= _WHOLE:
         return None

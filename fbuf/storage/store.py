@@ -1,10 +1,10 @@
-"""The store: where the rows lie.
+"""The store: the rows of a buffer.
 
-The narrow fields of a row lie side by side in one array of words. To read a row at random is then
-to read one stretch of memory, and one gather serves all of them: with four fields and a million
-rows that takes half the time of an array a field (`benchmarks/ablations/row_access.py`). It also
-leaves a state with few arrays, each of which costs time in every call from Python. Wide fields,
-such as images, have an array each: packing them would cost more than it saves.
+The narrow fields of a row lie side by side in one array of words. A read of a row then touches one
+stretch of memory, and one gather serves all narrow fields. With four fields and a million rows this
+takes half the time of an array a field (`benchmarks/ablations/row_access.py`). It also leaves a
+state with few arrays, each of which costs time in every call from Python. Wide fields, such as
+images, have an array each: packing them would cost more than it saves.
 
 A word is as wide as the widest number in a narrow field, at most 32 bits. Within a row the fields
 lie by the width of their numbers, the widest first, so that little is lost to padding.
@@ -38,7 +38,7 @@ class Storage(Generic[Item]):
     Attributes:
         words: `[capacity, words]`; the narrow fields of each row.
         wide: `[capacity, ...]` each; the wide fields, in the order of the item's leaves.
-        layout: What the leaves of the item are; static.
+        layout: The leaves of the item; static.
     """
 
     words: jax.Array
@@ -51,14 +51,14 @@ class Storage(Generic[Item]):
         return self.layout.item
 
     def read(self, slots: jax.Array) -> Item:
-        """The rows at int32 slots `[...]`, each in range. Leaves `[..., *shape]`."""
+        """Read the rows at int32 slots `[...]`, each in range. Leaves `[..., *shape]`."""
         everything = range(len(self.layout.fields))
         return jax.tree.unflatten(self.layout.tree, self.read_leaves(slots, everything))
 
     def read_leaves(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
-        """Some leaves of the rows at slots, by number; no other wide leaf is touched.
+        """Read some leaves of the rows at slots, by number; no other wide leaf is touched.
 
-        No gradient flows out of a buffer: for narrow fields there is none, as they are bits.
+        No gradient flows out of a buffer: narrow fields are bits, and have none.
         """
         layout, flat = self.layout, slots.reshape(-1)
         first, last = columns(layout, self.words.dtype, leaves)
@@ -67,7 +67,7 @@ class Storage(Generic[Item]):
         return unpacked(layout, leaves, words, wide, slots.shape)
 
     def write(self, slots: jax.Array, rows: Item) -> Storage[Item]:
-        """The store with `[B]` rows written to distinct slots; a slot of `capacity` is left out."""
+        """Write `[B]` rows to distinct slots; a slot of `capacity` is left out."""
         leaves = list(zip(self.layout.fields, jax.tree.leaves(rows), strict=True))
         words = _packed([leaf for field, leaf in leaves if field.narrow], self.words.dtype)
         wide = [leaf for field, leaf in leaves if not field.narrow]
@@ -80,11 +80,11 @@ class Storage(Generic[Item]):
         )
 
     def copy(self, source: jax.Array, slots: jax.Array) -> Storage[Item]:
-        """The store with rows at `[B]` slots that are copies of those at others; as `write`."""
+        """Copy rows from `source` to `[B]` slots; as `write`."""
         return self.write(slots, self.read(source))
 
     def write_leaves(self, slots: jax.Array, leaves: Mapping[int, jax.Array]) -> Storage[Item]:
-        """As `write`, for some leaves by number; the others stay as they are."""
+        """Write some leaves by number, as `write`; the other leaves stay."""
         words, wide = self.words, list(self.wide)
         narrow: dict[int, jax.Array] = {}
         for leaf, rows in leaves.items():
@@ -105,7 +105,7 @@ class Storage(Generic[Item]):
 
 
 def empty(item: Item, capacity: int) -> Storage[Item]:
-    """A store of zeros, for items of these shapes and dtypes."""
+    """Return a store of zeros, for items of these shapes and dtypes."""
     layout = layouts.of(item)
     layout.check_width()
     fields = layout.fields
@@ -123,7 +123,7 @@ def empty(item: Item, capacity: int) -> Storage[Item]:
 
 
 def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]:
-    """Which words hold some leaves: the first, and the one behind the last."""
+    """Find the words that hold some leaves: the first one, and the one behind the last."""
     places = _places(layout.fields, np.dtype(word))
     wanted = [places[layout.position(leaf)] for leaf in leaves if layout.fields[leaf].narrow]
     first = min((place.first for place in wanted), default=0)
@@ -131,7 +131,7 @@ def columns(layout: Layout, word: Any, leaves: Sequence[int]) -> tuple[int, int]
 
 
 def wide_of(layout: Layout, leaves: Sequence[int]) -> list[int]:
-    """Which wide arrays hold some leaves, in the order of these."""
+    """Find the wide arrays that hold some leaves, in the order of the leaves."""
     return [layout.position(leaf) for leaf in leaves if not layout.fields[leaf].narrow]
 
 
@@ -142,14 +142,14 @@ def unpacked(
     wide: Sequence[jax.Array],
     shape: tuple[int, ...],
 ) -> list[jax.Array]:
-    """Leaves of rows, by number.
+    """Return leaves of rows, by number.
 
     Args:
-        layout: What the leaves are.
-        leaves: Which ones.
-        words: `[n, last - first]`; the words of the rows that `columns` says.
-        wide: `[n, ...]` each; the rows of the arrays that `wide_of` says.
-        shape: Of which shape the `n` rows are.
+        layout: The layout of the item.
+        leaves: The numbers of the leaves.
+        words: `[n, last - first]`; the words of the rows, from and to those of `columns`.
+        wide: `[n, ...]` each; the rows of the arrays of `wide_of`.
+        shape: The shape of the `n` rows.
     """
     layout.check_width()
     first, places = columns(layout, words.dtype, leaves)[0], _places(layout.fields, words.dtype)
@@ -165,12 +165,12 @@ def unpacked(
 
 
 def bytes_of(layout: Layout, word: Any) -> list[int]:
-    """The byte of a row's words that each narrow leaf begins at, in their order."""
+    """Return the first byte of each narrow leaf in the words of a row, in their order."""
     return [place.byte for place in _places(layout.fields, np.dtype(word))]
 
 
 def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
-    """Leaves `[B, ...]` as words `[B, words]`."""
+    """Pack leaves `[B, ...]` into words `[B, words]`."""
     batch = leaves[0].shape[0] if leaves else 0
     columns: list[jax.Array] = []
     for width in (8, 4, 2, 1):
@@ -181,7 +181,7 @@ def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:
 
 
 class _Place(NamedTuple):
-    """Where a narrow field lies: its first word, the one behind its last, and its first byte."""
+    """The place of a narrow field: its first word, the one behind its last, its first byte."""
 
     first: int
     last: int
@@ -189,7 +189,7 @@ class _Place(NamedTuple):
 
 
 def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
-    """Where the narrow fields lie, in their order; as `_packed` lays them."""
+    """Return the places of the narrow fields, in their order; as `_packed` lays them."""
     narrow = [field for field in fields if field.narrow]
     places: dict[int, _Place] = {}
     byte = 0
@@ -204,7 +204,7 @@ def _places(fields: Sequence[Field], word: np.dtype[Any]) -> list[_Place]:
 
 
 def _unpacked(field: Field, place: _Place, words: jax.Array, first: int = 0) -> jax.Array:
-    """A narrow leaf `[B, ...]`, from words of the rows, `[B, words]`; these begin at `first`."""
+    """Return a narrow leaf `[B, ...]`, from words `[B, words]` of the rows, from `first` on."""
     size = words.dtype.itemsize
     bits = words_of.narrowed(
         words[:, place.first - first : place.last - first], min(field.dtype.itemsize, size)

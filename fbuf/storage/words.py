@@ -1,6 +1,6 @@
 """Words: numbers of any width laid side by side, bit for bit.
 
-A row of a store is a row of words, and so is what a device sends to another one.
+A row of a store is a row of words, and so is a message from a device to another one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from jax import lax
 
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-"""The unsigned integers that numbers are laid down as, by their bytes."""
+"""The unsigned integers that stand for numbers, by their bytes."""
 
 
 def packed(leaves: Sequence[jax.Array]) -> jax.Array:
-    """Leaves `[B, ...]` of any dtype, side by side: uint32 `[B, words]`."""
+    """Lay leaves `[B, ...]` of any dtype side by side: uint32 `[B, words]`."""
     columns = [bits(_whole(leaf), jnp.uint32) for leaf in leaves]
     # A number that has a word to itself is converted: that is no kernel of its own on a GPU.
     wide = [
@@ -30,7 +30,7 @@ def packed(leaves: Sequence[jax.Array]) -> jax.Array:
 
 
 def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """What `packed` was given; `like` says what the leaves were, with any first axis."""
+    """Undo `packed`; `like` has the shapes and dtypes of the leaves, with any first axis."""
     found: list[jax.Array] = []
     first = 0
     for spec in like:
@@ -51,7 +51,7 @@ def unpacked(words: jax.Array, like: Sequence[jax.ShapeDtypeStruct]) -> list[jax
 
 
 def bits(leaf: jax.Array, word: Any) -> jax.Array:
-    """The numbers `[B, ...]` as unsigned integers of their width, or as two words: `[B, n]`."""
+    """Return numbers `[B, ...]` as unsigned integers of their width, or two words: `[B, n]`."""
     if leaf.dtype == jnp.bool_:
         leaf = leaf.astype(jnp.uint8)
     unsigned = UNSIGNED.get(leaf.dtype.itemsize, word)
@@ -59,7 +59,7 @@ def bits(leaf: jax.Array, word: Any) -> jax.Array:
 
 
 def numbers(bits: jax.Array, feature: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-    """What `bits` was given, of leaves `[B, *feature]`."""
+    """Undo `bits`, for leaves `[B, *feature]`."""
     shape = (bits.shape[0], *feature)
     if dtype == jnp.bool_:
         return bits.reshape(shape) != 0
@@ -70,7 +70,7 @@ def numbers(bits: jax.Array, feature: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 def widened(bits: jax.Array, word: Any) -> jax.Array:
-    """Small integers `[B, n]`, several to a word."""
+    """Lay small integers `[B, n]` together, several to a word."""
     ratio = np.dtype(word).itemsize // bits.dtype.itemsize
     if ratio == 1:
         return bits
@@ -79,7 +79,7 @@ def widened(bits: jax.Array, word: Any) -> jax.Array:
 
 
 def narrowed(words: jax.Array, width: int) -> jax.Array:
-    """What `widened` was given, and the padding behind it."""
+    """Undo `widened`; the padding comes behind."""
     if words.dtype.itemsize == width:
         return words
     count = words.shape[1] * (words.dtype.itemsize // width)
@@ -87,7 +87,7 @@ def narrowed(words: jax.Array, width: int) -> jax.Array:
 
 
 def _whole(leaf: jax.Array) -> jax.Array:
-    """Numbers of whole bytes that are not complex; of the others their parts, or wider ones."""
+    """Return real numbers of whole bytes: parts of complex numbers, wider ones of small numbers."""
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return jnp.stack([leaf.real, leaf.imag], axis=-1)
     unsigned = _less_than_a_byte(leaf.dtype)
@@ -97,7 +97,7 @@ def _whole(leaf: jax.Array) -> jax.Array:
 
 
 def _as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
-    """What `_whole` was given."""
+    """Undo `_whole`."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.complex(leaf[..., 0], leaf[..., 1])
     unsigned = _less_than_a_byte(dtype)
@@ -107,7 +107,7 @@ def _as_it_was(leaf: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _less_than_a_byte(dtype: Any) -> Any:
-    """The unsigned integer as wide as numbers of less than a byte; None for others."""
+    """Return the unsigned integer as wide as numbers of less than a byte; None for others."""
     if dtype == jnp.bool_:
         return None
     limits = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo

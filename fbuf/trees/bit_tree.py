@@ -1,12 +1,12 @@
-"""A tree over bits, one a slot: the r-th set bit, and how many come before a slot.
+"""A tree over bits, one a slot: find the r-th set bit, and count the set bits before a slot.
 
-The bits lie at the bottom, 32 slots to a word. Every row of `FANOUT` words has one node above it
-that counts how many of its 512 bits are set, those nodes lie in rows of `FANOUT` again, and so on,
-until a single row is left: 0.134 bytes a slot, a thirtieth of an int32. That row is never full, so
-that there is a node past the last one of every level.
+The bits lie at the bottom, 32 slots to a word. The node above a row of `FANOUT` words counts the
+set ones of its 512 bits. The nodes lie in rows of `FANOUT` again, up to a single row: 0.134 bytes a
+slot, a thirtieth of an int32. The top row is never full, so that every level has a node past its
+last one.
 
-Bits and counts are integers, exact at any size. So to set a bit adds it to its word and 1 to every
-node above it, to clear it takes them away, and one scatter does it for all levels. One rank
+Bits and counts are integers, exact at any size. To set a bit adds the bit to its word, and 1 to
+every node above the word; to clear a bit subtracts both. One scatter serves all levels. One rank
 suffices for the whole way down.
 """
 
@@ -35,17 +35,17 @@ _WORD_SHIFT = _BITS.bit_length() - 1
 
 
 class Level(NamedTuple):
-    """Where in the array a level begins, and how many nodes it has; whole rows of them."""
+    """The start of a level in the array, and its number of nodes, in whole rows."""
 
     start: int
     size: int
 
 
 Row = list[jax.Array]
-"""The `FANOUT` nodes of a row; all of one shape: that of a batch, or of a scalar."""
+"""The `FANOUT` nodes of a row, all of the shape of a batch, or of a scalar."""
 
 Numbers = tuple[jax.Array, ...]
-"""What is carried from level to level; int32, of the shape of a batch, or of a scalar."""
+"""The numbers carried from level to level; int32, of the shape of a batch, or of a scalar."""
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +56,7 @@ class BitTree:
     Attributes:
         nodes: int32; the words of bits, then the levels of counts from the bottom up, each
             padded to whole rows.
-        capacity: How many slots there are; static.
+        capacity: The number of slots; static.
     """
 
     nodes: jax.Array
@@ -64,13 +64,13 @@ class BitTree:
 
 
 def empty(capacity: int) -> BitTree:
-    """A tree with no bit set."""
+    """Return a tree with no bit set."""
     top = _levels(capacity)[-1]
     return BitTree(jnp.zeros(top.start + top.size, jnp.int32), capacity)
 
 
 def read(tree: BitTree, slots: jax.Array) -> jax.Array:
-    """Whether the bits of slots are set, each in range: bool `[B]`."""
+    """Return whether the bits of slots are set, each slot in range: bool `[B]`."""
     words = read_rows(tree.nodes, slots >> _WORD_SHIFT)
     return _bit(words, slots) == 1
 
@@ -81,8 +81,8 @@ def change(tree: BitTree, slots: jax.Array, by: jax.Array) -> BitTree:
     Args:
         tree: The tree.
         slots: int32 `[B]`, each in range.
-        by: int32 `[B]`; 1 sets a bit that is not set, -1 clears one that is, 0 leaves it. A slot
-            may come more than once if the sum for it does the same.
+        by: int32 `[B]`; 1 sets a bit that is not set, -1 clears one that is set, 0 changes nothing.
+            A slot may repeat if the sum of its changes is one of these.
     """
     where, what = [slots >> _WORD_SHIFT], [by << (slots & (_BITS - 1))]
     for number, level in enumerate(_levels(tree.capacity)[1:], start=1):
@@ -110,7 +110,7 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
 
 
 def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Slots where their bits are set, and elsewhere the slots of given ranks.
+    """Return slots whose bits are set, and the slots of given ranks in place of the others.
 
     Args:
         tree: The tree.
@@ -136,7 +136,7 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
         count, where, wanted = carry
         at = slots[i] >> _WORD_SHIFT
         word = lax.dynamic_index_in_dim(tree.nodes, at, keepdims=False)
-        # Each is put down as wanted, and the next one in its place if it is not.
+        # Each entry is put down as wanted. The next one takes its place if it is not.
         return (
             count + 1 - _bit(word, slots[i]),
             where.at[count].set(i),
@@ -146,7 +146,7 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
     if _is_large(_levels(tree.capacity)[0]):
         slots = _fetched(tree.nodes, slots >> _WORD_SHIFT, slots)
     zero = zero_after(slots)
-    # The lists begin as arrays that are there already: what has not been put down is not read.
+    # The lists begin as arrays that exist already: places not written to are not read.
     carry = lax.fori_loop(zero, slots.shape[0], look, (zero, slots, ranks))
     count, where, wanted = carry
     found = _select(tree, wanted, count)
@@ -161,13 +161,13 @@ def _select_few(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
 def _(
     size: int, batched: list[Any], tree: BitTree, slots: jax.Array, ranks: jax.Array
 ) -> tuple[jax.Array, bool]:
-    # A loop that ends for each by itself, and writes where each says, is no kernel any more.
+    # A loop with an end and with places to write of each entry's own is no kernel any more.
     axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
     return jax.vmap(_select_all, in_axes=tuple(axes), axis_size=size)(tree, slots, ranks), True
 
 
 def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Array:
-    """As `select`; on CPU what is found for ranks behind the first `count` means nothing."""
+    """As `select`; on CPU the results for ranks behind the first `count` mean nothing."""
 
     def row_of(found: jax.Array, rank: jax.Array) -> jax.Array:
         return found
@@ -189,8 +189,8 @@ def _select(tree: BitTree, ranks: jax.Array, count: jax.Array | int) -> jax.Arra
 
 
 def rank(tree: BitTree, slots: jax.Array) -> jax.Array:
-    """How many set bits come before slots, each from 0 to the capacity: int32 `[B]`."""
-    # What lies past the last row of a level is the first child of its row: none comes before it.
+    """Count the set bits before slots, each slot from 0 to the capacity: int32 `[B]`."""
+    # A node past the last row of a level is the first child of its row: no child comes before it.
     slots = varying(jnp.minimum(slots, tree.capacity), tree.nodes)
 
     def row_of(node: jax.Array, *_: jax.Array) -> jax.Array:
@@ -224,21 +224,21 @@ def _each_level(
     carry: Numbers,
     count: jax.Array | int,
 ) -> Numbers:
-    """Go through levels, one after the other, and through a batch on each.
+    """Go through levels in turn, and through a batch on each level.
 
     Args:
         nodes: The nodes of the tree.
         levels: The levels to go through.
-        row_of: Which row of a level an entry of the batch needs, of the numbers carried for it. For
-            what lies past the last row of a level that row is read.
-        step: What is carried on, of the nodes of that row, its number, and the numbers carried so
-            far. Where there are several levels, as many numbers as before.
+        row_of: Returns the row of a level that an entry of the batch needs, from the numbers
+            carried for the entry. For a row past the last one of a level, the last one is read.
+        step: Returns the numbers to carry on, from the nodes of that row, its number, and the
+            numbers carried so far. Where there are several levels, as many numbers as before.
         carry: int32 `[B]` each.
-        count: On CPU only so many entries of the batch are gone through.
+        count: The number of entries of the batch to go through on CPU.
     """
 
     def loops(nodes: jax.Array, count: jax.Array | int, *carry: jax.Array) -> Numbers:
-        # Each large level by itself, and the small ones next to each other together.
+        # Each large level goes by itself, and small ones side by side together.
         key: Callable[[Level], int] = lambda level: level.start if _is_large(level) else -1
         for _, group in itertools.groupby(levels, key):
             carry = _loop_over(nodes, list(group), row_of, step, carry, count)
@@ -263,10 +263,10 @@ def _loop_over(
     carry: Numbers,
     count: jax.Array | int,
 ) -> Numbers:
-    """As `_each_level` does it on CPU, for a single level or some small ones.
+    """Go through a single level or some small ones, on CPU.
 
-    Of the loop over a batch XLA makes one kernel as long as it looks at one level alone, and does
-    not write over the numbers that it reads.
+    XLA makes one kernel of the loop over a batch if the loop reads one level alone. Besides, the
+    loop must not write over the numbers that it reads.
     """
 
     def over_batch(
@@ -303,7 +303,7 @@ def _loop_over(
 
 
 def _fetched(nodes: jax.Array, at: jax.Array, batch: jax.Array) -> jax.Array:
-    """`batch`, known only once the rows of these nodes have been brought into the cache."""
+    """Return `batch`, known only once the rows of these nodes are in the cache."""
     return fetched(nodes.reshape(-1, FANOUT), at >> _SHIFT, batch)
 
 
@@ -312,7 +312,7 @@ def _is_large(level: Level) -> bool:
 
 
 def _levels(capacity: int) -> list[Level]:
-    """The levels from the bottom up: the words, and the counts above them, in whole rows."""
+    """Return the levels from the bottom up: the words, and the counts above, in whole rows."""
     nodes = -(-capacity // _BITS)
     levels = [Level(0, rows_for(nodes) * FANOUT)]
     while nodes >= FANOUT:
@@ -323,7 +323,7 @@ def _levels(capacity: int) -> list[Level]:
 
 
 def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The child that holds a rank, the count of those before it, and the child itself."""
+    """Return the number of the child that holds a rank, the count before it, and the child."""
     child, before, passed_count = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(rank)
     entered = row[0]
     for count, following in zip(counts[:-1], row[1:], strict=True):
@@ -336,7 +336,7 @@ def _enter(counts: Row, row: Row, rank: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _select_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
-    """Which bit of a word is the set one of this rank, by halves; 31 if it has fewer."""
+    """Return the number of the set bit of this rank in a word, by halves; 31 for no such bit."""
     bit = jnp.zeros_like(rank)
     for width in (16, 8, 4, 2, 1):
         low = _ones(lax.shift_right_logical(word, bit) & ((1 << width) - 1))

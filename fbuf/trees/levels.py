@@ -1,14 +1,13 @@
-"""Reading and writing the levels of a K-ary tree: one meaning, two forms.
+"""Read and write the levels of a K-ary tree, in a form for CPU and one for GPU.
 
-A level is an array `[rows, FANOUT]`: its nodes, `FANOUT` of them side by side in a row; or
-`[rows, FANOUT, aggregates]`, where a node keeps several. Row `r` is summed up by node `r % FANOUT`
-of row `r // FANOUT` one level up.
+A level is an array `[rows, FANOUT]` of nodes, or `[rows, FANOUT, aggregates]` where a node keeps
+several aggregates. Row `r` is summed up by node `r % FANOUT` of row `r // FANOUT` one level up.
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
-and as one kernel, while the vectorised form costs several times as much, and a loop that carries
-two levels copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a
-kernel a turn, and the vectorised gather and scatter is one kernel a level. Both give the same
-bits: `fbuf.xla.platform` picks one.
+and as one kernel. The vectorised form costs several times as much. A loop that carries two levels
+copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a kernel a
+turn, and the vectorised gather and scatter is one kernel a level. Both forms give the same bits:
+`fbuf.xla.platform` picks one.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ FANOUT = 16
 """Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
 
 Reduce = Callable[[jax.Array, bool], jax.Array]
-"""What nodes keep of their rows, which have one axis more if the second argument is True."""
+"""Computes nodes from their rows, which have one axis more if the second argument is True."""
 
 
 def rows_for(nodes: int) -> int:
-    """How many rows of `FANOUT` nodes this many nodes fill."""
+    """Count the rows of `FANOUT` nodes that this many nodes fill."""
     return -(-nodes // FANOUT)
 
 
 def row_and_child(node: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The row a node is in, and which child of it it is.
+    """Return the row of a node, and the number of the node in the row.
 
-    By shift and mask: `//` and `%` of signed integers also look after negative ones, which here
-    costs as much as the rest of a write.
+    By shift and mask: `//` and `%` of signed integers also handle negative ones, at the cost of the
+    rest of a write.
     """
     return node >> (FANOUT.bit_length() - 1), node & (FANOUT - 1)
 
@@ -60,7 +59,7 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
         return lax.fori_loop(zero_after(slots), slots.shape[0], body, leaves)
 
     def scatter(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
-        # Of duplicates only one may be written: the order of a scatter is not defined.
+        # Only one of duplicates may be written: the order of a scatter is not defined.
         row, child = row_and_child(jnp.where(last_of_each(slots), slots, leaves.size))
         return leaves.at[row, child].set(values, mode="drop", unique_indices=True)
 
@@ -68,8 +67,8 @@ def set_leaves(leaves: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Ar
 
 
 def read_leaves(leaves: jax.Array, slots: jax.Array) -> jax.Array:
-    """Single leaves `[rows, FANOUT]`, at int32 `[B]` slots, each in range: `[B]`."""
-    # Of one axis inside the loop alone: XLA copies a reshaped array that goes into it.
+    """Read single leaves `[rows, FANOUT]` at int32 `[B]` slots, each in range: `[B]`."""
+    # The leaves have one axis inside the loop alone: XLA copies a reshaped array that goes in.
     return by_halves(lambda leaves, slots: gathered(leaves.reshape(-1), slots), leaves, slots)
 
 
@@ -82,16 +81,16 @@ def refresh(
 ) -> jax.Array:
     """Recompute the nodes above some rows from those rows.
 
-    The rows are given by what lies under them, and found inside the loop: on CPU each array of
-    rows computed beforehand would be one more task for XLA's thread pool to pass around.
+    The loop finds the rows from nodes under them. On CPU each array of rows computed beforehand
+    would be one more task for XLA's thread pool.
 
     Args:
         parent: The level to bring up to date.
         children: The level below, with one node above each row.
-        below: int32 `[B]`; of the rows to take: nodes that are `depth` levels under them.
-            Duplicates are harmless; what lies past the end stands for the last row.
+        below: int32 `[B]`; nodes that are `depth` levels under the rows to take. Duplicates are
+            harmless; a number past the end stands for the last row.
         depth: 0 if `below` are the rows themselves, 1 if their children, and so on; static.
-        reduce: What a node keeps of its row.
+        reduce: Computes a node from its row.
     """
     count = children.shape[0]
     several = children.ndim > 2
@@ -122,13 +121,13 @@ def refresh(
 
 
 def read_row(level: jax.Array, row: jax.Array) -> jax.Array:
-    """One row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop."""
+    """Read one row of a level, `[FANOUT]` or `[FANOUT, aggregates]`; for use inside a loop."""
     sizes = (1, *level.shape[1:])
     return lax.dynamic_slice(level, _start(level, row), sizes, allow_negative_indices=False)[0]
 
 
 def first_of(level: jax.Array) -> jax.Array:
-    """The first aggregate of each node: `[rows, FANOUT]`."""
+    """Return the first aggregate of each node: `[rows, FANOUT]`."""
     return level if level.ndim == 2 else level[..., 0]
 
 
@@ -143,8 +142,8 @@ def _start(level: jax.Array, *at: jax.Array) -> list[jax.Array]:
 
 
 def most_rows(nodes: int) -> int:
-    """The most rows that so many consecutive nodes can lie in.
+    """Return the most rows that so many consecutive nodes can lie in.
 
-    They can begin and end inside a row, and go around an end that is inside a row.
+    The nodes can begin and end inside a row, and go around an end that is inside a row.
     """
     return (nodes - 1) // FANOUT + 3

@@ -1,8 +1,8 @@
-"""How far the episode of a row goes, however long it is.
+"""The distance from a row to the ends of its episode, of any length.
 
-A view that looks a fixed number of steps ahead reads so many rows. One that looks for the end of an
-episode cannot say how many: it reads flags a chunk at a time, for the whole batch at once, until
-every draw has found its end.
+A view that looks a fixed number of steps ahead reads so many rows. The end of an episode is at an
+unknown distance. So flags are read a chunk at a time, for the whole batch at once, until every draw
+has found its end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jax import lax
 from fbuf.storage.ring import ENDS, REMOVED, Ring
 
 CHUNK = 32
-"""How many rows of each draw are looked at in a turn of the loop. The best of 8 to 128 on CPU, for
-episodes of 15 to 1000 rows: with fewer there are more turns, with more, more rows behind the end.
+"""The rows of each draw that a turn of the loop reads. The best of 8 to 128 on CPU, for episodes of
+15 to 1000 rows. Fewer rows make more turns, and more rows reach further behind the end.
 """
 
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
@@ -24,9 +24,9 @@ _Carry = tuple[jax.Array, jax.Array, jax.Array]
 def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
     """Count the stored rows of the episode after each of `[B]` rows.
 
-    Counted to an end of either kind or the newest row, but not beyond a removed row or a dummy. 0
-    for a slot that holds no row. O(B longest) reads of a byte, where `longest` is the largest of
-    these numbers.
+    The count stops at an end of either kind, at the newest row, and before a removed row or a
+    dummy. It is 0 for a slot that holds no row. O(B longest) reads of a byte, where `longest` is
+    the largest count.
 
     Returns:
         int32 `[B]`.
@@ -36,12 +36,12 @@ def remaining(ring: Ring, slots: jax.Array) -> jax.Array:
 
 
 def elapsed(ring: Ring, slots: jax.Array) -> jax.Array:
-    """How many rows before each of `[B]` rows belong to its episode: as `remaining`, backwards."""
+    """Count the rows of the episode before each of `[B]` rows: as `remaining`, backwards."""
     return _reach(ring, slots, jnp.maximum(ring.older(slots), 0), forward=False)
 
 
 def _reach(ring: Ring, slots: jax.Array, bound: jax.Array, forward: bool) -> jax.Array:
-    """How many steps it is to the last row of the episode, or to the first; at most `bound`."""
+    """Count the steps to the last row of the episode, or to the first; at most `bound`."""
     way = 1 if forward else -1
     number = jnp.arange(CHUNK, dtype=jnp.int32)[None]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS, REMOVED
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
@@ -20,12 +20,12 @@ class FrameStack(View):
     """Return each drawn row with one field stacked: its own frame and those of the rows before.
 
     The stack does not reach beyond the first row of the episode, the oldest row, or a removed row.
-    It repeats the first frame that is there, as environments' own frame stacks do.
+    It repeats its first frame instead, as environments' own frame stacks do.
 
     Attributes:
-        k: How many frames, counting that of the drawn row; at least 1.
+        k: The number of frames, that of the drawn row included; at least 1.
         field: The name of the field to stack (`"a.b"` for a field in a field).
-        fields: As for `fbuf.Item`: which fields to gather; the stacked one must be among them.
+        fields: As for `fbuf.Item`: the fields to gather; the stacked one must be among them.
 
     The field's leaves become `[B, ..., k]`, the oldest frame first; all others stay `[B, ...]`.
 
@@ -59,8 +59,8 @@ class FrameStack(View):
         check.name("FrameStack", "field", self.field)
         check.names("FrameStack", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Want the rows, and the field of those before."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Request the rows, and the field of the rows before."""
         reader.check_lane("k is", self.k)
         wanted = self.fields or (self.field,)
         if not any(f"{self.field}.".startswith(f"{name}.") for name in wanted):
@@ -75,9 +75,9 @@ class FrameStack(View):
             "frames": reader.leaves(reader.ring.later(slots[:, None], -back), stacked),
             "others": reader.leaves(slots, others),
         }
-        return Look(wanted, reader.flags(slots))
+        return Request(wanted, reader.flags(slots))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put the stacks in the place of the field."""
         stacked, others = self._leaves(layout)
         frames = [jnp.moveaxis(leaf, 1, -1) for leaf in rows["frames"]]
@@ -86,14 +86,14 @@ class FrameStack(View):
         return Reading(item, seen)
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int]]:
-        """The numbers of the leaves to stack, and of the others."""
+        """Return the numbers of the leaves to stack, and of the others."""
         stacked = jax.tree.leaves(layout.find("FrameStack", "field", self.field))
         item = jax.tree.leaves(layout.numbers("FrameStack", self.fields))
         return stacked, [leaf for leaf in item if leaf not in stacked]
 
 
 def _reach(reader: Reader, slots: jax.Array, k: int) -> jax.Array:
-    """How many rows before each one belong to its episode, at most `k - 1`: int32 `[B]`."""
+    """Count the rows of the episode before each row, at most `k - 1`: int32 `[B]`."""
     before = jnp.arange(1, k, dtype=jnp.int32)[None]
     older = reader.ring.older(slots)[:, None]
     flags = reader.flags(reader.ring.later(slots[:, None], -jnp.minimum(before, older)))

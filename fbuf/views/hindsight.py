@@ -1,4 +1,4 @@
-"""The hindsight view: what the agent achieved later becomes the goal of a row."""
+"""The hindsight view: a later achievement of the agent becomes the goal of a row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from fbuf.checks import values as check
 from fbuf.samplers import random_bits
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
@@ -22,14 +23,14 @@ from fbuf.views.requests import Wanted
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HindsightStep(Generic[Item, ArrayT]):
-    """What `fbuf.Hindsight` makes of a row.
+    """The data of `fbuf.Hindsight`.
 
     Attributes:
         item: The row, leaves `[B, ...]`. A relabelled row has a new goal, and the reward for that
             goal.
         relabelled: bool `[B]`: which rows are relabelled. The others are as you added them.
-        next_observation: What the row's step led to, as by `fbuf.Transition`; None for a buffer
-            made without `next_of`.
+        next_observation: The observation after the row's step, as by `fbuf.Transition`; None for a
+            buffer made without `next_of`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -48,48 +49,47 @@ class HindsightStep(Generic[Item, ArrayT]):
 
 @dataclasses.dataclass(frozen=True)
 class Hindsight(View[HindsightStep[Any]]):
-    """Replace the goals of some drawn rows by what the same episode achieved later.
+    """Replace the goals of some drawn rows by later achievements in the same episode.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
-    what a row of the same episode achieved, and its reward is computed anew. The buffer stays as it
-    is: the next draw of the row may get another goal, or keep its own.
+    the achievement of a row of the same episode, and its reward is computed anew. The buffer stays
+    as it is: the next draw of the row may get another goal, or keep its own.
 
-    Goals come from the stored part of the episode: forward to its end or to the newest row, back to
-    its first row or to the oldest row, and never across a removed row or a dummy. An episode may
-    have any length.
+    Goals come from the stored part of the episode, and never from across a removed row or a dummy.
+    An episode may have any length.
 
     `Sample.terminated` stays as stored. If reaching the goal ends an episode, take termination from
-    the new reward: a relabelled row may reach its new goal, or no longer reach a goal.
+    the new reward, because a relabelled row may reach its new goal, or none any more.
 
     Attributes:
         reward_fn: A pure JAX function `reward_fn(achieved, goal)` that returns the reward of one
-            row. It gets what the row's step achieved and the new goal, both unbatched, and returns
-            one number. The number is cast to the dtype of the stored reward; a float is never cast
-            to an integer. Define the function once: it is static under `jit`, and a lambda that is
-            written anew at each call compiles anew.
-        strategy: Which rows of the episode the new goal may come from, all equally likely.
-            `"future"`: the drawn row and later ones. `"episode"`: all rows. `"final"`: the last
-            row.
-        ratio: How likely a draw is to be relabelled, from 0 to 1. With 0.8 there are four new goals
-            for each stored one.
+            row. It gets the achievement of the row's step and the new goal, both unbatched, and
+            returns one number. The number is cast to the dtype of the stored reward; a float is
+            never cast to an integer. Define the function once: it is static under `jit`, and a
+            lambda that is written anew at each call compiles anew.
+        strategy: The rows of the episode that the new goal may come from, all equally likely. It
+            is one of `"future"` (the drawn row and later ones), `"episode"` (all rows) and
+            `"final"` (the last row).
+        ratio: The probability of a draw to be relabelled, from 0 to 1. With 0.8 there are four new
+            goals for each stored one.
         goal: The name of the goal among the item's fields (`"a.b"` for a field in a field). It may
             be a tree.
-        achieved: The name of the field that holds what the row's step achieved. It has the tree,
+        achieved: The name of the field with the achievement of the row's step. It has the tree,
             shapes and dtypes of the goal.
         reward: The name of the reward. It must be one real number.
         next_of: As for `fbuf.Transition`. Only the goal of the item is relabelled: if an
             observation holds a copy of the goal, use that of the item instead.
-        fields: As for `fbuf.Item`: which fields of the row to gather. Name the goal and the reward
+        fields: As for `fbuf.Item`: the fields of the row to gather. Name the goal and the reward
             if you want them.
 
-    Cost: O(B L) reads of a flag, where L is the longest way in the batch from a drawn row to the
-    end of its episode; with `"episode"` also to its first row. Two rows are read for each draw.
+    Cost: O(B L) reads of a flag. L is the longest way in the batch from a drawn row to the end of
+    its episode; with `"episode"` also to its first row. Two rows are read for each draw.
 
     Raises:
         ValueError: If `strategy` or `ratio` is out of range. When traced, if the items have no such
-            fields, if `goal` and `achieved` differ in tree, shapes or dtypes, or if `reward_fn`
-            does not return one number that the reward's dtype can hold.
-        TypeError: If `reward_fn` cannot be called or hashed, if `ratio` is not a number, if
+            fields, or if `goal` and `achieved` differ in tree, shapes or dtypes. When traced, if
+            `reward_fn` does not return one number that the reward's dtype can hold.
+        TypeError: If `reward_fn` cannot be called or hashed, or if `ratio` is not a number. If
             `next_of` is not a str, or if `fields` is not a tuple of names.
 
     Examples:
@@ -129,8 +129,8 @@ class Hindsight(View[HindsightStep[Any]]):
         check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Choose whose goals to take."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Choose the rows of the new goals."""
         assert key is not None
         self._check_fields(reader)
         _, achieved, _, _, own = self._leaves(reader.layout)
@@ -143,26 +143,23 @@ class Hindsight(View[HindsightStep[Any]]):
         flags, known = reader.flags(slots), None
         if self.next_of is not None or reader.next_of is not None:
             wanted["next"], known = reader.next_observation(slots, flags, self.next_of)
-        return Look(wanted, (chance < self.ratio, flags, known))
+        return Request(wanted, (chance < self.ratio, flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Judge what was achieved by the new goals."""
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Put in the new goals, and their rewards."""
         relabelled, flags, known = seen
         goal, achieved, tree, reward, numbers = self._leaves(layout)
         leaves = dict(zip(numbers, rows["own"], strict=True))
         mine, new = [leaves[leaf] for leaf in achieved], rows["chosen"]
         judged = self._judge(tree, mine, new, leaves[reward].dtype)
 
-        def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(relabelled.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
         for leaf, value in zip([*goal, reward], [*new, judged], strict=True):
-            leaves[leaf] = choose(value, leaves[leaf])
+            leaves[leaf] = select(relabelled, value, leaves[leaf])
         item = jax.tree.map(leaves.get, layout.numbers("Hindsight", self.fields))
         return Reading(HindsightStep(item, relabelled, rows.get("next")), flags, known)
 
     def _check_fields(self, reader: Reader) -> None:
-        """Refuse goals that are not of the form of what was achieved, and what is no reward."""
+        """Refuse goals and achievements of different forms, and a reward that is no number."""
         goal = reader.specs(reader.numbers(self.goal, "goal"))
         achieved = reader.specs(reader.numbers(self.achieved, "achieved"))
         if jax.tree.flatten(goal) != jax.tree.flatten(achieved):
@@ -174,7 +171,7 @@ class Hindsight(View[HindsightStep[Any]]):
         reader.number(self.reward, "reward")
 
     def _leaves(self, layout: Layout) -> tuple[list[int], list[int], Any, int, list[int]]:
-        """Leaves of the goal and of what was achieved, their tree, the reward, and all to read."""
+        """Return the leaves of goal and achievement, their tree, the reward, and all to read."""
         goal, tree = jax.tree.flatten(layout.find("Hindsight", "goal", self.goal))
         achieved = jax.tree.leaves(layout.find("Hindsight", "achieved", self.achieved))
         reward: Any = layout.find("Hindsight", "reward", self.reward)
@@ -182,7 +179,7 @@ class Hindsight(View[HindsightStep[Any]]):
         return goal, achieved, tree, reward, sorted({*goal, *achieved, reward, *item})
 
     def _choose(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
-        """The slots that the new goals are from, int32 `[B]`."""
+        """Choose the slots of the new goals, int32 `[B]`."""
         steps = reader.steps_to_end(slots)
         if self.strategy != "final":
             before: jax.Array | int = 0
@@ -195,7 +192,7 @@ class Hindsight(View[HindsightStep[Any]]):
     def _judge(
         self, tree: Any, achieved: list[jax.Array], goal: list[jax.Array], dtype: Any
     ) -> jax.Array:
-        """The rewards for what was achieved by `[B]` rows, in the dtype of those stored."""
+        """Return the rewards of `[B]` achievements, in the dtype of the stored rewards."""
         pair = jax.tree.unflatten(tree, achieved), jax.tree.unflatten(tree, goal)
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pair)
         found: Any = jax.eval_shape(self.reward_fn, *one)
@@ -214,7 +211,7 @@ class Hindsight(View[HindsightStep[Any]]):
 
 
 def _check_reward_fn(reward_fn: Any) -> None:
-    """Refuse what is no function, or cannot be part of a static argument."""
+    """Refuse an object that is no function, or that cannot be hashed."""
     if not callable(reward_fn):
         raise TypeError(
             f"fbuf.Hindsight: reward_fn must be a function (achieved, goal) -> reward, got "
@@ -229,6 +226,6 @@ def _check_reward_fn(reward_fn: Any) -> None:
 
 
 def _kind(dtype: Any) -> int:
-    """A dtype holds what is of its kind, or of a lower one."""
+    """Return the kind of a dtype, which holds numbers of its kind and of lower ones."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating)
     return next((at for at, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))

@@ -13,7 +13,7 @@ from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
@@ -22,7 +22,7 @@ from fbuf.views.steps import following
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NStepTransition(Generic[Item, ArrayT]):
-    """What `fbuf.NStep` makes of a row: `reward + discount * value(next_observation)` is a target.
+    """The data of `fbuf.NStep`: `reward + discount * value(next_observation)` is a target.
 
     Attributes:
         item: The row itself, as you added it; leaves `[B, ...]`.
@@ -54,12 +54,12 @@ class NStep(View[NStepTransition[Any]]):
     """Sum up the rewards of up to n steps from each drawn row, within its episode.
 
     The sum stops after a row that is terminated or truncated, at the newest row, and before a
-    removed row; `discount` is right for the steps that were summed up. To draw only rows with all n
-    steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of the last
-    row summed up.
+    removed row. The `discount` is right for the number of steps in the sum. To draw only rows with
+    all n steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of
+    the last row in the sum.
 
     Attributes:
-        n: How many steps, at least 1.
+        n: The number of steps, at least 1.
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
             must be one real number.
@@ -67,15 +67,15 @@ class NStep(View[NStepTransition[Any]]):
             next observation, which is read from the last row. With `next_of` it means nothing: the
             next observation is read as by `fbuf.Transition`.
         next_of: As for `fbuf.Transition`.
-        fields: As for `fbuf.Item`: which fields of the row to gather.
+        fields: As for `fbuf.Item`: the fields of the row to gather.
 
     Cost: O(B n) reads.
 
     Raises:
         ValueError: If `n` or `gamma` is out of range. When traced, if `n` is longer than a lane, if
             the items have no such fields, or if the reward is not one real number.
-        TypeError: If `n` is not an int, if `gamma` is not a number, if `next_of` is not a str, or
-            if `fields` is not a tuple of names.
+        TypeError: If `n` is not an int, or if `gamma` is not a number. If `next_of` is not a str,
+            or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -107,8 +107,8 @@ class NStep(View[NStepTransition[Any]]):
         check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Want the rewards, and what the last step led to."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Request the rewards, and the observation after the last step."""
         reader.check_lane("n is", self.n)
         steps = following(reader, slots, self.n)
         wanted: dict[str, Wanted] = {
@@ -124,9 +124,9 @@ class NStep(View[NStepTransition[Any]]):
         else:
             wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of)
         wanted["rows"] = reader.rows(slots, self.fields)
-        return Look(wanted, (steps.same_episode, count, flags, known))
+        return Request(wanted, (steps.same_episode, count, flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards."""
         same_episode, count, flags, known = seen
         (reward,) = rows["rewards"]

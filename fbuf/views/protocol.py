@@ -1,10 +1,10 @@
-"""What a view is: the one interface between the operations of `fbuf` and the files of this folder.
+"""The protocol of views: the interface between `fbuf.ops` and the files of this folder.
 
-A view is a frozen, hashable dataclass, static under jit. It turns slots into what the learner
-wants: the rows themselves, the steps that follow, stacked frames. It does so in two halves. `look`
-reads flags through a `Reader`, and says which rows it wants. `make` gets these rows. So a view need
-not know where rows lie. To add a view, write one file with a subclass of `View`; nothing else
-changes. `docs/extending.md` shows one.
+A view is a frozen, hashable dataclass, static under jit. It turns slots into the data that the
+learner wants: the rows themselves, the steps that follow, stacked frames. A view has two halves.
+`request` reads flags through a `Reader`, and says which rows it wants. `build` gets these rows. So
+a view need not know where rows lie. To add a view, write one file with a subclass of `View`;
+nothing else changes. `docs/extending.md` shows one.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import Any, ClassVar, Generic
 import jax
 from typing_extensions import TypeVar
 
+from fbuf.checks.renamed import CurrentNames
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
 Data = TypeVar("Data", default=Any)
-"""What a view makes of rows."""
+"""The data that a view makes of rows."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """What the first half of a view has found out.
+class Request:
+    """The request of a view for rows.
 
     Attributes:
-        rows: The rows that it wants, by names of its own: what the methods of `Reader` return.
-        seen: Whatever else the second half needs, such as flags; any pytree of arrays.
+        rows: The wanted rows, by names of the view's own, as the methods of `Reader` return them.
+        seen: Other arrays for the second half, such as flags; any pytree.
     """
 
     rows: Mapping[str, Wanted]
@@ -42,13 +43,13 @@ class Look:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a view made of a batch of `B` slots.
+    """The result of a view for a batch of `B` slots.
 
     Attributes:
-        data: What becomes `data` of the batch.
+        data: The `data` of the batch.
         flags: uint8 `[B]` or `[B, T]`: the flags of the rows that `data` stands for.
-        known: bool `[B]`: False where the view could not make its result; such a draw is masked.
-            None if it always could.
+        known: bool `[B]`: False where the view has no result; such a draw is masked. None if every
+            draw has one.
     """
 
     data: Any
@@ -56,11 +57,11 @@ class Reading:
     known: jax.Array | None = None
 
 
-class View(abc.ABC, Generic[Data]):
-    """What a drawn row turns into: `data` of a batch, of the type `Data`.
+class View(CurrentNames, abc.ABC, Generic[Data]):
+    """Turn drawn rows into `data` of a batch, of the type `Data`.
 
     Attributes:
-        is_random: Whether the view leaves something to chance, and so needs a key.
+        is_random: Whether the view is random, and so needs a key.
         time_major: Whether `data` is `[T, B, ...]`. The view returns flags as `[B, T]` all the
             same.
     """
@@ -68,21 +69,23 @@ class View(abc.ABC, Generic[Data]):
     is_random: ClassVar[bool] = False
     time_major: bool = False
 
-    @abc.abstractmethod
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Say which rows are wanted for those at `[B]` slots; every slot is in range.
+    old_names: ClassVar[Mapping[str, str]] = {"look": "'request'", "make": "'build'"}
 
-        `key` is a random key for this view only; None unless `is_random` is True. Give it to
-        `reader.bits`, so that a draw gets the same bits wherever it is read. Errors about names and
+    @abc.abstractmethod
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Request rows for the rows at `[B]` slots; every slot is in range.
+
+        `key` is a random key for this view only; None unless `is_random` is True. Give the key to
+        `reader.bits`, so that a draw gets the same bits on every device. Errors about names and
         arguments are raised here.
         """
 
     @abc.abstractmethod
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Make something of the rows.
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Build the result from the rows.
 
         Args:
-            layout: What the leaves of an item are, and their names.
-            rows: What `look` wanted, by the same names, read.
-            seen: What `look` has seen.
+            layout: The leaves of an item, and their names.
+            rows: The requested rows, by the same names.
+            seen: The `seen` of the request.
         """

@@ -1,6 +1,6 @@
 """The reader: a view looks at a buffer through it, and asks it for rows.
 
-It keeps what it has read. A later write must wait for these reads, or XLA copies the storage
+The reader keeps a list of its reads. A later write must wait for them, or XLA copies the storage
 (`fbuf.xla.tie`). A view need not know that.
 """
 
@@ -22,24 +22,24 @@ from fbuf.xla.rows import read_rows
 
 
 class Draws(NamedTuple):
-    """Some draws of a batch: their numbers, int32 `[B]`, and of how many."""
+    """Some draws of a batch: their positions, int32 `[B]`, and the size of the batch."""
 
-    numbers: jax.Array
+    positions: jax.Array
     of: int
 
 
 class Reader:
-    """Reads flags of a buffer at slots, and makes what a view asks for.
+    """Reads flags of a buffer at slots, and makes the requests of a view.
 
     Slots are int32 of any shape, each in range. Names of fields have dots between their parts:
     `"a.b"` is `b` of the field `a`. Errors begin with the name of the view.
 
     Attributes:
-        ring: Which slots hold rows, and which follow which: `ring.later(slots, steps)`,
+        ring: The slots that hold rows, and their order: `ring.later(slots, steps)`,
             `ring.newer(slots)`, `ring.older(slots)`.
         window: From each drawn row, at least this many steps of its episode are stored.
         sampler_window: The sampler's window, which a drawn row may lack steps of.
-        reads: What has been read.
+        reads: The arrays that have been read.
         mask: bool `[B]`; which of the drawn rows are meant. None is all.
     """
 
@@ -55,8 +55,8 @@ class Reader:
         Args:
             view: The name, for errors.
             state: The buffer.
-            mask: Which of the rows are meant.
-            draws: Which draws of the batch these are; None if they are all, in order.
+            mask: As the attribute.
+            draws: The draws of the batch that these are; None if they are all, in order.
         """
         self.view = view
         self.ring: Ring = state.ring
@@ -69,51 +69,51 @@ class Reader:
 
     @property
     def layout(self) -> Layout:
-        """What the leaves of an item are, and their names."""
+        """The leaves of an item, and their names."""
         return self._state.storage.layout
 
     def record(self, read: jax.Array) -> jax.Array:
-        """Keep what a loop of the view's own has read."""
+        """Keep a read of a loop of the view's own."""
         self.reads.append(read)
         return read
 
     def bits(self, key: jax.Array, words: int, batch_size: int) -> jax.Array:
-        """Random bits for each of `batch_size` rows: uint32 `[words, B]`; the key is consumed.
+        """Return random bits for each of `batch_size` rows: uint32 `[words, B]`; consumes the key.
 
-        Over a mesh a device reads some draws of a batch only. They get the bits that they would
-        get anywhere.
+        Over a mesh a device reads some draws of a batch only. A draw gets the same bits on every
+        device.
         """
         if self._draws is None:
             return random_bits.bits(key, (words, batch_size))
         whole = random_bits.bits(key, (words, self._draws.of))
-        return whole[:, self._draws.numbers]
+        return whole[:, self._draws.positions]
 
     def flags(self, slots: jax.Array) -> jax.Array:
-        """The flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""
+        """Read the flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""
         found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
         return self.record(found)
 
     def rows(self, slots: jax.Array, fields: Fields = None) -> Rows:
-        """The rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields of them."""
+        """Request rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields."""
         return _wanted(slots, self.layout.numbers(self.view, fields))
 
     def field(self, slots: jax.Array, name: str, argument: str) -> Rows:
-        """A field of the rows: its tree, leaves `[*slots.shape, *shape]`.
+        """Request a field of the rows: its tree, leaves `[*slots.shape, *shape]`.
 
-        `argument` is what the view calls the name, for the message if there is no such field.
+        `argument` is the view's word for the name, for the message if there is no such field.
         """
         return _wanted(slots, self.numbers(name, argument))
 
     def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> Rows:
-        """Leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each."""
+        """Request leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each."""
         return _wanted(slots, list(numbers))
 
     def numbers(self, name: str, argument: str) -> Any:
-        """A field, as its tree with the numbers of its leaves."""
+        """Return a field as its tree with the numbers of its leaves."""
         return self.layout.find(self.view, argument, name)
 
     def number(self, name: str, argument: str) -> int:
-        """The number of the leaf of a field that must be one real number, such as the reward."""
+        """Return the number of the leaf of a field of one real number, such as the reward."""
         number: Any = self.numbers(name, argument)
         if isinstance(number, int):
             field = self.layout.fields[number]
@@ -129,7 +129,7 @@ class Reader:
         )
 
     def specs(self, numbers: Any) -> Any:
-        """What the leaves of a tree of numbers are: the same tree, of `jax.ShapeDtypeStruct`."""
+        """Return a tree of numbers of leaves as the same tree of `jax.ShapeDtypeStruct`."""
 
         def spec(number: int) -> jax.ShapeDtypeStruct:
             field = self.layout.fields[number]
@@ -145,9 +145,12 @@ class Reader:
     def next_observation(
         self, slots: jax.Array, flags: jax.Array, next_of: str | None
     ) -> tuple[NextObservations, jax.Array]:
-        """The next observations of rows `[B]` with these flags, and whether they are known.
+        """Request the next observations of rows `[B]` with these flags.
 
-        `next_of` is what the view was told; None is whatever the buffer was made with.
+        `next_of` is that of the view; None is that of the buffer.
+
+        Returns:
+            The request, and bool `[B]`: whether they are known.
         """
         kept = self._state.next_obs
         if kept is None or next_of not in (None, kept.field):
@@ -163,14 +166,17 @@ class Reader:
         return NextObservations(where, following), where.known
 
     def ahead(self, slots: jax.Array, count: jax.Array, leaf: int) -> Ahead:
-        """One number of each row, and of the `count` rows after it: `[B]` each."""
+        """Request one number of each row, and of the `count` rows after the row: `[B]` each."""
         return Ahead(slots, count, leaf)
 
     def steps_to_end(self, slots: jax.Array) -> jax.Array:
         """Count the stored rows of the episode after each of `[B]` rows.
 
         The count stops at an end of either kind, at the newest row, and before a removed row or a
-        dummy. int32 `[B]`; O(B longest) reads of a byte.
+        dummy.
+
+        Returns:
+            int32 `[B]`. O(B longest) reads of a byte.
         """
         return self.record(episode.remaining(self.ring, slots))
 
@@ -188,6 +194,6 @@ class Reader:
 
 
 def _wanted(slots: jax.Array, numbers: Any) -> Rows:
-    """The leaves of a tree of numbers."""
+    """Request the leaves of a tree of numbers."""
     leaves, tree = jax.tree.flatten(numbers)
     return Rows(slots, tuple(leaves), tree)

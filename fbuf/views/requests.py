@@ -1,7 +1,7 @@
-"""Wanted rows: what a view asks for in its first half, and gets in its second.
+"""Wanted rows: a view requests them in its first half, and gets them in its second.
 
-The first half of a view runs where the flags and the sampler's index lie, and says which rows it
-wants. The second makes something of them. Between the two the rows are read, wherever they lie.
+The first half of a view runs beside the flags and the sampler's index, and requests rows. The
+second half builds the result. Between the two halves the rows are read, from memory or from disk.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ Carry = TypeVar("Carry")
 
 
 class Source(Protocol):
-    """Where rows are read from: what lies between the halves of a view."""
+    """The source of rows, between the halves of a view."""
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
-        """Leaves of the rows at slots, by number: `[*slots.shape, *shape]` each."""
+        """Read leaves of the rows at slots, by number: `[*slots.shape, *shape]` each."""
         ...
 
     def kept(self, slots: jax.Array) -> list[jax.Array]:
-        """The next observations kept at `[B]` places of their store: leaves `[B, *shape]`."""
+        """Read the next observations at `[B]` places of their store: leaves `[B, *shape]`."""
         ...
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
-        """What reads `CHUNK` rows ahead, from a step on: a leaf `[B, CHUNK]`."""
+        """Return a function that reads `CHUNK` rows from a step on: a leaf `[B, CHUNK]`."""
         ...
 
     def record(self, read: jax.Array) -> None:
-        """Take note of what was made of `steps`."""
+        """Keep a result that was made with `steps`."""
         ...
 
 
 class Wanted(abc.ABC):
-    """Rows that a view asks for."""
+    """A request for rows."""
 
     @abc.abstractmethod
     def read(self, source: Source) -> Any:
-        """The rows, as the second half of a view gets them."""
+        """Read the rows, in the form for the second half of a view."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows(Wanted):
-    """Leaves of the rows at slots; the view gets them in a tree.
+    """A request for leaves of the rows at slots; the view gets them in a tree.
 
     Attributes:
         slots: int32 of any shape, each in range.
-        leaves: Which leaves, by number; static.
-        tree: The tree they are put into, with leaves `[*slots.shape, *shape]`; static.
+        leaves: The numbers of the leaves; static.
+        tree: The tree of the result, with leaves `[*slots.shape, *shape]`; static.
     """
 
     slots: jax.Array
@@ -66,25 +66,25 @@ class Rows(Wanted):
     tree: Any = dataclasses.field(metadata={"static": True})
 
     def read(self, source: Source) -> Any:
-        """The tree."""
+        """Read the tree."""
         return self.tree.unflatten(source.rows(self.slots, self.leaves))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NextObservations(Wanted):
-    """The next observations of rows; the view gets a tree like the observation, leaves `[B, ...]`.
+    """A request for next observations; the view gets a tree like the observation, `[B, ...]`.
 
     Attributes:
-        where: Where each lies.
-        following: The observations of the rows that follow.
+        where: The place of each.
+        following: The request for the observations of the following rows.
     """
 
     where: Where
     following: Rows
 
     def read(self, source: Source) -> Any:
-        """Those of the rows that follow, and where they have others, those kept aside."""
+        """Read the observations of the following rows, and the ones kept aside."""
         kept = self.following.tree.unflatten(source.kept(self.where.kept))
         return self.where.either(kept, self.following.read(source))
 
@@ -92,11 +92,11 @@ class NextObservations(Wanted):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ahead(Wanted):
-    """One leaf of a row and of the rows after it, however many; the view gets a `Stretch`.
+    """A request for one leaf of a row and of any number of rows after it; gives a `Stretch`.
 
     Attributes:
-        slots: int32 `[B]`; the row.
-        count: int32 `[B]`; how many rows after it.
+        slots: int32 `[B]`; the first row.
+        count: int32 `[B]`; the number of rows after the first.
         leaf: The number of a leaf that is one number; static.
     """
 
@@ -105,18 +105,18 @@ class Ahead(Wanted):
     leaf: int = dataclasses.field(metadata={"static": True})
 
     def read(self, source: Source) -> Stretch:
-        """The stretch, which reads as it is gone through."""
+        """Return the stretch, which reads its rows later, in `fold_back`."""
         return Stretch(self.count, source.steps(self), source.record)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """Consecutive rows of each draw, gone through a chunk at a time.
+    """Consecutive rows of each draw, read a chunk at a time.
 
     Attributes:
-        count: int32 `[B]`; how many rows there are after the first.
-        chunk: What reads a chunk from a step on.
-        record: Takes note of what was read.
+        count: int32 `[B]`; the number of rows after the first.
+        chunk: Reads a chunk from a step on.
+        record: Keeps a read.
     """
 
     count: jax.Array
@@ -129,9 +129,9 @@ class Stretch:
         """Go through the rows, from the last chunk to the first.
 
         Args:
-            add: Called with what was made so far, the numbers of the steps, int32 `[CHUNK]`, and
-                the leaf at these steps, `[B, CHUNK]`; behind `count` it is that of some row.
-            start: What there is before the last chunk, `[B]`.
+            add: Called with the result so far, the numbers of the steps, int32 `[CHUNK]`, and the
+                leaf at these steps, `[B, CHUNK]`. Behind `count` the leaf is that of some row.
+            start: The result before the last chunk, `[B]`.
         """
         number = jnp.arange(CHUNK, dtype=jnp.int32)
 

@@ -15,14 +15,14 @@ from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS
 from fbuf.storage.store import Item
 from fbuf.views.episode import CHUNK
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReturnToGoStep(Generic[Item, ArrayT]):
-    """What `fbuf.ReturnToGo` makes of a row.
+    """The data of `fbuf.ReturnToGo`.
 
     Attributes:
         item: The row itself, as you added it; leaves `[B, ...]`.
@@ -48,19 +48,19 @@ class ReturnToGoStep(Generic[Item, ArrayT]):
 class ReturnToGo(View[ReturnToGoStep[Any]]):
     """Sum up the rewards from each drawn row to the end of its episode.
 
-    The sum stops after a row that is terminated or truncated, at the newest row, and before a
-    removed row or a dummy; `complete` is True in the first case only. `Sample.terminated` and
-    `.truncated` are those of the last row summed up. An episode may have any length. Where
+    The sum stops after a row that is terminated or truncated; only then `complete` is True. It also
+    stops at the newest row, and before a removed row or a dummy. The flags `Sample.terminated` and
+    `.truncated` are those of the last row in the sum. An episode may have any length. Where
     `Sample.mask` is False the sum means nothing.
 
     Attributes:
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
             must be one real number. It is summed up in float32.
-        fields: As for `fbuf.Item`: which fields of the row to gather.
+        fields: As for `fbuf.Item`: the fields of the row to gather.
 
-    Cost: O(B L) reads of a reward and a flag, where L is the longest way in the batch from a drawn
-    row to the end of its episode.
+    Cost: O(B L) reads of a reward and a flag. L is the longest way in the batch from a drawn row to
+    the end of its episode.
 
     Raises:
         ValueError: If `gamma` is out of range. When traced, if the items have no such fields, or if
@@ -90,17 +90,17 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
         check.number("ReturnToGo", "gamma", self.gamma, 1)
         check.names("ReturnToGo", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Look for the end of the episode, and want the rewards on the way."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Find the end of the episode, and request the rewards up to it."""
         count = reader.steps_to_end(slots)
         wanted = {
             "rewards": reader.ahead(slots, count, reader.number(self.reward, "reward")),
             "rows": reader.rows(slots, self.fields),
         }
-        return Look(wanted, (count, reader.flags(reader.ring.later(slots, count))))
+        return Request(wanted, (count, reader.flags(reader.ring.later(slots, count))))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
-        """Sum up the rewards, on the way back."""
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+        """Sum up the rewards, backwards."""
         count, flags = seen
         # From Python's floats: powers of a rounded gamma would be less exact.
         factor = jnp.asarray(float(self.gamma) ** np.arange(CHUNK), jnp.float32)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
@@ -22,7 +23,7 @@ from fbuf.views.steps import following
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SequenceSteps(Generic[Item, ArrayT]):
-    """What `fbuf.Sequence` makes of a row. `T` is `burn_in + length + bootstrap`.
+    """The data of `fbuf.Sequence`. `T` is `burn_in + length + bootstrap`.
 
     Attributes:
         item: The steps as you added them; leaves `[B, T, ...]`, zeros where `valid` is False.
@@ -58,23 +59,23 @@ class Sequence(View[SequenceSteps[Any]]):
     `Sample.terminated` and `.truncated` are `[B, T]`, and False where `valid` is False.
 
     Attributes:
-        length: How many steps to learn from, at least 1.
-        burn_in: How many steps before them only warm up a recurrent state.
-        bootstrap: How many steps after them only serve for targets.
-        boundary: What a sequence does at the end of an episode. `"stop"`: it never gets there; the
-            sampler's `window` must be at least `burn_in + length + bootstrap`. `"pad"`: after the
-            end, and after the newest row, steps are not valid. `"cross"`: the sequence runs on into
-            the next episode, over the dummy between them, up to the newest row or a removed row;
-            reset your recurrent state where `is_first` is True. `"pad"` and `"cross"` need a
-            sampler with a shorter window: over whole windows no sequence would ever reach an end.
+        length: The number of steps to learn from, at least 1.
+        burn_in: The number of steps before them that only warm up a recurrent state.
+        bootstrap: The number of steps after them that only serve for targets.
+        boundary: The behaviour at the end of an episode. With `"stop"` no sequence reaches an end:
+            the sampler's `window` must be at least `burn_in + length + bootstrap`. With `"pad"`,
+            steps after the end, and after the newest row, are not valid. With `"cross"` the
+            sequence goes on in the next episode, over the dummy between them, up to the newest row
+            or a removed row. Reset your recurrent state where `is_first` is True. `"pad"` and
+            `"cross"` need a sampler with a shorter window, because whole windows reach no end.
         state: The name of a field to read at the first step only, such as a stored recurrent state.
             The item has it for all steps, too, unless `fields` leaves it out.
         time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
-        fields: As for `fbuf.Item`: which fields of the steps to gather.
+        fields: As for `fbuf.Item`: the fields of the steps to gather.
 
     The burn-in begins at the drawn row. So the first `burn_in` steps of an episode are not learned
     from, as in R2D2, unless a sequence crosses into it from the episode before. Near the newest
-    row, with `"pad"` and `"cross"`, `loss_mask` can be False throughout: leave the priority of such
+    row, with `"pad"` and `"cross"`, `loss_mask` can be False throughout. Leave the priority of such
     a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`. A target can
     bootstrap from the next step if that step is valid and this one was not truncated.
 
@@ -117,8 +118,8 @@ class Sequence(View[SequenceSteps[Any]]):
         check.name_or_none("Sequence", "state", self.state)
         check.names("Sequence", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Want the steps, and say which of them are valid."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Request the steps, and mark the valid ones."""
         ring, total = reader.ring, self.burn_in + self.length + self.bootstrap
         reader.check_lane("burn_in + length + bootstrap are", total)
         self._check_window(reader, total)
@@ -136,22 +137,17 @@ class Sequence(View[SequenceSteps[Any]]):
         wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
         if self.state is not None:
             wanted["state"] = reader.field(slots, self.state, "state")
-        return Look(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
+        return Request(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Blank the steps that are not valid."""
         valid, loss_mask, is_first, flags = seen
-        item = jax.tree.map(
-            lambda leaf: jnp.where(
-                valid.reshape(*valid.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
-            ),
-            rows["steps"],
-        )
+        item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
         data = SequenceSteps(item, valid, loss_mask, is_first, None)
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
-            first = jax.tree.map(lambda leaf: _where(valid[:, 0], leaf), rows["state"])
+            first = jax.tree.map(lambda leaf: select(valid[:, 0], leaf), rows["state"])
             data = dataclasses.replace(data, state=first)
         return Reading(data, flags)
 
@@ -172,21 +168,15 @@ class Sequence(View[SequenceSteps[Any]]):
         if self.boundary != "stop" and window >= total > 1:
             raise ValueError(
                 f"fbuf.Sequence: boundary={self.boundary!r} takes a sampler with a window shorter "
-                f"than the {total} steps, but its window is {window}: it draws only rows from "
-                "which all of them are there, so no sequence reaches past an end, and the steps of "
-                "shorter episodes are never drawn. Take boundary='stop', or make the buffer with "
-                "window=1"
+                f"than the {total} steps, but its window is {window}. So it draws only whole "
+                "windows: no sequence reaches past an end, and the steps of shorter episodes are "
+                "never drawn. Take boundary='stop', or make the buffer with window=1"
             )
 
 
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
-    """Whether rows are known to be the first of an episode, by flags before and own: bool `[B]`."""
+    """Return whether rows are known to be the first of an episode, by their flags: bool `[B]`."""
     after_end = before & (ENDS | DUMMY) > 0
     # Before the oldest row there is none, or none any more.
     begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
     return begins & (flags & CUT == 0)
-
-
-def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:
-    """`[B, ...]` with zeros where a mask is False."""
-    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))

@@ -18,9 +18,10 @@ class Steps:
     Attributes:
         slots: int32, each in range.
         flags: uint8; the flags of the rows.
-        unbroken: bool; the row has been written, is not removed, and none before it was.
-        same_episode: bool; besides, it belongs to the same episode as the first.
-        before: uint8 `[B]`; the flags in the slot before the first; None if nobody asked for them.
+        unbroken: bool; the row has been written, and neither the row nor one before it was removed.
+        same_episode: bool; besides, the row belongs to the same episode as the first.
+        before: uint8 `[B]`; the flags in the slot before the first; None if they were not
+            asked for.
     """
 
     slots: jax.Array
@@ -33,10 +34,10 @@ class Steps:
 def following(
     reader: Reader, slots: jax.Array, steps: int, over_dummies: bool = False, before: bool = False
 ) -> Steps:
-    """The rows at `[B]` slots and the `steps - 1` after each, as far as they are there.
+    """Find the rows at `[B]` slots and the `steps - 1` stored rows after each.
 
-    With `over_dummies` the dummies of resets are passed over; without they are removed rows. With
-    `before` the flags before the first are read in one go with the others.
+    With `over_dummies` the dummies of resets are passed over; without it they count as removed
+    rows. With `before` the flags before the first are read in one go with the others.
     """
     ring = reader.ring
     # A dummy follows an end, so that at most every second row is one.
@@ -64,7 +65,7 @@ def following(
 
 
 def _all_so_far(holds: jax.Array) -> jax.Array:
-    """Whether something holds for each step and all before it, `[B, steps]`."""
+    """Return whether a condition holds for each step and all steps before it, `[B, steps]`."""
     number = jnp.arange(holds.shape[1], dtype=jnp.int32)[None]
     first_not = jnp.min(jnp.where(holds, holds.shape[1], number), axis=1)
     return number < first_not[:, None]

@@ -1,4 +1,4 @@
-"""Rows that lie in the buffer itself: what most views are given between their halves."""
+"""Stored rows: the source of rows that lie in the buffer itself."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fbuf.views.requests import Ahead
 
 
 class Stored:
-    """Reads rows from the storage of a buffer, and keeps what it has read.
+    """Reads rows from the storage of a buffer, and keeps its reads.
 
     Attributes:
-        reads: What has been read.
+        reads: The arrays that have been read.
     """
 
     def __init__(self, state: State[Any]) -> None:

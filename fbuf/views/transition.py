@@ -11,19 +11,19 @@ from fbuf.checks import values as check
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TransitionStep(Generic[Item, ArrayT]):
-    """What `fbuf.Transition` makes of a row.
+    """The data of `fbuf.Transition`.
 
     Attributes:
         item: The row itself, as you added it; leaves `[B, ...]`.
-        next_observation: The observation after its step: a tree like the field `next_of`, leaves
-            `[B, ...]`.
+        next_observation: The observation after the row's step: a tree like the field `next_of`,
+            leaves `[B, ...]`.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -43,17 +43,17 @@ class TransitionStep(Generic[Item, ArrayT]):
 class Transition(View[TransitionStep[Any]]):
     """Return each drawn row and its next observation.
 
-    The view reads it from the following row. At the end of an episode, and at the newest row, it
-    reads it from a small store beside the rows. So each observation is stored once, which halves
-    the memory of a buffer of images, and every row has its next observation.
+    The view reads the next observation from the following row. At the end of an episode, and at the
+    newest row, it reads from a small store beside the rows. So each observation is stored once,
+    which halves the memory of a buffer of images, and every row has its next observation.
 
     Make the buffer with `next_of`, and give `next_observation` to `fbuf.add`. If more episodes end
     than the buffer has room for (`max_ends`), draws of the oldest of these last rows are masked.
 
     Attributes:
-        next_of: The name of the observation, the one that the buffer was made with. None is that
-            one.
-        fields: As for `fbuf.Item`: which fields of the row to gather.
+        next_of: The name of the observation, as for `fbuf.init`. None is the name that the buffer
+            was made with.
+        fields: As for `fbuf.Item`: the fields of the row to gather.
 
     Cost: O(B) reads.
 
@@ -79,13 +79,13 @@ class Transition(View[TransitionStep[Any]]):
         check.name_or_none("Transition", "next_of", self.next_of)
         check.names("Transition", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
-        """Want the rows, and their next observations."""
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
+        """Request the rows, and their next observations."""
         flags = reader.flags(slots)
         following, known = reader.next_observation(slots, flags, self.next_of)
-        return Look({"next": following, "rows": reader.rows(slots, self.fields)}, (flags, known))
+        return Request({"next": following, "rows": reader.rows(slots, self.fields)}, (flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put the two side by side."""
         flags, known = seen
         return Reading(TransitionStep(rows["rows"], rows["next"]), flags, known)

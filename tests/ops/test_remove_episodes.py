@@ -11,6 +11,7 @@ import pytest
 from support.programs import built
 
 import fbuf
+from fbuf.storage.episode_order import in_order
 
 SWEEP = pytest.mark.sweep
 SHAPES = {  # environments, the length of a lane, whether they step together
@@ -150,4 +151,4 @@ def test_no_slot_comes_twice_where_a_lane_has_no_row():
     state = fbuf.init(jnp.int32(0), 9, num_envs=3, lockstep=False)
     mask = jnp.array([True, False, True])
     state = fbuf.add(state, jnp.zeros(3, jnp.int32), mask=mask)
-    assert sorted(np.asarray(state.ring.in_order()).ravel().tolist()) == list(range(9))
+    assert sorted(np.asarray(in_order(state.ring)).ravel().tolist()) == list(range(9))

@@ -67,9 +67,9 @@ over_shards = SimpleNamespace(
 @functools.partial(jax.jit, static_argnums=0)
 def reading(view, state, slots, key):
     """What a view makes of slots."""
-    look, source = view.look(fbuf.views.Reader("view", state), slots, key), Stored(state)
-    rows = {name: wanted.read(source) for name, wanted in look.rows.items()}
-    return view.make(state.storage.layout, rows, look.seen)
+    request, source = view.request(fbuf.views.Reader("view", state), slots, key), Stored(state)
+    rows = {name: wanted.read(source) for name, wanted in request.rows.items()}
+    return view.build(state.storage.layout, rows, request.seen)
 
 
 def read(view, state, slots, key=None):

@@ -58,7 +58,7 @@ class BatchStream:
             delivery: Makes of a batch what the user gets.
         """
         self.key = key
-        in_order = spec.buffer.sampler.in_order
+        in_order = spec.buffer.sampler.without_replacement
         self._recipe = Recipe(in_order, spec.drop_last, spec.view)
         self._batch_size = batch_size = spec.batch_size
         self._prefetch = prefetch = spec.prefetch

@@ -391,7 +391,7 @@ class ReplayBuffer:
             ValueError: As `sample`.
         """
         spec = self.contents.spec
-        if not spec.buffer.sampler.in_order:
+        if not spec.buffer.sampler.without_replacement:
             while True:
                 yield self.sample()
         with self.lock:

@@ -49,7 +49,7 @@ class Spec:
         """Check the arguments."""
         sampler: Any = self.buffer.sampler
         check.instance(NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
-        if sampler.reads_once:
+        if sampler.is_queue:
             raise ValueError(
                 f"{where('__init__')} this object draws batches, and {type(sampler).__name__} is "
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "

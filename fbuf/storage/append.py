@@ -1,0 +1,153 @@
+"""Append rows to a ring: choose their slots, write their flags, and place them in episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.storage import episodes
+from fbuf.storage.episodes import InEpisode, Open
+from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring, Span
+from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.tie import tie
+
+
+def fitting(
+    ring: Ring, mask: jax.Array | None, room: jax.Array, batch: int
+) -> tuple[jax.Array, jax.Array]:
+    """Choose the rows of a batch that fit where each head has room for so many steps.
+
+    Args:
+        ring: The ring.
+        mask: bool `[B]`; the rows that are meant, as for `append`.
+        room: int32 `[heads]`.
+        batch: `B`.
+
+    Returns:
+        bool `[B]` twice: the first of the rows that are meant, and the rows that do not fit.
+    """
+    meant = jnp.ones(batch, bool) if mask is None else mask
+    meant = meant.reshape(-1, ring.heads)
+    rank = jnp.cumsum(meant, axis=0, dtype=jnp.uint32) - 1
+    fits = rank < room.astype(jnp.uint32)[None] * ring.lanes_per_head
+    return (meant & fits).reshape(-1), (meant & ~fits).reshape(-1)
+
+
+def resets_after(ring: Ring, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
+    """Return whether each lane resets next, after rows some of which may be left out.
+
+    Returns:
+        bool `[lanes]`; None if the ring does not follow episodes.
+    """
+    if ring.open is None:
+        return None
+    return _follow(ring, ring.open, flags, mask, None)[0].resets
+
+
+def append(
+    ring: Ring,
+    flags: jax.Array,
+    mask: jax.Array | None,
+    before: jax.Array,
+    dummy: jax.Array | None = None,
+) -> tuple[Ring, Span]:
+    """Make room for a batch of rows and write their flags.
+
+    Args:
+        ring: The ring.
+        flags: uint8 `[B]`; the flags of the new rows, step by step, and in a step lane by lane.
+        mask: bool `[B]`; the rows to write, which then lie side by side. None is all of them.
+            With one head for several lanes it is alike for all rows of a step.
+        before: An array that must have been read before anything is written, see `fbuf.xla.tie`.
+        dummy: bool `[B]`; which rows are dummies, of rows that were in a ring already.
+
+    Returns:
+        The ring, and the slots of the rows. The last ones are kept of more rows than fit.
+    """
+    rank, count, kept = _ranks(ring, flags.shape[0], mask)
+    size = jnp.uint32(ring.head_capacity)
+    head = ring.head.astype(jnp.uint32)
+    # Unsigned, for head + batch may pass 2**31; exact, for both are below it.
+    lane = jnp.arange(ring.heads, dtype=jnp.uint32)[None]
+    slots = (head[None] + rank) % size * ring.heads + lane
+    slots = jnp.where(kept, slots, ring.capacity).astype(jnp.int32).reshape(-1)
+    dropped = jnp.maximum(count, size) - size
+    end = head + count
+    inside = slots < ring.capacity
+    old = read_rows(ring.flags, ring.clamp(slots))
+    # The barrier has it read once. Read again where it is used, the flags would have to be
+    # copied for that before they are written.
+    replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
+    # No row from before the last clear is counted as removed any more.
+    gone = (replaced & REMOVED > 0) & ring.holds(slots)
+    removed = ring.removed - jnp.sum(gone, dtype=jnp.int32)
+    slots = tie(slots, replaced, before)
+    now_open, in_episode = ring.open, None
+    if now_open is not None:
+        now_open, in_episode = _follow(ring, now_open, flags, mask, dummy)
+        flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
+        removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
+        inside &= ~in_episode.dummy
+    lap = ring.lap.astype(jnp.uint32) + end // size
+    stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
+    mark = ring.mark.astype(jnp.uint32)
+    written = dataclasses.replace(
+        ring,
+        cursor=jnp.stack([end % size, lap, stored, mark]).astype(jnp.int32),
+        removed=removed,
+        flags=write_rows(ring.flags, slots, flags),
+        open=now_open,
+    )
+    return written, Span(
+        slots=slots,
+        first=((head + dropped) % size).astype(jnp.int32)[0],
+        drawable=inside,
+        in_episode=in_episode,
+        count=count.astype(jnp.int32),
+        most=min(flags.shape[0], ring.capacity),
+    )
+
+
+def _ranks(
+    ring: Ring, batch: int, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rank the rows of a batch under each head.
+
+    Returns:
+        uint32 `[steps, heads]` ranks; the number of rows, uint32 `[heads]`; and bool `[steps,
+        heads]`: whether there is room for the row.
+    """
+    if mask is None:
+        each = batch // ring.heads
+        count = jnp.full(ring.heads, each, jnp.uint32)
+        steps = jnp.arange(each, dtype=jnp.uint32)[:, None]
+        rank = jnp.broadcast_to(steps, (each, ring.heads))
+        return rank, count, rank >= max(each - ring.head_capacity, 0)
+    chosen = mask.reshape(-1, ring.heads)
+    running = jnp.cumsum(chosen, axis=0, dtype=jnp.uint32)
+    count, rank = running[-1], running - 1
+    return rank, count, chosen & (count[None] - rank <= ring.head_capacity)
+
+
+def _follow(
+    ring: Ring, before: Open, flags: jax.Array, mask: jax.Array | None, dummy: jax.Array | None
+) -> tuple[Open, InEpisode]:
+    """Place the new rows, those of the mask, in their episodes."""
+    # Only rows that were in a ring already can be cut, and are known to be dummies.
+    given = flags & ENDS > 0, dummy, None if dummy is None else flags & CUT > 0
+    ends, *known = jax.tree.map(lambda leaf: leaf.reshape(-1, ring.lanes), given)
+    if mask is None:
+        after, found = episodes.follow(before, ends, None, ring.autoreset, *known)
+        return after, jax.tree.map(lambda leaf: leaf.reshape(-1), found)
+    chosen, lane = mask.reshape(-1, ring.lanes), jnp.arange(ring.lanes, dtype=jnp.int32)
+    running = jnp.cumsum(chosen, axis=0, dtype=jnp.int32)
+    rank, count = running - 1, running[-1]
+    where = jnp.where(chosen, rank, ends.shape[0])
+    side_by_side = lambda steps: jnp.zeros_like(steps).at[where, lane].set(steps, mode="drop")
+    ends, *known = jax.tree.map(side_by_side, (ends, *known))
+    after, found = episodes.follow(before, ends, count, ring.autoreset, *known)
+    given = jnp.maximum(rank, 0)
+    return after, jax.tree.map(lambda leaf: leaf[given, lane].reshape(-1), found)

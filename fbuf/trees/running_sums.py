@@ -1,0 +1,86 @@
+"""Running sums of nodes, and the first of these sums above a target.
+
+The additions are written out, so that a node of value 0 adds nothing, to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.trees.levels import FANOUT
+from fbuf.xla.loop import by_halves, gathered
+
+
+@functools.partial(jax.jit, inline=True)  # traced once for a draw
+def row_ends(nodes: jax.Array) -> list[jax.Array]:
+    """Return the running sums of the rows of `[rows, FANOUT]` nodes, a scalar each."""
+    sums = sums_of_row([nodes[:, child] for child in range(FANOUT)])[-1]
+    return list(itertools.accumulate(sums[row] for row in range(nodes.shape[0])))
+
+
+def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:
+    """Find the first of the running sums of `[rows, FANOUT]` nodes above each target.
+
+    The running sums of the rows give the row, and those of its nodes the child.
+
+    Args:
+        nodes: float32; their running sums are those of `running_sums`.
+        targets: float32 `[B]`, from 0 to below the sum of all nodes.
+
+    Returns:
+        int32 `[B]`; the number of a node. Its own value is above 0.
+    """
+    # Outside of the halves: a loop that is given the sums of all rows compiles slowly.
+    row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
+    for end in row_ends(nodes)[:-1]:
+        passed = end <= targets
+        row += passed.astype(jnp.int32)
+        before = jnp.where(passed, end, before)
+
+    def choose(
+        nodes: jax.Array, targets: jax.Array, row: jax.Array, before: jax.Array
+    ) -> jax.Array:
+        children = [gathered(nodes, row, (child,)) for child in range(FANOUT)]
+        inside = [before + sum_ for sum_ in sums_of_row(children)]
+        return row * FANOUT + first_in_row(inside, targets)
+
+    return by_halves(choose, nodes, targets, row, before)
+
+
+def running_sums(nodes: jax.Array) -> jax.Array:
+    """Return the running sums of `[rows, FANOUT]` nodes in row-major order, `[rows * FANOUT]`.
+
+    The sum of a row is the last of its own running sums. The sums of the next row begin with it.
+    """
+    ends = row_ends(nodes)
+    before = jnp.stack([jnp.zeros((), nodes.dtype), *ends[:-1]])
+    inside = sums_of_row([nodes[:, child] for child in range(FANOUT)])
+    return (before[:, None] + jnp.stack(inside, axis=1)).reshape(-1)
+
+
+def sums_of_row(children: list[jax.Array]) -> list[jax.Array]:
+    """Return the running sums of a row, by fours: a chain of 8 additions instead of 15."""
+    fours = [list(itertools.accumulate(children[at : at + 4])) for at in range(0, FANOUT, 4)]
+    ends = itertools.accumulate(four[-1] for four in fours)
+    rest = [end + sum_ for end, four in zip(ends, fours[1:], strict=False) for sum_ in four]
+    return [*fours[0], *rest]
+
+
+def first_in_row(running: list[jax.Array], target: jax.Array) -> jax.Array:
+    """Find the first of the running sums of a row above the target; the last if there is none."""
+    found = jnp.zeros(target.shape, jnp.int32)
+    for passed in running[:-1]:
+        found += (passed <= target).astype(jnp.int32)
+    return found
+
+
+def choose_child(child: jax.Array, choices: list[jax.Array]) -> jax.Array:
+    """Return `choices[child]` for each child; 0 for child -1."""
+    chosen = jnp.zeros_like(choices[0])
+    for at, choice in enumerate(choices):
+        chosen = jnp.where(child == at, choice, chosen)
+    return chosen
