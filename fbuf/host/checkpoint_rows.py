@@ -23,7 +23,7 @@ _FEW = 64
 
 
 class SavedRows:
-    """The rows of a checkpoint, read where they lie. What changes lies in memory until it is saved.
+    """The rows of a checkpoint, read where they lie; changed rows lie in memory until a save.
 
     Attributes:
         folder: The directory of the checkpoint.
@@ -37,7 +37,7 @@ class SavedRows:
         Args:
             folder: The directory.
             found: The manifest.
-            layout: What the leaves of a row are.
+            layout: The leaves of a row.
             capacity: How many rows the buffer has.
         """
         self.folder = folder
@@ -49,13 +49,13 @@ class SavedRows:
         """The place of a row among the changed ones, and one more; 0 if it is as it was saved."""
         self._changed, self._count = Rows(layout, _FEW), 0
         self._frozen = 0
-        """How many of the changed rows, the first ones, are being saved, and stay as they are."""
+        """The number of the first changed rows that are being saved, and stay as they are."""
         self.saved_before: int | None = None
         """The number of the checkpoint before the one that is being saved; None if none is."""
 
     @property
     def nbytes(self) -> int:
-        """How much host memory they take."""
+        """The bytes of host memory that the rows take."""
         return self._changed.nbytes + self._where.nbytes
 
     @property
@@ -65,7 +65,7 @@ class SavedRows:
 
     @property
     def capacity(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._where.size
 
     @property

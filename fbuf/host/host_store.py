@@ -43,9 +43,10 @@ class HostStore(Generic[Item]):
     """A replay buffer whose rows do not fit the device.
 
     The rows lie in host memory, or in files. Their flags, the sampler's index and the write
-    position lie on the device: 1 to 6 bytes a row, and up to 5 more with `next_of`. A batch is
-    drawn on the device, its rows are taken on the host, and they go to the device together. What is
-    drawn is bit for bit what `fbuf.sample` draws from a buffer with the same rows.
+    position lie on the device. They take 1 to 6 bytes a row, and up to 5 more with `next_of`. A
+    batch is drawn on the device, its rows are taken on the host, and they go to the device
+    together. A batch is bit for bit the one that `fbuf.sample` draws from a buffer with the same
+    rows.
 
     It is an object: its methods are the functions of `fbuf` without the state, and change it in
     place. They work from Python, not inside `jit`. Several threads may call them.
@@ -109,7 +110,7 @@ class HostStore(Generic[Item]):
         """The directory whose disk holds the files of the rows; None if the rows lie elsewhere."""
         self._ahead: weakref.WeakSet[Batches] = weakref.WeakSet()
 
-    # What it is.
+    # Its arguments.
 
     @property
     # To pyright RLock is a function, but the class it makes objects of has no public name.
@@ -124,7 +125,7 @@ class HostStore(Generic[Item]):
 
     @property
     def capacity(self) -> int:
-        """How many rows the buffer can hold."""
+        """The most rows that the buffer can hold."""
         return self.contents.index.capacity
 
     @property
@@ -142,7 +143,7 @@ class HostStore(Generic[Item]):
         """One line: the sampler, rows of capacity, environments."""
         return repr(self.contents.index).replace("State(", "HostStore(", 1)
 
-    # What changes it.
+    # Changes.
 
     def add(
         self,
@@ -217,7 +218,7 @@ class HostStore(Generic[Item]):
         """Remove all rows and all faults, as `fbuf.clear` does."""
         self.contents.change(fbuf.clear)
 
-    # What reads it.
+    # Reads.
 
     def sample(
         self,
@@ -268,10 +269,10 @@ class HostStore(Generic[Item]):
     ) -> Batches:
         """Batches without end, of which some are drawn and taken ahead.
 
-        Batch `i` is `sample(jax.random.fold_in(key, i), batch_size)` of the buffer at the moment at
-        which batch `i - prefetch` is handed out, so it has not seen what is done to the buffer
-        afterwards. A thread draws it and takes its rows. Its timing has no effect: a call that
-        changes the buffer first waits until the batches asked for before have their rows.
+        Batch `i` is `sample(jax.random.fold_in(key, i), batch_size)`. It is drawn when batch `i -
+        prefetch` is handed out, and does not see later changes of the buffer. A thread draws it and
+        takes its rows. Its timing has no effect: a call that changes the buffer first waits until
+        the batches asked for before have their rows.
 
         Args:
             key: A key of `jax.random`. Use a key once only.
@@ -346,11 +347,11 @@ class HostStore(Generic[Item]):
         return self.contents.ask(fbuf.ids_at, slots)
 
     def probability(self, ids: fbuf.Ids) -> jax.Array:
-        """How likely one draw is to be each row, as `fbuf.probability`."""
+        """Return the probability that one draw is each row, as `fbuf.probability`."""
         return self.contents.ask(fbuf.probability, ids)
 
     def size(self) -> int:
-        """How many rows there are, as `fbuf.size`."""
+        """Count the rows, as `fbuf.size`."""
         return int(self.contents.ask(fbuf.size))
 
     def can_sample(self, min_size: int = 1) -> bool:
@@ -358,11 +359,11 @@ class HostStore(Generic[Item]):
         return bool(self.contents.ask(fbuf.can_sample, min_size))
 
     def space(self) -> jax.Array:
-        """How many rows fit without one being lost, as `fbuf.space`."""
+        """Count the rows that fit without a loss, as `fbuf.space`."""
         return self.contents.ask(fbuf.space)
 
     def unread(self) -> jax.Array:
-        """How many rows are unread, as `fbuf.unread`."""
+        """Count the unread rows, as `fbuf.unread`."""
         return self.contents.ask(fbuf.unread)
 
     def stats(self, *, detailed: bool = False) -> dict[str, Any]:
@@ -469,8 +470,8 @@ class HostStore(Generic[Item]):
         """Open the newest checkpoint of a directory, without reading its rows.
 
         They are read from the files when they are drawn: a data set may be larger than memory, and
-        so may a buffer. What you add or change lies in memory until you `save` to the directory,
-        and from then on in its files, too. So a run that was stopped goes on where it has saved.
+        so may a buffer. New and changed rows lie in memory until you `save` to the directory, and
+        then in its files, too. So a run that was stopped goes on where it has saved.
 
         Only the lengths of the files of rows are checked; `fbuf verify` reads every byte. Leave the
         saving to this store: another program that saves to the directory deletes files of it.

@@ -24,7 +24,7 @@ def differs(
     """Tell whether a new row begins elsewhere than the row before it led to.
 
     Args:
-        notes: What an add noted of the next observations.
+        notes: The notes of an add about next observations.
         kept: The next observations as they were before the add: first those of the newest rows.
         lanes: How many newest rows there are.
         observation: The field in the new rows, leaves `[B, ...]`.

@@ -36,7 +36,7 @@ class Files:
         self._specs = specs
         segments = found.segments["rows"]
         heads = len(found.totals["rows"])
-        # Of each file and head: the place of its first row, and the one behind the last.
+        # By file and head: the place of its first row, and the one behind the last.
         self._first = np.array([of.first for of in segments], np.int64).reshape(-1, heads)
         self._last = np.array([of.last for of in segments], np.int64).reshape(-1, heads)
         counts = self._last - self._first

@@ -23,7 +23,7 @@ _LEARNER_FIRST = 2e-4
 class Batches:
     """An iterator over batches; made by `HostStore.batches`.
 
-    What is drawn depends on the calls alone, and not on when the thread gets to it. An exception in
+    The batches depend on the calls alone, and not on the timing of the thread. An exception in
     the thread is raised by `next`, with the place it came from. Several threads may call `next`:
     each batch is handed out once.
 
@@ -44,7 +44,7 @@ class Batches:
         """Nothing is drawn yet.
 
         Args:
-            lock: That of the store.
+            lock: The lock of the store.
             draw: Called with the number of a batch, and returns what draws and makes it.
             prefetch: How many batches to have ready.
         """
@@ -65,8 +65,8 @@ class Batches:
         Raises:
             RuntimeError: If the batches were closed.
         """
-        # A Ctrl-C may come between any two instructions: the next call then finds things as they
-        # were before this one, but for a batch that nobody waits for.
+        # A Ctrl-C may come between any two instructions. The next call then finds all as it was
+        # before this call, but for a batch that nobody waits for.
         first: _Ahead | None = None
         try:
             with self._lock:
@@ -162,10 +162,10 @@ class _Ahead:
 
         def run() -> Any:
             try:
-                # Whoever took the last batch begins to learn from it now, and only one thread at a
-                # time runs Python.
+                # The learner begins to use the last batch now, and one thread at a time runs
+                # Python.
                 time.sleep(_LEARNER_FIRST)
-                # Whoever asks for the batch shall find it made.
+                # The batch is ready when it is asked for.
                 return jax.block_until_ready(make())
             except BaseException as error:
                 self._error = error

@@ -1,4 +1,4 @@
-"""What of a call runs on the device: the index, and what views make of rows."""
+"""The part of a call that runs on the device: the index, and the views of rows."""
 
 from __future__ import annotations
 

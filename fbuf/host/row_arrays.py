@@ -1,8 +1,7 @@
 """Rows in NumPy arrays: host memory, or files that are mapped into it.
 
-They are laid out as `fbuf.storage.store.Storage` lays them out, so that a checkpoint of the one is
-one of the other: the narrow fields of a row side by side as words, a wide field in an array of its
-own.
+They have the layout of `fbuf.storage.store.Storage`, so that both have the same checkpoints. The
+narrow fields of a row lie side by side as words; a wide field has an array of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Rows:
         """Zeros, in memory, or in files of a directory.
 
         Args:
-            layout: What the leaves are.
+            layout: The leaves.
             capacity: How many rows.
             folder: Where the files lie; None is memory.
         """
@@ -62,19 +61,19 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the arrays have."""
+        """The bytes of the arrays."""
         return sizes.nbytes(self.storage)
 
     @property
     def capacity(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._words.shape[0]
 
     def reserve(self, count: int) -> None:
         """Have room to write so many rows; there always is."""
 
     def take(self, slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> Leaves:
-        """What `fbuf.storage.store.unpacked` makes leaves of: words, and rows of wide arrays."""
+        """Return the input of `fbuf.storage.store.unpacked`: words, and rows of wide arrays."""
         layout, flat = self.storage.layout, slots.reshape(-1)
         first, last = store.columns(layout, self._words.dtype, leaves)
         words = self._words.take(flat, axis=0)[:, first:last]

@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Taking:
-    """Takes rows, in whichever thread asks first.
+    """Take rows in the first thread that asks.
 
-    That is one that makes batches ahead, or one that is about to change the store.
+    It is a thread that makes batches ahead, or one that is about to change the store.
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
@@ -31,7 +31,7 @@ class Taking:
                 self._take = None
 
     def __call__(self) -> Any:
-        """What was taken."""
+        """Return the taken rows."""
         self.settle()
         if self._error is not None:
             raise self._error

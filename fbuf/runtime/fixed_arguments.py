@@ -1,4 +1,4 @@
-"""What an object is made with, and keeps: assigning it is an error, or it would do nothing."""
+"""Arguments that an object keeps: to assign one would do nothing, so it is an error."""
 
 from __future__ import annotations
 

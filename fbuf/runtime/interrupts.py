@@ -10,15 +10,14 @@ two means against that:
 
 1. `uninterrupted()` swaps the signal handlers for ones that only take note of the signal. At the
    end of its block the real handlers are called. It covers any Python code. But to swap handlers
-   takes 20 to 100 us, a fifth of a call of a small buffer and more (`benchmarks/torch_buffers.py`
-   has calls of 100 to 300 us). So only what takes long uses it: saving, collecting, rows on the
-   host.
+   takes 20 to 100 us, a fifth of a call of a small buffer. So only what takes long uses it: saving,
+   collecting, rows on the host.
 2. `Calls` makes the call one instruction. A compiled program is a C function, and so are `map` and
    `deque`. `at_once(map(keep, map(program, arguments)))` returns a call of `deque` that runs the
-   program and keeps its result: C functions that call each other, without an instruction of Python
+   program and keeps its result. These C functions call each other, without an instruction of Python
    between them. A handler runs before all of it or after.
 
-   The first call of a program traces and compiles, which is much Python, and an exception in it can
+   The first call of a program traces and compiles, which is much Python. An exception in it can
    leave JAX unable to compute in this thread. Handlers run in the main thread alone, so `Calls`
    makes a first call in another thread, and the main thread waits for its end. If an exception
    comes while it waits, the exception waits for that end, too, and is then raised. The program is

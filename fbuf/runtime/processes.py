@@ -1,7 +1,7 @@
 """Buffers that stay in the process that made them.
 
-What `multiprocessing` sends, as an argument of a process, through a queue or a pipe, or to a pool,
-arrives as a copy: rows that are added there are lost, and nobody is told.
+`multiprocessing` sends copies: as an argument of a process, through a queue or a pipe, or to a
+pool. Rows that are added to the copy are lost, and nobody is told.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Cancelled(Exception):
-    """What was to be made is not wanted any more."""
+    """The result of a task is not needed any more."""
 
 
 class Task:

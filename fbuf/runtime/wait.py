@@ -24,7 +24,7 @@ _block_until_ready = operator.methodcaller("block_until_ready")
 
 
 def steps(array: Iterator[jax.Array], again: Iterator[jax.Array]) -> Iterator[Any]:
-    """What waits for an array when it is gone through; it asks for the array only then, twice."""
+    """Return steps that wait for an array; going through them asks for the array twice."""
     looks = itertools.chain.from_iterable(map(itertools.repeat, array, (_LOOKS,)))
     looking = itertools.takewhile(operator.not_, map(_is_ready, looks))
     return itertools.chain(looking, map(_block_until_ready, again))

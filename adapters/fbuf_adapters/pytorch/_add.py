@@ -53,8 +53,8 @@ def add_from_torch(
 
     Raises:
         InteropError: If `state` is not a `fbuf.State`, if anything is traced, or if JAX cannot take
-            a tensor (see `from_torch`; strides, alignment and lazy bits do not matter here). The
-            buffer is then unchanged and not consumed.
+            a tensor. As for `from_torch`, but strides, alignment and lazy bits do not matter here.
+            The buffer is then unchanged and not consumed.
         ValueError: As `fbuf.add`.
         TypeError: As `fbuf.add`.
         RuntimeError: As `fbuf.add`.

@@ -1,9 +1,9 @@
 """A state that one object owns, changed in place, and lost by no exception.
 
-What changes a state writes the new one into the memory of the old one. If an exception came between
-the two, from Ctrl-C or from any signal handler that raises, the object would hold the old state,
-whose memory is gone, and nobody the new one. So the call and the keeping of its result are one
-instruction of Python's: C functions that call each other.
+A change writes the new state into the memory of the old one. An exception could come between the
+call and the assignment of its result, from Ctrl-C or any signal handler that raises. The object
+would then hold the old state, whose memory is gone. So both are one instruction of Python's; see
+`fbuf.runtime.interrupts`.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Backend:
         Args:
             operation: A function of a state that returns a state.
             leaves: Its other arguments, ready for JAX.
-            structure: What they are the leaves of: a dict of the arguments, by name.
-            wait: Whether to return only when the arguments have been read. What is packed is a
-                copy, so it need not be waited for.
+            structure: The structure of these leaves: a dict of the arguments, by name.
+            wait: Whether to return only when the arguments have been read. A packed argument is a
+                copy, and needs no wait.
             static: The arguments that are part of the program.
         """
         of_host = tuple([isinstance(leaf, np.ndarray) for leaf in leaves])
@@ -110,7 +110,7 @@ class Backend:
         self._calls(kind, at_once(steps))
 
     def batch_program(self, recipe: Recipe) -> Any:
-        """What draws batches, always of one recipe; see `BatchProgram`."""
+        """Return the program that draws batches of a recipe; see `BatchProgram`."""
         return self.program("draw", functools.partial(BatchProgram, recipe, self._calls))
 
     def read(self, ids: fbuf.Ids, view: View = fbuf.Item()) -> fbuf.Batch[Any]:
@@ -130,7 +130,7 @@ class Backend:
         self.state = fbuf.save(path, self.state, **options)
 
     def look(self, operation: Callable[[fbuf.State[Any]], Any]) -> Any:
-        """What a function of fbuf finds in the state."""
+        """Return the result of a function of fbuf that reads the state."""
         program = self.program(operation, functools.partial(_looking, operation))
         return self._calls(program, functools.partial(program, self.leaves))
 
@@ -143,11 +143,12 @@ _STATS = {False: fbuf.stats, True: functools.partial(fbuf.stats, detailed=True)}
 def _compiled(parts: tuple[Any, ...], form: Any) -> Any:
     """A function of fbuf, from arrays to arrays, compiled to write into those it is given.
 
-    Of arrays, for to make an object of them is Python, in which an exception can come.
+    It takes and returns arrays: to make an object of them is Python, in which an exception can
+    come.
 
     Args:
-        parts: The function, the structure of its arguments, the layout of those of them that were
-            packed on the host, which these are, and the arguments that are part of the program.
+        parts: The function, the structure of its arguments, and the layout of the packed ones.
+            Whether each argument is packed. The arguments that are part of the program.
         form: The structure of the state.
     """
     operation, structure, layout, of_host, static = parts
@@ -170,7 +171,7 @@ def _looking(operation: Callable[[fbuf.State[Any]], Any], form: Any) -> Any:
 
 
 def _kind(leaf: Any) -> Any:
-    """What of an argument a program depends on."""
+    """Return the properties of an argument that a program depends on."""
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, leaf.weak_type, leaf.committed
     return type(leaf)

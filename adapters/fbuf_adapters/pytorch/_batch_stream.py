@@ -43,10 +43,10 @@ class Drawn:
 
 
 class BatchStream:
-    """BatchStream batches of one buffer. Whoever calls it holds a lock.
+    """Draw the batches of one buffer. Call the methods with its lock held.
 
-    A turn says which batch is next, uint32 `[2]`: the number of the batch in two words, or the
-    number of the epoch and the place in it, if batches are drawn in order.
+    A turn names the next batch, uint32 `[2]`: its number in two words. Without replacement, a turn
+    is the number of the epoch and the place in it.
     """
 
     def __init__(self, spec: Spec, key: jax.Array, delivery: _delivery.Delivery) -> None:
@@ -83,8 +83,9 @@ class BatchStream:
     def next(self, backend: Backend, size: int, beta: Any) -> Drawn:
         """The batch to give out next.
 
-        In the main thread an exception can come at any place in here. So what is about to be given
-        out is noted in one instruction with all that changes by it, and the next call gives it out.
+        In the main thread an exception can come at any place in here. So one
+        instruction notes the next batch and all changes that belong to it. If a call is broken
+        off, the next call gives the noted batch out.
         """
         if self._takes_modes and (modes := _modes.current()) != self._modes:
             if self._modes is not None:  # what was made under others is not what this call asks for
@@ -131,8 +132,8 @@ class BatchStream:
     def failed(self, drawn: Drawn) -> None:
         """Take note that a call has failed: leave its batch out.
 
-        But if there was no memory to draw it, its turn comes again: the program that failed is also
-        the one that says which turn is next.
+        But if there was no memory to draw it, its turn comes again: the failed program would have
+        returned the next turn.
         """
         turn = self._turn
         if not _exists(turn):
@@ -179,7 +180,7 @@ class BatchStream:
             turns: The turns that batches were drawn at ahead, and that of the next one: uint32
                 `[len(ahead) + 1, 2]`.
             ahead: These batches.
-            sizes: What is known of the sizes of batches, see `Sizes.own`.
+            sizes: The known sizes of batches; see `Sizes.own`.
         """
         device = _device(self.key)
         before = [jax.device_put(turn, device) for turn in np.asarray(turns)]
@@ -227,7 +228,10 @@ class BatchStream:
     def _draw(
         self, backend: Backend, turn: jax.Array, size: int, beta: Any, ahead: bool = False
     ) -> tuple[Callable[[], PackedBatch], jax.Array]:
-        """What returns the batch of a turn, and the next turn; ahead, for a thread to call."""
+        """Return a function that makes the batch of a turn, and the next turn.
+
+        With `ahead`, a thread calls the function.
+        """
         fitting = self.sizes.fitting("sample", size)
         count = None if fitting is None else np.int32(size)
         asked = BatchRequest(self.key, turn, count, beta, fitting or size, size)

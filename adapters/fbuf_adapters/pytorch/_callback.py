@@ -29,7 +29,7 @@ def callback(
     of `fn` are tensors on XLA's memory, and its result is written into XLA's memory. Nothing goes
     through the host: on a GPU, `fn` runs on the stream of the compiled program.
 
-    What to know:
+    The rules:
 
     - The arguments live during the call only, because XLA uses their memory again. To keep one is
       an error: keep a clone. Do not write to them: clone them, too.
@@ -45,9 +45,9 @@ def callback(
     Args:
         fn: A function of tensors, or trees of them, that returns a tensor or a tree of tensors.
             Bind Python values with `functools.partial`.
-        result: What `fn` returns: a tree of `jax.ShapeDtypeStruct` or of arrays. 64-bit dtypes only
-            if JAX's 64-bit types are on.
-        vmap_method: What `vmap` does with it.
+        result: The form of the result of `fn`: a tree of `jax.ShapeDtypeStruct` or of arrays.
+            64-bit dtypes only if JAX's 64-bit types are on.
+        vmap_method: The way of `vmap`: see `jax.pure_callback`.
 
     Returns:
         A function of arrays, or trees of them, for use inside and outside of `jit`.

@@ -1,4 +1,4 @@
-"""What a batch goes through between JAX and the user's hands, and on which stream."""
+"""The delivery of batches: from JAX's arrays to the user's tensors, and on which stream."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PackedBatch:
 
     Attributes:
         arrays: All of it, packed.
-        unpack: What makes leaves of it.
-        tree: The structure that they are the leaves of.
+        unpack: Makes leaves of the arrays.
+        tree: The structure of these leaves.
         size: How many rows the user asked for.
         axes: The axis of each leaf that its rows are on, None if they are on none; None if there
             are just as many.

@@ -82,5 +82,5 @@ def to_torch(dtype: Any) -> torch.dtype:
 
 
 def stored(dtype: torch.dtype) -> np.dtype[Any]:
-    """What an item of this dtype is stored in."""
+    """Return the dtype that stores an item of this dtype."""
     return DTYPES[dtype if x64() else NARROWER.get(dtype, dtype)]

@@ -35,11 +35,11 @@ def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
         function that has only met uncommitted arrays compiles once more for them.
 
     Raises:
-        InteropError: If a leaf is not a tensor, requires grad, is 64-bit while JAX's 64-bit types
-            are off (see `narrow`), has a dtype that JAX lacks, is not strided (sparse, quantised,
-            nested), has no memory (meta, fake, inside `torch.func`), or lies on a device that JAX
-            cannot reach. With `copy=False`, also if it is not contiguous, does not start at a
-            multiple of 64 bytes, is lazily conjugated or negated, or is pinned.
+        InteropError: If a leaf is not a tensor, requires grad, or has a dtype that JAX lacks. If it
+            is 64-bit while JAX's 64-bit types are off (see `narrow`), is not strided (sparse,
+            quantised, nested), has no memory (meta, fake, inside `torch.func`), or lies on a device
+            that JAX cannot reach. With `copy=False`, also if it is not contiguous, does not start
+            at a multiple of 64 bytes, is lazily conjugated or negated, or is pinned.
 
     Cost: some tens of microseconds a leaf, and the copy.
 
@@ -63,8 +63,8 @@ def _import(leaf: Any, copy: bool, narrow: bool) -> jax.Array:
             raise InteropError(f"{reason}, or give copy=True")
         return alias(leaf)
     array = alias(own(_dtypes.fit(leaf, narrow)))
-    # A donated array is written to: harmless in that copy, but on GPU XLA may abort the process
-    # when asked to take over memory that is not its own.
+    # A donated array is written to, which does no harm in that copy. But on GPU XLA may abort the
+    # process when it takes over memory that is not its own.
     return jnp.copy(array) if leaf.is_cuda else array
 
 

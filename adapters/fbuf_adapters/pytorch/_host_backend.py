@@ -16,9 +16,9 @@ from fbuf_adapters.pytorch._programs import Recipe
 
 
 class HostBackend(Backend):
-    """Holds a store; its state is the index, without the rows. Whoever calls it holds a lock.
+    """Hold a store; its state is the index, without the rows. Call it with a lock held.
 
-    What changes it is made in another thread, for which an exception from elsewhere waits.
+    Another thread makes the changes, and an exception that comes meanwhile waits for their end.
     """
 
     def __init__(self, store: HostStore[Any], calls: Calls) -> None:

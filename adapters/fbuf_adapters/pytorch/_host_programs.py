@@ -19,10 +19,10 @@ from fbuf_adapters.pytorch._unpack import Axes
 
 
 class HostBatchProgram:
-    """BatchStream batches of a store. Whoever calls it holds a lock."""
+    """Draw batches of a store. Call it with a lock held."""
 
     def __init__(self, store: HostStore[Any], recipe: Recipe, calls: Calls, form: Any) -> None:
-        """Of indices of this form; nothing is compiled yet."""
+        """Draw from indices of this form; nothing is compiled yet."""
         self._store = store
         self._recipe = recipe
         self._calls = calls
@@ -33,10 +33,10 @@ class HostBatchProgram:
     def __call__(
         self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
     ) -> tuple[Callable[[], PackedBatch], jax.Array]:
-        """What returns the batch, and the next turn.
+        """Return a function that makes the batch, and the next turn.
 
-        Ahead, whoever asks for the batch takes its rows. Else they are taken here, for behind the
-        lock others may be written in their place.
+        Ahead, the thread takes the rows. Else they are taken here: once the lock is free, other
+        rows may be written in their place.
         """
         program = self._program
         call = asked.call(program, leaves)
@@ -55,7 +55,7 @@ class HostBatchProgram:
     def _planned(
         self, called: Any, asked: BatchRequest
     ) -> tuple[Callable[[], PackedBatch], jax.Array]:
-        """What makes a batch of what the first program has returned, and the next turn."""
+        """Return a function that makes a batch of the first program's result; the next turn."""
         arrays, after = called
         x64, size = _dtypes.x64(), asked.batch_size
         draw, found = self._trees[size, x64].unflatten(arrays)
@@ -79,7 +79,7 @@ class HostBatchProgram:
 
 @functools.cache
 def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
-    """What draws, and says which rows are wanted; and the structure of that, for each size."""
+    """Return the program that draws and requests rows; and the structure of its result by size."""
     trees: dict[Any, Any] = {}
 
     def draw(
@@ -95,7 +95,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
 
 @functools.cache
 def _making(view: Any, layouts: Any) -> tuple[Any, Unpackers]:
-    """What makes a batch of rows that were taken, packed; and what unpacks each size."""
+    """Return the program that packs a batch of taken rows; and the unpacker of each size."""
     unpackers: Unpackers = {}
 
     @functools.partial(jax.jit, static_argnames="batch_size")

@@ -20,7 +20,7 @@ _FLAGS = ("terminated", "truncated", "mask")
 
 
 def feed(leaf: Any, narrow: bool, devices: set[Any]) -> Any:
-    """What a compiled function on these devices reads a leaf from: where it is, if possible."""
+    """Return a leaf as a compiled function on these devices reads it: in place, if possible."""
     if not isinstance(leaf, torch.Tensor):
         return untraced(leaf)  # fbuf.add looks after it
     quick = _quickly_as_numpy(leaf, narrow)

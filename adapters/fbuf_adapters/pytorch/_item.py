@@ -15,7 +15,7 @@ from fbuf_adapters.pytorch._error import InteropError, describe
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """What is known of a buffer's items.
+    """The known form of a buffer's items.
 
     Attributes:
         item: A tree of `jax.ShapeDtypeStruct`, as it is stored.
@@ -27,7 +27,7 @@ class Learned:
 
     @functools.cached_property
     def first_ndim(self) -> int:
-        """How many axes its first leaf has."""
+        """The number of axes of its first leaf."""
         return jax.tree.leaves(self.item)[0].ndim
 
     def has_axes(self, items: Any, lead: int) -> bool:

@@ -1,7 +1,7 @@
 """Memory of a GPU, kept until the kernels that read it have run.
 
-A tensor's memory goes back to JAX when its last reference goes, which may be before the kernels
-that read it have run: they have only been launched by then. So the array is kept until they have.
+A tensor's memory goes back to JAX when its last reference goes. The kernels that read it may only
+have been launched by then. So the array is kept until these kernels have run.
 """
 
 from __future__ import annotations

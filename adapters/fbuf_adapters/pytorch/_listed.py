@@ -15,8 +15,8 @@ def stacked(where: str, items: list[Any], item: Any, lead: int, axis: int) -> An
     """The items of a list side by side; or the list itself, if it is a tree of leaves `[B, ...]`.
 
     Args:
-        where: Who asks, for messages.
-        items: What was given for a batch.
+        where: The caller, for messages.
+        items: The list that was given for a batch.
         item: One item, of `jax.ShapeDtypeStruct`; None if it is not known yet.
         lead: How many axes come before those of an item in the leaves of a batch.
         axis: The axis to put the items on.

@@ -2,9 +2,9 @@
 
 A compiled program takes a few microseconds for every argument and every result, and so does every
 array on its way to PyTorch. So leaves of 4 bytes a number lie in one array of words, those of 1
-byte in one of bytes. Leaves of other widths, and those that are large, stay by themselves, and
-cross as one long row: XLA would first copy steps of environments to write them as rows, and where
-it has no memory for that, the state that it writes to is lost.
+byte in one of bytes. Leaves of other widths, and large ones, stay by themselves, and
+cross as one long row. XLA would first copy steps of environments to write them as rows. Where it
+has no memory for the copy, the state that it writes to is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PackedLayout:
 
     Attributes:
         specs: The shape and the dtype of each leaf.
-        among: What each is packed into; None is nothing.
+        among: The unit that each is packed into; None is nothing.
         packed: The units that leaves are packed into, each with the numbers of its leaves.
         alone: The numbers of the others.
     """
@@ -132,5 +132,5 @@ def pack_numpy(layout: PackedLayout, leaves: list[np.ndarray[Any, Any]]) -> tupl
 
 
 def _padding(count: int, unit: np.dtype[Any]) -> int:
-    """How many units follow so many, so that the next leaf is aligned."""
+    """Return the number of units that pad so many, so that the next leaf is aligned."""
     return -count % (_ALIGNED // unit.itemsize)

@@ -22,12 +22,12 @@ Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How batches are drawn.
+    """The way batches are drawn.
 
     Attributes:
         in_order: Whether the sampler's batches are numbered.
         drop_last: Whether to leave out the last batch of an epoch if it is short.
-        view: What a drawn row turns into.
+        view: The view of a drawn row.
     """
 
     in_order: bool
@@ -60,15 +60,15 @@ class BatchRequest(NamedTuple):
         return functools.partial(program, *arguments, batch_size=self.batch_size)
 
     def kind(self, program: Any) -> Any:
-        """What tells the compiled program from all others."""
+        """Return a key of the compiled program."""
         return program, self.batch_size, self.count is None, type(self.beta)
 
 
 class BatchProgram:
-    """BatchStream batches of a state. Whoever calls it holds a lock."""
+    """Draw batches of a state. Call it with a lock held."""
 
     def __init__(self, recipe: Recipe, calls: Calls, form: Any) -> None:
-        """Of states of this form; nothing is compiled yet."""
+        """Draw from states of this form; nothing is compiled yet."""
         self._program, self._unpackers = compiled(form, recipe)
         self._calls = calls
         self._axes: Axes | None = None
@@ -76,7 +76,7 @@ class BatchProgram:
     def __call__(
         self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
     ) -> tuple[Callable[[], PackedBatch], jax.Array]:
-        """What returns the batch, which is on its way, and the next turn."""
+        """Return a function that returns the batch, which is being computed, and the next turn."""
         program = self._program
         packed, after = self._calls(asked.kind(program), asked.call(program, leaves))
         unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
@@ -130,7 +130,7 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
 
 @functools.cache
 def compiled(form: Any, recipe: Recipe) -> tuple[Any, Unpackers]:
-    """What draws a batch, packed, and says which turn is next; and what unpacks each size."""
+    """Return the program that draws and packs a batch, and returns the next turn; the unpackers."""
     unpackers: Unpackers = {}
 
     def draw(state: Any, key: Any, batch_size: int, **options: Any) -> tuple[jax.Array, ...]:

@@ -18,7 +18,7 @@ from fbuf_adapters.pytorch._sizes import next_step
 from fbuf_adapters.pytorch._to_torch import to_torch
 
 _MOST = 2**14
-"""How many rows are read at a time."""
+"""The most rows read at a time."""
 
 _ENDS = 3
 """The bits of a row's flags that say that its episode ended there."""
@@ -56,7 +56,7 @@ def read_episodes(contents: Contents) -> Iterator[tuple[torch.Tensor, Any]]:
 def _positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
     """The slots that an index means: int64, of the shape that the index gives.
 
-    What is indexed are the slots that hold rows, `[N]`; with environments `[num_envs, N]`.
+    The index is of the slots that hold rows, `[N]`; with environments of `[num_envs, N]`.
     """
     count, lanes = int(state.ring.count()), state.ring.num_envs
     if lanes is None and isinstance(index, int) and not isinstance(index, bool):
@@ -112,8 +112,7 @@ def _read(
 def _as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Tensor]:
     """Rows that were read, leaves `[B, ...]`, and of which there is one, bool `[B]`.
 
-    Whoever wants them calls it in his own thread, for it is the current stream of a thread that
-    waits for the rows.
+    Call it in the thread that uses the rows: the current stream of that thread waits for them.
     """
     parts: list[Any] = []
     for batch, count in found:

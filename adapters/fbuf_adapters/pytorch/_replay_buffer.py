@@ -40,7 +40,7 @@ class ReplayBuffer:
 
     Two runs that make the same calls in the same order, with the same seed, draw the same batches,
     also with `prefetch`. After the buffer is made, it neither reads nor changes a global random
-    generator; what your `transform` draws from one depends on the order of threads.
+    generator. If your `transform` draws from one, its draws depend on the order of threads.
 
     Batches may have any length. JAX compiles a program for each size that it sees. Each method has
     programs of at most four exact sizes: the first size, and sizes that come twice in a row. Other
@@ -48,8 +48,8 @@ class ReplayBuffer:
     padded and masked. A drawn batch has the size that you asked for.
 
     An exception may come at any moment, from Ctrl-C or another signal. The buffer then holds the
-    state from before the call or from after it, and the next call of `sample` returns the batch
-    that the broken one would have returned.
+    state from before the call or from after it. The next call of `sample` returns the batch that
+    the broken one would have returned.
 
     A buffer stays in the process that made it. It cannot be pickled or copied: give another buffer
     its `state_dict()`. In a process that was forked off, such as a worker of a DataLoader, every
@@ -60,7 +60,7 @@ class ReplayBuffer:
         item: One unbatched item: a tree of tensors, arrays or `jax.ShapeDtypeStruct`. Only shapes
             and dtypes count. None takes them from the first `add` or `extend`.
         sampler: Which rows may be drawn, and how likely each is.
-        view: What a drawn row turns into.
+        view: The view of a drawn row.
         batch_size: `B`, for iteration and for `sample()` without a `batch_size`.
         num_envs: As for `fbuf.init`.
         autoreset: As for `fbuf.init`.
@@ -81,17 +81,17 @@ class ReplayBuffer:
             rows. The buffer accepts ids and priorities from there.
         prefetch: How many batches to keep ready. `sample` then draws a new batch, and returns the
             one that it drew that many calls before, from the buffer as it was then. Another thread
-            makes tensors of the new batch, and transforms, pins and moves them; the transform is
-            called under the grad mode, inference mode, autocast and default device of the call of
-            `sample`. Updates for rows that were overwritten since are ignored. `remove`, `empty`,
-            a new `state`, a `sample` of another size, and one under other modes if there is a
-            transform, drop the batches drawn ahead; they are drawn again.
+            makes tensors of the new batch, and transforms, pins and moves them. It calls the
+            transform under the grad mode, inference mode, autocast and default device of the call
+            of `sample`. Updates for rows that were overwritten since are ignored. Some calls drop
+            the batches drawn ahead, which are then drawn again. These are `remove`, `empty`, a new
+            `state`, and a `sample` of another size or, with a transform, under other modes.
         drop_last: For `fbuf.Shuffled`: leave out the last batch of an epoch if it is short.
         host: Whether the rows lie on the host, if they do not fit the device. True: in host memory.
-            A directory: in files on its disk, see `fbuf.host.HostStore`. A `HostStore`
-            made with the same arguments: those that it has, such as a data set; it is the buffer's
-            from then on. What lies on `device` is 1 to 6 bytes a row, and up to 5 more with
-            `next_of`. All methods are as without, but for `state`.
+            A directory: in files on its disk, see `fbuf.host.HostStore`. A `HostStore` made with
+            the same arguments: those that it has, such as a data set; it is the buffer's from then
+            on. On `device` lie 1 to 6 bytes a row, and up to 5 more with `next_of`. All methods are
+            as without, but for `state`.
 
     Raises:
         ValueError: As `fbuf.init`. Also if you give `prefetch` without `batch_size`, or if an
@@ -176,14 +176,14 @@ class ReplayBuffer:
     ) -> None:
         """Add one item, or one step of all environments, `[num_envs, ...]`; never several.
 
-        The first call says what an item is. What has an axis more than that is refused: `extend`
+        The first call tells the form of an item. An item with one axis more is refused: `extend`
         takes batches.
 
         Args:
             item: A tree of tensors, a TensorDict or a tensorclass; `sample` returns the same.
                 Arrays of NumPy and Python numbers are taken for tensors. On CPU you may reuse the
-                tensors when the call returns; on a GPU, work that you give to the current stream
-                afterwards waits for the call. 64-bit integers are stored in 32 bits, if every value
+                tensors when the call returns. On a GPU, later work on the current stream waits for
+                the call. 64-bit integers are stored in 32 bits, if every value
                 fits. Tensors on a GPU need a buffer on that GPU.
             terminated: As for `fbuf.add`: a tensor or a Python value. The same holds for the
                 arguments below.
@@ -194,10 +194,10 @@ class ReplayBuffer:
             alpha: As for `fbuf.add`.
 
         Raises:
-            InteropError: If a leaf is not a tensor, an array or a number, or is one that JAX cannot
-                take (it requires grad, lies on another device, holds 64-bit floats, or an integer
-                that does not fit), or if the tree differs from that of the item, or if it looks
-                like a batch. The buffer is then unchanged.
+            InteropError: If a leaf is not a tensor, an array or a number, or if the tree differs
+                from that of the item, or if it looks like a batch. If JAX cannot take a leaf: it
+                requires grad, lies on another device, holds 64-bit floats, or an integer that does
+                not fit. The buffer is then unchanged.
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
@@ -454,7 +454,7 @@ class ReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
-        # Of a generator function torch.compile would trace the body.
+        # If this were a generator function, torch.compile would trace its body.
         read = _reading.read_episodes(self.contents)
         return (self.contents.delivery.rows(data, slots.shape) for slots, data in read)
 
@@ -564,7 +564,7 @@ class ReplayBuffer:
         `state_dict`.
 
         Args:
-            state_dict: What `state_dict()` returned, in this process or another.
+            state_dict: The result of `state_dict()`, in this process or another.
             episodes: `"end"` ends the open episodes, as `end_episode` does: the next row of each
                 environment begins one. `"keep"` goes on within them, bit for bit: give it if you
                 restore your environments, too.
@@ -586,13 +586,13 @@ class ReplayBuffer:
     ) -> None:
         """Save all that future calls depend on to a directory, as `fbuf.save` does.
 
-        A save that is stopped leaves the checkpoint before it, and of a directory that holds an
-        earlier one only what is new since is written.
+        A save that is stopped leaves the checkpoint before it. A directory that holds an earlier
+        checkpoint of the buffer gets only the rows that are new since.
 
         Args:
             path: The directory.
-            extra: What else to save: tensors, arrays, numbers, bools, strings and None, in dicts,
-                lists and tuples. The `state_dict()` of a network or an optimiser is such a tree.
+            extra: More to save: tensors, arrays, numbers, bools, strings and None, in dicts, lists
+                and tuples. The `state_dict()` of a network or an optimiser is such a tree.
             keep: How many checkpoints to keep in the directory.
             background: Return as soon as all is copied that has to be; see `fbuf.wait`.
 
@@ -623,7 +623,7 @@ class ReplayBuffer:
             episodes: As for `load_state_dict`.
 
         Returns:
-            What was given to `save` as `extra`; its tensors lie on CPU.
+            The `extra` that was given to `save`; its tensors lie on CPU.
 
         Raises:
             fbuf.CheckpointError: As `fbuf.load`. The buffer is then unchanged.

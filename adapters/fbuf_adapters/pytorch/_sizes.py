@@ -19,14 +19,14 @@ _OWN = 4
 class Sizes:
     """The sizes that a buffer has programs for.
 
-    Of each call those have one of their own that came first, or twice in a row: four at most, for
-    most programs never have more. All others go up to the next of 16, 64, 256, 1024, 4096, 8192,
-    and so on by two.
+    For each call at most four exact sizes have a program: the first size, and sizes that come
+    twice in a row. Other sizes go up to the next of 16, 64, 256, 1024, 4096, 8192, and so on by
+    two.
     """
 
     def __init__(self) -> None:
         self.own: dict[str, list[int]] = {}
-        """Of each call the sizes that have a program of their own, and at the end the last size."""
+        """By call: the sizes that have a program of their own, and at the end the last size."""
 
     def fitting(self, call: str, size: int) -> int | None:
         """The size to bring a batch of a call to; None if it is to stay as it is."""
@@ -43,7 +43,7 @@ class Sizes:
 
         Args:
             given: The arguments of `fbuf.add`, by name.
-            axis: That of the steps.
+            axis: The axis of the steps.
             lead: How many axes come before those of an item: 1, with environments 2.
             ndim: How many axes the first leaf of an item has.
             whole_steps: Whether a mask leaves out steps, or rows.
@@ -101,7 +101,7 @@ def next_step(size: int) -> int:
 
 
 def length(tree: Any, axis: int) -> int | None:
-    """How long all leaves are along an axis; None if they differ, or cannot be padded."""
+    """Return the length of all leaves along an axis; None if they differ, or cannot be padded."""
     found: set[int | None] = set()
     for leaf in jax.tree.leaves(tree):
         padable = isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > axis

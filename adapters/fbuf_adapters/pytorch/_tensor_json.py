@@ -29,7 +29,7 @@ def encode(where: str, value: Any) -> Any:
     """A tree of tensors and plain values as what `fbuf.save` takes as `extra`; it is a copy.
 
     Args:
-        where: Who asks, for the message.
+        where: The caller, for the message.
         value: Tensors, arrays, numbers, bools, strings, dtypes and None, in dicts, lists, tuples,
             TensorDicts and batches of fbuf.
 
@@ -67,7 +67,7 @@ def encode(where: str, value: Any) -> Any:
 
 
 def decode(value: Any, device: torch.device) -> Any:
-    """What `encode` was given; tensors of TensorDicts on a device, and others on CPU.
+    """Return the value given to `encode`: tensors of TensorDicts on a device, others on CPU.
 
     Raises:
         KeyError: If it is none of that.

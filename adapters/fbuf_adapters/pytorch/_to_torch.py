@@ -37,15 +37,15 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     donate the array.
 
     On a GPU the host does not wait: PyTorch's current stream does, until the array is ready. When
-    the last tensor on an array is dropped, the memory is kept until two streams have done the work
-    they were given before: the stream that was current at this call, and the one that is current
+    the last tensor on an array is dropped, the memory is kept until two streams have done their
+    work so far. These are the stream that was current at this call, and the one that is current
     when the tensor is dropped. If you use a tensor on a third stream, have one of these wait for
     it.
 
-    Share what `fbuf.sample` returns, but never the arrays of a `fbuf.State`: while a tensor lives
-    on its memory, the next `fbuf.add` copies the whole buffer (on CPU) or fails (on GPU), and
-    writing to the tensor changes stored rows. So a state is refused. An array that you take out of
-    a state (`state.storage.words`) looks like any other: give `copy=True`.
+    Share the result of `fbuf.sample`, but never the arrays of a `fbuf.State`. While a tensor lives
+    on the memory of a state, the next `fbuf.add` copies the whole buffer (on CPU) or fails (on
+    GPU). Writing to the tensor changes stored rows. So a state is refused. An array that you take
+    out of a state (`state.storage.words`) looks like any other: give `copy=True`.
 
     Args:
         tree: Any pytree of JAX arrays, such as a `fbuf.Sample`. Each array must lie on one device,
@@ -56,9 +56,9 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         The same tree with tensors as leaves.
 
     Raises:
-        InteropError: If a leaf is not an array, is traced, deleted or donated, is a PRNG key, has a
-            dtype that PyTorch lacks, lies on several devices or on one that PyTorch cannot reach,
-            or belongs to a state.
+        InteropError: If a leaf is not an array, is traced, deleted or donated, or is a PRNG key; if
+            it has a dtype that PyTorch lacks. If it lies on several devices or on one that PyTorch
+            cannot reach, or belongs to a state.
 
     Cost: a few microseconds a leaf; with `copy`, the copy.
 
@@ -108,8 +108,8 @@ def alias(array: jax.Array) -> torch.Tensor:
 def _on_cpu(array: jax.Array) -> torch.Tensor:
     """A tensor on the memory of an array on CPU.
 
-    JAX takes several times as long to export an array as to give NumPy a view of it, which is its
-    memory unless the layout is unusual.
+    JAX takes several times as long to export an array as to give NumPy a view of it. The view is
+    the memory of the array, unless the layout is unusual.
     """
     if array.dtype in _NUMPY_EXPORTS:
         tensor = torch.from_dlpack(np.asarray(array).__dlpack__(max_version=(1, 0)))

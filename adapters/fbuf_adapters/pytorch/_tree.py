@@ -16,9 +16,9 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 def map_tensors(tree: Any, change: Change, moved_to: torch.device | None = None) -> Any:
     """Change all tensors of a tree, and leave everything else as it is.
 
-    It goes through JAX's pytrees, dicts of any kind, plain dataclasses, and TensorDicts. What a
-    container says of its device is not asked, and said anew only if its tensors have moved. Of
-    objects of other kinds it knows nothing.
+    It goes through JAX's pytrees, dicts of any kind, plain dataclasses, and TensorDicts. The device
+    that a container names is set anew only if its tensors have moved. Objects of other kinds stay
+    as they are.
     """
     device = {} if moved_to is None else {"device": moved_to}
 

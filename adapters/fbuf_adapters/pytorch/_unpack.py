@@ -1,8 +1,8 @@
 """Tensors of what a program has packed: each by itself, where it lies.
 
-Torch knows more of a tensor than its bytes: the storage, which is what it saves, pickles, shares
-with processes and moves; the count of writes, by which autograd tells that what it saved has
-changed; and the tensor that this one is a view of, whose gradient a write would become part of.
+Torch knows more of a tensor than its bytes. It saves, pickles, moves and shares the storage. By the
+count of writes autograd tells that a saved tensor has changed. A write to a view becomes part of
+the gradient of its base.
 Views of one tensor have all of that in common. So each leaf gets a storage that begins and ends
 where the leaf does. All of them keep the memory that they lie in.
 """
@@ -71,7 +71,7 @@ class Unpack:
         """The leaves: tensors on the memory of the arrays, which must be nobody else's.
 
         Args:
-            arrays: What was packed.
+            arrays: The packed arrays.
             size: How many rows to keep.
             axes: The axes that these are on; None keeps all.
         """

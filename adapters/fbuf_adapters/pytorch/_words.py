@@ -1,4 +1,4 @@
-"""What the core says of an argument, in the words of PyTorch."""
+"""Messages of the core, in the words of PyTorch."""
 
 from __future__ import annotations
 
