@@ -36,7 +36,7 @@ def from_torch(tree: Any, *, copy: bool = True, narrow: bool = False) -> Any:
 
     Raises:
         InteropError: If a leaf is not a tensor, requires grad, or has a dtype that JAX lacks. If it
-            is 64-bit while JAX's 64-bit types are off (see `narrow`), is not strided (sparse,
+            is 64-bit while JAX's 64-bit types are off (see `narrow`). If it is not strided (sparse,
             quantised, nested), has no memory (meta, fake, inside `torch.func`), or lies on a device
             that JAX cannot reach. With `copy=False`, also if it is not contiguous, does not start
             at a multiple of 64 bytes, is lazily conjugated or negated, or is pinned.
