@@ -294,7 +294,7 @@ class HostStore(Generic[Item]):
             first = 0 if self.contents.index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
         draw = numbered(self.contents, given["key"], given["batch_size"], view, given.get("beta"))
-        ahead = Batches(self.lock, draw, prefetch)
+        ahead = Batches(self.contents, draw, prefetch)
         self._ahead.add(ahead)
         return ahead
 

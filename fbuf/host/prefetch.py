@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,11 @@ import numpy as np
 from fbuf.checks import values as check
 from fbuf.host import programs
 from fbuf.host.contents import Contents
-from fbuf.runtime.thread import Cancelled, Task, Worker
+from fbuf.runtime.batch_stream import BatchStream
+from fbuf.runtime.thread import Cancelled
 from fbuf.views import View
+
+NumberedDraw = Callable[[int], Callable[[], Any]]
 
 _LEARNER_FIRST = 2e-4
 """Seconds."""
@@ -38,75 +40,53 @@ class Batches:
         32.0
     """
 
-    def __init__(
-        self, lock: threading.RLock, draw: Callable[[int], Callable[[], Any]], prefetch: int
-    ) -> None:
-        """Nothing is drawn yet.
+    def __init__(self, contents: Contents, draw: NumberedDraw, prefetch: int) -> None:
+        """Begin; nothing is drawn yet.
 
         Args:
-            lock: The lock of the store.
-            draw: Called with the number of a batch, and returns what draws and makes it.
-            prefetch: How many batches to have ready.
+            contents: The contents of the store.
+            draw: Takes the number of a batch, and returns a function that makes the batch.
+            prefetch: The number of batches to keep ready.
         """
-        self._lock = lock
-        self._draw = draw
-        self._prefetch = check.integer("HostStore.batches", "prefetch", prefetch)
-        self._ahead: list[_Ahead] = []
-        """Drawn and not handed out yet, in order; the last is the newest of all."""
-        self._worker: Worker | None = Worker("fbuf-host")
+        self._lock = contents.lock
+        check.integer("HostStore.batches", "prefetch", prefetch)
+        self._stream = _NumberedStream(draw, prefetch)
+        self._closed = False
 
     def __iter__(self) -> Batches:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __next__(self) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             RuntimeError: If the batches were closed.
         """
-        # A Ctrl-C may come between any two instructions. The next call then finds all as it was
-        # before this call, but for a batch that nobody waits for.
-        first: _Ahead | None = None
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            drawn = self._stream.next(None, 1, None)
         try:
-            with self._lock:
-                worker = self._worker
-                if worker is None:
-                    raise _closed()
-                # A copy: another thread may take its own out meanwhile.
-                waiting = [ahead for ahead in list(self._ahead) if not ahead.claimed]
-                while len(waiting) <= self._prefetch:
-                    number = self._ahead[-1].number + 1 if self._ahead else 0
-                    ahead = _Ahead(number, self._draw(number))
-                    worker.submit(ahead.task)
-                    self._ahead.append(ahead)
-                    waiting.append(ahead)
-                first = waiting[0]
-                first.claimed = True
-            batch = first.task.result()
-            self._ahead.remove(first)
-            return batch
+            batch = drawn.take()
         except Cancelled:
             raise _closed() from None
-        except BaseException as error:
-            if first is not None:
-                if first.failed_with(error):
-                    self._ahead.remove(first)
-                else:  # the next call returns it
-                    first.claimed = False
+        except Exception:
+            with self._lock:
+                self._stream.failed(drawn)
             raise
+        self._stream.returned(drawn)
+        return batch
 
     def close(self) -> None:
-        """Draw nothing more, and end the thread. Batches that were not handed out are gone."""
+        """Draw no more, and end the thread. Batches that were not handed out are gone."""
         with self._lock:
-            worker, self._worker = self._worker, None
-            for ahead in list(self._ahead):
-                ahead.task.cancel()
-        if worker is not None:
-            worker.close()
+            self._closed = True
+            self._stream.drop()
+        self._stream.close()
 
     def __enter__(self) -> Batches:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,9 +94,32 @@ class Batches:
         self.close()
 
 
-def numbered(
-    contents: Contents, key: Any, batch_size: int, view: View, beta: Any
-) -> Callable[[int], Callable[[], Any]]:
+class _NumberedStream(BatchStream):
+    """A stream whose turns are numbers; see `BatchStream`."""
+
+    def __init__(self, draw: NumberedDraw, prefetch: int) -> None:
+        super().__init__(0, 1, prefetch, "fbuf-host")
+        self._numbered = draw
+
+    def draw(self, source: Any, turn: int, size: int, option: Any) -> tuple[Any, int]:
+        """Draw the batch of a number for a call that waits for it."""
+        return self._numbered(turn), turn + 1
+
+    def draw_ahead(self, source: Any, turn: int, size: int, option: Any) -> tuple[Any, int]:
+        """Draw the batch of a number for the thread."""
+        make = self._numbered(turn)
+
+        def made() -> Callable[[], Any]:
+            # The learner begins to use the last batch now, and one thread at a time runs Python.
+            time.sleep(_LEARNER_FIRST)
+            # The batch is ready when it is asked for.
+            batch = jax.block_until_ready(make())
+            return lambda: batch
+
+        return made, turn + 1
+
+
+def numbered(contents: Contents, key: Any, batch_size: int, view: View, beta: Any) -> NumberedDraw:
     """Return a function that draws the batch of a number; its result makes the batch.
 
     Call the function with the lock of the contents held. The arguments are checked ones.
@@ -144,38 +147,6 @@ def numbered(
         return make
 
     return draw
-
-
-class _Ahead:
-    """A batch that is made ahead.
-
-    Attributes:
-        number: Which one it is.
-        task: Makes it.
-        claimed: Whether somebody waits for it.
-    """
-
-    def __init__(self, number: int, make: Callable[[], Any]) -> None:
-        self.number = number
-        self.claimed = False
-        self._error: BaseException | None = None
-
-        def run() -> Any:
-            try:
-                # The learner begins to use the last batch now, and one thread at a time runs
-                # Python.
-                time.sleep(_LEARNER_FIRST)
-                # The batch is ready when it is asked for.
-                return jax.block_until_ready(make())
-            except BaseException as error:
-                self._error = error
-                raise
-
-        self.task = Task(run)
-
-    def failed_with(self, error: BaseException) -> bool:
-        """Whether that is what it has failed with."""
-        return error is self._error
 
 
 def _closed() -> RuntimeError:

@@ -24,7 +24,8 @@ from test_against_oracle import CASES, MANY, SWEPT, agree, uniform
 import fbuf
 from fbuf.checkpoint import manifest
 from fbuf.checks import sizes
-from fbuf.host import HostStore, prefetch, programs
+from fbuf.host import HostStore, programs
+from fbuf.runtime.thread import Worker
 
 # As the functions of `programs`, of an object.
 
@@ -730,7 +731,7 @@ def test_an_interrupt_loses_no_batch(monkeypatch):
     store = filled()
     whole = store.batches(KEY, 4)
     expected = [next(whole).data.tolist() for _ in range(20)]
-    batches, found, submit = store.batches(KEY, 4), [], prefetch.Worker.submit
+    batches, found, submit = store.batches(KEY, 4), [], Worker.submit
 
     def interrupted(worker, task):
         submit(worker, task)
@@ -738,7 +739,7 @@ def test_an_interrupt_loses_no_batch(monkeypatch):
 
     for turn in range(20):
         if turn % 3 == 1:
-            monkeypatch.setattr(prefetch.Worker, "submit", interrupted)
+            monkeypatch.setattr(Worker, "submit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
             monkeypatch.undo()

@@ -790,7 +790,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_batch_stream.py",
-        ("if self._modes is not None:  # what", "if False:  # what", "adapters", ("test_buffers.py", "modes_of")),
+        ("if self._modes is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
         ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(

@@ -17,7 +17,7 @@ from fbuf.host import HostStore
 from fbuf.runtime.interrupts import Calls
 from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
-from fbuf_adapters.pytorch._batch_stream import BatchStream
+from fbuf_adapters.pytorch._batch_stream import TensorStream
 from fbuf_adapters.pytorch._delivery import Delivery
 from fbuf_adapters.pytorch._error import InteropError
 from fbuf_adapters.pytorch._host_backend import HostBackend
@@ -68,7 +68,7 @@ class Contents:
         self._process = os.getpid()
         self._closed = False
         key = jax.device_put(jax.random.key(self.seed), spec.jax_device)
-        self.stream = BatchStream(spec, key, self.delivery)
+        self.stream = TensorStream(spec, key, self.delivery)
         if spec.store is not None:
             self.stored = self._of_store(spec.store, item)
         elif item is not None:
@@ -95,7 +95,7 @@ class Contents:
             )
         return self._lock
 
-    def become(self, stored: Stored | None, stream: BatchStream, seed: int) -> None:
+    def become(self, stored: Stored | None, stream: TensorStream, seed: int) -> None:
         """Replace all of it; batches drawn ahead before are dropped."""
         before = self.stream
         # One instruction: an exception comes before all of it, or after.

@@ -1,0 +1,181 @@
+"""Batches in turn, some of them made ahead by a thread, and each given out once."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fbuf.runtime.thread import Task, Worker
+
+Make = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A drawn batch.
+
+    Attributes:
+        before: The turn of the batch.
+        after: The turn of the next batch.
+        size: The number of rows that were asked for.
+        take: Returns the batch as the user gets it.
+        cancel: Is called if nobody will take the batch.
+        ahead: Whether another thread makes the batch, whole, once.
+    """
+
+    before: Any
+    after: Any
+    size: int
+    take: Make
+    cancel: Make = lambda: None
+    ahead: bool = False
+
+
+class BatchStream:
+    """Draw the batches of one buffer in turn. Call the methods with the lock of the buffer held.
+
+    A turn names the next batch. It may be any object; two turns are the same if they are one
+    object. A subclass draws the batch of a turn: `draw` and `draw_ahead`.
+    """
+
+    def __init__(self, turn: Any, batch_size: int | None, prefetch: int, thread: str) -> None:
+        """Begin; nothing is drawn yet.
+
+        Args:
+            turn: The turn of the first batch.
+            batch_size: The size of the batches that are drawn ahead.
+            prefetch: The number of batches to keep ready.
+            thread: The name of the thread that makes them.
+        """
+        self._turn = self._last = turn
+        """The turn of the next batch, and the one after the last batch that was returned."""
+        self._batch_size, self._prefetch = batch_size, prefetch
+        self._ahead: collections.deque[Drawn] = collections.deque()
+        self._unfinished: Drawn | None = None
+        """The batch of the main thread's last call, as long as that has not returned it."""
+        self._again = False
+        """Whether that batch is to be drawn again if the call was broken off."""
+        self._worker = Worker(thread) if prefetch else None
+
+    def draw(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
+        """Return a function that makes the batch of a turn, and the next turn."""
+        raise NotImplementedError
+
+    def draw_ahead(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
+        """Return the same for a thread: its function returns another one, which takes the batch."""
+        raise NotImplementedError
+
+    def exists(self, turn: Any) -> bool:
+        """Tell whether the program that was to compute a turn did so."""
+        return True
+
+    def next(self, source: Any, size: int, option: Any) -> Drawn:
+        """Return the next batch to give out.
+
+        In the main thread an exception can come at any place in here. So one instruction notes the
+        next batch and all changes that belong to it. If a call is broken off, the next call gives
+        the noted batch out.
+
+        Args:
+            source: The buffer, for `draw`.
+            size: The number of rows.
+            option: An argument of the draw.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        drawn = self._unfinished if in_main else None
+        if drawn is not None and drawn.size != size:
+            self._give_up(drawn)
+            drawn = None
+        if self._ahead and self._ahead[0].after is self._turn:  # an exception came before this
+            self._ahead.popleft()
+        if drawn is not None:
+            if self._again or not drawn.ahead:
+                # Rows have gone since, or a transform may have changed the batch.
+                take, after = self.draw(source, drawn.before, size, option)
+                turn = after if drawn.after is self._turn else self._turn
+                drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
+                self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
+            return drawn
+        if self._ahead and size != self._ahead[0].size:
+            self.drop()
+        if self._prefetch and size == self._batch_size:
+            self._fill(source, option)
+        if self._ahead:
+            drawn = self._ahead[0]
+        else:
+            take, after = self.draw(source, self._turn, size, option)
+            drawn = Drawn(self._turn, after, size, take)
+        given: dict[str, Any] = {"_turn": drawn.after}
+        unfinished = {"_unfinished": drawn, "_again": False}
+        self.__dict__.update(given | unfinished if in_main else given)
+        if self._ahead and self._ahead[0] is drawn:
+            self._ahead.popleft()
+        return drawn
+
+    def returned(self, drawn: Drawn) -> None:
+        """Note that a call is about to return a batch."""
+        self._last = drawn.after
+        if self._unfinished is drawn:
+            self._unfinished = None
+
+    def failed(self, drawn: Drawn) -> None:
+        """Note that a call has failed: leave its batch out.
+
+        But if there was no memory to draw it, its turn comes again: the failed program would have
+        returned the next turn.
+        """
+        turn = self._turn
+        if not self.exists(turn):
+            turn = drawn.before if self.exists(drawn.before) else self._last
+            self.drop()
+        unfinished = None if self._unfinished is drawn else self._unfinished
+        self.__dict__.update(_unfinished=unfinished, _turn=turn)
+
+    def drop(self) -> None:
+        """Forget the batches drawn ahead, as if they had not been drawn."""
+        # The main thread may be about to return the batch: only it knows.
+        self._again = True
+        ahead, self._ahead = self._ahead, collections.deque()
+        for drawn in ahead:
+            drawn.cancel()
+
+    def waiting(self) -> tuple[list[Drawn], Any]:
+        """Return the batches drawn ahead and not given out, and the turn after them."""
+        drawn, turn = [x for x in self._ahead if x.after is not self._turn], self._turn
+        unfinished = self._unfinished
+        if unfinished is not None and unfinished.ahead and not self._again:
+            drawn.insert(0, unfinished)
+        elif unfinished is not None and unfinished.after is turn and not drawn:
+            turn = unfinished.before
+        return drawn, drawn[-1].after if drawn else turn
+
+    def close(self) -> None:
+        """Give no more batches out, and end the thread."""
+        self.drop()
+        if self._worker is not None:
+            self._worker.close()
+
+    def _give_up(self, drawn: Drawn) -> None:
+        """Forget the batch of a call that was broken off; draw it again if it was the last."""
+        turn = drawn.before if drawn.after is self._turn else self._turn
+        self.__dict__.update(_unfinished=None, _turn=turn)
+
+    def _fill(self, source: Any, option: Any) -> None:
+        """Draw one batch more than is to be kept ready."""
+        worker, size = self._worker, self._batch_size
+        assert worker is not None
+        assert size is not None
+        while len(self._ahead) <= self._prefetch:
+            turn = self._ahead[-1].after if self._ahead else self._turn
+            make, after = self.draw_ahead(source, turn, size, option)
+            task = worker.submit(Task(make))
+            take = functools.partial(_taken, task)
+            self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
+
+
+def _taken(task: Task) -> Any:
+    return task.result()()
