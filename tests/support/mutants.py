@@ -124,6 +124,7 @@ MUTANTS = [
         ("before.intact[None] + number + 1", "before.position[None] + number + 1", "windows", STRIDE),
         ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count[None]) - 1 - number", "else count[None]) - number", "windows", STRIDE),
+        ("overwritten & (first == 0)", "overwritten & (first == first[:1])", "mask", ("test_command.py", "holds")),
     ),
     *of(
         "storage/store.py",
@@ -629,7 +630,7 @@ MUTANTS = [
     ),
     *of(
         "command/inspect.py",
-        ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
+        ("(removed & ~dummies)", "removed", "mask", ("test_command.py", "holds")),
     ),
     *of(
         "samplers/fifo.py",
@@ -937,10 +938,6 @@ MUTANTS = [
     *of(
         "mesh/init.py",
         ("    with jax.transfer_guard(\"allow\"):\n        probe", "    if True:\n        probe", "door", ("test_guards.py", "mesh")),
-    ),
-    *of(
-        "command/rewards.py",
-        ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
     ),
     *of(
         "checkpoint/background.py",
