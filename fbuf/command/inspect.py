@@ -33,7 +33,7 @@ from fbuf.samplers import Uniform
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED
-from fbuf.storage.stored_lanes import stored_lanes
+from fbuf.storage.stored_lanes import Lane, stored_lanes
 
 _OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends")
 """The arguments of `fbuf.init` beside the item, the capacity, `num_envs` and the sampler."""
@@ -71,7 +71,7 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
     folder = path.resolve()
     while True:
         known = sharded_manifest.numbers(folder)
-        number = known[-1] if known else newest(path)[1]
+        number = known[-1] if known else newest(folder)
         try:
             if not known:
                 part = _opened(folder, number, reward)
@@ -100,8 +100,7 @@ class _Opened(NamedTuple):
         manifest: Its manifest.
         like: The shapes and dtypes of the buffer.
         fault: The fault bits.
-        flags: uint8 `[rows]`; the flags of the stored rows.
-        oldest: The most rows of a lane.
+        lanes: The stored rows.
         reward: The name of the reward's field; None if there is none.
         why_none: Why there is no reward.
         not_finite: How many rewards are NaN or infinite, of rows that are not removed.
@@ -113,14 +112,18 @@ class _Opened(NamedTuple):
     manifest: Manifest
     like: State[Any]
     fault: int
-    flags: np.ndarray
-    oldest: int
+    lanes: list[Lane]
     reward: str | None
     why_none: str
-    not_finite: int | None
+    not_finite: int
     episodes: list[Episodes]
     draws: Draws | None
     unread: int | None
+
+    @property
+    def flags(self) -> np.ndarray:
+        """uint8 `[rows]`; the flags of the stored rows."""
+        return np.concatenate([lane.flags for lane in self.lanes])
 
 
 def _opened(folder: pathlib.Path, number: int, reward: str | None) -> _Opened:
@@ -141,8 +144,8 @@ def _opened(folder: pathlib.Path, number: int, reward: str | None) -> _Opened:
     read = lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)])
     state = jax.tree_util.tree_map_with_path(read, state)
     layout, lanes = like.storage.layout, list(stored_lanes(state.ring))
-    name = of_slots = not_finite = drawn = unread = None
-    why_none = rewards.reward_field(layout, reward)
+    name = of_slots = drawn = unread = None
+    why_none, not_finite = rewards.reward_field(layout, reward), 0
     if not isinstance(why_none, str):
         (name, leaf), why_none = why_none, ""
         step = row_ranges.of_state(like)[0].step
@@ -155,19 +158,8 @@ def _opened(folder: pathlib.Path, number: int, reward: str | None) -> _Opened:
         unread = int(steps) * (state.ring.lanes // state.ring.heads)
     elif known:
         drawn = draws.of_state(state)
-    return _Opened(
-        manifest=found,
-        like=like,
-        fault=int(state.fault),
-        flags=np.concatenate([lane.flags for lane in lanes]),
-        oldest=max(lane.slots.size for lane in lanes),
-        reward=name,
-        why_none=why_none,
-        not_finite=not_finite,
-        episodes=[rewards.episodes(lane, of_slots) for lane in lanes],
-        draws=drawn,
-        unread=unread,
-    )
+    whole, fault = [rewards.episodes(lane, of_slots) for lane in lanes], int(state.fault)
+    return _Opened(found, like, fault, lanes, name, why_none, not_finite, whole, drawn, unread)
 
 
 def _found(parts: Sequence[_Opened], path: str, number: int, about: dict[str, Any]) -> Found:
@@ -204,8 +196,8 @@ def _found(parts: Sequence[_Opened], path: str, number: int, about: dict[str, An
         "fill": flags.size / capacity,
         "removed": int((removed & ~dummies).sum()),
         "dummies": int(dummies.sum()),
-        "oldest": max(part.oldest for part in parts),
-        "rewards not finite": None if returns is None else sum(p.not_finite or 0 for p in parts),
+        "oldest": max(lane.slots.size for part in parts for lane in part.lanes),
+        "rewards not finite": None if returns is None else sum(part.not_finite for part in parts),
         "memory": sizes.nbytes(first.like) * count,
         "bytes on disk": sum(file.length for file in files),
         "files": len(files) + count,

@@ -16,17 +16,16 @@ Checked = dict[pathlib.Path, tuple[int, int]]
 """The length and the checksum of files that are as they should be."""
 
 
-def newest(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """Return the directory, and the number of its newest checkpoint.
+def newest(folder: pathlib.Path) -> int:
+    """Return the number of the newest checkpoint of a directory.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
     """
-    folder = path.resolve()
     known = manifest.numbers(folder) if folder.is_dir() else []
     if not known:
         raise FileNotFoundError(f"there is no checkpoint in {folder}")
-    return folder, known[-1]
+    return known[-1]
 
 
 def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
@@ -40,7 +39,7 @@ def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     checked: Checked = {}
     folder = path.resolve()
     if not sharded_manifest.numbers(folder):
-        newest(path)
+        newest(folder)
     for kind in (sharded_manifest, manifest):
         for number in reversed(kind.numbers(folder)):
             damage = None

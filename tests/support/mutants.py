@@ -125,6 +125,7 @@ MUTANTS = [
         ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count[None]) - 1 - number", "else count[None]) - number", "windows", STRIDE),
         ("overwritten & (first == 0)", "overwritten & (first == first[:1])", "mask", ("test_command.py", "holds")),
+        ("~cut[first] & ", "", "mask", ("test_minari.py", "moved_without")),
     ),
     *of(
         "storage/store.py",
@@ -925,7 +926,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
+        ("one_number = (shape, wanted) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",
