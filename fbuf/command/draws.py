@@ -1,4 +1,4 @@
-"""How likely the rows of a checkpoint are to be drawn, and how old each is."""
+"""The probability of a draw and the age of every row of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Draws:
     """The rows that may be drawn.
 
     Attributes:
-        likely: How likely one draw is to be each, times their number: 1 under uniform sampling.
-        ages: How many rows ago its environment wrote each, that row included.
-        mass: The part that falls to a shard is its mass over that of all shards. None if there is
-            more to know.
+        likely: The probability that one draw is each row, times the number of these rows: 1 under
+            uniform sampling.
+        ages: How many rows ago the environment wrote each row, that row included.
+        mass: The share of a shard is its mass over the mass of all shards. None if the masses do
+            not say the share.
     """
 
     likely: np.ndarray
@@ -39,39 +40,37 @@ class Draws:
 
 
 def of_state(state: State[Any]) -> Draws:
-    """The draws of a buffer; its rows are not needed."""
-    ring, sampler = state.ring, state.sampler
-
-    @jax.jit
-    def probability(index: Any, ring: Any) -> tuple[jax.Array, jax.Array]:
-        slots = jnp.arange(ring.capacity, dtype=jnp.int32)
-        there = ring.holds(slots) & (ring.flags & REMOVED == 0)
-        likely = sampler.probability(index, ring, jnp.where(there, slots, 0))
-        likely = jnp.where(there & sampler.can_sample(index, ring), likely, 0)
-        return likely, ring.newer(slots) + 1
-
-    likely, ages = map(np.asarray, probability(state.index, ring))
+    """Return the draws of a buffer; its rows are not needed."""
+    likely, ages = map(np.asarray, _of_slots(state))
     drawn = likely > 0
     likely = likely[drawn].astype(np.float64)
-    return Draws(likely * likely.size, ages[drawn], _mass(state))
+    mass = None
+    if isinstance(state.sampler, PlannedSampler):
+        match state.sampler.shard_totals(state.index, state.ring):
+            case PriorityTotals() as found:
+                mass = float(found.total)
+            case UniformTotals() as found:
+                mass = float(found.starts if found.segments is None else found.segments)
+            case _:
+                pass
+    return Draws(likely * likely.size, ages[drawn], mass)
 
 
-def _mass(state: State[Any]) -> float | None:
-    """What a shard has of the mass of all."""
-    sampler = state.sampler
-    if not isinstance(sampler, PlannedSampler):
-        return None
-    match mass := sampler.shard_totals(state.index, state.ring):
-        case PriorityTotals():
-            return float(mass.total)
-        case UniformTotals():
-            return float(mass.starts if mass.segments is None else mass.segments)
-        case _:
-            return None
+@jax.jit
+def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array]:
+    """Return the probability of a draw and the age of every slot; 0 without a row."""
+    index, ring, sampler = state.index, state.ring, state.sampler
+    slots = jnp.arange(ring.capacity, dtype=jnp.int32)
+    there = ring.holds(slots) & (ring.flags & REMOVED == 0)
+    likely = sampler.probability(index, ring, jnp.where(there, slots, 0))
+    likely = jnp.where(there & sampler.can_sample(index, ring), likely, 0)
+    return likely, ring.newer(slots) + 1
 
 
 def together(each: Sequence[Draws]) -> Draws | None:
-    """The draws of all shards together; None if their masses do not say it."""
+    """Return the draws of all shards; None if the masses do not say the shares of the shards."""
+    if len(each) == 1:
+        return each[0]
     masses = [of.mass for of in each if of.mass is not None]
     if len(masses) < len(each):
         return None
@@ -81,6 +80,5 @@ def together(each: Sequence[Draws]) -> Draws | None:
         for of, own in zip(each, masses, strict=True)
         if of.likely.size
     ]
-    return Draws(
-        np.concatenate([*likely, np.zeros(0)]), np.concatenate([of.ages for of in each]), mass
-    )
+    ages = np.concatenate([of.ages for of in each])
+    return Draws(np.concatenate([*likely, np.zeros(0)]), ages, mass)

@@ -1,16 +1,25 @@
-"""What a checkpoint holds. Rows are read from their files; no buffer is made."""
+"""The figures of a checkpoint, whose rows are read where they lie."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checkpoint import config, manifest, reader, sharded_manifest, tree_json, writer
+from fbuf.checkpoint import (
+    config,
+    manifest,
+    reader,
+    row_ranges,
+    sharded_manifest,
+    tree_json,
+    writer,
+)
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.checks import sizes
@@ -18,24 +27,27 @@ from fbuf.command import draws, rewards, text
 from fbuf.command.draws import Draws
 from fbuf.command.rewards import Episodes
 from fbuf.command.verify import newest
+from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.ops.init import init
+from fbuf.samplers import Uniform
 from fbuf.samplers.queues import queue_of
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED
+from fbuf.storage.stored_lanes import Lane, stored_lanes
 
 _OPTIONS = ("autoreset", "lockstep", "next_of", "max_ends")
-"""What the buffer was made with beside its item, its capacity and its sampler."""
+"""The arguments of `fbuf.init` beside the item, the capacity, `num_envs` and the sampler."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         figures: All figures, as JSON has them.
-        episodes: Its whole episodes.
-        draws: The rows that may be drawn; None if that is not known, or rows are not drawn.
+        episodes: The whole episodes.
+        draws: The rows that may be drawn; None if they are not known, or rows are not drawn.
         why_not: Why there are no returns, and why no draws, by these names.
     """
 
@@ -46,11 +58,11 @@ class Found:
 
 
 def look(path: pathlib.Path, reward: str | None = None) -> Found:
-    """Look at the newest checkpoint of a directory.
+    """Return the content of the newest checkpoint of a directory.
 
     Args:
         path: The directory.
-        reward: The field of the reward; None looks for one called so.
+        reward: The field of the reward; None looks for a field with a usual name.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
@@ -60,147 +72,161 @@ def look(path: pathlib.Path, reward: str | None = None) -> Found:
     folder = path.resolve()
     while True:
         known = sharded_manifest.numbers(folder)
-        number = known[-1] if known else newest(path)[1]
+        number = known[-1] if known else newest(folder)
         try:
-            if known:
-                return _shards(folder, number, reward)
-            return _looked(folder, number, manifest.read(folder, number), reward)
+            if not known:
+                part = _opened(folder, number, reward)
+                return _found([part], str(folder), number, part.manifest.about)
+            of_all = sharded_manifest.read(folder, number)
+            parts = [
+                _opened(sharded_manifest.check_part(folder, shard, part), part.number, reward)
+                for shard, part in enumerate(of_all.parts)
+            ]
+            found = _found(parts, str(folder), number, of_all.about)
+            rows = [int((part.flags & REMOVED == 0).sum()) for part in parts]
+            found.figures.update({"shards": len(parts), "rows of a shard": [min(rows), max(rows)]})
+            return found
         except (CheckpointError, FileNotFoundError):
             if number in (sharded_manifest.numbers(folder) if known else manifest.numbers(folder)):
                 raise
-            # A run that goes on saving has deleted meanwhile what was being read.
+            # A run that goes on saving has deleted this checkpoint meanwhile.
         except (TypeError, LookupError, AttributeError, AssertionError) as error:
             raise CheckpointError(f"{folder} is not what fbuf writes: {error!r}") from error
 
 
-def _shards(folder: pathlib.Path, number: int, reward: str | None) -> Found:
-    """What a checkpoint over a mesh holds, all shards together."""
-    found = sharded_manifest.read(folder, number)
-    each: list[Found] = []
-    for shard, part in enumerate(found.parts):
-        own = sharded_manifest.check_part(folder, shard, part)
-        each.append(_looked(own, part.number, manifest.read(own, part.number), reward))
-    of = [one.figures for one in each]
-    episodes = rewards.together([one.episodes for one in each])
-    parts = [one.draws for one in each if one.draws is not None]
-    drawn = draws.together(parts) if parts else None
-    bad = None if episodes.returns is None else sum(f["rewards not finite"] for f in of)
-    sums = ("capacity", "rows", "removed", "dummies", "memory", "bytes on disk", "files")
-    rows = [figures["rows"] for figures in of]
-    figures = {
-        **of[0],
-        **{name: sum(figures[name] for figures in of) for name in sums},
-        "path": str(folder),
-        "checkpoint": number,
-        "time": found.about.get("time"),
-        "shards": len(of),
-        "rows of a shard": [min(rows), max(rows)],
-        "num_envs": of[0]["num_envs"] and of[0]["num_envs"] * len(of),
-        "max_ends": of[0]["max_ends"] and of[0]["max_ends"] * len(of),
-        "fill": sum(figures["fill"] for figures in of) / len(of),
-        "oldest": max(figures["oldest"] for figures in of),
-        **_of_episodes(episodes),
-        "rewards not finite": bad,
-        **_of_draws(drawn),
-        "faults": [flag.name for flag in Fault if any(flag.name in f["faults"] for f in of)],
-    }
-    why_not = each[0].why_not
-    if parts and drawn is None:
-        why_not["draws"] = "only fbuf.sharded.load knows: they depend on all shards"
-    return Found(figures, episodes, drawn, why_not)
+class _Opened(NamedTuple):
+    """The checkpoint of a buffer, or of one shard of a buffer over a mesh.
+
+    Attributes:
+        manifest: Its manifest.
+        like: The shapes and dtypes of the buffer.
+        fault: The fault bits.
+        lanes: The stored rows.
+        reward: The name of the reward's field; None if there is none.
+        why_none: Why there is no reward.
+        not_finite: How many rewards are NaN or infinite, of rows that are not removed.
+        episodes: The whole episodes of each lane.
+        draws: The rows that may be drawn; None if they are not known, or rows are not drawn.
+        unread: How many rows of a queue are unread; None without a queue.
+    """
+
+    manifest: Manifest
+    like: State[Any]
+    fault: int
+    lanes: list[Lane]
+    reward: str | None
+    why_none: str
+    not_finite: int
+    episodes: list[Episodes]
+    draws: Draws | None
+    unread: int | None
+
+    @property
+    def flags(self) -> np.ndarray:
+        """uint8 `[rows]`; the flags of the stored rows."""
+        return np.concatenate([lane.flags for lane in self.lanes])
 
 
-def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | None) -> Found:
-    like, sampler = _like(found)
-    values = reader.read_index(folder, found)[0]
-    flags, cursor = values[".ring.flags"], values[".ring.cursor"]
-    lanes = rewards.lanes_of(like, cursor)
-    field = rewards.field_of(like, reward)
-    of_slots = None if field is None else rewards.values(folder, found, like, field)
-    episodes = rewards.episodes(lanes, flags, cursor, like.ring.head_capacity, of_slots)
-    why_not = {} if field else {"returns": rewards.why_none(like)}
-    unread = drawn = None
-    if sampler is None:
-        why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
+def _opened(folder: pathlib.Path, number: int, reward: str | None) -> _Opened:
+    """Read the index of a checkpoint, and of its rows the rewards."""
+    found = manifest.read(folder, number)
+    data = {**found.config, "item": tree_json.without_classes(found.config["item"])}
+    known = config.is_known(data["sampler"])
+    if not known:
+        data["sampler"] = config.sampler_data(Uniform())
+    given = config.arguments(data, None, None)
+    like = jax.eval_shape(lambda: init(**given))
+    state = jax.eval_shape(writer.small, like)
+    if known:
+        reader.check_shapes(found, like)
     else:
-        state = _with_arrays(sampler, values)
-        if state.sampler.is_queue:
-            steps = queue_of(state.sampler).unread(state.index, state.ring).sum()
-            unread = int(steps) * state.ring.lanes_per_head
-            of_all = f"{unread:,} of {like.capacity:,}"
-            why_not["draws"] = f"none: rows are read once; {of_all} are unread"
-        else:
-            drawn = draws.of_state(state)
-    fault = int(values[".fault"])
-    figures: dict[str, Any] = {
-        "path": str(folder),
-        "checkpoint": number,
-        "time": found.about.get("time"),
-        "fbuf": found.about.get("fbuf"),
-        "sampler": config.sampler_words(found.config["sampler"]),
-        **{name: found.config[name] for name in ("num_envs", *_OPTIONS)},
-        "item": tree_json.words(found.config["item"]),
-        "capacity": like.capacity,
-        **_of_rows(lanes, flags, of_slots),
-        "memory": sizes.nbytes(like),
-        "bytes on disk": sum(file.length for file in found.files.values()),
-        "files": len(found.files) + 1,
-        **_of_episodes(episodes),
-        "reward": field and field[0],
-        "unread": unread,
-        **_of_draws(drawn),
-        "faults": [flag.name for flag in Fault if fault & flag],
-        "extra": None if found.extra == {"none": []} else _names(found.extra),
-    }
-    return Found(figures, episodes, drawn, why_not)
+        state = dataclasses.replace(state, index=None, next_obs=None)
+    arrays = reader.read_index(folder, found)[0]
+    read = lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)])
+    state = jax.tree_util.tree_map_with_path(read, state)
+    layout, lanes = like.storage.layout, list(stored_lanes(state.ring))
+    name = of_slots = drawn = unread = None
+    why_none, not_finite = rewards.reward_field(layout, reward), 0
+    if not isinstance(why_none, str):
+        (name, leaf), why_none = why_none, ""
+        step = row_ranges.of_state(like)[0].step
+        rows = SavedRows(folder, found, layout, like.capacity)
+        of_slots = rewards.values(rows, layout, leaf, lanes, step)
+        live = (lane.slots[lane.flags & REMOVED == 0] for lane in lanes)
+        not_finite = sum(int((~np.isfinite(of_slots[slots])).sum()) for slots in live)
+    if known and state.sampler.is_queue:
+        steps = queue_of(state.sampler).unread(state.index, state.ring).sum()
+        unread = int(steps) * state.ring.lanes_per_head
+    elif known:
+        drawn = draws.of_state(state)
+    whole, fault = [rewards.episodes(lane, of_slots) for lane in lanes], int(state.fault)
+    return _Opened(found, like, fault, lanes, name, why_none, not_finite, whole, drawn, unread)
 
 
-def _of_rows(
-    lanes: list[np.ndarray], flags: np.ndarray, of_slots: np.ndarray | None
-) -> dict[str, Any]:
-    """The figures of rows; of the rewards of all slots, too, if there are any."""
-    there = np.concatenate(lanes) if lanes else np.zeros(0, np.int64)
-    of = flags[there]
-    live = of & REMOVED == 0
-    bad = None if of_slots is None else int((~np.isfinite(of_slots[there[live]])).sum())
-    return {
-        "rows": int(live.sum()),
-        "fill": there.size / flags.size,
-        "removed": int((~live & (of & DUMMY == 0)).sum()),
-        "dummies": int((of & DUMMY > 0).sum()),
-        "oldest": max(map(len, lanes), default=0),
-        "rewards not finite": bad,
-    }
-
-
-def _of_episodes(episodes: Episodes) -> dict[str, Any]:
-    """The figures of whole episodes."""
+def _found(parts: Sequence[_Opened], path: str, number: int, about: dict[str, Any]) -> Found:
+    """Return the content of a buffer, or of all shards of a buffer over a mesh."""
+    first, count = parts[0], len(parts)
+    saved, given = first.manifest, first.manifest.config
+    capacity = first.like.capacity * count
+    flags = np.concatenate([part.flags for part in parts])
+    removed, dummies = flags & REMOVED > 0, flags & DUMMY > 0
+    files = [file for part in parts for file in part.manifest.files.values()]
+    episodes = rewards.together([one for part in parts for one in part.episodes])
     returns = episodes.returns
-    return {
+    each = [part.draws for part in parts if part.draws is not None]
+    drawn, why_not = draws.together(each) if each else None, {}
+    if first.why_none:
+        why_not["returns"] = first.why_none
+    if first.unread is not None:
+        of_all = f"{first.unread:,} of {capacity:,}"
+        why_not["draws"] = f"none: rows are read once; {of_all} are unread"
+    elif drawn is None:
+        why_not["draws"] = "only fbuf.sharded.load knows: they depend on all shards"
+        if not each:
+            why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
+    figures: dict[str, Any] = {
+        "path": path,
+        "checkpoint": number,
+        "time": about.get("time"),
+        "fbuf": saved.about.get("fbuf"),
+        "sampler": config.sampler_words(given["sampler"]),
+        **{name: given[name] for name in ("num_envs", *_OPTIONS)},
+        "item": tree_json.words(given["item"]),
+        "capacity": capacity,
+        "rows": int((~removed).sum()),
+        "fill": flags.size / capacity,
+        "removed": int((removed & ~dummies).sum()),
+        "dummies": int(dummies.sum()),
+        "oldest": max(lane.slots.size for part in parts for lane in part.lanes),
+        "rewards not finite": None if returns is None else sum(part.not_finite for part in parts),
+        "memory": sizes.nbytes(first.like) * count,
+        "bytes on disk": sum(file.length for file in files),
+        "files": len(files) + count,
         "episodes": episodes.lengths.size,
         "length": _spread(episodes.lengths),
         "return": None if returns is None else _spread(returns),
         "returns not finite": None if returns is None else int((~np.isfinite(returns)).sum()),
-    }
-
-
-def _of_draws(drawn: Draws | None) -> dict[str, Any]:
-    """The figures of draws."""
-    return {
+        "reward": first.reward,
+        "unread": first.unread,
         "likely": None if drawn is None else _spread(drawn.likely),
         "effective sample size": None if drawn is None else drawn.effective,
+        "faults": [flag.name for flag in Fault if any(part.fault & flag for part in parts)],
+        "extra": None if saved.extra == {"none": []} else _names(saved.extra),
     }
+    for name in ("num_envs", "max_ends"):  # a shard has its share of these
+        figures[name] = figures[name] and figures[name] * count
+    return Found(figures, episodes, drawn, why_not)
 
 
 def table(found: Found) -> str:
-    """The figures for people to read."""
+    """Return the figures for people to read."""
     of = found.figures
     lane = f", {of['num_envs']} environments" if of["num_envs"] else ""
     episodes = f"{of['episodes']:,} whole"
     if of["length"]:
         episodes += f", of {text.spread(*of['length'])} rows"
     options = [f"{name}={of[name]!r}" for name in _OPTIONS]
-    if of["next_of"] is None:  # then there are no ends to keep anything of
+    if of["next_of"] is None:  # then no ends are kept
         options.pop()
     shards = bad = {}
     if "shards" in of:
@@ -233,7 +259,7 @@ def table(found: Found) -> str:
 
 
 def _returns(of: dict[str, Any]) -> str:
-    """The returns in words."""
+    """Return the returns in words."""
     if not of["episodes"]:
         return "no whole episode"
     said = [text.spread(*of["return"])] if of["return"] else []
@@ -247,35 +273,15 @@ def _not_finite(count: int, of: int) -> str:
 
 
 def _draws(of: dict[str, Any]) -> str:
-    """How likely rows are to be drawn, in words."""
+    """Return in words how likely rows are to be drawn."""
     if not of["likely"]:
         return "no row can be drawn"
     spread, size = text.spread(*of["likely"]), of["effective sample size"]
     return f"{spread} times as likely as the average row; effective sample size {size:,.0f}"
 
 
-def _like(found: Manifest) -> tuple[State[Any], State[Any] | None]:
-    """The buffer as shapes and dtypes; and without its rows, unless its sampler is not known."""
-    data = {**found.config, "item": tree_json.without_classes(found.config["item"])}
-    known = config.is_known(data["sampler"])
-    if not known:
-        data["sampler"] = {"name": "Uniform", "options": {}}
-    given = config.arguments(data, None, None)
-    like = jax.eval_shape(lambda: init(**given))
-    if not known:
-        return like, None
-    reader.check_shapes(found, like)
-    return like, jax.eval_shape(writer.small, like)
-
-
-def _with_arrays(small: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
-    """A buffer without its rows, and with all else."""
-    arrays = [jnp.asarray(values[path]) for path in writer.by_path(small)]
-    return jax.tree.unflatten(jax.tree.structure(small), arrays)
-
-
 def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
-    """The least, the median and the most of those that are finite."""
+    """Return the least, the median and the largest of the finite values."""
     values = values[np.isfinite(values)]
     if not values.size:
         return None
@@ -285,7 +291,7 @@ def _spread(values: np.ndarray) -> tuple[float, float, float] | None:
 
 
 def _names(extra: Any) -> str:
-    """What was saved beside the buffer, in short."""
+    """Return in short what was saved beside the buffer."""
     kind, content = tree_json.only(extra)
     if kind == "dict":
         return ", ".join(key for key, _ in content)

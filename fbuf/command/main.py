@@ -1,4 +1,4 @@
-"""The command line: its arguments, and what its exit codes mean."""
+"""The command line: its arguments and its exit codes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code; None takes the arguments of the process."""
-    # Beside a training run: leave the accelerator to it.
+    # A training run may have the accelerator.
     jax.config.update("jax_platforms", "cpu")
     given = _parser().parse_args(arguments)
     try:
-        with jax.enable_x64(True):  # what was saved may have 64 bits
+        with jax.enable_x64(True):  # saved arrays may have 64 bits
             return given.run(given)
     except Mismatch as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CheckpointError as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         return 0
     except (ValueError, TypeError, OSError, MemoryError) as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _short(error: Exception) -> str:
-    """What an error says, without the name of the function that nobody has called here."""
+    """Return the message of an error without the name of a function, which nobody called here."""
     said = str(error)
-    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: "):
+    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.inspect: "):
         said = said.removeprefix(name)
     return said
 
@@ -82,7 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         "--sampler prioritized --num-envs 8",
     )
     one.add_argument("size", help="rows (1_000_000 or 1e6), or memory with its unit (24GiB or 24G)")
-    one.add_argument("field", nargs="+", help="name:dtype or name:dtype:shape, as obs:uint8:84x84")
+    one.add_argument(
+        "fields",
+        metavar="field",
+        nargs="+",
+        help="name:dtype or name:dtype:shape, as obs:uint8:84x84",
+    )
     one.add_argument("--sampler", choices=plan.SAMPLERS, default="uniform")
     one.add_argument("--window", type=int, default=1, help="rows of one episode that are drawn")
     one.add_argument("--num-envs", type=int, help="environments with lanes of their own")
@@ -93,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _path(given: str) -> pathlib.Path:
-    """The path that is named; `~` and links as everywhere."""
+    """Return a path, with `~` and links resolved."""
     try:
         return paths.local("fbuf", given)
     except ValueError as error:
@@ -124,15 +129,6 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _plan(given: argparse.Namespace) -> int:
-    print(
-        plan.table(
-            given.size,
-            given.field,
-            sampler=given.sampler,
-            window=given.window,
-            num_envs=given.num_envs,
-            next_of=given.next_of,
-            max_ends=given.max_ends,
-        )
-    )
+    options = {name: value for name, value in vars(given).items() if name != "run"}
+    print(plan.table(**options))
     return 0

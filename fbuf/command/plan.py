@@ -1,4 +1,4 @@
-"""How large a buffer is, before there is one."""
+"""The memory of a buffer, before there is one."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from fbuf.storage import deferred
 
 SAMPLERS = {"uniform": Uniform, "prioritized": Prioritized, "shuffled": Shuffled}
 
-
 _PYTHON = {"float": "float32", "int": "int32", "complex": "complex64"}
-"""What a number of Python is in an item."""
+"""The dtype that `fbuf.init` gives a number of Python."""
 
 
 def item_of(fields: Sequence[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """An item of fields such as `obs:uint8:84x84x4`.
+    """Return an item of fields such as `obs:uint8:84x84x4`.
 
     Raises:
-        ValueError: If one is no such field.
+        ValueError: If a field is not written so.
     """
     item: dict[str, jax.ShapeDtypeStruct] = {}
     for field in fields:
         name, *parts = field.split(":")
         if name and not parts:
             raise ValueError(f"{field!r} has no dtype; write {name}:float32")
-        dtype, sizes = (*parts, "")[:2] if parts else ("", "")
-        if not name or len(parts) > 2 or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
+        dtype, axes = (*parts, "")[:2] if parts else ("", "")
+        if not name or len(parts) > 2 or not re.fullmatch(r"(\d+(x\d+)*)?", axes):
             raise ValueError(f"{field!r} is no field; write name:dtype or name:dtype:84x84x4")
         if name in item:
             raise ValueError(f"there are two fields {name!r}")
-        shape = tuple(map(int, sizes.split("x"))) if sizes else ()
+        shape = tuple(map(int, axes.split("x"))) if axes else ()
         item[name] = jax.ShapeDtypeStruct(shape, _dtype(field, dtype))
     return item
 
 
 def _dtype(field: str, name: str) -> np.dtype[Any]:
-    """The dtype that `fbuf.init` makes of a number or an array of this name."""
+    """Return the dtype that `fbuf.init` makes of a number or an array of this name."""
     if name in _PYTHON:
         return np.dtype(_PYTHON[name])
     if found := re.fullmatch(r"([a-z])\d+", name):  # to NumPy u8 has 8 bytes, to many others 8 bits
@@ -60,7 +59,7 @@ def _dtype(field: str, name: str) -> np.dtype[Any]:
 
 
 def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **options: Any) -> str:
-    """What a buffer of so many rows takes, or one of so many bytes holds; and where that lies.
+    """Return the memory of a buffer by its rows, or its rows by its memory, and where both lie.
 
     Args:
         size: Rows, or memory with its unit.
@@ -91,7 +90,7 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
 
 
 def _rows(size: str) -> int | None:
-    """A number of rows, such as `1_000_000` or `1e6`; None if it is something else."""
+    """Return a number of rows, such as `1_000_000` or `1e6`; None if it is something else."""
     plain = size.replace("_", "").replace(",", "")
     if re.fullmatch(r"[0-9]+", plain):
         return int(plain)
@@ -101,13 +100,13 @@ def _rows(size: str) -> int | None:
 
 
 def apart(state: Any) -> tuple[int, int]:
-    """The bytes of a buffer without its rows, and those of its rows."""
+    """Return the bytes of a buffer without its rows, and the bytes of its rows."""
     index = sizes.nbytes(deferred.without_rows(state))
     return index, sizes.nbytes(state) - index
 
 
 def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
-    """Where a buffer's bytes lie, by where its rows are kept: head and lines of a table.
+    """Return where the bytes of a buffer lie, for each place of its rows: head and lines.
 
     Args:
         state: The buffer, or the shapes and dtypes of one.
@@ -117,9 +116,9 @@ def tiers(state: Any) -> tuple[list[str], list[list[str]]]:
     # The accelerator is not asked: the command leaves it alone.
     free, disk = sizes.free(jax.devices("cpu")[0]), shutil.disk_usage(".").free
 
-    def line(kept: str, *sizes: int | None, room: int | None = None) -> list[str]:
+    def line(kept: str, *taken: int | None, room: int | None = None) -> list[str]:
         fits = "" if room is None else "fits here" if rows <= room else "does not fit here"
-        return [kept, *("-" if size is None else sizes.in_words(size) for size in sizes), fits]
+        return [kept, *("-" if size is None else sizes.in_words(size) for size in taken), fits]
 
     return ["rows kept", "on the device", "on the host", "on the disk", ""], [
         line("on the device", index + rows, None, None),

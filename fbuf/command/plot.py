@@ -11,20 +11,20 @@ import numpy as np
 from fbuf.command.inspect import Found
 
 _BINS = 50
-"""How many parts a curve has at most; in each it is the mean."""
+"""The most parts of a curve; the curve is the mean of each part."""
 
 _POINTS = 1000
-"""Of up to so many values each is drawn; of more the least and the most of each part."""
+"""The most values that are drawn one by one; else the range of each part is drawn."""
 
 _LARGEST = 1e300
-"""Beyond that the edges of a picture overflow."""
+"""The largest value; with a larger one the edges of a picture overflow."""
 
 
 def require() -> Any:
-    """Matplotlib, set up for files.
+    """Return the figures of Matplotlib, set up for files.
 
     Raises:
-        ValueError: If it is not installed.
+        ValueError: If Matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -39,11 +39,11 @@ def draw(found: Found, out: pathlib.Path) -> pathlib.Path:
     """Draw fill, lengths of episodes, returns and priorities.
 
     Args:
-        found: What the checkpoint holds.
-        out: The file. If its name does not say of which kind it is, it gets `.png`.
+        found: The content of the checkpoint.
+        out: The file. A name without a suffix gets `.png`.
 
     Returns:
-        The file that was written.
+        The written file.
     """
     out = out if out.suffix else out.with_name(f"{out.name}.png")
     figure = require()(figsize=(10, 9.5), layout="constrained")
@@ -71,7 +71,7 @@ def draw(found: Found, out: pathlib.Path) -> pathlib.Path:
 
 
 def _fill(axes: Any, of: dict[str, Any]) -> None:
-    """What the slots hold."""
+    """Draw how many slots hold rows, removed rows, resets and none."""
     left = 0
     parts = {"rows": of["rows"], "removed": of["removed"], "resets": of["dummies"]}
     parts["free"] = of["capacity"] - sum(parts.values())
@@ -87,7 +87,7 @@ def _fill(axes: Any, of: dict[str, Any]) -> None:
 def _histogram(
     axes: Any, title: str, label: str, values: np.ndarray | None, why_not: str = ""
 ) -> None:
-    """How many values lie where, of those that are finite."""
+    """Draw the distribution of the finite values."""
     axes.set(title=title, xlabel=label, ylabel="count")
     values = _finite(axes, values, why_not)
     if values is None:
@@ -103,7 +103,7 @@ def _histogram(
 
 
 def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why_not: str) -> None:
-    """Values over numbers from 1 on, and their mean in each of some parts of these."""
+    """Draw values over numbers from 1 on, and the mean of the values in each part."""
     axes.set(title=title)
     if _finite(axes, values, why_not) is None or values is None:
         return
@@ -135,7 +135,7 @@ def _curve(axes: Any, title: str, at: np.ndarray, values: np.ndarray | None, why
 
 
 def _finite(axes: Any, values: np.ndarray | None, why_not: str) -> np.ndarray | None:
-    """The values that are finite; where they cannot be drawn that is said, and None is returned."""
+    """Return the finite values; if they cannot be drawn, write why, and return None."""
     good = np.zeros(0) if values is None else values[np.isfinite(values)]
     if good.size and np.abs(good).max() <= _LARGEST:
         return good

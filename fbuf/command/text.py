@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 
 def lines(entries: Mapping[str, str]) -> str:
-    """A line for each entry: its name, and beside it what it is."""
+    """Return a line for each entry: its name, and beside it the text."""
     width = max(map(len, entries))
     return "\n".join(f"{name:{width}}  {text}" for name, text in entries.items())
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table: names to the left, and all else to the right."""
+    """Return a table with names to the left, and all else to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -21,5 +21,5 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def spread(least: float, middle: float, most: float) -> str:
-    """The least, the median and the most of something."""
+    """Return the least value, the median and the largest value in words."""
     return f"{least:.6g} to {most:.6g}, median {middle:.6g}"

@@ -1,13 +1,13 @@
-"""Whether checkpoints are whole: every byte is read and held against its checksum.
+"""Checks of whole checkpoints: every byte is read and held against its checksum.
 
-A directory has checkpoints of one buffer, or of one over a mesh, whose shards have directories of
-their own.
+A directory has checkpoints of one buffer, or of a buffer over a mesh. The shards of the latter have
+directories of their own.
 """
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from fbuf.checkpoint import manifest, npy, progress, sharded_manifest
 from fbuf.checkpoint.errors import CheckpointError
@@ -16,62 +16,48 @@ Checked = dict[pathlib.Path, tuple[int, int]]
 """The length and the checksum of files that are as they should be."""
 
 
-def newest(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """The directory, and the number of its newest checkpoint.
+def newest(folder: pathlib.Path) -> int:
+    """Return the number of the newest checkpoint of a directory.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no checkpoint.
     """
-    folder = path.resolve()
     known = manifest.numbers(folder) if folder.is_dir() else []
     if not known:
         raise FileNotFoundError(f"there is no checkpoint in {folder}")
-    return folder, known[-1]
+    return known[-1]
 
 
 def each(path: pathlib.Path) -> Iterator[tuple[str, CheckpointError | None]]:
     """Check every checkpoint of a directory, the newest first.
 
-    One that is deleted meanwhile, by a run that goes on saving, is passed over.
+    A checkpoint that a run deletes meanwhile, because it goes on saving, is passed over.
 
     Yields:
-        The name of each, and what is wrong with it.
+        The name of each checkpoint, and its damage.
     """
     checked: Checked = {}
     folder = path.resolve()
-    shards = sharded_manifest.numbers(folder)
-    for number in reversed(shards):
-        fault = _fault(_check_shards, folder, number, checked)
-        if fault is None or number in sharded_manifest.numbers(folder):
-            yield sharded_manifest.name_of(number), fault
-    if not shards:
-        newest(path)
-    for number in reversed(manifest.numbers(folder) if folder.is_dir() else []):
-        fault = _fault(_check, folder, number, checked)
-        if fault is None or number in manifest.numbers(folder):
-            yield manifest.name_of(number), fault
-
-
-def _fault(
-    check: Callable[[pathlib.Path, int, Checked], None],
-    folder: pathlib.Path,
-    number: int,
-    checked: Checked,
-) -> CheckpointError | None:
-    """What is wrong, if anything is."""
-    try:
-        check(folder, number, checked)
-    except CheckpointError as error:
-        return error
-    except FileNotFoundError as error:
-        return CheckpointError(f"{error.filename} is missing")
-    return None
-
-
-def _check_shards(folder: pathlib.Path, number: int, checked: Checked) -> None:
-    """Check the shards of a checkpoint over a mesh."""
-    for shard, part in enumerate(sharded_manifest.read(folder, number).parts):
-        _check(sharded_manifest.check_part(folder, shard, part), part.number, checked)
+    if not sharded_manifest.numbers(folder):
+        newest(folder)
+    for kind in (sharded_manifest, manifest):
+        for number in reversed(kind.numbers(folder)):
+            damage = None
+            try:
+                parts = [(folder, number)]
+                if kind is sharded_manifest:
+                    parts = [
+                        (sharded_manifest.check_part(folder, shard, part), part.number)
+                        for shard, part in enumerate(sharded_manifest.read(folder, number).parts)
+                    ]
+                for part in parts:
+                    _check(*part, checked)
+            except CheckpointError as error:
+                damage = error
+            except FileNotFoundError as error:
+                damage = CheckpointError(f"{error.filename} is missing")
+            if damage is None or number in kind.numbers(folder):
+                yield kind.name_of(number), damage
 
 
 def _check(folder: pathlib.Path, number: int, checked: Checked) -> None:

@@ -29,6 +29,13 @@ def at_random(maps: Sequence[mmap.mmap]) -> None:
             mapped.madvise(mmap.MADV_RANDOM)
 
 
+def forget(maps: Sequence[mmap.mmap]) -> None:
+    """Give back the memory of the pages that were read; the files may still be read."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
 @contextlib.contextmanager
 def in_order(maps: Sequence[mmap.mmap]) -> Generator[None]:
     """Have them read ahead for once."""

@@ -7,10 +7,11 @@ the next row. The flags of the rows hold the rest.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Autoreset = Literal["same_step", "next_step", "disabled"]
@@ -137,3 +138,40 @@ def _newest_before(marked: jax.Array, otherwise: jax.Array | int) -> jax.Array:
     """Return the newest marked step before each step: `[steps, lanes]`."""
     first = jnp.broadcast_to(jnp.asarray(otherwise, jnp.int32), marked.shape[1:])[None]
     return jnp.concatenate([first, _newest(marked, otherwise)[:-1]])
+
+
+class Spans(NamedTuple):
+    """The episodes in some stored rows of a lane, the oldest first; on the host.
+
+    Attributes:
+        first: int64 `[episodes]`; the place of the first stored row of each episode. Place 0 is the
+            oldest row of the lane.
+        last: int64 `[episodes]`; the place of the last stored row of each episode.
+        whole: bool `[episodes]`; whether the episode began with its first stored row.
+        ended: bool `[episodes]`; whether the episode ended with its last stored row.
+    """
+
+    first: np.ndarray[Any, np.dtype[np.int64]]
+    last: np.ndarray[Any, np.dtype[np.int64]]
+    whole: np.ndarray[Any, np.dtype[np.bool_]]
+    ended: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def spans(
+    ends: np.ndarray[Any, Any],
+    outside: np.ndarray[Any, Any],
+    cut: np.ndarray[Any, Any],
+    overwritten: bool,
+) -> Spans:
+    """Return the episodes in the rows of a lane.
+
+    Args:
+        ends: bool `[rows]`; whether a row ended an episode. The oldest row comes first.
+        outside: bool `[rows]`; whether a row is part of no episode, as a dummy is.
+        cut: bool `[rows]`; whether the row's episode began before it, in rows that are gone.
+        overwritten: Whether rows of the lane before the first one are gone, too.
+    """
+    before, after = np.append(True, (ends | outside)[:-1]), np.append(outside[1:], True)
+    first = np.flatnonzero(~outside & before[: len(ends)])
+    last = np.flatnonzero(~outside & (ends | after[-len(ends) :]))
+    return Spans(first, last, ~cut[first] & ~(overwritten & (first == 0)), ends[last])

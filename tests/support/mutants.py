@@ -128,6 +128,8 @@ MUTANTS = [
         ("before.intact[None] + number + 1", "before.position[None] + number + 1", "windows", STRIDE),
         ("jnp.where(count > 0, last, before)", "last", "mask", SEGMENTS_APART),
         ("else count[None]) - 1 - number", "else count[None]) - number", "windows", STRIDE),
+        ("overwritten & (first == 0)", "overwritten & (first == first[:1])", "mask", ("test_command.py", "holds")),
+        ("~cut[first] & ", "", "mask", ("test_minari.py", "moved_without")),
     ),
     *of(
         "storage/store.py",
@@ -645,7 +647,7 @@ MUTANTS = [
     ),
     *of(
         "command/inspect.py",
-        ("of & DUMMY == 0", "of & DUMMY >= 0", "mask", ("test_command.py", "holds")),
+        ("(removed & ~dummies)", "removed", "mask", ("test_command.py", "holds")),
     ),
     *of(
         "samplers/fifo.py",
@@ -924,7 +926,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",
-        ("one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
+        ("one_number = (shape, wanted) == ((1,), ())", "one_number = True", "adapters", ("test_datasets.py", "axis_of_one")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_taken.py",
@@ -937,10 +939,6 @@ MUTANTS = [
     *of(
         "mesh/init.py",
         ("    with jax.transfer_guard(\"allow\"):\n        probe", "    if True:\n        probe", "door", ("test_guards.py", "mesh")),
-    ),
-    *of(
-        "command/rewards.py",
-        ("bool(none_gone or of[0] & DUMMY)", "bool(none_gone)", "mask", ("test_command.py", "holds")),
     ),
     *of(
         "checkpoint/background.py",

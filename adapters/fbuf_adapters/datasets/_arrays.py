@@ -32,58 +32,58 @@ def from_arrays(
     """Load rows that lie one after another, episode by episode, into a buffer.
 
     `N` is the number of rows. Fields, shapes, dtypes, flags and room are checked before the first
-    one is added, values as they are read. What is loaded begins an episode: one that is open in
+    row is added, values as they are read. The first row begins an episode: an open episode of
     `into` is ended.
 
     Args:
         arrays: The item's tree: leaves `[N, ...]`, of NumPy or of anything with `shape`, `dtype`
-            and slices, such as an `h5py.Dataset`. Only a part of them is read at a time. Fields
-            that the buffer does not have are left out. One of shape `[N, 1]` may go where the
-            buffer has one number. Names are the collectors': `observation`,
-            `action`, `reward`.
+            and slices, such as an `h5py.Dataset`. Only a part of the arrays is read at a time.
+            Fields that the buffer does not have are left out. An array `[N, 1]` may go where the
+            buffer has one number. Names are the collectors': `observation`, `action`, `reward`.
         into: A `fbuf.State` without `num_envs`, which is consumed as by `fbuf.add`; or such a
-            `fbuf.host.HostStore`, to which is added in place. None makes a `fbuf.State`
-            with room for just these rows, and for all last observations.
+            `fbuf.host.HostStore`, which is changed in place. None makes a `fbuf.State` with room
+            for just these rows, and for all last observations.
         terminated: `[N]` or `[N, 1]`, bools or numbers 0 and 1: the episode ended by itself at this
             row.
         truncated: `[N]`, likewise: the episode was cut off after this row. False is nowhere, and
             None is not known: a warning comes if an episode then is without an end. The last row of
             all counts as truncated if it ends no episode.
-        next_observation: What each row's step led to, leaves `[N, ...]`. None takes the field
-            `next_observation` of `arrays`. If there is none, the following row has it, and at ends
-            of episodes nobody knows it: views that return it mask truncated rows. Rows that
-            terminated count, for a target does without it: they have their own observation in its
-            place, and a warning says how many they are. Give it only with `next_of`, or if the item
-            of `into` has a field `next_observation`.
-        sampler: Of a new buffer, as for `fbuf.init`.
-        next_of: Of a new buffer, as for `fbuf.init`.
+        next_observation: The next observation of each row, leaves `[N, ...]`. None takes the field
+            `next_observation` of `arrays`. Without this field the following row has the next
+            observation. At ends of episodes the next observation is not known: views that return it
+            mask truncated rows. Rows that terminated count, for a target needs no next observation
+            there. Their own observation stands in for it, and a warning counts these rows. Give
+            `next_observation` only with `next_of`, or if the item of `into` has a field of that
+            name.
+        sampler: As for `fbuf.init`, for a new buffer.
+        next_of: As for `fbuf.init`, for a new buffer.
         casts: Which fields may be cast, and to which dtype: `{"reward": "float32"}`. A name stands
             for all leaves under it. Nothing else is ever cast. Floats are rounded, integers keep
             their values; a number for which the new dtype cannot do that is an error.
-        drop: Fields that a new buffer does without: `["infos", "observation.image"]`. They are not
-            read. A name stands for all leaves under it.
-        progress: Show a bar if it takes more than a second; None shows it on a terminal.
+        drop: Fields that a new buffer does without: `["infos", "observation.image"]`. Dropped
+            fields are not read. A name stands for all leaves under it.
+        progress: Show a bar if the load takes more than a second; None shows it on a terminal.
 
     Returns:
         The buffer, or the store.
 
     Raises:
         DatasetError: If a field is missing, has another shape or dtype than the buffer's, or is no
-            plain array; if fields have different lengths; if a flag is neither 0 nor 1; if the
-            buffer has no room for all rows, or for the last observations of all episodes; if
-            `next_observation` has other leaves or shapes than what it is the next value of, or if
-            nothing takes it.
+            plain array. If fields have different lengths, or a flag is neither 0 nor 1. If the
+            buffer has no room for all rows, or for the last observations of all episodes. If
+            `next_observation` has other leaves or shapes than the observation, or if the buffer has
+            no place for it.
         TypeError: If `into` is neither a buffer nor a store, or if `casts` is no dict.
         RuntimeError: If `into` has been consumed.
 
     A row whose next observation is not the observation of the following row ends its episode,
-    whatever the flags say: it is truncated there, and a warning says how many such rows there are,
-    and which are the first. So rows in no order are episodes of one step. A difference that is no
-    more than a rounding is none.
+    whatever the flags say. The episode is truncated there, and a warning counts such rows and names
+    the first ones. So rows in no order are episodes of one step. A difference that is no more than
+    a rounding does not count.
 
-    An exception in the middle, Ctrl-C too, leaves the rows that were added before in the buffer,
-    which is its attribute `state`; a note says how many they are. An episode that is there in part
-    is truncated.
+    An exception in the middle, Ctrl-C too, leaves the rows that were added before in the buffer.
+    The buffer is the attribute `state` of the exception; a note counts the added rows. An episode
+    of which only a part was added is truncated.
 
     Cost: O(N log N) time. Beside the buffer, the memory of some ten chunks, each of 2**14 rows or
     4 MiB, whichever is less. One program adds all chunks. Next observations, and what they are

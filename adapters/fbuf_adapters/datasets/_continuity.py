@@ -1,4 +1,4 @@
-"""Which rows go on in the row after them: what their steps led to is there, or it is not."""
+"""Comparison of the next observation of each row with the observation of the row after it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _COARSE = ("bfloat16", "float16")  # the coarsest first
 def goes_on(
     observed: Mapping[str, Any], following: Mapping[str, Any], asked: Array, size: int
 ) -> Array:
-    """Whether what a row's step led to is the observation of the row after it: bool `[rows]`.
+    """Return whether a next observation is the observation of the following row: bool `[rows]`.
 
     Numbers that differ by no more than a rounding are the same.
 
     Args:
-        observed: Leaves `[rows, ...]`, by name: what the rows have observed.
-        following: Likewise: what their steps led to.
+        observed: Leaves `[rows, ...]`, by name: the observations of the rows.
+        following: Leaves `[rows, ...]`, by name: the next observations of the rows.
         asked: bool `[rows]`; for all other rows, and for the last one, the answer is False.
         size: How many rows to read at a time.
     """
     found = asked.copy()
     found[-1:] = False
     for name, leaf in observed.items():
-        last: Array | None = None  # what the last row of the block before led to
+        last: Array | None = None  # the next observation of the row before the block
         for start, here, led in _blocks(leaf, following[name], size):
             if last is not None:
                 rows = slice(start - 1, start)
@@ -47,18 +47,18 @@ def _blocks(here: Any, led: Any, size: int) -> Iterator[tuple[int, Array, Array]
 
 
 def same(left: Array, right: Array) -> Array:
-    """Whether elements are alike, bit for bit but for the sign of 0 and for which NaN it is."""
+    """Return whether elements are alike, apart from the sign of 0 and the bits of NaN."""
     return (left == right) | ((left != left) & (right != right))
 
 
 def _alike(left: Array, right: Array, asked: Array) -> Array:
-    """Whether rows are alike but for a rounding: bool `[n]`; of those asked about."""
+    """Return whether rows are alike but for a rounding: bool `[n]`; for the asked rows."""
     if not len(left):
         return np.zeros(0, np.bool_)
     alike: Array = np.asarray(same(left, right).reshape(len(left), -1).all(axis=1))
     other = asked & ~alike
     if other.any() and all(jnp.issubdtype(array.dtype, jnp.floating) for array in (left, right)):
-        # Infinity less infinity is no number, and lies within no bound: it is `same`, or it is not.
+        # Infinity less infinity is no number, and lies within no bound: `same` compares infinities.
         with np.errstate(invalid="ignore", over="ignore"):
             apart = np.abs(left[other].astype(np.float64) - right[other].astype(np.float64))
             near = (apart <= _rounding(left, right, other)) | same(left[other], right[other])
@@ -67,11 +67,11 @@ def _alike(left: Array, right: Array, asked: Array) -> Array:
 
 
 def _rounding(left: Array, right: Array, rows: Array) -> Array:
-    """Return the distance that two numbers may have that were one before each was rounded.
+    """Return the largest distance of two roundings of one number.
 
-    One of the two may have been stored in a coarse format. Then it may differ by half a step of
-    that. If both are fine, they may have been computed twice, which is good for a few steps.
-    Places on a grid are coarse in both, and lie further apart than that.
+    One of the two may have been stored in a coarse format. Then they may differ by half a step of
+    that format. If both are fine, they may have been computed twice, and differ by a few steps.
+    Places on a grid are coarse in both, and lie further apart.
     """
     both = left, right
     for name in _COARSE:
@@ -83,13 +83,13 @@ def _rounding(left: Array, right: Array, rows: Array) -> Array:
     single = any(_share(array, "float32") == 1 for array in both)
     eps = float(jnp.finfo("float32" if single else "float64").eps)
     sizes = [np.abs(np.where(np.isfinite(array), array, 0).astype(np.float64)) for array in both]
-    # What is nearly 0 may be a difference of numbers of the usual size. A few huge ones are not it.
+    # A number near 0 may be a difference of numbers of the usual size: the median, not a huge one.
     usual = np.median(sizes[1], axis=0)
     return 4 * eps * np.maximum(np.maximum(sizes[0][rows], sizes[1][rows]), usual)
 
 
 def _share(array: Array, name: str) -> float:
-    """Share of the numbers a format holds, of those that are not 0: from 0 to 1."""
+    """Return the share of the numbers but 0 that a format holds: from 0 to 1."""
     numbers = array[(array != 0) & np.isfinite(array)]
     with np.errstate(over="ignore"):
         held = numbers.astype(jnp.dtype(name)).astype(array.dtype) == numbers

@@ -12,7 +12,7 @@ from fbuf.checkpoint import paths
 from fbuf.checks import values as check
 from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError, needed
+from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._loading import Options, load
@@ -42,7 +42,7 @@ def from_d4rl(
     Without `next_observations`, the following row has the next observation. At the end of an
     episode nobody has it: the following row is of another episode. Views that return next
     observations mask truncated rows. Rows that terminated count, with discount 0, and a warning
-    says how many they are, see `from_arrays`.
+    counts these rows, see `from_arrays`.
 
     A file may lack `timeouts`, or have them False everywhere. With `next_observations`, the rows
     themselves show where an episode was cut off. Otherwise give `max_episode_steps`; if you do not,
@@ -107,14 +107,7 @@ def from_d4rl(
             "it there, or copy the file"
         ) from error
     except OSError as error:
-        wrong = DatasetError(
-            f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no HDF5 "
-            f"({error})"
-        )
-        wrong.state = getattr(error, "state", None)
-        for note in getattr(error, "__notes__", ()):
-            wrong.add_note(note)
-        raise wrong from error
+        raise unreadable(where, path, "HDF5", error) from error
 
 
 def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Flat:
@@ -149,7 +142,7 @@ def _flat(where: str, file: Any, infos: Sequence[str], steps: int | None) -> Fla
 
 
 def _arrays(where: str, file: Any, name: str, theirs: str) -> dict[str, Any]:
-    """The arrays of a field by name, not read yet."""
+    """Return the arrays of a field by name, not read yet."""
     if theirs not in file:
         raise DatasetError(
             f"{where}: the file has no {theirs!r}; it has {', '.join(sorted(file)) or 'nothing'}"

@@ -1,4 +1,4 @@
-"""Where episodes end: what a data set says of it, and what its rows show."""
+"""The ends of episodes: those that a data set tells, and those that its rows show."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Ends:
     Attributes:
         terminated: bool `[rows]`.
         truncated: bool `[rows]`.
-        told: Whether it says where episodes are cut off, be it nowhere.
-        advice: What to give, if it says less than it should; empty if the caller knows all.
-        limit: How many steps an episode has at most; None if nobody says.
+        told: Whether the data set tells where episodes are cut off, be it nowhere.
+        advice: The arguments to give if the data set tells too little; empty if it tells all.
+        limit: The most steps of an episode; None if it is not known.
     """
 
     terminated: Array
@@ -28,28 +28,19 @@ class Ends:
     limit: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Settled:
-    """Where episodes end.
-
-    Attributes:
-        truncated: bool `[rows]`.
-        doubts: What the caller should know of it: sentences without their end.
-    """
-
-    truncated: Array
-    doubts: list[str]
-
-
-def settle(ends: Ends, goes_on: Array | None) -> Settled:
-    """Where episodes end, by the flags, the limit, and the rows themselves.
+def settle(ends: Ends, goes_on: Array | None) -> tuple[Array, list[str]]:
+    """Find the ends of episodes, by the flags, the limit, and the rows themselves.
 
     A row that does not go on in the next one is the end of an episode, whatever the flags say.
 
     Args:
-        ends: What the data set says.
-        goes_on: bool `[rows]`; whether what a row's step led to is the observation of the row after
-            it. None if the rows do not show it.
+        ends: The ends that the data set tells.
+        goes_on: bool `[rows]`; whether the next observation of a row is the observation of the
+            following row. None if the rows do not show it.
+
+    Returns:
+        bool `[rows]`, the rows after which an episode is truncated; and doubts to warn the caller
+        of, sentences without their end.
     """
     terminated, truncated = ends.terminated, ends.truncated.copy()
     doubts: list[str] = []
@@ -78,11 +69,11 @@ def settle(ends: Ends, goes_on: Array | None) -> Settled:
             truncated |= jumps
     if ends.advice and len(terminated) > 1 and (doubt := _doubt(ends, truncated, goes_on)):
         doubts.append(doubt)
-    return Settled(truncated, doubts)
+    return truncated, doubts
 
 
 def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
-    """The advice if ends may be missing that nothing shows; else empty."""
+    """Return the advice if ends may be missing that nothing shows; else an empty string."""
     ended = ends.terminated | truncated
     if not ended.any():
         return (
@@ -100,11 +91,11 @@ def _doubt(ends: Ends, truncated: Array, goes_on: Array | None) -> str:
 
 
 def _limit(anew: Array, limit: int) -> Array:
-    """The rows at which as many steps are over: bool `[rows]`.
+    """Return the rows at which the limit is reached: bool `[rows]`.
 
     Args:
         anew: bool `[rows]`; the rows after which steps are counted from 0.
-        limit: How many steps.
+        limit: The number of steps.
     """
     cut = np.zeros_like(anew)
     start = 0
@@ -115,7 +106,7 @@ def _limit(anew: Array, limit: int) -> Array:
 
 
 def _longest(ended: Array) -> range:
-    """The rows of the longest episode."""
+    """Return the rows of the longest episode."""
     stops = np.flatnonzero(ended) + 1
     stops = np.append(stops, len(ended)) if not ended[-1] else stops
     starts = np.append(0, stops[:-1])
@@ -137,7 +128,7 @@ def _of_jumps(jumps: Array) -> str:
 
 
 def _places(rows: Array) -> str:
-    """Where something is so, in words that begin a sentence."""
+    """Return places in words that begin a sentence."""
     found = np.flatnonzero(rows)
     first = ", ".join(map(str, found[:3].tolist()))
     if len(found) == 1:

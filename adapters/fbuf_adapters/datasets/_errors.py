@@ -1,8 +1,9 @@
-"""The one error of data sets, and what is said of a package that is not there."""
+"""The error of data sets, and the errors of missing packages and of unreadable files."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 
@@ -33,10 +34,31 @@ DatasetError.__module__ = "fbuf_adapters.datasets"  # where users find it
 
 
 def needed(where: str, name: str) -> Any:
-    """A package, or the error that says how to install it."""
+    """Return a package, or raise an error that says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:  # it is there, and lacks something itself
+        if error.name != name.partition(".")[0]:  # the package is there, and lacks another one
             raise
         raise ImportError(f'{where} needs {name}: pip install "fbuf[datasets]"') from error
+
+
+def unreadable(
+    where: str, path: str | os.PathLike[str], kind: str, error: BaseException
+) -> DatasetError:
+    """Return the error of a file that cannot be read, with the rows that were added before.
+
+    Args:
+        where: The function that was called.
+        path: The file.
+        kind: The kind that the file should be of.
+        error: The exception that ended the load.
+    """
+    found = DatasetError(
+        f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no {kind} "
+        f"({error})"
+    )
+    found.state = getattr(error, "state", None)
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found

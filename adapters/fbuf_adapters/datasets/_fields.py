@@ -1,4 +1,4 @@
-"""The fields of rows by name, and what they are stored as."""
+"""The fields of rows by name, and the dtypes that they are stored as."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fbuf_adapters.datasets._errors import DatasetError
 Array = np.ndarray[Any, Any]
 
 NEXT = "next_observation"
-"""The field of an item that holds what the row's step led to."""
+"""The field of an item that holds the next observation."""
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by name: `"observation.camera"`, `"observation.0"` in a tuple.
+    """Return the leaves of a tree by name: `"observation.camera"`, `"observation.0"` in a tuple.
 
     Raises:
         DatasetError: If two leaves have one name.
@@ -37,10 +37,10 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def nested(leaves: Mapping[str, Any]) -> Any:
-    """The dicts and tuples of leaves by name.
+    """Return the dicts and tuples of leaves by name.
 
     Raises:
-        DatasetError: If a leaf is named as a dict of others is.
+        DatasetError: If a leaf has the name of a dict of other leaves.
     """
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
@@ -68,7 +68,7 @@ def _with_tuples(tree: Any) -> Any:
 
 
 def without(where: str, tree: Any, names: Iterable[str]) -> Any:
-    """A tree of dicts without some parts, each of which a name stands for.
+    """Return a tree of dicts without some parts, given by name.
 
     Raises:
         TypeError: If `names` is one string.
@@ -77,34 +77,28 @@ def without(where: str, tree: Any, names: Iterable[str]) -> Any:
     if isinstance(names, str):
         raise TypeError(f"{where}: drop must be a list of names, such as [{names!r}]")
     for name in names:
-        *above, last = name.split(".")
-        if not _has(tree, [*above, last]):
+        try:
+            tree = _without(tree, *name.split("."))
+        except LookupError:
             raise DatasetError(
                 f"{where}: drop has {name!r}, which no field of a dict is called; there are "
                 f"{', '.join(named(tree))}"
-            )
-        tree = _cut(tree, above, last)
+            ) from None
     if not named(tree):
         raise DatasetError(f"{where}: drop names all fields; leave one of them in")
     return tree
 
 
-def _has(tree: Any, parts: Iterable[str]) -> bool:
-    for part in parts:
-        if not isinstance(tree, dict) or part not in tree:
-            return False
-        tree = tree[part]
-    return True
-
-
-def _cut(tree: Any, above: list[str], last: str) -> Any:
-    if not above:
-        return {name: part for name, part in tree.items() if name != last}
-    return {**tree, above[0]: _cut(tree[above[0]], above[1:], last)}
+def _without(tree: Any, first: str, *below: str) -> Any:
+    if not isinstance(tree, dict) or first not in tree:
+        raise LookupError(first)
+    if below:
+        return {**tree, first: _without(tree[first], *below)}
+    return {name: part for name, part in tree.items() if name != first}
 
 
 def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The leaves of a field, by what their names have behind its own: `""` or `".camera"`."""
+    """Return the leaves of a field, by the rest of their names: `""` or `".camera"`."""
     if field in leaves:  # an array: `observation.camera` is another field
         return {"": leaves[field]}
     return {
@@ -115,12 +109,12 @@ def under(leaves: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def spec(array: Any) -> jax.ShapeDtypeStruct:
-    """Of one row of an array, in the byte order of this machine."""
+    """Return shape and dtype of one row of an array, in the byte order of this machine."""
     return jax.ShapeDtypeStruct(tuple(array.shape[1:]), _native(np.dtype(array.dtype)))
 
 
 def native(array: Any) -> Array:
-    """The array in the byte order of this machine."""
+    """Return the array in the byte order of this machine."""
     found = np.asarray(array)
     return found.astype(_native(found.dtype), copy=False)
 
@@ -130,25 +124,25 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class Numbers:
-    """An array `[N, 1]`, of which nothing is read yet, as one `[N]`."""
+    """An array `[N, 1]` as an array `[N]`, without reading it yet."""
 
     def __init__(self, array: Any) -> None:
-        """Of this array."""
+        """Wrap an array."""
         self._array = array
         self.shape, self.dtype = tuple(array.shape[:1]), array.dtype
 
     def __getitem__(self, part: Any) -> Array:
-        """As of the array."""
+        """Read a part of the array."""
         return self._array[part][..., 0]
 
 
 def numbers(array: Any) -> Any:
-    """The array, as `[N]` if it is `[N, 1]`."""
+    """Return the array, as `[N]` if it is `[N, 1]`."""
     return Numbers(array) if tuple(array.shape[1:]) == (1,) else array
 
 
 def refuse_foreign(where: str, name: str, array: Any) -> None:
-    """Refuse what NumPy would take for an array, but not as it is meant."""
+    """Refuse a value that NumPy would take for an array of another meaning."""
     if type(array).__module__.partition(".")[0] == "torch":
         raise DatasetError(f"{where}: {name} is a torch tensor; give {name}.numpy(force=True)")
     if isinstance(array, np.ma.MaskedArray):
@@ -159,10 +153,10 @@ def refuse_foreign(where: str, name: str, array: Any) -> None:
 
 
 def info_names(where: str, infos: Any) -> tuple[str, ...]:
-    """The names of infos to load.
+    """Return the names of infos to load.
 
     Raises:
-        TypeError: If they are one string, or no strings.
+        TypeError: If `infos` is one string, or holds no strings.
     """
     if isinstance(infos, Iterable) and not isinstance(infos, str):
         names = tuple(infos)
@@ -173,11 +167,11 @@ def info_names(where: str, infos: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Casts:
-    """Which fields may be cast, as the caller has said.
+    """The fields that may be cast, as the caller has said.
 
     Raises:
-        TypeError: If that is no dict.
-        DatasetError: If a dtype is none.
+        TypeError: If `given` is no dict.
+        DatasetError: If a value of `given` is no dtype.
     """
 
     where: str
@@ -199,30 +193,21 @@ class Casts:
                 ) from error
 
     def of(self, name: str) -> np.dtype[Any] | None:
-        """The dtype that a leaf may be cast to; that of the longest name counts."""
+        """Return the dtype that a leaf may be cast to; the longest name counts."""
         fits = [key for key in self.given if name == key or name.startswith(f"{key}.")]
         return jnp.dtype(self.given[max(fits, key=len)]) if fits else None
 
-    def check(self, names: list[str]) -> None:
-        """Refuse what names no field."""
-        for key in self.given:
-            if not any(name == key or name.startswith(f"{key}.") for name in names):
-                raise DatasetError(
-                    f"{self.where}: casts has {key!r}, which no field is called; there are "
-                    f"{', '.join(names)}"
-                )
-
     def cast(self, array: Array, stored: np.dtype[Any], name: str, place: Callable[[int], str]):
-        """An array as it is stored: floats may be rounded, integers keep their values.
-
-        Raises:
-            DatasetError: If it may not be cast, or if a number does not fit.
+        """Return an array as it is stored: floats may be rounded, integers keep their values.
 
         Args:
             array: `[B, ...]`.
             stored: The dtype.
-            name: Of the field, for errors.
-            place: Says where a row is, for errors.
+            name: The name of the field, for errors.
+            place: Returns the place of a row in words, for errors.
+
+        Raises:
+            DatasetError: If the field may not be cast, or if a number does not fit.
         """
         if array.dtype == stored:
             return array
@@ -232,11 +217,7 @@ class Casts:
                 f"and is stored as {stored}; if it may be cast, give "
                 f"casts={{{name!r}: {stored.name!r}}}"
             )
-        if not castable(array.dtype, stored):
-            raise DatasetError(
-                f"{self.where}: {place(0)}: {name} is {array.dtype}, which cannot be cast to "
-                f"{stored} without another meaning; convert it yourself and use from_arrays"
-            )
+        self._require_castable(f"{place(0)}: {name}", array.dtype, stored)
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(stored)
         exactly = ""
@@ -255,90 +236,95 @@ class Casts:
             )
         return cast
 
+    def _require_castable(self, name: str, before: np.dtype[Any], after: np.dtype[Any]) -> None:
+        """Refuse a cast that changes the meaning: floats stay floats, and integers are no bools."""
+        kinds = (jnp.bool_, jnp.integer, jnp.floating)
+        ranks = [
+            next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9)
+            for dtype in (before, after)
+        ]
+        if not ranks[0] <= ranks[1] < len(kinds):
+            raise DatasetError(
+                f"{self.where}: {name} is {before}, which cannot be cast to {after} without "
+                "another meaning; convert it yourself and use from_arrays"
+            )
+
+    def stored(
+        self, found: Mapping[str, jax.ShapeDtypeStruct], item: Mapping[str, Any] | None
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shapes and dtypes of the stored fields.
+
+        Args:
+            found: One row of the data set, by name.
+            item: One row of the buffer, by name; None is for a new buffer, which takes all.
+
+        Raises:
+            DatasetError: If a cast names no field, or if the buffer has a field that the data set
+                lacks. If a field has another shape or dtype than the buffer stores.
+        """
+        for key in self.given:
+            if not any(name == key or name.startswith(f"{key}.") for name in found):
+                raise DatasetError(
+                    f"{self.where}: casts has {key!r}, which no field is called; there are "
+                    f"{', '.join(found)}"
+                )
+        lines: list[str] = []
+        asked: dict[str, str] = {}
+        stored: dict[str, jax.ShapeDtypeStruct] = {}
+        for name, theirs in (found if item is None else item).items():
+            if name not in found:
+                raise DatasetError(
+                    f"{self.where}: the buffer has a field {name or 'items'!r}, which the data set "
+                    f"lacks; it has {', '.join(found)}. Leave the field out of the item, or add it "
+                    "to the data and use from_arrays"
+                )
+            ours, cast = found[name], self.of(name)
+            shape, wanted = tuple(ours.shape), tuple(theirs.shape)
+            one_number = (shape, wanted) == ((1,), ())
+            if shape != wanted and not one_number:
+                raise DatasetError(
+                    f"{self.where}: {name} has shape {shape} in the data set, and {wanted} in the "
+                    "buffer; make the buffer for such rows"
+                )
+            dtype = np.dtype(ours.dtype) if cast is None else cast
+            if cast is not None:
+                self._require_castable(name, np.dtype(ours.dtype), cast)
+            fits = self._storable(name, dtype) if item is None else np.dtype(theirs.dtype)
+            if dtype != fits:
+                lines.append(
+                    f"{name} is {dtype}"
+                    + ("" if item is None else f", and the buffer stores {fits}")
+                )
+                asked[name] = fits.name
+            stored[name] = jax.ShapeDtypeStruct(wanted, fits)
+        if lines:
+            new = "" if item is not None else ", which a new buffer cannot store"
+            raise DatasetError(
+                f"{self.where}: {'; '.join(lines)}{new}; if it may be cast, give "
+                f"casts={ {**self.given, **asked} }"
+            )
+        return stored
+
+    def _storable(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype that JAX has for it: without 64-bit types, the one of 32 bits."""
+        if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_)):
+            raise DatasetError(
+                f"{self.where}: {name} is {dtype}, which cannot be stored; leave it out"
+            )
+        return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
 
 def _is_exact(integers: Array, floats: Array) -> Array:
-    """Whether floats have the values of the integers that they were cast from."""
+    """Return whether floats have the values of the integers that they were cast from."""
     limits = jnp.iinfo(integers.dtype)
     wide = floats.astype(np.float64)
-    # No float that is out of range is cast back: what NumPy makes of it is not defined.
+    # No float that is out of range is cast back: NumPy does not define the result.
     within = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
     return within & (np.where(within, wide, 0).astype(integers.dtype) == integers)
 
 
-def castable(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
-    """Whether a cast keeps the meaning: floats stay floats, and integers are no bools."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating)
-    rank = lambda dtype: next((n for n, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9)
-    return rank(before) <= rank(after) < len(kinds)
-
-
-def stored_specs(
-    where: str,
-    found: Mapping[str, jax.ShapeDtypeStruct],
-    item: Mapping[str, Any] | None,
-    casts: Casts,
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """What the fields are stored as.
-
-    Args:
-        where: Who asks.
-        found: One row of the data set, by name.
-        item: One row of the buffer, by name; None is for a new buffer, which takes all.
-        casts: What may be cast.
-
-    Raises:
-        DatasetError: If the buffer has a field that the data set lacks, or if a field has another
-            shape or dtype.
-    """
-    casts.check(list(found))
-    wanted = {name: item[name] for name in item} if item is not None else dict(found)
-    lines: list[str] = []
-    asked: dict[str, str] = {}
-    stored: dict[str, jax.ShapeDtypeStruct] = {}
-    for name, theirs in wanted.items():
-        if name not in found:
-            raise DatasetError(
-                f"{where}: the buffer has a field {name or 'items'!r}, which the data set lacks; "
-                f"it has {', '.join(found)}. Leave the field out of the item, or add it to the "
-                "data and use from_arrays"
-            )
-        ours, cast = found[name], casts.of(name)
-        one_number = (tuple(ours.shape), tuple(theirs.shape)) == ((1,), ())
-        if tuple(ours.shape) != tuple(theirs.shape) and not one_number:
-            raise DatasetError(
-                f"{where}: {name} has shape {tuple(ours.shape)} in the data set, and "
-                f"{tuple(theirs.shape)} in the buffer; make the buffer for such rows"
-            )
-        dtype = np.dtype(ours.dtype) if cast is None else cast
-        if cast is not None and not castable(np.dtype(ours.dtype), cast):
-            raise DatasetError(
-                f"{where}: {name} is {ours.dtype}, which cannot be cast to {cast} without another "
-                "meaning; convert it yourself and use from_arrays"
-            )
-        fits = np.dtype(theirs.dtype) if item is not None else _storable(where, name, dtype)
-        if dtype != fits:
-            into = f"and the buffer stores {fits}" if item is not None else ""
-            lines.append(f"{name} is {dtype}{', ' if into else ''}{into}")
-            asked[name] = fits.name
-        stored[name] = jax.ShapeDtypeStruct(tuple(theirs.shape), fits)
-    if lines:
-        new = "" if item is not None else ", which a new buffer cannot store"
-        raise DatasetError(
-            f"{where}: {'; '.join(lines)}{new}; if it may be cast, give "
-            f"casts={ {**casts.given, **asked} }"
-        )
-    return stored
-
-
-def _storable(where: str, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that JAX has for it: of 64 bits, unless they are on, the one of 32."""
-    if not any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_)):
-        raise DatasetError(f"{where}: {name} is {dtype}, which cannot be stored; leave it out")
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
 def flags(where: str, name: str, found: Any, episode: int | None = None) -> Array:
-    """A flag a row, `[rows]` or `[rows, 1]`, as bools.
+    """Return a flag a row, `[rows]` or `[rows, 1]`, as bools.
 
     Raises:
         DatasetError: If there is another value than 0 and 1.

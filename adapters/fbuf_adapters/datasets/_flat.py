@@ -1,4 +1,4 @@
-"""Data sets whose rows lie one after another, whatever episode they are of."""
+"""Data sets whose rows lie one after another, episode by episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, Array, native, nested, spec, under
 
 LAST = "last_observation"
-"""What a data set calls the observations of `Last`."""
+"""The name of the observations of `Last` in a data set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Last:
 
     Attributes:
         leaves: Leaves `[n, ...]`, named as by `under`.
-        rows: int `[n]`; the numbers of the rows that led to them.
-        of: The field whose next values they are; None is whichever is asked for.
+        rows: int `[n]`; the numbers of the last rows of these episodes.
+        of: The field whose next values the observations are; None stands for any field.
     """
 
     leaves: Mapping[str, Array]
@@ -37,14 +37,14 @@ class Flat:
     """Arrays of all rows, of which a part is read at a time.
 
     Args:
-        where: Who asks.
-        fields: By name; anything with `shape`, `dtype` and slices: an array, or one in a file.
-        ends: Where episodes end. The last row counts as truncated if it ends no episode.
-        following: What each row led to, named as by `under`; empty if the data set lacks it.
+        where: The function that was called, for errors.
+        fields: Arrays by name: anything with `shape`, `dtype` and slices, in memory or in a file.
+        ends: The ends of episodes. The last row counts as truncated if it ends no episode.
+        following: The next observations, named as by `under`; empty if the data set lacks them.
         last: The last observations of some episodes, for data sets without `following`.
         asked: Whether the caller gave `following`, so that it must not be left out.
         item: One row, if the names do not tell its tree.
-        called: What the data set calls a field, for errors.
+        called: The names that the data set has for fields, for errors.
     """
 
     def __init__(
@@ -79,31 +79,26 @@ class Flat:
     def settle(self, of: str, size: int) -> list[str]:
         """Find where episodes end; see `Data`."""
         terminated = self._terminated = self._said.terminated
-        settled = settle(self._said, self._goes_on(of, size))
-        self._truncated = settled.truncated
+        observed, shown = under(self._fields, of), None
+        shapes = lambda leaves: {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        if observed and shapes(observed) == shapes(self._following):
+            shown = goes_on(observed, self._following, ~self._said.truncated, size)
+        self._truncated, doubts = settle(self._said, shown)
         if self.rows:
             self._truncated[-1] |= not terminated[-1]
         ended = terminated | self._truncated
-        self._episode = np.cumsum(ended) - ended  # the number of each row's
+        self._episode = np.cumsum(ended) - ended  # the episode of each row
         lacking = ended.copy() if not self._following else np.zeros_like(ended)
         if self._last is not None:
             lacking[self._last.rows] = False
-        # Of a row that terminated nobody needs to know what came next: there is no value in it.
+        # A row that terminated needs no next observation: its value is 0.
         self._unknown, self._stands_in = lacking & ~terminated, lacking & terminated
         self.ends, self.unknown = int(ended.sum()), int(self._unknown.sum())
         self.needless = int(self._stands_in.sum())
-        return settled.doubts
-
-    def _goes_on(self, of: str, size: int) -> Array | None:
-        """Which rows go on in the next one; None if the rows do not show it."""
-        observed = under(self._fields, of)
-        shapes = lambda leaves: {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-        if not observed or shapes(observed) != shapes(self._following):
-            return None
-        return goes_on(observed, self._following, ~self._said.truncated, size)
+        return doubts
 
     def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
-        """The rows in order; see `Data`. One block more is in memory, for the next observation."""
+        """Return the rows in order; see `Data`. The block before is in memory, too."""
         if of is None and self._asked:
             raise DatasetError(
                 f"{self._where}: {NEXT} is given, and the buffer has no place for it; give "
@@ -139,9 +134,9 @@ class Flat:
             yield before
 
     def _led_to(self, name: str, leaf: Array, part: slice) -> Array:
-        """Next observations of the rows of a block; the last one only if the data set says it.
+        """Return the next observations of a block; that of its last row only if it is stored.
 
-        A row's own observation stands in, because it is one that a network can be given.
+        A row's own observation stands in, because a network can be given it.
         """
         if self._following:
             return native(self._following[name][part])
@@ -158,7 +153,7 @@ class Flat:
         return following
 
     def _check_next(self, of: str) -> None:
-        """Refuse next observations that are not like the field whose next value they are."""
+        """Refuse next observations whose leaves or shapes are not those of the field."""
         fields = {name: spec(leaf) for name, leaf in under(self._fields, of).items()}
         last = self._last
         if last is not None and last.of not in (None, of):
@@ -182,11 +177,11 @@ class Flat:
                     )
 
     def _say(self, name: str) -> str:
-        """What the data set calls a leaf."""
+        """Return the name of a leaf in the data set."""
         return self._called.get(name, name)
 
     def _join(self, before: Block, here: dict[str, Array]) -> None:
-        """The last row of a block led to the first one of the next, unless an episode ended."""
+        """Give the last row of a block the next observation, unless an episode ended."""
         if self._following or before.terminated[-1] or before.truncated[-1]:
             return
         for name, leaf in here.items():

@@ -15,17 +15,17 @@ import numpy as np
 from fbuf.checkpoint import paths
 from fbuf.samplers import Sampler
 from fbuf_adapters.datasets._ends import Ends
-from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._errors import DatasetError, unreadable
 from fbuf_adapters.datasets._fields import NEXT, flags, under
 from fbuf_adapters.datasets._flat import LAST, Flat, Last
 from fbuf_adapters.datasets._loading import Options, load
 from fbuf_adapters.datasets._npz_members import Member
 
 LAST_ROW = "last_observation_row"
-"""The rows that led to the last observations, which are `LAST`."""
+"""The numbers of the rows whose next observations are `LAST`."""
 
 LAST_OF = "last_observation_of"
-"""The field that they are of. Files of before lack it."""
+"""The field whose next values `LAST` are. Old files lack it."""
 
 DTYPES = "dtypes"
 """Lines `name=dtype`, of arrays whose dtypes NumPy does not know."""
@@ -43,12 +43,12 @@ def from_npz(
 ) -> Any:
     """Load an npz file, of `to_npz` or your own, into a buffer.
 
-    The arrays have one axis of rows, episode after episode. `terminated` has to be there, and
-    `truncated` may; the others are fields. `observation.camera` is the field `camera` of
-    `observation`, and `observation.0` the first part of a tuple. Next observations are those of
-    `next_observation`, a row each, if it is there; in a file of `to_npz`, those that the buffer
-    kept. A warning comes if ends of episodes seem to be missing, and if the rows themselves show
-    where they are, see `from_arrays`.
+    The arrays have one axis of rows, episode after episode. The file must have an array
+    `terminated`, and may have `truncated`; the other arrays are fields. The name
+    `observation.camera` stands for the field `camera` of `observation`, and `observation.0` for the
+    first part of a tuple. Next observations are the rows of `next_observation`, if it is there; in
+    a file of `to_npz`, the observations that the buffer kept. A warning comes if ends of episodes
+    seem to be missing, and if the rows themselves show the ends, see `from_arrays`.
 
     Args:
         path: The file.
@@ -64,8 +64,8 @@ def from_npz(
 
     Raises:
         DatasetError: As from `from_arrays`; and if the file is cut off, damaged, or no npz. A
-            flipped byte is found when its array has been read to the end, so rows may have been
-            added. Nothing in the file is run: there is no pickle.
+            flipped byte is found at the end of its array, so rows may have been added. Nothing in
+            the file is run: there is no pickle.
         TypeError: As from `from_arrays`.
 
     Cost: as of `from_arrays`; the flags are read first, the rest a chunk at a time, but an array in
@@ -88,14 +88,7 @@ def from_npz(
             data = _flat(where, file, held)
             return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
     except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
-        wrong = DatasetError(
-            f"{where}: {os.fspath(path)!r} cannot be read: it is cut off, damaged, or no npz "
-            f"({error})"
-        )
-        wrong.state = getattr(error, "state", None)
-        for note in getattr(error, "__notes__", ()):
-            wrong.add_note(note)
-        raise wrong from error
+        raise unreadable(where, path, "npz", error) from error
 
 
 class _Unreadable(Exception):
@@ -103,7 +96,7 @@ class _Unreadable(Exception):
 
 
 def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat:
-    """The arrays of a file, which are open as long as `held` is."""
+    """Return the arrays of a file, which are open as long as `held` is."""
     names = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
     for name in names:
         if names.count(name) > 1:
@@ -125,7 +118,7 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
         return found[slice(0, found.shape[0])] if found.shape else np.empty(0)
 
     apart = {"terminated", "truncated"}
-    if DTYPES in names and member(DTYPES).dtype.kind == "U":  # else it is a field of that name
+    if DTYPES in names and member(DTYPES).dtype.kind == "U":  # else a field has that name
         apart.add(DTYPES)
         lines = [str(line).rpartition("=") for line in whole(DTYPES)]
         try:
@@ -154,7 +147,7 @@ def _flat(where: str, file: zipfile.ZipFile, held: contextlib.ExitStack) -> Flat
         last = Last(kept, rows, str(whole(LAST_OF)[0]) if LAST_OF in names else None)
         apart |= {LAST_ROW, LAST_OF, *(LAST + name for name in kept)}
     fields = {name: member(name) for name in names if name not in apart}
-    # A buffer that kept last observations knows which of them nobody knows, a field does not.
+    # A buffer that kept last observations knows which of them are unknown; a field does not.
     following = under(fields, NEXT) if last is None else {}
     ends = Ends(terminated, truncated, told, advice)
     return Flat(where, fields, ends, following=following, last=last)

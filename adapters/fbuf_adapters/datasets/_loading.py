@@ -1,9 +1,8 @@
-"""From blocks of rows to chunks of one size, so that one program adds them all."""
+"""Loading: the blocks of a data set are checked, made into chunks, and added."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -13,15 +12,11 @@ from tqdm import tqdm
 
 import fbuf
 from fbuf.runtime.interrupts import uninterrupted
-from fbuf_adapters.datasets._blocks import Block
+from fbuf_adapters.datasets._blocks import Block, rows_at_once
+from fbuf_adapters.datasets._chunks import Chunk, chunks
 from fbuf_adapters.datasets._errors import DatasetError
-from fbuf_adapters.datasets._fields import NEXT, Casts, named, stored_specs, under, without
-from fbuf_adapters.datasets._filler import Filler
-from fbuf_adapters.datasets._target import Chunk, Target, target_of
-
-_MOST_ROWS = 2**14
-_FEWEST_ROWS = 2**8
-_MOST_BYTES = 2**22  # larger chunks of images were slower: beside the buffer some ten are in memory
+from fbuf_adapters.datasets._fields import NEXT, Casts, named, under, without
+from fbuf_adapters.datasets._target import Target
 
 
 class Data(Protocol):
@@ -29,10 +24,10 @@ class Data(Protocol):
 
     Attributes:
         item: One row: a tree of `jax.ShapeDtypeStruct`, with the dtypes of the data set.
-        rows: How many.
-        ends: How many episodes end in them; known once it is settled.
-        unknown: Of how many truncated ones the last observation is lacking; likewise.
-        needless: Of how many terminated ones it is lacking, where nobody needs it; likewise.
+        rows: The number of rows.
+        ends: The number of ends of episodes; known after `settle`.
+        unknown: The number of truncated episodes without a last observation; known after `settle`.
+        needless: The same of terminated episodes, where nobody needs it; known after `settle`.
     """
 
     item: Any
@@ -45,20 +40,20 @@ class Data(Protocol):
         """Find where episodes end, before anything else is asked.
 
         Args:
-            of: The field of which the data set may have the next values.
+            of: The field whose next values the data set may have.
             size: About how many rows to read at a time.
 
         Returns:
-            What the caller should know of it: sentences without their end.
+            Doubts to warn the caller of: sentences without their end.
         """
         ...
 
     def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
-        """The rows in order. What is wrong beforehand is refused before any of them is read.
+        """Return the rows in order; refuse bad arguments before a row is read.
 
         Args:
-            names: The leaves that are wanted.
-            of: The field whose next value is wanted; None if none is.
+            names: The leaves to read.
+            of: The field whose next value to read; None for no field.
             size: About how many rows a block shall have.
         """
         ...
@@ -66,7 +61,7 @@ class Data(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What all loaders take."""
+    """The options that all loaders take."""
 
     sampler: Any
     next_of: str | None
@@ -83,9 +78,10 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     item = without(where, data.item, options.drop)
     found = named(item)
     if into is None:
-        stored = stored_specs(where, found, None, casts)
-        doubts = data.settle(options.next_of or "observation", _size(stored, data.rows))
-        target = target_of(where, _new(item, data, stored, options))
+        stored = casts.stored(found, None)
+        size = rows_at_once(stored.values(), data.rows)
+        doubts = data.settle(options.next_of or "observation", size)
+        target = Target(where, _new(item, data, stored, options))
     else:
         for name in ("sampler", "next_of", "drop"):
             if getattr(options, name) not in (None, ()):
@@ -94,11 +90,12 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
                 raise DatasetError(
                     f"{where}: {name} is for a new buffer; leave it out, or {instead}"
                 )
-        target = target_of(where, into)
+        target = Target(where, into)
         wanted = named(target.item)
-        stored = stored_specs(where, _with_next(found, wanted, casts), wanted, casts)
-        doubts = data.settle(target.next_of or "observation", _size(stored, data.rows))
-    # Whether a field of the item is what the row's step led to, and no field of the data set.
+        stored = casts.stored(_with_next(found, wanted, casts), wanted)
+        size = rows_at_once(stored.values(), data.rows)
+        doubts = data.settle(target.next_of or "observation", size)
+    # Whether the item has a field for the next observation, and the data set has no such field.
     as_field = bool(under(stored, NEXT)) and not under(found, NEXT)
     of = target.next_of or ("observation" if as_field else None)
     if of is not None and not under(found, of):
@@ -106,11 +103,11 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
     try:
         target.check(where, data.rows, data.ends)
     except DatasetError as error:
-        for doubt in doubts:  # there may be more ends than the caller knows of
+        for doubt in doubts:  # the caller may not know all ends
             error.add_note(f"{where}: {doubt}")
         raise
     names = [name for name in stored if name in found]
-    blocks = data.blocks(names, of, _size(stored, data.rows))
+    blocks = data.blocks(names, of, size)
     if data.unknown and as_field:
         raise DatasetError(
             f"{where}: the data set lacks the last observation of {data.unknown} of {data.ends} "
@@ -126,19 +123,19 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
         )
     for doubt in doubts:
         warnings.warn(f"{where}: {doubt}", stacklevel=3)
-    filler = Filler(target, stored, of, _size(stored, data.rows), casts)
-    return _run(where, data.rows, target, filler.chunks(blocks), options.progress)
+    to_add = chunks(blocks, target, stored, of, size, casts)
+    return _run(where, data.rows, target, to_add, options.progress)
 
 
 def _with_next(found: dict[str, Any], item: dict[str, Any], casts: Casts) -> dict[str, Any]:
-    """The fields, and one for the next observation if the buffer has it, cast as the other is."""
-    wanted, ours = under(item, NEXT), under(found, "observation")
-    if under(found, NEXT):
-        return found
+    """Return the fields, and the next observation if the buffer has it, cast as the observation."""
     more: dict[str, Any] = {}
-    for name in wanted.keys() & ours.keys():
-        dtype = casts.of(f"observation{name}") or ours[name].dtype
-        more[NEXT + name] = jax.ShapeDtypeStruct(ours[name].shape, dtype)
+    if not under(found, NEXT):
+        wanted = under(item, NEXT)
+        for name, ours in under(found, "observation").items():
+            if name in wanted:
+                dtype = casts.of(f"observation{name}") or ours.dtype
+                more[NEXT + name] = jax.ShapeDtypeStruct(ours.shape, dtype)
     return {**found, **more}
 
 
@@ -149,29 +146,22 @@ def _new(item: Any, data: Data, stored: dict[str, Any], options: Options) -> Any
     return fbuf.init(item, data.rows, sampler=sampler, next_of=options.next_of, max_ends=ends)
 
 
-def _size(stored: Mapping[str, Any], rows: int) -> int:
-    """How many rows to add at once: a few sizes for all data sets, fewer of wide rows."""
-    width = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in stored.values())
-    most = max(min(_MOST_ROWS, _MOST_BYTES // max(width, 1)), 1)
-    return min(most, max(_FEWEST_ROWS, 1 << (rows - 1).bit_length()))
-
-
 def _run(
-    where: str, rows: int, target: Target, chunks: Iterator[Chunk], progress: bool | None
+    where: str, rows: int, target: Target, to_add: Iterator[Chunk], progress: bool | None
 ) -> Any:
-    """Add chunks; if something raises, say how much was added."""
+    """Add chunks; tell an exception how much was added."""
     begun, ended, added, episodes = False, True, 0, 0
     hidden = None if progress is None else not progress
     try:
         with tqdm(
             total=rows, desc=where, unit="row", delay=1, disable=hidden, leave=False
         ) as shown:
-            for chunk in chunks:
+            for chunk in to_add:
                 if not begun:
                     begun = True
                     target.end_episode()
                 ends = (chunk.terminated | chunk.truncated)[: chunk.rows]
-                with uninterrupted():  # what is counted has been added
+                with uninterrupted():  # the counts are of added rows
                     target.add(chunk)
                     added, episodes = added + chunk.rows, episodes + int(ends.sum())
                     ended = ends[-1]
@@ -185,7 +175,7 @@ def _run(
                 f"{where}: {added} of {rows} rows were added before, {episodes} whole episodes"
                 f"{part}; the attribute 'state' of this exception is the buffer with them"
             )
-            # An exception may be given any attribute; pyright knows those of its class alone.
+            # An exception takes any attribute; pyright knows the attributes of the class alone.
             error.state = target.result  # pyright: ignore[reportAttributeAccessIssue]
         raise
     return target.result

@@ -39,24 +39,24 @@ def from_minari(
 ) -> Any:
     """Load a data set of Minari into a buffer, episode after episode.
 
-    Minari has one observation more than steps in each episode. All but the last become the field
-    `observation`; the last one is the next observation at the end. `action` and `reward` go with
-    them, `terminations` and `truncations` are `terminated` and `truncated`. Dict and tuple spaces
-    are dicts and tuples. The names are those of the collectors, so loaded and collected rows fit
-    into one buffer.
+    Minari has one observation more than steps in each episode. The last observation is the next
+    observation at the end, and the observations before it become the field `observation`. The
+    fields `action` and `reward` go with them. The flags `terminations` and `truncations` are
+    `terminated` and `truncated`. Dict and tuple spaces are dicts and tuples. The names are those of
+    the collectors, so loaded and collected rows fit into one buffer.
 
     Minari stores rewards as float64 and discrete actions as int64. Say that they may be cast:
     `casts={"reward": "float32", "action": "int32"}`.
 
     Args:
-        dataset: A `minari.MinariDataset`, also one that was filtered; the id of one on this
-            machine (`minari.download_dataset` gets it, `MINARI_DATASETS_PATH` says where it is); or
-            the path of its directory.
+        dataset: A `minari.MinariDataset`, filtered or not. Or the id of a data set on this machine:
+            `minari.download_dataset` gets it, and `MINARI_DATASETS_PATH` says where it is. Or the
+            path of its directory.
         into: As for `from_arrays`. The item may have a field `next_observation`, which then is the
             true one in each row.
-        infos: More fields to load, by their names in the infos: what `env.step` returned with the
-            row's step. If an info has one entry more than there are steps, the first one is of the
-            reset, and left out.
+        infos: More fields to load, by their names in the infos that `env.step` returned with the
+            row's step. If an info has one entry more than there are steps, the first entry is of
+            the reset, and left out.
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`.
         casts: As for `from_arrays`.
@@ -67,15 +67,16 @@ def from_minari(
         The buffer, or the store.
 
     Raises:
-        DatasetError: As from `from_arrays`; and if an episode has no end, an end in its middle, or
-            fields of another length, shape or dtype than those of the first one; if the episodes
-            have another number of steps than the metadata of the data set say. Minari's files say
-            this only when an episode is read, so episodes before it may have been added.
-        TypeError: As from `from_arrays`; and if `dataset` is none, or `infos` no list of names.
+        DatasetError: As from `from_arrays`. And if an episode has no end, an end in its middle, or
+            fields of another length, shape or dtype than the first episode. And if the episodes
+            have another number of steps than the metadata of the data set say. Both are known only
+            when an episode is read, so episodes before it may have been added.
+        TypeError: As from `from_arrays`; and if `dataset` is no data set, or `infos` no list of
+            names.
         FileNotFoundError: If there is no such data set on this machine.
         ImportError: If minari is not installed.
 
-    Cost: as of `from_arrays`, and one episode of memory. Minari takes a few milliseconds an
+    Cost: as for `from_arrays`, and the memory of one episode. Minari takes a few milliseconds an
     episode.
 
     Examples:
@@ -129,11 +130,11 @@ class _Episodes:
         self.item: Any = {} if first is None else jax.tree.map(spec, self._tree(first))
 
     def settle(self, of: str, size: int) -> list[str]:
-        """Each episode says itself where it ends."""
+        """Return no doubts: each episode tells its end."""
         return []
 
     def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
-        """Each episode."""
+        """Yield each episode as a block."""
         row = 0
         for episode in self._episodes():
             steps = len(episode.rewards)
@@ -161,14 +162,14 @@ class _Episodes:
             self._miscounted(f"the episodes have {row}")
 
     def _miscounted(self, found: str) -> NoReturn:
-        """There is room only for as many rows as the metadata say."""
+        """Refuse a data set whose metadata give another number of steps."""
         raise DatasetError(
             f"{self._where}: the metadata of the data set say that it has {self.rows} steps, and "
             f"{found}; correct total_steps in its metadata.json, or write the data set anew"
         )
 
     def _episodes(self) -> Iterator[Any]:
-        """The episodes in order, each read when it is asked for."""
+        """Yield the episodes in order, each read when it is asked for."""
         episodes = iter(self._dataset.iterate_episodes())
         for number in self._dataset.episode_indices:
             try:
@@ -180,7 +181,7 @@ class _Episodes:
             yield episode
 
     def _tree(self, episode: Any) -> Any:
-        """The fields as arrays, as long as they are."""
+        """Return the fields as arrays, in full length."""
         tree = {
             "observation": episode.observations,
             "action": episode.actions,
@@ -223,7 +224,7 @@ class _Episodes:
             )
 
     def _ends(self, episode: Any, steps: int) -> tuple[Array, Array]:
-        """The flags of an episode, which ends at its last step and nowhere else."""
+        """Return the flags of an episode, which must end at its last step and nowhere else."""
         found: list[Array] = []
         for name in ("terminations", "truncations"):
             flag = flags(self._where, name, getattr(episode, name), int(episode.id))
@@ -246,13 +247,13 @@ class _Episodes:
         return found[0], found[1]
 
     def _is_info(self, name: str) -> bool:
-        """Whether a leaf is of an info, whose name may have dots."""
+        """Return whether a leaf is of an info, whose name may have dots."""
         return any(name == info or name.startswith(f"{info}.") for info in self._infos)
 
     def _is_observed(self, name: str) -> bool:
-        """Whether it has one entry more than there are steps, the last one."""
+        """Return whether a leaf has one entry more than there are steps, the last one."""
         return name.partition(".")[0] == "observation" and not self._is_info(name)
 
     def _of_steps(self, name: str, leaf: Array, steps: int) -> Array:
-        """What there is with each step."""
+        """Return the entries that go with the steps."""
         return leaf[:steps] if self._is_observed(name) else leaf[-steps:]

@@ -15,12 +15,12 @@ from fbuf_adapters.datasets._fields import Array
 class Member:
     """An array of an npz file; its rows are read in order, and from the first one again.
 
-    One in Fortran order, in which no row is in one piece, is read as a whole at its first row.
+    An array in Fortran order, in which no row is in one piece, is read as a whole at its first row.
 
     Args:
         source: Opens the member of the npz file at its beginning; the caller closes it.
-        name: What the array is called.
-        dtype: What its items are, if NumPy does not know the dtype; None is what the file says.
+        name: The name of the array.
+        dtype: The dtype of the items, if NumPy does not know it; None is the dtype of the file.
     """
 
     def __init__(self, source: Callable[[], Any], name: str, dtype: np.dtype[Any] | None) -> None:
@@ -35,7 +35,7 @@ class Member:
         self._last = np.empty((0, *shape[1:]), self.dtype)
 
     def __getitem__(self, part: slice) -> Array:
-        """The rows after those read before, or the first ones; or those read last, again."""
+        """Return the next rows, or the first ones; or the rows that were read last, again."""
         if part.stop == self._read and part.start == self._read - len(self._last):
             return self._last
         if part.start == 0 and self._read and self._whole is None:
@@ -54,7 +54,7 @@ class Member:
         return self._last
 
     def _open(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Begin to read: shape, whether in Fortran order, and dtype."""
+        """Begin to read; return the shape, whether in Fortran order, and the dtype."""
         self._stream, self._read = self._source(), 0
         version = np.lib.format.read_magic(self._stream)
         if version == (1, 0):
@@ -64,7 +64,7 @@ class Member:
         raise ValueError(f"{self._name} is of version {version} of npy")
 
     def _array(self, shape: tuple[int, ...], last: bool) -> Array:
-        """What comes next in the stream, which cannot be written to."""
+        """Return the next array of the stream, which cannot be written to."""
         count = math.prod(shape) * self.dtype.itemsize
         found = self._stream.read(count)
         if len(found) != count:
@@ -75,12 +75,12 @@ class Member:
 
 
 def begin(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Write what comes before the rows of an array."""
+    """Write the header of an array."""
     known = dtype if is_native(dtype) or dtype.kind == "U" else np.dtype(f"V{dtype.itemsize}")
     header = {"descr": np.lib.format.dtype_to_descr(known), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_2_0(file, header)
 
 
 def is_native(dtype: np.dtype[Any]) -> bool:
-    """Whether npy files have a name for it: bfloat16 and its like have none."""
+    """Return whether npy files have a name for a dtype: bfloat16 and its like have none."""
     return dtype.kind in "biufc"

@@ -21,41 +21,41 @@ from fbuf_adapters.datasets._stored import Stored
 _FIELDS = ("observation", "action", "reward")
 
 _SPARE = 2**20
-"""Bytes that HDF5 may take besides those of an episode."""
+"""Bytes that HDF5 may take beside the bytes of an episode."""
 
 
 def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     """Write the whole episodes of a buffer as a data set of Minari.
 
-    The item needs the fields `observation`, `action` and `reward`, as those of the collectors have;
-    all other fields become infos. NamedTuples and classes become dicts of their fields.
+    The item needs the fields `observation`, `action` and `reward`, as the items of the collectors
+    have them; all other fields become infos. NamedTuples and classes become dicts of their fields.
     Environments come one after another. Values and dtypes are those of the buffer, and images are
     stored as they are: JPEG, Minari's default, would change them.
 
-    An episode needs its first row and its last observation. Episodes are left out, with a warning
-    that counts them, whose beginning was overwritten, of which rows were removed, or whose last
-    observation nobody knows. An episode that is still open is there, and truncated at its newest
-    row, as Minari's `DataCollector` has it.
+    An episode needs its first row and its last observation. An episode is left out if its beginning
+    was overwritten, if rows of it were removed, or if its last observation is not known. A warning
+    counts the episodes that are left out. An open episode is written, too, and truncated at its
+    newest row, as Minari's `DataCollector` does.
 
     Args:
         state: The buffer, a `fbuf.State` or a `HostStore`, made with `next_of="observation"`, or
             with a field `next_observation`; not consumed.
         dataset_id: As Minari has it, with a version: `"cartpole/expert-v0"`.
             `MINARI_DATASETS_PATH` says where data sets are.
-        **about: What else `minari.create_dataset_from_buffers` takes: `env`, or `observation_space`
-            and `action_space`; `author`, `description` and the like. `jpeg_encoding=True` makes
-            images smaller, and changes them.
+        **about: Other arguments of `minari.create_dataset_from_buffers`: `env`, or
+            `observation_space` and `action_space`; `author`, `description` and the like.
+            `jpeg_encoding=True` makes images smaller, and changes them.
 
     Returns:
         The `minari.MinariDataset`.
 
     Raises:
-        DatasetError: If a field is missing, or of a dtype that HDF5 lacks, such as bfloat16; if no
-            next observations are kept; if no episode is whole; if observations or actions have
-            another shape than the spaces; if `dataset_id` has no version.
+        DatasetError: If a field is missing, or of a dtype that HDF5 lacks, such as bfloat16. If no
+            next observations are kept, or no episode is whole. If observations or actions have
+            another shape than the spaces, or `dataset_id` has no version.
         TypeError: If `state` is no buffer.
         OSError: If the disk has no room for the next episode.
-        ValueError: By Minari, if there is a data set of this id, or if it lacks a space.
+        ValueError: By Minari, if there is a data set of this id, or if a space is missing.
         ImportError: If minari is not installed.
 
     If anything raises in the middle, Ctrl-C too, no data set is left behind.
@@ -111,70 +111,52 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
         )
     complete = complete[known]
     last = {name: leaf[known] for name, leaf in last.items()}
-    episodes = _episodes(stored, starts[complete], ends[complete], last)
-    buffers = (_buffer(minari, stored.item, *episode) for episode in episodes)
+    buffers = _buffers(minari, stored, starts[complete], ends[complete], last)
     return _written(where, minari, dataset_id, stored.item, buffers, about)
 
 
-def _episodes(
-    stored: Stored, starts: Array, ends: Array, last: dict[str, Array]
-) -> Iterator[tuple[dict[str, Array], Array, Array, dict[str, Array]]]:
-    """The rows of each episode, its flags, and its last observation."""
-    lengths = ends - starts + 1
+def _buffers(
+    minari: Any, stored: Stored, starts: Array, ends: Array, last: dict[str, Array]
+) -> Iterator[Any]:
+    """Yield each episode as Minari takes it, with its last observation."""
+    tree, names = jax.tree.structure(stored.item), list(named(stored.item))
     rows = np.concatenate([np.arange(*span) for span in zip(starts, ends + 1, strict=True)])
     read = stored.read(rows)
-    waiting: list[dict[str, Array]] = []  # rows that were read, and belong to no episode yet
+    waiting: list[dict[str, Array]] = []  # read rows that belong to no episode yet
     there = 0
-    for number, length in enumerate(lengths.tolist()):
+    for number, length in enumerate((ends - starts + 1).tolist()):
         while there < length:
             waiting.append(next(read))
             there += len(next(iter(waiting[-1].values())))
         joined = waiting[0]
-        if len(waiting) > 1:  # one is only cut, which copies nothing
+        if len(waiting) > 1:  # a single part is only cut, which copies nothing
             joined = {name: np.concatenate([part[name] for part in waiting]) for name in joined}
+        episode = {name: leaf[:length] for name, leaf in joined.items()}
+        for name, leaf in last.items():
+            observed = episode["observation" + name]
+            episode["observation" + name] = np.append(observed, leaf[number][None], axis=0)
+        fields = _plain(jax.tree.unflatten(tree, [episode[name] for name in names]))
         part = slice(starts[number], ends[number] + 1)
-        yield (
-            {name: leaf[:length] for name, leaf in joined.items()},
-            stored.terminated[part],
-            stored.truncated[part],
-            {name: leaf[number] for name, leaf in last.items()},
+        yield minari.data_collector.EpisodeBuffer(
+            observations=fields["observation"],
+            actions=fields["action"],
+            rewards=fields["reward"],
+            terminations=stored.terminated[part],
+            truncations=stored.truncated[part],
+            infos={name: leaf for name, leaf in fields.items() if name not in (*_FIELDS, NEXT)},
         )
         waiting = [{name: leaf[length:] for name, leaf in joined.items()}]
         there -= length
 
 
-def _buffer(
-    minari: Any,
-    item: Any,
-    rows: dict[str, Array],
-    terminated: Array,
-    truncated: Array,
-    last: dict[str, Array],
-) -> Any:
-    """An episode as Minari takes it."""
-    for name, leaf in last.items():
-        rows["observation" + name] = np.append(rows["observation" + name], leaf[None], axis=0)
-    leaves = [rows[name] for name in named(item)]
-    tree = _plain(jax.tree.unflatten(jax.tree.structure(item), leaves))
-    infos = {name: part for name, part in tree.items() if name not in (*_FIELDS, NEXT)}
-    return minari.data_collector.EpisodeBuffer(
-        observations=tree["observation"],
-        actions=tree["action"],
-        rewards=tree["reward"],
-        terminations=terminated,
-        truncations=truncated,
-        infos=infos,
-    )
-
-
 def _nbytes(buffer: Any) -> int:
-    """The bytes of an episode."""
+    """Return the bytes of an episode."""
     parts = (buffer.observations, buffer.actions, buffer.rewards, buffer.infos)
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(parts))
 
 
 def _plain(tree: Any) -> Any:
-    """NamedTuples and classes as dicts of their fields: Minari has only dicts and tuples."""
+    """Return a tree with dicts for NamedTuples and classes: Minari has only dicts and tuples."""
     below = lambda part: part is not tree
     parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=below)[0]
     if any(not path for path, _ in parts):
@@ -185,7 +167,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _row(space: Any) -> Any:
-    """One row of a space, as a tree."""
+    """Return one row of a space, as a tree."""
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
         return {name: _row(part) for name, part in parts.items()}
@@ -214,7 +196,7 @@ def _written(
     buffers: Iterator[Any],
     about: dict[str, Any],
 ) -> Any:
-    """A data set of episodes; none if anything raises."""
+    """Write a data set of episodes; leave none behind if anything raises."""
     options = {"jpeg_encoding": False, **about}
     path = pathlib.Path(minari.storage.datasets_root_dir.get_dataset_path(dataset_id))
     there = path.exists()

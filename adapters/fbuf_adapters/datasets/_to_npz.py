@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -25,28 +27,30 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     """Write all rows of a buffer into an npz file, episode after episode.
 
     `N` is the number of rows. Environments come one after another, the oldest row of each first.
-    Removed rows are left out. `from_npz` makes the same rows of it; so do `numpy.load` and whatever
-    reads npz. To go on training later use `fbuf.save`, which also keeps priorities and ids.
+    Removed rows are left out. `from_npz` makes the same rows of the file; so do `numpy.load` and
+    other readers of npz. To go on training later use `fbuf.save`, which also keeps priorities and
+    ids.
 
     The file has an array `[N, ...]` for each leaf, such as `observation` or `observation.camera`,
-    and bool `[N]` `terminated` and `truncated`. A row that is not followed by the next one of its
-    episode is truncated: the newest, and one before a removed row. `last_observation` has the
-    observations after the last rows of episodes that are known, and `last_observation_row` int64
-    the numbers of these rows, if the buffer was made with `next_of`, which `last_observation_of`
-    names. `dtypes` names the dtypes that NumPy lacks. So no field may have one of these names.
+    and bool `[N]` `terminated` and `truncated`. A row is truncated if the next row of its episode
+    is not there: the newest row, and a row before a removed one. A buffer made with `next_of` has
+    three more arrays. The known observations after the last rows of episodes are in
+    `last_observation`. The numbers of these rows are in `last_observation_row`, as int64, and the
+    name of the field is in `last_observation_of`. The array `dtypes` names the dtypes that NumPy
+    lacks. So no field may have one of these names.
 
     Args:
         state: The buffer, a `fbuf.State` or a `HostStore`; not consumed.
-        path: Where to. A file that is there is replaced, by a rename once the new one is on the
-            disk: at any moment there is the old one or the new one, whole.
+        path: The file. An older file is replaced by a rename once the new one is on the disk. At
+            any moment the old file or the new one is there, whole.
 
     Raises:
-        DatasetError: If the buffer is empty; if its item is no dict, has a field of a name that the
-            file has for itself, or a dict with other keys than strings, or with a key that is a
-            number or has a dot: `from_npz` would make another tree of it.
+        DatasetError: If the buffer is empty, or its item is no dict. If a field has a name that the
+            file has for itself. If a key is no string, is a number or has a dot: `from_npz` would
+            make another tree of such an item.
         TypeError: If `state` is no buffer.
         RuntimeError: If `state` has been consumed.
-        OSError: If the file cannot be written. What was there stays.
+        OSError: If the file cannot be written. An older file stays.
 
     Cost: O(N) time, and the memory of a chunk of rows and of the last observations.
 
@@ -74,39 +78,39 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
     _check_names(where, stored.item)
     ends = np.flatnonzero(stored.terminated | stored.truncated)
     small: dict[str, Array] = {"terminated": stored.terminated, "truncated": stored.truncated}
-    dtypes = {name: np.dtype(leaf.dtype) for name, leaf in named(stored.item).items()}
     if stored.next_of is not None:
         led_to, known = stored.led_to(ends)
         small |= {LAST + name: leaf[known] for name, leaf in led_to.items()}
         small[LAST_ROW] = ends[known].astype(np.int64)
-    every = {**dtypes, **{name: array.dtype for name, array in small.items()}}
-    foreign = [f"{name}={dtype.name}" for name, dtype in every.items() if not is_native(dtype)]
+    leaves = named(stored.item)
+    dtypes = {name: np.dtype(of.dtype) for name, of in {**leaves, **small}.items()}
+    foreign = [f"{name}={dtype.name}" for name, dtype in dtypes.items() if not is_native(dtype)]
     if stored.next_of is not None:
         small[LAST_OF] = np.array([stored.next_of])
     if foreign:
         small[DTYPES] = np.array(foreign)
+    arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Iterable[Array]]] = {
+        name: (array.shape, array.dtype, [array]) for name, array in small.items()
+    }
+    for name, leaf in leaves.items():
+        parts = map(operator.itemgetter(name), stored.read(rows, name))
+        arrays[name] = (len(rows), *leaf.shape), dtypes[name], parts
 
     def write(out: Any) -> None:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
-            for name, array in small.items():
+            for name, (shape, dtype, parts) in arrays.items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    begin(member, array.shape, array.dtype)
-                    member.write(np.ascontiguousarray(array).tobytes())
-            for name, spec in named(stored.item).items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    begin(member, (len(rows), *spec.shape), dtypes[name])
-                    for part in stored.read(rows, name):
-                        member.write(np.ascontiguousarray(part[name]).tobytes())
+                    begin(member, shape, dtype)
+                    for part in parts:
+                        member.write(np.ascontiguousarray(part).tobytes())
 
-    nbytes = sum(array.nbytes for array in small.values()) + len(rows) * sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named(stored.item).values()
-    )
+    nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in arrays.values())
     with free_space.explained(where, final.parent, nbytes):
         files.write(final.parent, {final.name: write})
 
 
 def _check_names(where: str, item: Any) -> None:
-    """Refuse names of which `from_npz` would make something else."""
+    """Refuse names that `from_npz` would make another tree of."""
     advice = "call it something else in the item, or use fbuf.save, which keeps any names"
     for path, _ in jax.tree_util.tree_flatten_with_path(item)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")

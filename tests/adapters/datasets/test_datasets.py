@@ -14,6 +14,7 @@ import pytest
 from fbuf_adapters import datasets
 from fbuf_adapters.datasets import (
     DatasetError,
+    _blocks,
     _loading,
     _target,
     from_arrays,
@@ -47,7 +48,7 @@ def item(made, **more):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """So that episodes go on from chunk to chunk."""
-    monkeypatch.setattr(_loading, "_MOST_ROWS", 16)
+    monkeypatch.setattr(_blocks, "_MOST_ROWS", 16)
 
 
 @pytest.mark.sweep

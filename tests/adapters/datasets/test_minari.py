@@ -286,6 +286,15 @@ def test_an_episode_whose_beginning_was_overwritten_is_left_out():
     assert_holds(from_minari(dataset, next_of="observation"), made[1:])
 
 
+def test_an_episode_that_was_moved_without_its_beginning_is_left_out():
+    """Not only the oldest row of a buffer may be in the middle of its episode."""
+    made, moved = episodes([3]), episodes([5, 4, 6])
+    state = fbuf.extend(filled(30, made), filled(12, moved))
+    with pytest.warns(UserWarning, match="1 of 4 episodes or parts of them are left out"):
+        dataset = out(state)
+    assert_holds(from_minari(dataset, next_of="observation"), [*made, *moved[1:]])
+
+
 @pytest.mark.sweep
 def test_an_open_episode_is_truncated():
     made = episodes([5, 4])
@@ -453,9 +462,9 @@ def test_what_is_wrong_is_named(name):
 
 @pytest.mark.sweep
 def test_what_was_added_before_is_there(monkeypatch):
-    from fbuf_adapters.datasets import _loading
+    from fbuf_adapters.datasets import _blocks
 
-    monkeypatch.setattr(_loading, "_MOST_ROWS", 4)
+    monkeypatch.setattr(_blocks, "_MOST_ROWS", 4)
     dataset = written(broken(truncations=FIVE & False))
     with pytest.raises(DatasetError) as raised:
         from_minari(dataset, **NEW)

@@ -1,0 +1,42 @@
+"""The stored rows of each lane, in the order of time, and their episodes; on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.storage.episodes import Spans, spans
+from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
+
+
+class Lane(NamedTuple):
+    """The stored rows of a lane, the oldest first.
+
+    Attributes:
+        slots: int64 `[rows]`; the slots of the rows.
+        flags: uint8 `[rows]`; the flags of the rows.
+        episodes: The episodes in these rows, without dummies; with removed rows.
+    """
+
+    slots: np.ndarray[Any, np.dtype[np.int64]]
+    flags: np.ndarray[Any, np.dtype[np.uint8]]
+    episodes: Spans
+
+
+def stored_lanes(ring: Ring) -> Iterator[Lane]:
+    """Yield the stored rows of each lane. O(N) time and memory, on the host."""
+    # Computed: a view of the buffer's own memory would keep the buffer from being written to.
+    flags = np.asarray(ring.flags | jnp.uint8(0))
+    cursor = np.asarray(ring.cursor + 0).astype(np.int64)
+    for lane in range(ring.lanes):
+        head, lap, stored, _ = cursor[:, lane % ring.heads].tolist()
+        places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)
+        slots = (head - stored + places) % ring.head_capacity * ring.heads + lane % ring.heads
+        # A head that has come around once, and stands at its beginning, has overwritten nothing.
+        overwritten = stored == ring.head_capacity and (lap, head) != (1, 0)
+        own = flags[slots]
+        episodes = spans(own & ENDS > 0, own & DUMMY > 0, own & CUT > 0, overwritten)
+        yield Lane(slots, own, episodes)
