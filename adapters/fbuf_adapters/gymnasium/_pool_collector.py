@@ -62,7 +62,7 @@ class PoolCollector(BaseCollector):
             raise
         self._episodes = EpisodeStats(options.num_envs, "same_step")
         self._cut = np.zeros(options.num_envs, np.bool_)
-        """The environments whose newest steps were dropped: later steps do not follow the added."""
+        """The environments whose newest steps were dropped, so that later steps follow no row."""
         self._running = False
         self._failure: CollectorError | None = None
         self._steps = 0

@@ -107,7 +107,7 @@ class PoolOptions:
         return cloudpickle.dumps((make_env, policy, weights, info, observe))
 
     def published(self, kind: Callable[[Any, str], Any], policy: Any, weights: Any) -> Any:
-        """Return the holder of first weights, of this kind, which processes read; None of None."""
+        """Return the holder of the first weights, made by `kind`; None if there are none."""
         if weights is None:
             return None
         if not callable(getattr(policy, "load", None)):
