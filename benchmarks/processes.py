@@ -7,7 +7,7 @@ It needs fbuf, JAX, Gymnasium and TorchRL; what is missing is left out.
 
 A policy of random actions steps environments, and every step is put into a buffer. "one process" is
 `Collector` over a `SyncVectorEnv`, "AsyncVectorEnv" is `Collector` over that, with a process for
-each environment. "free" and "barrier" are `ProcessCollector`; `2 x 8` is two processes of eight
+each environment. "async" and "sync" are `ProcessCollector`; `2 x 8` is two processes of eight
 environments each. All of these add chunks of 64 steps. "TorchRL" is `MultiSyncCollector` with two
 workers of eight environments, 1024 steps a batch, and `ReplayBuffer(LazyTensorStorage)`.
 
@@ -35,17 +35,17 @@ WAYS = {
         "one process, 8",
         "one process, 16",
         "AsyncVectorEnv, 8",
-        "free, 1 x 8",
-        "free, 2 x 8",
-        "barrier, 2 x 8",
+        "async, 1 x 8",
+        "async, 2 x 8",
+        "sync, 2 x 8",
         "TorchRL, 2 x 8",
     ],
     "heavy": [
         "one process, 4",
         "AsyncVectorEnv, 4",
-        "free, 1 x 4",
-        "free, 2 x 4",
-        "barrier, 2 x 4",
+        "async, 1 x 4",
+        "async, 2 x 4",
+        "sync, 2 x 4",
     ],
 }
 
@@ -101,7 +101,7 @@ def _of_fbuf(how: str, heavy: bool, stack: contextlib.ExitStack) -> Callable[[],
     way, _, size = how.partition(", ")
     make_env = functools.partial(_env, heavy)
     collector: Any
-    if way in ("free", "barrier"):
+    if way in ("async", "sync"):
         processes, each = map(int, size.split(" x "))
         collector = ProcessCollector(
             make_env, _policy, processes=processes, envs_per_process=each, mode=way
@@ -125,7 +125,7 @@ def _of_fbuf(how: str, heavy: bool, stack: contextlib.ExitStack) -> Callable[[],
     def run() -> int:
         nonlocal state
         before = collector.stats()["steps"]
-        if way == "free":
+        if way == "async":
             state = collector.drain(state, at_least=64)
         else:
             state = collector.collect(state, 64)
@@ -211,14 +211,14 @@ def bars(records: list[Record]) -> list[str]:
     rates = report.Find(records, "rate")
     nan = float("nan")
     rate = lambda env, how: rates(env=env, how=how) or nan
-    ours = rate("CartPole", "free, 2 x 8")
+    ours = rate("CartPole", "async, 2 x 8")
     lines = []
     for than, least in (("TorchRL, 2 x 8", 20), ("AsyncVectorEnv, 8", 1)):
         ratio = ours / rate("CartPole", than)
         lines.append(
-            report.bar(f"free, 2 x 8: {ratio:.1f} times {than}, at least {least}", ratio >= least)
+            report.bar(f"async, 2 x 8: {ratio:.1f} times {than}, at least {least}", ratio >= least)
         )
-    ratio = rate("heavy", "free, 2 x 4") / rate("heavy", "free, 1 x 4")
+    ratio = rate("heavy", "async, 2 x 4") / rate("heavy", "async, 1 x 4")
     lines.append(
         report.bar(f"heavy: two processes {ratio:.2f} times one, at least 1.7", ratio >= 1.7)
     )

@@ -207,7 +207,7 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
         envs_per_process=ENVS_PER_PROCESS,
         chunk=SEGMENT,
         seed=seed * NUM_ENVS,
-        mode="free",
+        mode="async",
         weights=learner.weights(),
     ) as collector:
         buffer = fbuf.init(

@@ -281,7 +281,7 @@ def train(name: str, iterations: int, seed: int) -> tuple[float, float, list[tup
         envs_per_process=ENVS_PER_PROCESS,
         chunk=task.steps,
         seed=seed * NUM_ENVS,
-        mode="barrier",
+        mode="sync",
         weights=learner.weights(),
         blank={"value": np.float32(0), "advantage": np.float32(0)},  # the learner writes them
     ) as collector:

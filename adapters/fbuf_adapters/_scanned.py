@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,23 +13,22 @@ import numpy as np
 import fbuf
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed
-from fbuf_adapters._extra_fields import blank_specs, with_blank
-from fbuf_adapters._fitting import check_fits
+from fbuf_adapters._fields import blank_rows, blank_specs, check_state, with_blank
 
-_TAKEN = frozenset(("observation", "action", "reward", "next_observation"))
+_FILLED = frozenset(("observation", "action", "reward", "next_observation"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Stepped:
-    """What a step of all environments led to: leaves `[num_envs, ...]`.
+    """The results of a step of all environments: leaves `[num_envs, ...]`.
 
     Attributes:
         env_state: The environments, reset where an episode ended.
-        observation: What the next step begins with.
+        observation: The observation that the next step begins with.
         reward: The reward.
         terminated: Whether the episode ended by itself.
         truncated: Whether it was cut off.
-        next_observation: What this step led to; at an end the final observation.
+        next_observation: The observation that this step led to; at an end the final one.
     """
 
     env_state: Any
@@ -44,17 +42,17 @@ class Stepped:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """Where the environments are: what `scan` takes and returns beside the buffer.
+    """The state of the collection, which `scan` takes and returns beside the buffer.
 
     Attributes:
         env_state: The environments.
-        observation: What the policy sees next.
-        key: The random key of what is to come.
+        observation: The observation that the policy sees next.
+        key: The random key of the steps to come.
         fresh: No step has been made since the reset.
-        episode_return: `[num_envs]`; the sum of rewards of the open episodes.
-        episode_length: `[num_envs]`; their steps.
-        episodes: How many ended, and the sums of their returns and lengths, each with what
-            rounding has added too much: float32 `[2, 3]`.
+        episode_return: `[num_envs]`; the sums of rewards of the open episodes.
+        episode_length: `[num_envs]`; the steps of the open episodes.
+        episodes: The number of ended episodes, and the sums of their returns and lengths, each with
+            the excess that rounding has added: float32 `[2, 3]`.
     """
 
     env_state: Any
@@ -67,7 +65,7 @@ class Carry:
 
 
 class ScanCollector:
-    """What the collectors of gymnax and brax have in common."""
+    """The part that the collectors of gymnax and brax share."""
 
     def __init__(
         self,
@@ -82,8 +80,8 @@ class ScanCollector:
         """Collect with functions of all environments.
 
         Args:
-            reset: From a key to the environments and their observations.
-            step: From a key, the environments and actions to what they led to.
+            reset: Returns the environments and their observations, from a key.
+            step: Returns the results of a step, from a key, the environments and actions.
             policy: See `fbuf_adapters.gymnax.Collector`.
             params: Likewise.
             num_envs: Likewise.
@@ -108,7 +106,7 @@ class ScanCollector:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What else `fbuf.init` needs: `num_envs` and `autoreset`."""
+        """The other arguments that `fbuf.init` needs: `num_envs` and `autoreset`."""
         return {"num_envs": self._num_envs, "autoreset": "same_step"}
 
     def collect(self, state: Any, steps: int) -> Any:
@@ -116,7 +114,7 @@ class ScanCollector:
 
         Args:
             state: The buffer. It is consumed.
-            steps: How many, static: each number compiles a program of its own.
+            steps: The number of steps, static: each number compiles a program of its own.
 
         Returns:
             The buffer with the rows in it.
@@ -126,7 +124,7 @@ class ScanCollector:
             RuntimeError: If `state` has been consumed.
         """
         check.integer("Collector.collect", "steps", steps)
-        check_fits("Collector.collect", state, self._fields, self.options)
+        check_state("Collector.collect", state, self._fields, self.options)
         refuse_consumed("add", state)
         self._carry, state = self._compiled(self._carry, state, self._params, steps=steps)
         self._steps += steps
@@ -137,7 +135,7 @@ class ScanCollector:
         self._params = params
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the collector was made; it waits for the steps.
+        """Return counts since the collector was made, after all steps.
 
         Returns:
             A dict: `steps` of all environments together; `episodes` that ended, and their
@@ -159,7 +157,7 @@ class ScanCollector:
             key: The random key of the environments and the policy.
 
         Returns:
-            What `scan` begins with.
+            The state of the collection, for the first `scan`.
         """
         reset_key, key = jax.random.split(key)
         env_state, observation = self._reset(reset_key)
@@ -172,41 +170,44 @@ class ScanCollector:
         """Make steps and add them; a pure function, for your own `jit`, `scan` and `vmap`.
 
         Args:
-            carry: Where the environments are: what `begin` or this function returned.
+            carry: The state of the collection, returned by `begin` or this function.
             state: The buffer.
             params: The weights of the policy.
-            steps: How many steps of each environment, static.
+            steps: The number of steps of each environment, static.
 
         Returns:
-            Where the environments are then, and the buffer with the rows in it.
+            The new state of the collection, and the buffer with the rows in it.
 
         Raises:
             ValueError: If the buffer was made for other rows or environments.
         """
-        check_fits("Collector.scan", state, self._fields, self.options)
+        check_state("Collector.scan", state, self._fields, self.options)
         state = fbuf.end_episode(state, mask=carry.fresh)
-        one = functools.partial(self._one, params)
         carry = dataclasses.replace(carry, fresh=jnp.array(False))
+        one = lambda loop, _: (self._one(params, *loop), None)
         return jax.lax.scan(one, (carry, state), None, length=steps)[0]
 
-    def _one(self, params: Any, loop: tuple[Carry, Any], _: Any) -> tuple[tuple[Carry, Any], None]:
-        carry, state = loop
+    def _one(self, params: Any, carry: Carry, state: Any) -> tuple[Carry, Any]:
+        """Make a step and add it."""
         carry, there, flags = self._row(params, carry)
-        zeros = lambda spec: jnp.zeros((self._num_envs, *spec.shape), spec.dtype)
-        there |= jax.tree.map(zeros, self._blank)
+        there |= blank_rows(self._blank, (self._num_envs,), jnp)
         given: dict[str, Any] = {"items": {name: there[name] for name in state.storage.item}}
         if state.next_obs is not None:
             given["next_observation"] = there["next_observation"]
-        return (carry, fbuf.add(state, **given, **flags)), None
+        return carry, fbuf.add(state, **given, **flags)
 
     def _row(self, params: Any, carry: Carry) -> tuple[Carry, dict[str, Any], dict[str, Any]]:
-        """A step: where the environments are then, the fields there are, and the flags."""
+        """Make a step; return the new state of the collection, the fields and the flags."""
         act_key, step_key, key = jax.random.split(carry.key, 3)
         returned = self._policy(params, carry.observation, act_key)
         action, extras = returned, {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
             action, extras = returned
-        self._check(extras)
+        for name in _FILLED & extras.keys():
+            raise ValueError(
+                f"Collector: the policy returned an extra called {name!r}, which the collector "
+                "fills itself; call it something else"
+            )
         stepped = self._step(step_key, carry.env_state, action)
         terminated, truncated = stepped.terminated.astype(bool), stepped.truncated.astype(bool)
         reward = stepped.reward.astype(jnp.float32)
@@ -231,15 +232,8 @@ class ScanCollector:
         }
         return after, there, {"terminated": terminated, "truncated": truncated}
 
-    def _check(self, extras: dict[str, Any]) -> None:
-        for name in _TAKEN & extras.keys():
-            raise ValueError(
-                f"Collector: the policy returned an extra called {name!r}, which the collector "
-                "fills itself; call it something else"
-            )
-
     def _learned(self) -> dict[str, Any]:
-        """The fields that are filled, of one row each."""
+        """Return one row of the filled fields."""
         row = lambda params, carry: self._row(params, carry)[1]
         there = jax.eval_shape(row, self._params, self._carry)
 
@@ -256,7 +250,7 @@ class ScanCollector:
 
 
 def _summed(sums: jax.Array, terms: jax.Array) -> jax.Array:
-    """Sums with more terms in them, without the rounding: it would stop a count at 2**24.
+    """Return sums with more terms, without rounding, which would stop a count at 2**24.
 
     After Kahan (1965).
     """

@@ -817,8 +817,8 @@ MUTANTS = [
         ("if isinstance(made, TensorDictBase) or is_tensor_collection(made):", "if True:", "adapters", ("test_ends.py", "is_a_tensordict")),
     ),
     *of(
-        "../adapters/fbuf_adapters/gymnasium/_pool_collector.py",
-        ("return secrets.randbelow(2**30) if", "return 0 if", "adapters", ("test_processes.py", "without_a_seed")),
+        "../adapters/fbuf_adapters/gymnasium/_worker_pool.py",
+        ("seed = secrets.randbelow(2**30) if", "seed = 0 if", "adapters", ("test_processes.py", "without_a_seed")),
     ),
     *of(
         "host/next_obs_check.py",
@@ -901,23 +901,23 @@ MUTANTS = [
         "../adapters/fbuf_adapters/gymnasium/_info.py",
         ("if ended is not None and \"final_info\" in info and ended.any():", "if False:", "adapters", ("test_collector_info.py", "returned")),
         ("        into[ended] = self._absent[name]\n", "", "adapters", ("test_collector_info.py", "returned")),
-        ("there = known & np.asarray(info.get(f\"_{name}\", True))", "there = np.ones(self._num_envs, bool)", "adapters", ("test_collector_info.py", "returned or None")),
-        ("return cast(array, spec.dtype, f\"info[{name!r}]\") if len(array) else array", "return array", "adapters", ("test_collector_info.py", "does_not_fit")),
+        ("there = envs & known & np.asarray(info.get(f\"_{name}\", True))", "there = envs & np.ones(self._num_envs, bool)", "adapters", ("test_collector_info.py", "returned or None")),
+        ("return cast(array, spec.dtype, f\"info[{name!r}]\")", "return array", "adapters", ("test_collector_info.py", "does_not_fit")),
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_stepper.py",
         ("seen[~ended] = before[name][~ended]", "pass", "adapters", ("test_collector_info.py", "observed")),
         ("self._observe.final(info, ended) if self._observe", "self._observe.read(info) if self._observe", "adapters", ("test_collector_info.py", "observed")),
-        ("                if self.needs_final:\n                    raise CollectorError(NO_FINAL)\n", "", "adapters", ("test_collector.py", "missing")),
+        ("                if self.needs_final:\n                    raise CollectorError(_info.NO_FINAL)\n", "", "adapters", ("test_collector.py", "missing")),
     ),
     *of(
-        "../adapters/fbuf_adapters/gymnasium/_buffers.py",
-        ("        contents.index = _with_resets(contents.index, np.array(envs))\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
+        "../adapters/fbuf_adapters/gymnasium/_chunk_writer.py",
+        ("        contents.index = _with_resets(contents.index, envs)\n", "", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
         ("        return dataclasses.replace(buffer, blocks=blocks)", "        return buffer", "adapters", ("test_collector_buffers.py", "leaves_the_whole")),
         ("        if buffer.contents.owned:", "        if False:", "adapters", ("test_collector_buffers.py", "says_so")),
     ),
     *of(
-        "../adapters/fbuf_adapters/gymnasium/_rows.py",
+        "../adapters/fbuf_adapters/gymnasium/_chunk.py",
         ("reward=stored(self.reward[:steps], \"reward\")", "reward=self.reward[:steps].astype(np.float32)", "adapters", ("test_collector_info.py", "32_bits")),
     ),
     *of(
@@ -949,7 +949,7 @@ MUTANTS = [
         ("            with self._running:  # a join that was interrupted would not wait again\n                pass", "            self._thread.join()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(
-        "../adapters/fbuf_adapters/gymnasium/_background.py",
+        "../adapters/fbuf_adapters/gymnasium/_producer.py",
         ("        return self._ended.wait(seconds)  # a join that was interrupted would say that it has", "        thread.join(seconds)\n        return not thread.is_alive()", "adapters", ("test_interrupts.py", "thread_is_waited")),
     ),
     *of(

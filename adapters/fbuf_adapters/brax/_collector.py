@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,37 +13,26 @@ from fbuf_adapters._scanned import ScanCollector, Stepped
 _FINAL = "final_observation"
 
 
-@functools.cache
-def _brax() -> SimpleNamespace:
-    """The wrappers, brax's own and `KeepFinal`.
-
-    They are imported only now: an import of this module must not make JAX look for its devices,
-    whatever brax computes when it is imported.
-    """
+def _keep_final(env: Any) -> Any:
+    """Return the environment with the observations that resets replace, in its info."""
     # brax is no extra of fbuf, so pyright may find neither it nor the type of its classes.
     from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
-    from brax.envs.wrappers import training  # pyright: ignore[reportMissingImports]
 
     class KeepFinal(Wrapper):  # pyright: ignore[reportUntypedBaseClass]
         """Keeps the observation that the reset of the same step replaces."""
 
         def reset(self, rng: jax.Array) -> Any:
-            env_state: Any = self.env.reset(rng)
-            env_state.info[_FINAL] = env_state.obs
-            return env_state
+            return _with_final(self.env.reset(rng))
 
         def step(self, state: Any, action: Any) -> Any:
-            env_state: Any = self.env.step(state, action)
-            env_state.info[_FINAL] = env_state.obs
-            return env_state
+            return _with_final(self.env.step(state, action))
 
-    return SimpleNamespace(
-        Wrapper=Wrapper,
-        AutoReset=training.AutoResetWrapper,
-        Episode=training.EpisodeWrapper,
-        Vmap=training.VmapWrapper,
-        KeepFinal=KeepFinal,
-    )
+    return KeepFinal(env)
+
+
+def _with_final(env_state: Any) -> Any:
+    env_state.info[_FINAL] = env_state.obs
+    return env_state
 
 
 class Collector(ScanCollector):
@@ -58,10 +45,10 @@ class Collector(ScanCollector):
         env: The environment as `brax.envs.get_environment` returns it, not wrapped for training.
         policy: As for gymnax: `policy(params, observation, key)`.
         params: The weights to begin with.
-        num_envs: How many environments there are.
+        num_envs: The number of environments.
         key: The random key of the environments and the policy.
-        episode_length: After how many steps an episode is cut off.
-        action_repeat: How often each action is done.
+        episode_length: The number of steps after which an episode is cut off.
+        action_repeat: The number of times that each action is done.
         blank: As for gymnax.
 
     Raises:
@@ -94,9 +81,14 @@ class Collector(ScanCollector):
         action_repeat: int = 1,
         blank: dict[str, Any] | None = None,
     ) -> None:
-        inner, brax = env, _brax()
-        while isinstance(inner, brax.Wrapper):
-            if isinstance(inner, (brax.AutoReset, brax.Episode, brax.Vmap)):
+        # Imported only now: an import of this module must not make JAX look for its devices.
+        from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
+        from brax.envs.wrappers import training  # pyright: ignore[reportMissingImports]
+
+        own = (training.AutoResetWrapper, training.EpisodeWrapper, training.VmapWrapper)
+        inner = env
+        while isinstance(inner, Wrapper):
+            if isinstance(inner, own):
                 raise ValueError(
                     f"Collector: the environment is wrapped in a {type(inner).__name__}, and the "
                     "collector wraps it itself, so that final observations are kept; give "
@@ -105,8 +97,8 @@ class Collector(ScanCollector):
             inner = inner.env
         check.integer("Collector", "episode_length", episode_length)
         check.integer("Collector", "action_repeat", action_repeat)
-        whole = brax.Vmap(brax.Episode(env, episode_length, action_repeat))
-        whole = brax.AutoReset(brax.KeepFinal(whole))
+        whole = training.VmapWrapper(training.EpisodeWrapper(env, episode_length, action_repeat))
+        whole = training.AutoResetWrapper(_keep_final(whole))
 
         def reset(key: jax.Array) -> tuple[Any, Any]:
             env_state = whole.reset(jax.random.split(key, num_envs))

@@ -6,13 +6,14 @@ imports JAX only when a collector is asked for.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 try:
-    # Only to see whether it is there.
+    # Only to find out whether it is installed.
     import gymnasium  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
-    if error.name != "gymnasium":  # it is there, and lacks something itself
+    if error.name != "gymnasium":  # an installed one lacks something itself
         raise
     raise ImportError(
         'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasium]"'
@@ -27,13 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "CollectorError", "ProcessCollector"]
 
 
+_MODULES = {"Collector": "_collector", "ProcessCollector": "_process_collector"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Collector":
-        from fbuf_adapters.gymnasium import _collector
-
-        return _collector.Collector
-    if name == "ProcessCollector":
-        from fbuf_adapters.gymnasium import _process_collector
-
-        return _process_collector.ProcessCollector
+    if name in _MODULES:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

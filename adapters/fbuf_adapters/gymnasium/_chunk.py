@@ -1,9 +1,13 @@
-"""A few steps of all environments."""
+"""A few steps of all environments, and the arrays that are filled with them step by step."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
+
+import numpy as np
+
+from fbuf_adapters.gymnasium._spaces import Spec, map_leaves, stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,17 +15,17 @@ class Chunk:
     """`T` steps of `E` environments: trees of NumPy arrays `[T, E, ...]`, as they are stored.
 
     Attributes:
-        observation: What the policy saw.
-        action: What it did.
+        observation: The observations that the policy saw.
+        action: The actions that it took.
         reward: float32 `[T, E]`, or `[T, E, K]`.
         terminated: bool `[T, E]`.
         truncated: bool `[T, E]`.
-        next_observation: What the steps led to: at the end of an episode its final observation.
-            None if the environments did not return that.
-        extras: What the policy returned beside the action, and what was asked for of info.
-        version: That of the policy that acted; or int32 `[E]`.
-        fresh: The environments were reset before the first of these steps. Episodes that were open
-            in the chunk before have not ended in it, and go on nowhere. A bool, or bool `[E]`.
+        next_observation: The observations that the steps led to: at the end of an episode its final
+            observation. None if the environments did not return final observations.
+        extras: The policy's output beside the action, and the entries of info.
+        version: The version of the policy that acted; or int32 `[E]`.
+        fresh: Whether the environments were reset before the first of these steps. Then episodes
+            that were open in the chunk before stay without an end. A bool, or bool `[E]`.
     """
 
     observation: Any
@@ -38,3 +42,99 @@ class Chunk:
     def steps(self) -> int:
         """`T`."""
         return len(self.terminated)
+
+
+class ChunkRows:
+    """Arrays for so many steps of all environments, in the dtypes of the spaces.
+
+    Values assigned to a step of `observation`, `action`, `reward`, `terminated` or `truncated` are
+    copied: environments may go on to write to their own arrays.
+    """
+
+    def __init__(
+        self, num_envs: int, steps: int, observation: Any, action: Any, reward: Spec
+    ) -> None:
+        self._lead = lead = (steps, num_envs)
+        self._space = observation
+        # One more: each step's next observation is that of the row after it.
+        self._observation = _empty((steps + 1, num_envs), observation)
+        self._action = _empty(lead, action)
+        self._extras: dict[str, np.ndarray[Any, Any]] = {}
+        self._final: Any = None
+        self.observation = _assignable(self._observation)
+        self.action = _assignable(self._action)
+        # In 64 bits: a number that 32 bits cannot hold is found when the chunk is made.
+        self.reward = np.empty((*lead, *reward.shape), np.float64)
+        self.terminated = np.empty(lead, np.bool_)
+        self.truncated = np.empty(lead, np.bool_)
+        self.steps = 0
+        """The number of whole steps."""
+        self.lacks_final = False
+        """The environments did not return the final observation of an episode."""
+
+    @property
+    def final(self) -> Any:
+        """Arrays for final observations, where the next row holds another observation.
+
+        Once they have been asked for, each end in the chunk must have been written to them.
+        """
+        if self._final is None:
+            self._final = _empty(self._lead, self._space)
+        return _assignable(self._final)
+
+    def put_extras(self, step: int, extras: dict[str, Any]) -> None:
+        """Copy the policy's output beside the action, or entries of info."""
+        for name, array in extras.items():
+            if name not in self._extras:
+                self._extras[name] = np.empty((self._lead[0], *array.shape), array.dtype)
+            self._extras[name][step] = array
+
+    def chunk(self, version: int, fresh: bool) -> Chunk:
+        """Return the whole steps, as they are stored."""
+        steps = self.steps
+        whole = map_leaves(lambda a: stored(a[: steps + 1], "observation"), self._observation)
+        return Chunk(
+            observation=map_leaves(lambda a: a[:-1], whole),
+            action=map_leaves(lambda a: stored(a[:steps], "action"), self._action),
+            reward=stored(self.reward[:steps], "reward"),
+            terminated=self.terminated[:steps],
+            truncated=self.truncated[:steps],
+            next_observation=None if self.lacks_final else self._following(whole),
+            extras={n: stored(a[:steps], n) for n, a in self._extras.items()},
+            version=version,
+            fresh=fresh,
+        )
+
+    def _following(self, observations: Any) -> Any:
+        """Return the next observations: those of the next rows, or at ends the final ones."""
+        rows = map_leaves(lambda a: a[1:], observations)
+        if self._final is None:
+            return rows
+        ended = self.terminated[: self.steps] | self.truncated[: self.steps]
+
+        def replaced(array: np.ndarray[Any, Any], final: np.ndarray[Any, Any]) -> Any:
+            array = array.copy()
+            array[ended] = stored(final[: self.steps][ended], "observation")
+            return array
+
+        return map_leaves(replaced, rows, self._final)
+
+
+def _empty(lead: tuple[int, int], space: Any) -> Any:
+    """Return a tree of arrays like a space."""
+    return map_leaves(lambda spec: np.empty((*lead, *spec.shape), spec.dtype), space)
+
+
+def _assignable(tree: Any) -> Any:
+    """Return an object to a part of which a tree can be assigned, as to an array."""
+    return tree if isinstance(tree, np.ndarray) else _Tree(tree)
+
+
+class _Tree:
+    """A tree of arrays."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = arrays
+
+    def __setitem__(self, part: Any, tree: Any) -> None:
+        map_leaves(lambda array, leaf: array.__setitem__(part, leaf), self._arrays, tree)

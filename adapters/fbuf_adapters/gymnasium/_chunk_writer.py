@@ -1,37 +1,37 @@
-"""From chunks to a buffer: which fields it wants, and few programs for chunks of all lengths."""
+"""Adding chunks to a buffer: a state, a state over a mesh, or a store on the host."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 
-from fbuf_adapters._extra_fields import with_blank
-from fbuf_adapters._fitting import check_rows
-from fbuf_adapters.gymnasium._buffers import kind_of
+import fbuf
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.host import HostStore
+from fbuf_adapters._fields import MAKE, blank_rows, check_rows, with_blank
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._final_obs import NO_FINAL
-from fbuf_adapters.gymnasium._spaces import Spec
-from fbuf_adapters.gymnasium._trees import map_leaves
+from fbuf_adapters.gymnasium._info import NO_FINAL
+from fbuf_adapters.gymnasium._spaces import Spec, map_leaves
 
 SMALL = 128
-"""Steps; fewer are not worth an add of their own, but where little is collected at a time."""
-
-_VERSION = Spec((), np.dtype(np.int32))
+"""A number of steps; fewer get an add of their own only if little is collected at a time."""
 
 
-class Target:
+class ChunkWriter:
     """Adds chunks of `num_envs` environments to buffers made for them.
 
     Args:
-        spec: The fields that are filled, see `Stepper.spec`.
-        blank: Those that are not, see `blank_specs`.
-        options: What `fbuf.init` has to be given.
-        size: The most steps of a chunk. All are brought to this length, to 128 or to 16 (if it is
-            less, to an eighth of it), so that at most four programs add them all.
-        owner: Who collects, for errors.
+        spec: The filled fields, see `Stepper.spec`.
+        blank: The blank fields, see `blank_specs`.
+        options: The arguments that `fbuf.init` needs beside the item.
+        size: The most steps of a chunk. All chunks are padded to this length, to 128 or to 16. If
+            `size` is less than 128, the least length is an eighth of it. So at most four programs
+            add all chunks.
+        owner: The collector, for errors.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class Target:
         blank: dict[str, Any],
         options: dict[str, Any],
         size: int,
-        owner: str = "Collector",
+        owner: str,
     ) -> None:
         self._owner = owner
-        more = {"next_observation": spec["observation"], "version": _VERSION}
+        version = Spec((), np.dtype(np.int32))
+        more = {"next_observation": spec["observation"], "version": version}
         filled = map_leaves(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), {**spec, **more})
         self._fields = with_blank(owner, filled, blank)
         self._blank = blank
@@ -61,84 +62,183 @@ class Target:
     def check(self, function: str, buffer: Any) -> None:
         """Refuse a buffer that the chunks do not fit into, or that has been consumed."""
         where = f"{self._owner}.{function}"
-        kind = kind_of(where, buffer)
-        flags, num_envs = kind.flags(buffer), kind.num_envs(buffer)
-        check_rows(where, flags, self._fields, self._options, num_envs, kind.make)
+        kind = _kind_of(where, buffer)
+        state, num_envs = kind.state(buffer), kind.num_envs(buffer)
+        check_rows(where, state, self._fields, self._options, num_envs, kind.make)
         kind.check(where, buffer)
 
     def keeps_next(self, buffer: Any) -> bool:
-        """Whether a buffer that was checked has next observations."""
-        flags = kind_of(self._owner, buffer).flags(buffer)
-        return flags.next_obs is not None or "next_observation" in flags.storage.item
+        """Return whether a checked buffer has next observations."""
+        state = _kind_of(self._owner, buffer).state(buffer)
+        return state.next_obs is not None or "next_observation" in state.storage.item
 
     def end_episode(self, buffer: Any) -> Any:
-        """End all open episodes of a buffer that was checked, which is consumed."""
-        return kind_of(self._owner, buffer).end_episode(buffer)
+        """End all open episodes of a checked buffer, which is consumed."""
+        return _kind_of(self._owner, buffer).end_episode(buffer, None)
 
     def add(self, buffer: Any, chunk: Chunk, *, dummies: Any = None, envs: Any = None) -> Any:
-        """Add a chunk to a buffer that was checked, which is consumed.
+        """Add a chunk to a checked buffer, which is consumed.
 
         Args:
             buffer: The buffer.
             chunk: The steps.
-            dummies: bool `[num_envs]`: whose first row is a dummy. The buffer knows it by itself,
-                unless it is another one than that of the chunk before.
-            envs: bool `[num_envs]`: whose steps these are, if not all step together.
+            dummies: bool `[num_envs]`: the environments whose first row is a dummy. A buffer knows
+                them itself, unless the chunk before went into another buffer.
+            envs: bool `[num_envs]`: the environments that made the steps, if not all of them.
         """
-        kind = kind_of(self._owner, buffer)
+        kind = _kind_of(self._owner, buffer)
         if chunk.next_observation is None and self.keeps_next(buffer):
             raise CollectorError(NO_FINAL)
-        if np.any(chunk.fresh):
-            fresh = np.broadcast_to(chunk.fresh, chunk.terminated.shape[1:])
-            buffer = kind.end_episode(buffer, fresh)
-        if dummies is not None and dummies.any():
-            buffer = kind.with_resets(buffer, dummies)
-        state = kind.flags(buffer)
-        given = _given(chunk, state)
-        wanted = state.storage.item
         steps, num_envs = chunk.terminated.shape
-        lead = (self._padded_size(steps), num_envs)
-        if steps != lead[0]:
-            given = map_leaves(lambda array: _padded(array, lead[0]), given)
-        for name in self._blank.keys() & wanted.keys():
-            zeros = lambda spec: np.zeros((*lead, *spec.shape), spec.dtype)
-            given["items"][name] = jax.tree.map(zeros, self._blank[name])
+        if np.any(chunk.fresh):
+            buffer = kind.end_episode(buffer, np.broadcast_to(chunk.fresh, num_envs))
+        if dummies is not None and dummies.any():
+            buffer = kind.with_resets(buffer, np.array(dummies))
+        state = kind.state(buffer)
+        wanted = state.storage.item
+        version = np.full(chunk.terminated.shape, chunk.version, np.int32)
+        filled = {**vars(chunk), **chunk.extras, "version": version}
+        given: dict[str, Any] = {
+            "items": {name: filled[name] for name in wanted if name not in self._blank},
+            "terminated": chunk.terminated,
+            "truncated": chunk.truncated,
+        }
+        if state.next_obs is not None:
+            given["next_observation"] = chunk.next_observation
+        # One of a few sizes: short chunks need not cost as much as long ones.
+        size = next(size for size in self._sizes if steps <= size)
+        given = map_leaves(lambda array: _padded(array, size), given)
+        blank = {name: spec for name, spec in self._blank.items() if name in wanted}
+        given["items"] |= blank_rows(blank, (size, num_envs), np)
+        whole = np.arange(size) < steps
         if not state.ring.lockstep:
-            given["mask"] = np.repeat((np.arange(lead[0]) < steps)[:, None], num_envs, axis=1)
-            if envs is not None:
-                given["mask"] &= envs
+            given["mask"] = whole[:, None] & (np.ones(num_envs, bool) if envs is None else envs)
         elif steps < self._size:
-            given["mask"] = np.arange(lead[0]) < steps
+            given["mask"] = whole
         return kind.add(buffer, given)
-
-    def _padded_size(self, steps: int) -> int:
-        """One of a few sizes: who collects a few steps at a time shall not pay for many."""
-        return next(size for size in self._sizes if steps <= size)
-
-
-def _given(chunk: Chunk, state: Any) -> dict[str, Any]:
-    """What `add` is given of a chunk: the fields that the buffer has."""
-    there: dict[str, Any] = {
-        "observation": chunk.observation,
-        "action": chunk.action,
-        "reward": chunk.reward,
-        **chunk.extras,
-        "next_observation": chunk.next_observation,
-    }
-    wanted = state.storage.item
-    if "version" in wanted:
-        there["version"] = np.full(chunk.terminated.shape, chunk.version, np.int32)
-    given: dict[str, Any] = {
-        "items": {name: there[name] for name in wanted if name in there},
-        "terminated": chunk.terminated,
-        "truncated": chunk.truncated,
-    }
-    if state.next_obs is not None:
-        given["next_observation"] = chunk.next_observation
-    return given
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    if len(array) == size:
+        return array
     padded = np.zeros((size, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded
+
+
+class StateBuffer:
+    """Changes a `fbuf.State`, which is consumed, and returns the new one.
+
+    The other kinds of buffers inherit from this class. A store on the host changes in place.
+    """
+
+    make = MAKE
+    """The call that makes one, for errors."""
+    functions: Any = fbuf
+    """The module of the functions for this kind."""
+
+    def state(self, buffer: Any) -> Any:
+        """Return the state that knows the item, the lanes and the next observations."""
+        return buffer
+
+    def num_envs(self, buffer: Any) -> int | None:
+        """Return the number of environments that the buffer is for."""
+        return self.state(buffer).ring.num_envs
+
+    def check(self, where: str, buffer: Any) -> None:
+        """Refuse a buffer that cannot be added to."""
+        refuse_consumed("add", buffer)
+
+    def add(self, buffer: Any, given: dict[str, Any]) -> Any:
+        """Add rows `[T, num_envs, ...]` of NumPy, by the arguments of `fbuf.add`."""
+        return self.functions.add(buffer, **given, time_major=True)
+
+    def end_episode(self, buffer: Any, envs: Any) -> Any:
+        """End the open episodes of some environments; None is all."""
+        return self.functions.end_episode(buffer, mask=envs)
+
+    def with_resets(self, buffer: Any, envs: Any) -> Any:
+        """Return the buffer with a dummy as the next row of these environments."""
+        return _with_resets(buffer, envs)
+
+
+class HostBuffer(StateBuffer):
+    """Changes a `HostStore` in place, and returns it."""
+
+    make = "HostStore(collector.item, capacity, **collector.options)"
+
+    def state(self, buffer: Any) -> Any:
+        return buffer.contents.index
+
+    def check(self, where: str, buffer: Any) -> None:
+        if buffer.contents.owned:
+            raise ValueError(
+                f"{where}: the store belongs to a buffer for PyTorch, which would not know of the "
+                "rows; give the collector a store of its own"
+            )
+
+    def add(self, buffer: Any, given: dict[str, Any]) -> Any:
+        buffer.add(**given, time_major=True)
+        return buffer
+
+    def end_episode(self, buffer: Any, envs: Any) -> Any:
+        buffer.end_episode(mask=envs)
+        return buffer
+
+    def with_resets(self, buffer: Any, envs: Any) -> Any:
+        contents = buffer.contents
+        contents.index = _with_resets(contents.index, envs)
+        return buffer
+
+
+class MeshBuffer(StateBuffer):
+    """Changes a `fbuf.sharded.ShardedState` of one process."""
+
+    make = "fbuf.sharded.init(collector.item, capacity, mesh=mesh, **collector.options)"
+    functions = fbuf.sharded
+
+    def state(self, buffer: Any) -> Any:
+        return buffer.blocks
+
+    def num_envs(self, buffer: Any) -> int | None:
+        return buffer.num_envs
+
+    def check(self, where: str, buffer: Any) -> None:
+        refuse_consumed("sharded.add", buffer)
+        if not buffer.fault.is_fully_addressable:
+            raise ValueError(
+                f"{where}: the mesh has devices of other processes, and a collector has the "
+                "environments of its own; collect into a buffer of each process"
+            )
+
+    def with_resets(self, buffer: Any, envs: Any) -> Any:
+        along = jax.sharding.NamedSharding(buffer.mesh, buffer.spec)
+        blocks = _with_resets(buffer.blocks, jax.device_put(envs, along))
+        return dataclasses.replace(buffer, blocks=blocks)
+
+
+def _with_resets(state: Any, resets: Any) -> Any:
+    opened = dataclasses.replace(state.ring.open, resets=resets)
+    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, open=opened))
+
+
+_KINDS: dict[type, StateBuffer] = {
+    fbuf.State: StateBuffer(),
+    fbuf.sharded.ShardedState: MeshBuffer(),
+    HostStore: HostBuffer(),
+}
+
+
+def _kind_of(where: str, buffer: Any) -> StateBuffer:
+    """Return the functions that change this buffer.
+
+    Raises:
+        TypeError: If it is no buffer.
+    """
+    for kind, functions in _KINDS.items():
+        if isinstance(buffer, kind):
+            return functions
+    raise TypeError(
+        f"{where}: state must be a fbuf.State, a fbuf.sharded.ShardedState or a HostStore, got "
+        f"{type(buffer).__name__}; make it with {MAKE}"
+    )

@@ -15,7 +15,7 @@ from fbuf_adapters.gymnasium._chunk import Chunk
 _RECENT = 100
 
 
-class Episodes:
+class EpisodeStats:
     """Follows episodes through chunks."""
 
     def __init__(self, num_envs: int, autoreset: str) -> None:
@@ -29,7 +29,7 @@ class Episodes:
         """The sum of their rewards so far; an array if rewards are vectors."""
 
     def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
-        """Take note of some environments' part of a chunk. No number in it raises."""
+        """Count some environments' part of a chunk. No number in it raises."""
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
         self._begin[envs][fresh] = 0
         kept = zip(self._gained[envs], fresh.tolist(), strict=True)
@@ -50,9 +50,9 @@ class Episodes:
         self._begin[envs] -= chunk.steps
 
     def stats(self) -> dict[str, Any]:
-        """How many ended, and the means of the last hundred; None before the first.
+        """Return the number of ended episodes and the means of the last hundred; None before one.
 
-        A return that is not finite is in no mean. Of vectors it is a list, one mean for each part.
+        Returns that are not finite are in no mean. If rewards are vectors, the mean is a list.
         """
         parts = [np.atleast_1d(returned).tolist() for returned in self._returns]
         means = [_mean(list(of_part)) for of_part in zip(*parts, strict=True)]
@@ -65,16 +65,16 @@ class Episodes:
 
 
 def _mean(numbers: list[float]) -> float | None:
-    """The mean of those that are finite; it may be too large for a float, and is infinite then."""
+    """Return the mean of the finite numbers; inf if it is too large for a float."""
     finite = [number for number in numbers if math.isfinite(number)]
     with np.errstate(all="ignore"):
         return float(np.mean(finite)) if finite else None
 
 
 def _of_parts(reward: Any, ended: Any) -> list[Iterator[Any]]:
-    """The sums of rewards `[T, E]` up to each end, and behind the last: of each environment.
+    """Return for each environment the sums of rewards `[T, E]` up to each end, and after the last.
 
-    Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's.
+    Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's sum.
     """
     steps, envs = ended.shape
     if not steps:

@@ -1,4 +1,4 @@
-"""Entries of the environments' info that go into rows, or into observations."""
+"""Entries of the environments' info: fields of rows, parts of observations, final observations."""
 
 from __future__ import annotations
 
@@ -8,24 +8,55 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._spaces import Spec, cast, stored_dtype
+from fbuf_adapters.gymnasium._spaces import FILLED, Spec, cast, stored_dtype
 
 Asked = Iterable[str] | Mapping[str, Any] | None
-"""Names, whose first entry `reset` returns; or names, each with what stands where there is none."""
+"""Names of entries that `reset` returns; or names, each with the value where an entry is absent."""
 
-_TAKEN = (
-    "observation",
-    "action",
-    "reward",
-    "next_observation",
-    "terminated",
-    "truncated",
-    "version",
+NO_FINAL = (
+    "Collector: an episode ended, and info has no 'final_obs', though the environments say that "
+    "they reset in the same step; have them return it, or make them with "
+    "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP. A buffer without next_of and "
+    "next_observation needs none"
 )
+
+_FINALS = "final_obs", "final_observation"
+"""Gymnasium's name of final observations, and its name before 1.0."""
+
+
+def has_finals(info: Mapping[str, Any]) -> bool:
+    """Return whether the environments returned final observations."""
+    return any(name in info for name in _FINALS)
+
+
+def final_observation(info: Mapping[str, Any], env: int, space: Any) -> Any:
+    """Return the final observation of an environment; it may be the environment's own array.
+
+    Gymnasium's vector environments give an object array of observations, and of dicts a dict of
+    arrays. Others give one dense array.
+    """
+    return _picked(info[next(name for name in _FINALS if name in info)], env, space)
+
+
+def _picked(found: Any, env: int | None, space: Any) -> Any:
+    """Return an environment's part of a batch; with `env=None`, `found` itself, checked."""
+    if isinstance(space, dict) and isinstance(found, dict):
+        return {name: _picked(found[name], env, part) for name, part in space.items()}
+    if isinstance(space, tuple) and isinstance(found, tuple):
+        return tuple(_picked(part, env, own) for part, own in zip(found, space, strict=True))
+    if env is not None:
+        return _picked(found[env], None, space)
+    if not isinstance(space, Spec) or np.shape(found) != space.shape:
+        raise CollectorError(
+            f"Collector: the final observation in info is a {type(found).__name__} of shape "
+            f"{np.shape(found)}, and the observation space has {space}; have the environments "
+            "return it as they return other observations"
+        )
+    return found
 
 
 def as_dict(info: Any) -> Mapping[str, Any]:
-    """What vector environments return; of a list of dicts, one for each, the dict of arrays."""
+    """Return the info of vector environments; of a list of dicts the dict of arrays."""
     if isinstance(info, Mapping):
         return info
     found: dict[str, Any] = {}
@@ -40,13 +71,13 @@ def as_dict(info: Any) -> Mapping[str, Any]:
 class Info:
     """Reads some entries of info: arrays `[num_envs, ...]` of NumPy.
 
-    Gymnasium's vector environments return an entry as an array, and whose it is as `_name`. Where
-    one has none, a value of the caller's stands, or zero.
+    Gymnasium's vector environments return an entry as an array. The array `_name` tells which
+    environments have the entry. The caller's value, or zero, stands for an absent entry.
 
     Args:
-        argument: What the caller calls them.
-        asked: Which.
-        num_envs: Of how many environments.
+        argument: The caller's name of this argument, for errors.
+        asked: The names of the entries.
+        num_envs: The number of environments.
 
     Raises:
         TypeError: If they are asked for by a string.
@@ -61,16 +92,18 @@ class Info:
             )
         absent = asked if isinstance(asked, Mapping) else dict.fromkeys(asked or ())
         for name in absent:
-            if name in _TAKEN:
+            if name in FILLED:
                 raise ValueError(
                     f"Collector: {argument} has {name!r}, which the collector fills itself"
                 )
         self._argument = argument
         self._num_envs = num_envs
-        self._absent = {n: None if v is None else np.asarray(v) for n, v in absent.items()}
+        self._absent: dict[str, Any] = {
+            n: None if v is None else np.asarray(v) for n, v in absent.items()
+        }
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any entries."""
         return bool(self._absent)
 
     @property
@@ -79,10 +112,10 @@ class Info:
         return {n: Spec(v.shape, v.dtype) for n, v in self._absent.items() if v is not None}
 
     def learn(self, info: Mapping[str, Any]) -> None:
-        """Take shapes and dtypes that were not given from what `reset` returned.
+        """Take shapes and dtypes that were not given from the info of a reset.
 
         Raises:
-            CollectorError: If it has not returned an entry, or as no numbers.
+            CollectorError: If an entry is absent, or is no numbers.
         """
         for name, absent in self._absent.items():
             if absent is None:
@@ -97,13 +130,12 @@ class Info:
             stored_dtype(absent.dtype, f"info[{name!r}]")
 
     def read(self, info: Mapping[str, Any], ended: Any = None) -> dict[str, Any]:
-        """The entries of one step.
+        """Return the entries of one step.
 
         Args:
-            info: What the environments returned.
-            ended: bool `[num_envs]`: whose episode ended in the step and whose info may be the one
-                of a reset. Theirs is in `info["final_info"]`; without that it is of the step. None
-                is nobody's.
+            info: The info that the environments returned.
+            ended: bool `[num_envs]`: the environments whose episode ended in the step, if their
+                info may be that of a reset. Their last info is then in `info["final_info"]`.
         """
         found = {name: self._filled(name, info) for name in self._absent}
         if ended is not None and "final_info" in info and ended.any():
@@ -112,7 +144,7 @@ class Info:
         return found
 
     def final(self, info: Mapping[str, Any], ended: Any) -> dict[str, Any]:
-        """Those of a step, of episodes that ended in it: the last entries before the reset."""
+        """Return the last entries before the reset, of episodes that ended in a step."""
         if "final_info" not in info:
             raise CollectorError(
                 f"Collector: an episode ended, and info has no 'final_info', so it is not known "
@@ -123,31 +155,34 @@ class Info:
 
     def _filled(self, name: str, info: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         absent = self._absent[name]
-        assert absent is not None
         filled = np.empty((self._num_envs, *absent.shape), absent.dtype)
         filled[...] = absent
-        if name in info:
-            array, known = self._array(name, info[name])
-            there = known & np.asarray(info.get(f"_{name}", True))
-            filled[there] = self._like(name, array[there])
+        self._put(filled, name, info, True)
         return filled
 
+    def _put(self, into: Any, name: str, info: Mapping[str, Any], envs: Any) -> None:
+        """Replace the entries of some environments by those of an info, where it has them."""
+        if name in info:
+            array, known = self._array(name, info[name])
+            there = envs & known & np.asarray(info.get(f"_{name}", True))
+            into[there] = self._like(name, array[there])
+
     def _put_final(self, into: Any, name: str, final: Any, ended: Any) -> None:
-        """Replace those of ended episodes by theirs, and by what stands for none."""
+        """Replace the entries of ended episodes by final ones, or by the value for absent ones."""
         into[ended] = self._absent[name]
         if isinstance(final, Mapping):
-            if name in final:
-                array, known = self._array(name, final[name])
-                there = ended & known & np.asarray(final.get(f"_{name}", True))
-                into[there] = self._like(name, array[there])
-        elif final is not None:  # one dict each, as older versions return it
+            self._put(into, name, final, ended)
+        elif final is not None:  # one dict an environment, as older versions return it
             for env in ended.nonzero()[0].tolist():
                 entry = (final[env] or {}).get(name)
                 if entry is not None:
                     into[env] = self._like(name, np.asarray(entry)[None])[0]
 
     def _array(self, name: str, entry: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """An entry as an array, and who has one: Gymnasium makes arrays of objects with None."""
+        """Return an entry as an array, and whether each environment has one.
+
+        Gymnasium makes arrays of objects, with None for an absent entry.
+        """
         if isinstance(entry, Mapping):
             raise CollectorError(
                 f"Collector: info[{name!r}] is a dict; have a wrapper put what is in it into info "
@@ -157,7 +192,7 @@ class Info:
         if array.dtype == object and array.shape[:1] == (self._num_envs,):
             known = np.array([e is not None for e in array])
             if not known.any():
-                return self._none(name), known
+                return np.zeros((len(array), *np.shape(self._absent[name]))), known
             like = np.zeros_like(np.asarray(next(e for e in array if e is not None)))
             try:
                 array = np.stack([like if e is None else np.asarray(e) for e in array])
@@ -173,19 +208,11 @@ class Info:
             )
         return array, known
 
-    def _none(self, name: str) -> np.ndarray[Any, Any]:
-        """An array of no meaning, like the entry."""
-        absent = self._absent[name]
-        return np.zeros((self._num_envs, *(() if absent is None else absent.shape)))
-
     def _like(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Entries in the dtype of those before; NumPy would broadcast or cut what differs."""
+        """Return entries in the dtype of earlier ones; NumPy would broadcast or cut others."""
         spec = self.specs[name]
-        fits = np.can_cast(array.dtype, spec.dtype, "same_kind")
-        if len(array) and (array.shape[1:] != spec.shape or not fits):
-            raise CollectorError(
-                f"Collector: info[{name!r}] must be {spec.dtype} of shape "
-                f"{(self._num_envs, *spec.shape)}, as {self._argument} or reset says, got "
-                f"{array.dtype} of shape {(self._num_envs, *array.shape[1:])}"
-            )
-        return cast(array, spec.dtype, f"info[{name!r}]") if len(array) else array
+        if not len(array) or (array.shape[1:], array.dtype) == (spec.shape, spec.dtype):
+            return array
+        what, why = f"info[{name!r}] must be", f"as {self._argument} or reset says"
+        spec.check(array, len(array), what, why)
+        return cast(array, spec.dtype, f"info[{name!r}]")

@@ -1,20 +1,29 @@
-"""What the learner and its workers say to each other."""
+"""The messages between the learner and its workers, and the heartbeat of a worker."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import time
+from typing import Any, NamedTuple
+
+from fbuf_adapters.gymnasium._shared_memory import SharedMemory
+
+STARTING, WAITING, POLICY = -1, -2, -3
+"""The places of a worker outside of its environments: it starts, it waits for work, it acts."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """The worker has made its environments, and knows what a row is."""
+def in_words(place: int) -> str:
+    """Return a place in words, for errors."""
+    words = {STARTING: "while it started", WAITING: "while it waited", POLICY: "in the policy"}
+    return words.get(place, f"in environment {place}")
+
+
+class Ready(NamedTuple):
+    """The worker has made its environments, and knows the spec of a row."""
 
     spec: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """Fill a slot."""
 
     slot: int
@@ -22,22 +31,58 @@ class Command:
     newest: bool  # take the newest weights first
 
 
-@dataclasses.dataclass(frozen=True)
-class Filled:
+class Filled(NamedTuple):
     """A slot has been filled."""
 
     slot: int
     steps: int
     version: int
     fresh: bool
-    waited: float  # seconds that the worker waited for the slot
-    worked: float  # seconds that it took to fill it
+    waited: float  # seconds that the worker waited for the command
+    worked: float  # seconds that it took to fill the slot
 
 
-@dataclasses.dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """The worker cannot go on."""
 
     place: int
     reason: str
     trace: str
+
+
+class Stopped(BaseException):
+    """The collector has been closed, so the chunk is not wanted any more."""
+
+
+class Heartbeat:
+    """The place of a worker and since when, and whether it shall stop.
+
+    It lies in memory that outlives a process. So an error can name the environment that hangs, or
+    that ran when the process was killed.
+    """
+
+    def __init__(self, memory: SharedMemory | None = None) -> None:
+        self._memory = SharedMemory(24) if memory is None else memory
+        self._times = memoryview(self._memory.buffer).cast("d")  # the time, and two others
+        self._numbers = memoryview(self._memory.buffer).cast("q")  # place, whether to stop
+
+    def at(self, place: int) -> None:
+        """Note that the worker is in an environment, by its number, or at a place named above."""
+        self._numbers[1] = place
+        self._times[0] = time.monotonic()  # one clock for all processes
+
+    def check(self) -> None:
+        """Raise `Stopped` if the worker shall stop."""
+        if self._numbers[2]:
+            raise Stopped
+
+    def stop(self, wanted: bool) -> None:
+        """Have the worker stop at its next step, or not."""
+        self._numbers[2] = int(wanted)
+
+    def where(self) -> tuple[int, float]:
+        """Return the place of the worker, and the time at which it came there."""
+        return self._numbers[1], self._times[0]
+
+    def __reduce__(self) -> tuple[type[Heartbeat], tuple[SharedMemory]]:
+        return Heartbeat, (self._memory,)

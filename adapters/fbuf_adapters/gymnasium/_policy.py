@@ -1,4 +1,4 @@
-"""What a policy returned, checked against what environments take."""
+"""A policy and the check of its output against the action space."""
 
 from __future__ import annotations
 
@@ -6,80 +6,66 @@ from typing import Any
 
 import numpy as np
 
+from fbuf_adapters.gymnasium import _spaces
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._spaces import Spec, cast, stored_dtype
-from fbuf_adapters.gymnasium._trees import map_leaves, matched, paths
 
 
-class Actor:
-    """A policy, and the check of all that it returns: NumPy would broadcast or cut what differs."""
+class CheckedPolicy:
+    """A policy, and the check of its output: NumPy would broadcast or cut arrays that differ."""
 
     def __init__(self, policy: Any, num_envs: int, action: Any) -> None:
         """Check against these specs of one action."""
         self.policy = policy
         self._num_envs = num_envs
         self.action = action
-        self.extras: dict[str, Spec] | None = None
-        """The specs of what it returns beside the action, known after the first check."""
+        self.extras: dict[str, _spaces.Spec] | None = None
+        """The specs of the output beside the action, known after the first check."""
         self.plain: tuple[tuple[int, ...], np.dtype[Any]] | None = None
         """An array of this shape and dtype needs no further check. None if there are extras."""
-        self._batch = None
-        if isinstance(action, Spec):  # of the usual, which is then compared in one go
-            self._batch = (num_envs, *action.shape), action.dtype
 
     def checked(self, returned: Any) -> tuple[Any, dict[str, Any]]:
-        """The action, in the dtypes of the space, and the extras, as arrays."""
+        """Return the action, in the dtypes of the space, and the extras, as arrays."""
         extras: Any = {}
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
             returned, extras = returned
         return self._action(returned), self._extras(extras)
 
     def seed(self, number: int) -> None:
-        """Have the policy seed its own generators, if it says how."""
+        """Have the policy seed its own generators, if it has a method for that."""
         seed = getattr(self.policy, "seed", None)
         if callable(seed):
             seed(number)
 
-    def load(self, weights: Any) -> None:
-        """Hand the policy new weights."""
-        self.policy.load(weights)
-
     def _action(self, given: Any) -> Any:
-        if self._batch is not None:
-            array = _array(given)
-            if (array.shape, array.dtype) == self._batch:
-                return array
-            return self._leaf("", array, self.action, given)
-        leaves = matched(given, self.action)
+        if isinstance(self.action, _spaces.Spec):
+            return self._leaf("", given, self.action)
+        leaves = _spaces.matched(given, self.action)
         if leaves is None:
-            wanted = ", ".join(f"action{path}" for path, _ in paths(self.action))
+            wanted = ", ".join(f"action{path}" for path, _ in _spaces.paths(self.action))
             raise CollectorError(
                 f"Collector: the policy must return an action like its space, with {wanted}, "
                 f"got {_described(given)}; beside the action it may return a dict: (action, extras)"
             )
-        checked = [
-            self._leaf(path, _array(leaf), spec, leaf)
-            for (path, spec), leaf in zip(paths(self.action), leaves, strict=True)
-        ]
+        specs = _spaces.paths(self.action)
+        checked = [self._leaf(p, leaf, s) for (p, s), leaf in zip(specs, leaves, strict=True)]
         ordered = iter(checked)
-        return map_leaves(lambda _: next(ordered), self.action)
+        return _spaces.map_leaves(lambda _: next(ordered), self.action)
 
-    def _leaf(
-        self, path: str, array: np.ndarray[Any, Any], spec: Spec, given: Any
-    ) -> np.ndarray[Any, Any]:
-        shape = (self._num_envs, *spec.shape)
-        if array.shape != shape or not _fits(array.dtype, spec.dtype):
+    def _leaf(self, path: str, given: Any, spec: _spaces.Spec) -> np.ndarray[Any, Any]:
+        array, shape = _array(given), (self._num_envs, *spec.shape)
+        if array.shape != shape or not _castable(array.dtype, spec.dtype):
             came = _described(given if array.dtype == object else array)
             raise CollectorError(
                 f"Collector: the policy must return action{path} as {spec.dtype} of shape {shape}, "
                 f"[num_envs, ...] of the action space; got {came}"
             )
-        return cast(array, spec.dtype, f"the policy's action{path}")
+        return _spaces.cast(array, spec.dtype, f"the policy's action{path}")
 
     def _extras(self, given: dict[str, Any]) -> dict[str, Any]:
         if not given and not self.extras:
             self.extras = {}
-            self.plain = self._batch
+            if isinstance(self.action, _spaces.Spec):
+                self.plain = (self._num_envs, *self.action.shape), self.action.dtype
             return given
         extras = {name: _array(value) for name, value in given.items()}
         if self.extras is None:
@@ -92,17 +78,17 @@ class Actor:
             )
         for name, array in extras.items():
             spec = self.extras[name]
-            if array.shape != (self._num_envs, *spec.shape) or not _fits(array.dtype, spec.dtype):
+            shape = (self._num_envs, *spec.shape)
+            if array.shape != shape or not _castable(array.dtype, spec.dtype):
                 raise CollectorError(
                     f"Collector: the policy returned the extra {name!r} as {_described(array)}, "
-                    f"and before as {spec.dtype} of shape {(self._num_envs, *spec.shape)}; return "
-                    "the same each time"
+                    f"and before as {spec.dtype} of shape {shape}; return the same each time"
                 )
-            extras[name] = cast(array, spec.dtype, f"the extra {name!r}")
+            extras[name] = _spaces.cast(array, spec.dtype, f"the extra {name!r}")
         return extras
 
-    def _extra(self, name: str, array: np.ndarray[Any, Any]) -> Spec:
-        if name in _TAKEN:
+    def _extra(self, name: str, array: np.ndarray[Any, Any]) -> _spaces.Spec:
+        if name in _spaces.FILLED:
             raise CollectorError(
                 f"Collector: the policy returned an extra called {name!r}, which the collector "
                 "fills itself; call it something else"
@@ -112,17 +98,12 @@ class Actor:
                 f"Collector: the policy must return the extra {name!r} of shape "
                 f"({self._num_envs}, ...), one for each environment; got {_described(array)}"
             )
-        stored_dtype(array.dtype, f"the extra {name!r}")
-        return Spec(array.shape[1:], array.dtype)
-
-
-_TAKEN = frozenset(
-    ("observation", "action", "reward", "next_observation", "terminated", "truncated", "version")
-)
+        _spaces.stored_dtype(array.dtype, f"the extra {name!r}")
+        return _spaces.Spec(array.shape[1:], array.dtype)
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """As NumPy has it, also of a tensor that a gradient is followed through."""
+    """Return a NumPy array, also of a tensor through which a gradient is followed."""
     return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
 
 
@@ -134,7 +115,7 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
 
 
-def _fits(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether values may be cast: an integer of another width keeps its value, which is checked."""
+def _castable(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether values may be cast: integers of any width, for their values are checked."""
     integers = given.kind in "iu" and wanted.kind in "iu"
-    return integers or np.can_cast(given, wanted, "same_kind")
+    return given == wanted or integers or np.can_cast(given, wanted, "same_kind")

@@ -1,52 +1,57 @@
-"""Steps environments in processes of their own, and adds what comes to a buffer."""
+"""Steps environments in processes, and adds the steps to a buffer.
+
+A process is a fresh interpreter, without a GPU, that ignores Ctrl-C.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from multiprocessing import connection
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from multiprocessing import connection, resource_tracker
 from typing import Any
 
-from fbuf_adapters._extra_fields import blank_specs
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._heartbeat import SIZE, Board
 from fbuf_adapters.gymnasium._info import Asked
-from fbuf_adapters.gymnasium._pool_collector import (
-    CrewCollector,
-    Mode,
-    check_arguments,
-    check_loads,
-    payload,
-    some_seed,
-)
-from fbuf_adapters.gymnasium._process import Process
-from fbuf_adapters.gymnasium._shared_chunks import Room
-from fbuf_adapters.gymnasium._shared_memory import Memory
-from fbuf_adapters.gymnasium._spawn import end_if_unguarded, script_without_a_file
-from fbuf_adapters.gymnasium._weights import Weights
-from fbuf_adapters.gymnasium._worker_main import Job
-from fbuf_adapters.gymnasium._worker_pool import Crew
+from fbuf_adapters.gymnasium._messages import STARTING, Command, Failed, Heartbeat, Ready, in_words
+from fbuf_adapters.gymnasium._pool_collector import PoolCollector
+from fbuf_adapters.gymnasium._shared_memory import SharedMemory
+from fbuf_adapters.gymnasium._weights import SharedWeights
+from fbuf_adapters.gymnasium._worker_main import ProcessJob, work
+from fbuf_adapters.gymnasium._worker_pool import Ended, Mode, PoolOptions, PoolWorker, ended_by
 
-_OWNER = "ProcessCollector"
+_UNGUARDED = 75
+"""The exit code of a process that was about to start processes while it was starting itself."""
+
+# One thread each, for there are many of them; and a GPU is the learner's.
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+_changing = threading.Lock()
 
 
-class ProcessCollector(CrewCollector):
+class ProcessCollector(PoolCollector):
     """Steps environments in several processes, and adds the steps to a buffer.
 
     Each process holds `envs_per_process` environments and a copy of the policy. Chunks of steps
     come in shared memory, with one `fbuf.add` for those of all processes. Rows are those of
     `Collector`, and so are `item`, `options`, `stats` and `recover`.
 
-    With `mode="barrier"`, for PPO, `collect` has each process make exactly the steps you ask for,
-    with the newest weights. With `mode="free"`, for IMPALA and replay, processes run on while you
-    learn, as far as they have slots. `drain` adds what has come. Each takes the newest weights
-    before each chunk. A field `version`, int32, in the buffer's item says which.
+    With `mode="sync"`, for PPO, `collect` has each process make exactly the steps you ask for, with
+    the newest weights. With `mode="async"`, for IMPALA and replay, processes run on while you
+    learn, as far as they have slots. `drain` adds the chunks that have come. Each process takes the
+    newest weights before each chunk. A field `version`, int32, in the buffer's item stores the
+    version.
 
     Make it under `if __name__ == "__main__":`. Each process starts a new Python, which imports your
     script. Processes see no GPU (`CUDA_VISIBLE_DEVICES=""`, `JAX_PLATFORMS=cpu`), have
     `OMP_NUM_THREADS=1`, ignore Ctrl-C, and end with your process, even if that is killed.
 
     If an environment or the policy raises in a process, or if a process is killed or hangs, you get
-    a `CollectorError` that names the process and the environment, and has its traceback. The
+    a `CollectorError`. It names the process and the environment, and has the traceback. The
     collector is closed then. `recover` returns the buffer with all whole chunks that had come. With
     `restart`, the process is started anew instead, with a `RuntimeWarning`. The open episodes of
     its environments are truncated.
@@ -54,22 +59,22 @@ class ProcessCollector(CrewCollector):
     Args:
         make_env: Returns one `gymnasium.Env`. Called in the processes. It may be a lambda.
         policy: As for `Collector`. Each process gets a copy, so it must be picklable (cloudpickle).
-        processes: How many.
-        envs_per_process: How many environments each has. They reset in the step that ends an
+        processes: The number of processes.
+        envs_per_process: The number of environments of each. They reset in the step that ends an
             episode.
-        chunk: How many steps of each environment come at once.
+        chunk: The number of steps of each environment that come at once.
         seed: Environment `i` of all is reset with `seed + i` first. Each process also seeds Python,
-            NumPy and PyTorch, all differently. A generator of the policy's own is copied, and then
-            acts alike in all processes, unless the policy has a method `seed(number)`: each process
-            calls it before the first action, with a number of its own. None takes one from the
-            operating system, other ones for two collectors; `collector.seed` says which.
-        mode: `"free"` or `"barrier"`.
+            NumPy and PyTorch, all differently. A generator inside the policy is copied, and then
+            acts alike in all processes. Give such a policy a method `seed(number)`: each process
+            calls it before the first action, with a number of its own. None takes a seed from the
+            operating system, another one for each collector; `collector.seed` returns it.
+        mode: `"async"` or `"sync"`.
         weights: A tree of arrays like those you will `publish`: of dicts, lists and tuples. Every
-            process begins with `policy.load(weights)`, version 0. None: no weights are published.
+            process begins with `policy.load(weights)`, version 0. With None, none can be published.
         timeout: Seconds that a process may take for one step of one environment, or for one action.
-            To start it may take a minute at least.
-        restart: How many times a process that ended or hangs is started anew, in all.
-        slots: How many chunks each process may be ahead.
+            For its start it has a minute at least.
+        restart: The number of times, in all, that a process that ended or hangs is started anew.
+        slots: The number of chunks that each process may be ahead.
         blank: As for `Collector`. No process fills these fields, so they cross nothing.
         info: As for `Collector`.
         observe: As for `Collector`.
@@ -89,13 +94,15 @@ class ProcessCollector(CrewCollector):
         >>> make_env = lambda: gymnasium.make("CartPole-v1")
         >>> policy = lambda observation: (observation[:, 2] > 0).astype(int)
         >>> with ProcessCollector(
-        ...     make_env, policy, processes=1, envs_per_process=4, mode="barrier"
+        ...     make_env, policy, processes=1, envs_per_process=4, mode="sync"
         ... ) as collector:
         ...     state = fbuf.init(collector.item, 1000, **collector.options)
         ...     state = collector.collect(state, 100)
         >>> state
         State(Uniform, 400 of 1000 rows, 4 environments)
     """
+
+    _owner = "ProcessCollector"
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class ProcessCollector(CrewCollector):
         envs_per_process: int,
         chunk: int = 64,
         seed: int | None = None,
-        mode: Mode = "free",
+        mode: Mode = "async",
         weights: Any = None,
         timeout: float = 60.0,
         restart: int = 0,
@@ -116,53 +123,160 @@ class ProcessCollector(CrewCollector):
         observe: Asked = None,
         progress: bool | None = None,
     ) -> None:
-        end_if_unguarded()
-        nowhere = script_without_a_file()
-        if nowhere is not None:
-            raise CollectorError(
-                f"{_OWNER}: each process imports your script, and there is no file {nowhere}; save "
-                "the script to a file, and run that"
-            )
-        seed = some_seed(seed)
-        counts = {"processes": processes, "envs_per_process": envs_per_process}
-        check_arguments(
-            _OWNER,
-            mode,
-            timeout,
-            positive={**counts, "chunk": chunk, "slots": slots},
-            others={"seed": seed, "restart": restart},
-        )
-        blank = blank_specs(_OWNER, blank)
-        published: Weights | None = None
-        if weights is not None:
-            check_loads(_OWNER, policy)
-            published = Weights(weights)
-        # In shared memory, for a pipe would have to be waited for.
-        sent = Memory.of(payload(_OWNER, make_env, policy, published, info, observe))
-        board = Board(Memory(SIZE * processes))
-        room = Room(slots, chunk, processes * envs_per_process)
-        jobs = [
-            Job(
-                number=number,
-                envs=slice(number * envs_per_process, (number + 1) * envs_per_process),
-                seed=seed + number * envs_per_process,
-                die_with_parent=False,
-                payload=sent,
-                weights=None if published is None else published.memory,
-                board=board,
-                room=room,
-            )
-            for number in range(processes)
-        ]
-        crew = Crew(
-            (Process(job, timeout) for job in jobs),
-            connection.wait,
-            room,
-            restarts=restart,
-            owner=_OWNER,
+        _refuse_importing(self._owner)
+        options = PoolOptions(
+            owner=self._owner,
             noun="process",
+            workers=processes,
+            envs_per_worker=envs_per_process,
+            chunk=chunk,
+            slots=slots,
+            mode=mode,
+            timeout=timeout,
+            restart=restart,
+            given_seed=seed,
+            blank=blank,
+            progress=progress,
         )
-        super().__init__(crew, room, published, blank, mode=mode, seed=seed, progress=progress)
+        published = options.published(SharedWeights, policy, weights)
+        # In shared memory: a pipe would block until the process reads.
+        payload = SharedMemory.of(options.payload(make_env, policy, published, info, observe))
+        super().__init__(options, ProcessWorker, connection.wait, payload, published)
 
 
 ProcessCollector.__module__ = "fbuf_adapters.gymnasium"  # where users find it
+
+
+class ProcessWorker(PoolWorker):
+    """A process, whose chunks come in shared memory."""
+
+    def _start(self) -> None:
+        self._heartbeat = Heartbeat()
+        self._heartbeat.at(STARTING)
+        # Linux ends a process with the thread that started it, which shall be the main one.
+        by_kernel = threading.current_thread() is threading.main_thread()
+        job = ProcessJob(
+            self.envs,
+            self._seed,
+            by_kernel,
+            self._payload,
+            None if self._weights is None else self._weights.memory,
+            self._heartbeat,
+            self._chunks,
+        )
+        self._process, self._connection = _spawn(work, job, f"fbuf collector {self.number}")
+
+    @property
+    def waitable(self) -> list[Any]:
+        """The connection, and the sentinel that is readable when the process has ended."""
+        return [self._connection, self._process.sentinel]
+
+    def _send(self, command: Command | None) -> None:
+        self._heard = time.monotonic()
+        with contextlib.suppress(OSError):  # it has ended, which `listen` finds
+            self._connection.send(command)
+
+    def listen(self) -> Any:
+        """Take its messages."""
+        ended = not self._process.is_alive()
+        spec: Any = None
+        try:
+            while self._connection.poll():
+                message = self._connection.recv()
+                if isinstance(message, Failed):
+                    raise ended_by(message, "process")
+                if isinstance(message, Ready):
+                    spec = message.spec
+                    self._send_all()
+                else:
+                    self.commands.popleft()
+                    self.filled.append(message)
+        except (EOFError, OSError):
+            ended = True
+        if ended:
+            raise Ended(self._end_in_words(), "")
+        if self.commands or not self.ready:
+            place, since = self._heartbeat.where()
+            self._refuse_hanging(place, time.monotonic() - max(since, self._heard))
+        return spec
+
+    def _end_in_words(self) -> str:
+        self._process.join(5)
+        place, code = in_words(self._heartbeat.where()[0]), self._process.exitcode
+        if code == _UNGUARDED and not self.ready:
+            return (
+                "imported your script when it started, and your script makes a collector when it "
+                "is imported; put all that the script does under\n\n"
+                '    if __name__ == "__main__":\n'
+            )
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name} {place}"
+        return f"ended with exit code {code} {place}; what it printed may say why"
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._heartbeat.stop(True)
+        self._send(None)
+
+    def end(self, patience: float = 0.0) -> None:
+        """End it, after so many seconds at most."""
+        self._process.join(patience if self._process.is_alive() else 5.0)
+        self._process.terminate()
+        self._process.join(0.5)
+        self._process.kill()  # it may be in a call that lets no signal through
+        self._process.join(5)
+        self._connection.close()
+
+
+def _refuse_importing(owner: str) -> None:
+    """Refuse to start processes if they could not import the main script, or it starts more.
+
+    A new process that imports the script ends here. Its output would be lost in that of all other
+    processes, so its exit code tells the parent.
+
+    Raises:
+        CollectorError: If the script has no file. Python calls one from standard input `<stdin>`.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(_UNGUARDED)
+    main = sys.modules["__main__"]
+    name = getattr(main, "__file__", None)
+    if name is not None and main.__spec__ is None and not os.path.exists(name):
+        raise CollectorError(
+            f"{owner}: each process imports your script, and there is no file {name}; save the "
+            "script to a file, and run that"
+        )
+
+
+def _spawn(target: Callable[..., None], job: Any, name: str) -> tuple[Any, Any]:
+    """Start a process with `target(job, connection)`; return it and the other connection."""
+    context = multiprocessing.get_context("spawn")
+    own, other = context.Pipe()
+    with other:  # closed here, so that ours ends with the process
+        # Daemonic, so that Python ends it with the parent even if our own code fails.
+        process = context.Process(target=target, args=(job, other), name=name, daemon=True)
+        resource_tracker.ensure_running()  # starting it later would unblock signals
+        try:
+            with _inherited():
+                process.start()
+        except BaseException:
+            own.close()
+            raise
+    return process, own
+
+
+@contextlib.contextmanager
+def _inherited() -> Generator[None]:
+    """Set the variables of new processes, and block interrupts until a process ignores them."""
+    with _changing:
+        before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.environ.update(_ENVIRONMENT)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                del os.environ[name]
+                if value is not None:
+                    os.environ[name] = value
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

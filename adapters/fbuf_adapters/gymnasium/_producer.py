@@ -1,7 +1,9 @@
-"""What makes chunks, in whatever thread: the stepper, the newest weights, and the time it took."""
+"""Making chunks: with the newest weights, and if asked for ahead of the learner in a thread."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -14,18 +16,21 @@ from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._stepper import Stepper
 
+_POLL = 0.2
+"""Seconds between two looks at whether the thread or its caller is to stop."""
+
 
 class Producer:
-    """Makes chunks with the newest weights."""
+    """Makes chunks with the newest weights, in any thread."""
 
     def __init__(self, stepper: Stepper, policy: Any) -> None:
         self.stepper = stepper
         self.version = 0
-        """That of the newest weights published."""
+        """The version of the newest weights published."""
         self.seconds = 0.0
-        """How long it has stepped."""
+        """The time spent on steps."""
         self.steps = 0
-        """How many steps it has made, of each environment."""
+        """The number of steps made, of each environment."""
         self._policy = policy
         self._lock = threading.Lock()
         self._weights: tuple[Any, int] | None = None
@@ -51,15 +56,98 @@ class Producer:
             with self._lock:
                 if self._weights is weights:  # else there are newer ones, for the next chunk
                     self._weights = None
-        begun = time.perf_counter()
+        began = time.perf_counter()
         chunk = self.stepper.chunk(steps, stop)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - began
         self.steps += chunk.steps
         return chunk
 
 
 def _copied(leaf: Any) -> np.ndarray[Any, Any]:
-    """A copy in the host's memory: the learner goes on to write into its own weights."""
+    """Return a copy in host memory: the learner goes on to write into its own weights."""
     if hasattr(leaf, "detach"):  # a tensor of PyTorch's
         leaf = leaf.detach().cpu()
     return np.array(leaf)
+
+
+class Background:
+    """Calls `make(stop)` again and again in a thread, until it raises or is to stop.
+
+    Args:
+        make: Returns a chunk, sooner if `stop()` is True.
+        partial: Returns the whole steps of the chunk that raised, or None.
+        size: The most chunks that wait in the queue.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[], bool]], Chunk],
+        partial: Callable[[], Chunk | None],
+        size: int,
+    ) -> None:
+        self._make = make
+        self._partial = partial
+        self._queue: queue.Queue[Chunk | BaseException] = queue.Queue(size)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self.full_seconds = 0.0
+        """The time that the thread has waited for room in the queue."""
+        self.empty_seconds = 0.0
+        """The time that `get` has waited for a chunk."""
+
+    @property
+    def depth(self) -> int:
+        """The number of chunks that wait."""
+        return self._queue.qsize()
+
+    def get(self, wait: bool) -> Chunk | BaseException | None:
+        """Return the oldest chunk, or the exception that ended the thread.
+
+        Without one, return None: at once, or with `wait` after a moment.
+        """
+        if self._thread is None:
+            self._ended = threading.Event()  # the last thread may still have to set its own event
+            given = (self._ended,)
+            self._thread = threading.Thread(
+                target=self._run, args=given, name="fbuf collector", daemon=True
+            )
+            self._thread.start()
+        began = time.perf_counter()
+        try:
+            entry = self._queue.get(timeout=_POLL) if wait else self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        finally:
+            self.empty_seconds += time.perf_counter() - began
+        if isinstance(entry, BaseException):
+            self._thread = None  # the next call starts another one
+        return entry
+
+    def close(self, seconds: float) -> bool:
+        """Stop the thread, and drop all waiting chunks. False if it runs on after so long."""
+        self._stop.set()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        return self._ended.wait(seconds)  # a join that was interrupted would say that it has
+
+    def _run(self, ended: threading.Event) -> None:
+        try:
+            while not self._stop.is_set():
+                self._put(self._make(self._stop.is_set))
+        except BaseException as error:
+            partial = self._partial()
+            if partial is not None:
+                self._put(partial)
+            self._put(error)
+        finally:
+            ended.set()
+
+    def _put(self, entry: Chunk | BaseException) -> None:
+        began = time.perf_counter()
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(entry, timeout=_POLL)
+                break
+        self.full_seconds += time.perf_counter() - began

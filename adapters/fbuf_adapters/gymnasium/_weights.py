@@ -1,8 +1,7 @@
-"""Weights of a policy: what they are a tree of, and room for processes to read them in."""
+"""Weights of a policy: their form, and memory in which processes read the newest ones."""
 
 from __future__ import annotations
 
-import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -11,17 +10,18 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._shared_memory import Memory
+from fbuf_adapters.gymnasium._shared_memory import SharedMemory, arrays_in, size_of
+from fbuf_adapters.gymnasium._spaces import Spec, map_leaves, paths
 
 _HEADER = 64
-"""Bytes before the arrays: the number of writes, and of each slot which write it has, and a sum."""
+"""Bytes before the arrays: the number of writes, and of each slot its write and a checksum."""
 
 _SLOTS = 2
-"""How many versions there is room for: one is read while the next is written."""
+"""The number of versions in memory: one is read while the next is written."""
 
 
-class Form:
-    """What weights are a tree of: its containers, and the shapes and dtypes of its arrays.
+class WeightsForm:
+    """The form of weights: the containers of their tree, and the shapes and dtypes of the arrays.
 
     Args:
         tree: Any tree of mappings, tuples, lists and arrays.
@@ -29,129 +29,96 @@ class Form:
     """
 
     def __init__(self, tree: Any, owner: str) -> None:
-        arrays: list[np.ndarray[Any, Any]] = []
         self._owner = owner
-        self._paths: list[str] = []
-        self._tree = _flattened(tree, "weights", arrays, self._paths, owner)
-        self.leaves = [(array.dtype, array.shape) for array in arrays]
+        arrays = _of_arrays(tree, "weights", owner)
+        self.specs = map_leaves(lambda array: Spec(array.shape, array.dtype), arrays)
 
-    def arrays(self, tree: Any) -> list[np.ndarray[Any, Any]]:
-        """The arrays of another tree of this form; they may be the very ones that are in it."""
-        arrays: list[np.ndarray[Any, Any]] = []
-        paths: list[str] = []
-        if _flattened(tree, "weights", arrays, paths, self._owner) != self._tree:
-            differ = sorted(set(paths) ^ set(self._paths)) or ["its containers"]
+    def checked(self, tree: Any) -> Any:
+        """Return another tree of this form, in NumPy arrays, without copies where possible."""
+        tree = _of_arrays(tree, "weights", self._owner)
+        specs, arrays = dict(paths(self.specs, "weights")), dict(paths(tree, "weights"))
+        containers = lambda tree: map_leaves(lambda _: None, tree)
+        if containers(tree) != containers(self.specs):
+            differ = sorted(arrays.keys() ^ specs.keys()) or ["its containers"]
             raise CollectorError(
                 f"{self._owner}.publish: weights must be a tree like the weights= that the "
                 f"collector was made with; {differ[0]} differs"
             )
-        for path, array, (dtype, shape) in zip(paths, arrays, self.leaves, strict=True):
-            if (array.dtype, array.shape) != (dtype, shape):
+        for path, spec in specs.items():
+            array = arrays[path]
+            if (array.dtype, array.shape) != (spec.dtype, spec.shape):
                 raise CollectorError(
-                    f"{self._owner}.publish: {path} must be {dtype} of shape {shape}, as in the "
-                    f"weights= that the collector was made with; got {array.dtype} of shape "
+                    f"{self._owner}.publish: {path} must be {spec.dtype} of shape {spec.shape}, as "
+                    f"in the weights= that the collector was made with; got {array.dtype} of shape "
                     f"{array.shape}"
                 )
-        return arrays
-
-    def tree(self, arrays: list[np.ndarray[Any, Any]]) -> Any:
-        """A tree of this form with these arrays."""
-        return _unflattened(self._tree, arrays)
+        return map_leaves(lambda _, array: array, self.specs, tree)
 
 
-class Weights:
+class SharedWeights:
     """The newest weights, in shared memory, with a version that counts up from 0.
 
-    They are written to two slots by turns. The writer makes the number of a slot 0, writes, and
-    says which write it has; who has read meanwhile reads again. That happens to a reader only if
-    it takes longer than a whole write, so nobody waits for ever for a writer that never rests, nor
-    for one that was interrupted. Processors may reorder all this, so there is a checksum as well.
+    They are written to two slots by turns. The writer sets the number of a slot to 0, writes, and
+    then sets the number of the write. A reader reads again if the number changed meanwhile. A
+    reader needs that only if it takes longer than a whole write. So no reader waits for ever: not
+    for a writer without a pause, nor for one that was interrupted. A checksum finds what processors
+    have reordered.
     """
 
     def __init__(self, tree: Any, owner: str = "ProcessCollector") -> None:
         """Hold a first version: any tree of mappings, tuples, lists and arrays."""
-        self._form = Form(tree, owner)
-        self._places: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
-        size = 0
-        for dtype, shape in self._form.leaves:
-            self._places.append((dtype, shape, size))
-            size += -(-dtype.itemsize * math.prod(shape) // 64) * 64
-        self._size = size
-        self._memory: Memory | None = None
-        self.attach(Memory(_HEADER + _SLOTS * size))
+        self._form = WeightsForm(tree, owner)
+        self.attach(SharedMemory(_HEADER + _SLOTS * size_of(self._form.specs)))
         self.publish(tree)
 
-    def attach(self, memory: Memory) -> None:
-        """Use this memory: a process unpickles the rest, and gets that as an argument."""
-        self._memory = memory
-        self._writes = memory.view(np.int64, (1,))
-        self._slots = memory.view(np.int64, (_SLOTS, 2), 8)
-        self._data = memory.view(np.uint8, (_SLOTS, self._size), _HEADER)
-
-    @property
-    def memory(self) -> Memory:
-        """Where they are."""
-        assert self._memory is not None
-        return self._memory
+    def attach(self, memory: SharedMemory) -> None:
+        """Use this memory: a process unpickles the rest, and gets the memory as an argument."""
+        self.memory = memory
+        size = size_of(self._form.specs)
+        self._writes = np.ndarray((1,), np.int64, memory.buffer)
+        self._slots = np.ndarray((_SLOTS, 2), np.int64, memory.buffer, 8)
+        self._data = np.ndarray((_SLOTS, size), np.uint8, memory.buffer, _HEADER)
 
     @property
     def version(self) -> int:
-        """That of the newest weights."""
+        """The version of the newest weights."""
         return int(self._writes[0]) - 1
 
     def publish(self, tree: Any) -> int:
-        """Replace them, and return the version of the new ones."""
-        arrays = self._form.arrays(tree)
+        """Replace the weights, and return the version of the new ones."""
+        tree = self._form.checked(tree)
         write = int(self._writes[0]) + 1
         slot, data = self._slot(write)
         slot[0] = 0
-        for array, place in zip(arrays, self._places, strict=True):
-            np.copyto(_array(data, *place), array)
+        map_leaves(np.copyto, arrays_in(data.data, self._form.specs), tree)
         slot[:] = write, zlib.crc32(data.data)
         self._writes[0] = write
         return self.version
 
     def read(self) -> tuple[int, Any]:
-        """The newest version, and its weights, in memory of their own."""
+        """Return the newest version, and its weights, in memory of their own."""
         while True:
             write = int(self._writes[0])
             slot, data = self._slot(write)
             data, (of, checksum) = data.copy(), slot.tolist()
             if of == write and zlib.crc32(data.data) == checksum:
-                arrays = [_array(data, *place) for place in self._places]
-                return write - 1, self._form.tree(arrays)
+                return write - 1, arrays_in(data.data, self._form.specs)
             time.sleep(1e-4)
 
     def _slot(self, write: int) -> tuple[Any, Any]:
-        """Of the slot of a write: which one it has and its sum, and the bytes."""
+        """Return the slot of a write: its number and checksum, and the bytes."""
         return self._slots[write % _SLOTS], self._data[write % _SLOTS]
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ("_memory", "_writes", "_slots", "_data")
-        return {name: value for name, value in self.__dict__.items() if name not in views}
+        return {"_form": self._form}
 
 
-def _array(
-    data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
-) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, data.data, offset)
-
-
-def _flattened(
-    tree: Any, path: str, arrays: list[np.ndarray[Any, Any]], paths: list[str], owner: str
-) -> Any:
-    """The tree with numbers for leaves, which are put into the lists."""
+def _of_arrays(tree: Any, path: str, owner: str) -> Any:
+    """Return a tree of dicts, lists, tuples and NumPy arrays."""
     if isinstance(tree, Mapping):
-        # Numbered in one order, whatever the order they were put in: jax.tree.map sorts them.
-        parts = {
-            key: _flattened(tree[key], f"{path}[{key!r}]", arrays, paths, owner)
-            for key in sorted(tree, key=str)
-        }
-        return {key: parts[key] for key in tree}
+        return {key: _of_arrays(part, f"{path}[{key!r}]", owner) for key, part in tree.items()}
     if isinstance(tree, list | tuple):
-        parts = [
-            _flattened(part, f"{path}[{i}]", arrays, paths, owner) for i, part in enumerate(tree)
-        ]
+        parts = [_of_arrays(part, f"{path}[{i}]", owner) for i, part in enumerate(tree)]
         return parts if isinstance(tree, list) else tuple(parts)
     detach = getattr(tree, "detach", None)  # a tensor: NumPy takes none with a gradient, or of GPUs
     array = np.asarray(tree if detach is None else detach().cpu())
@@ -160,16 +127,4 @@ def _flattened(
             f"{owner}: {path} is a {type(tree).__name__}, which is no array; give the "
             "weights as dicts, tuples and lists of arrays"
         )
-    arrays.append(array)
-    paths.append(path)
-    return len(paths) - 1
-
-
-def _unflattened(tree: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
-    if isinstance(tree, dict):
-        return {key: _unflattened(part, arrays) for key, part in tree.items()}
-    if isinstance(tree, list):
-        return [_unflattened(part, arrays) for part in tree]
-    if isinstance(tree, tuple):
-        return tuple(_unflattened(part, arrays) for part in tree)
-    return arrays[tree]
+    return array

@@ -1,128 +1,249 @@
-"""All workers of a collector: waiting for them, and what happens when one ends."""
+"""The workers of a collector: their options, their messages, and new ones for those that ended."""
 
 from __future__ import annotations
 
+import abc
 import collections
+import dataclasses
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Literal, get_args
 
+import cloudpickle
+
+from fbuf.checks import values as check
 from fbuf.runtime.interrupts import uninterrupted
+from fbuf_adapters._fields import blank_specs
+from fbuf_adapters.gymnasium._base_collector import check_timeout
 from fbuf_adapters.gymnasium._errors import CollectorError
-from fbuf_adapters.gymnasium._heartbeat import in_words
-from fbuf_adapters.gymnasium._messages import Command, Failed, Filled
-from fbuf_adapters.gymnasium._shared_chunks import Room, Slots
+from fbuf_adapters.gymnasium._info import Asked, Info
+from fbuf_adapters.gymnasium._messages import STARTING, Command, Failed, Filled, in_words
+from fbuf_adapters.gymnasium._shared_memory import SharedChunks
 
-_LOOK = 0.5
+Mode = Literal["async", "sync"]
+"""Workers run on while you learn, or make the steps that you ask for."""
+
+_RENAMED = {"free": "async", "barrier": "sync"}
+
+_POLL = 0.5
 """Seconds between two looks at whether a worker hangs."""
 
-_STOPPED = 1.5
-"""A look that takes so many seconds longer has been stopped itself."""
+_PAUSED = 1.5
+"""A look that takes so many seconds longer was itself stopped meanwhile."""
 
 _PATIENCE = 1.5
 """Seconds that workers have to close their environments."""
 
-START = 60.0
-"""Seconds that a worker may take at least to start: it imports what the user's functions import."""
+_START = 60.0
+"""Seconds that a worker may take at least to start: it imports the user's modules."""
 
 
-class Worker(Protocol):
-    """A process or an actor, as the learner sees it. It has been started when it is made."""
+@dataclasses.dataclass(frozen=True)
+class PoolOptions:
+    """The checked arguments of a collector over workers.
 
-    number: int
-    envs: slice
-    ready: bool
-    """It has said what a row is."""
-    commands: collections.deque[Command]
-    """Given, and not answered."""
-    filled: collections.deque[Filled]
-    """Slots that wait for the learner."""
+    `owner` and `noun` are for errors: the name of the collector, and its name for a worker.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If `blank` is no dict of fields.
+    """
+
+    owner: str
+    noun: Literal["process", "worker"]
+    workers: int
+    envs_per_worker: int
+    chunk: int
+    slots: int
+    mode: Mode
+    timeout: float
+    restart: int
+    given_seed: int | None
+    blank: dict[str, Any] | None
+    progress: bool | None
+    seed: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        plural = "processes" if self.noun == "process" else "workers"
+        # A seed for users who give none: two collectors must not make the same episodes.
+        seed = secrets.randbelow(2**30) if self.given_seed is None else self.given_seed
+        counts = {plural: self.workers, f"envs_per_{self.noun}": self.envs_per_worker}
+        for name, value in {**counts, "chunk": self.chunk, "slots": self.slots}.items():
+            check.integer(self.owner, name, value)
+        for name, value in {"seed": seed, "restart": self.restart}.items():
+            check.integer(self.owner, name, value, smallest=0)
+        if self.mode in _RENAMED:
+            raise ValueError(
+                f"{self.owner}: mode={self.mode!r} has another name now; give "
+                f"mode={_RENAMED[self.mode]!r}"
+            )
+        check.choice(self.owner, "mode", self.mode, get_args(Mode))
+        check_timeout(self.owner, self.timeout)
+        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "blank", blank_specs(self.owner, self.blank))
 
     @property
-    def waitable(self) -> list[Any]:
-        """What a crew's `wait` waits for: it has sent something, or has ended."""
-        ...
+    def num_envs(self) -> int:
+        """The number of all environments."""
+        return self.workers * self.envs_per_worker
+
+    def payload(
+        self, make_env: Any, policy: Any, weights: Any, info: Asked, observe: Asked
+    ) -> bytes:
+        """Return the bytes from which every worker makes its environments and policy."""
+        for argument, asked in (("info", info), ("observe", observe)):
+            Info(argument, asked, 1)  # raises here, and not in each worker
+        for name, value in (("make_env", make_env), ("policy", policy)):
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                raise CollectorError(
+                    f"{self.owner}: {name} cannot be sent to another process ({error}); it holds "
+                    "something that only this process has, so make that when it is first needed"
+                ) from error
+        return cloudpickle.dumps((make_env, policy, weights, info, observe))
+
+    def published(self, kind: Callable[[Any, str], Any], policy: Any, weights: Any) -> Any:
+        """Return the holder of the first weights, made by `kind`; None if there are none."""
+        if weights is None:
+            return None
+        if not callable(getattr(policy, "load", None)):
+            raise CollectorError(
+                f"{self.owner}: the policy ({type(policy).__name__}) has no method load(weights); "
+                "give it one, or leave weights out"
+            )
+        return kind(weights, self.owner)
+
+
+class Ended(Exception):
+    """A worker cannot go on. The arguments say how it ended, and where, if that is known."""
+
+
+def ended_by(failed: Failed, noun: str) -> Ended:
+    """Return the end of a worker by an exception of its own."""
+    trace = f"\n\nIn that {noun}:\n{failed.trace}"
+    return Ended(f"failed {in_words(failed.place)}: {failed.reason}", trace)
+
+
+class PoolWorker(abc.ABC):
+    """A process or an actor, as the learner sees it. It is started when it is made."""
+
+    def __init__(
+        self, options: PoolOptions, number: int, payload: Any, weights: Any, chunks: SharedChunks
+    ) -> None:
+        """Start the worker of this number, which gets the payload and the weights."""
+        first = number * options.envs_per_worker
+        self.number = number
+        self.envs = slice(first, first + options.envs_per_worker)
+        self.ready = False
+        """The worker has sent the spec of a row."""
+        self.commands: collections.deque[Command] = collections.deque()
+        """Commands that have not been answered."""
+        self.filled: collections.deque[Filled] = collections.deque()
+        """Slots that wait for the learner."""
+        self._options = options
+        self._payload = payload
+        self._weights = weights
+        self._chunks = chunks
+        self._seed = options.seed + first
+        self._heard = time.monotonic()
+        """A time before which its silence does not count."""
+        self._start()
+
+    def resumed(self) -> None:
+        """Measure its silence anew: the learner was paused, by a Ctrl-Z say, and perhaps it too."""
+        self._heard = time.monotonic()
+
+    def restart(self) -> None:
+        """Start it anew with other seeds: with the same ones it might fail at the same step."""
+        self.end()
+        self.ready = False
+        self._seed += self._options.num_envs
+        self._start()
 
     def command(self, command: Command) -> None:
         """Have it fill a slot, when it has started."""
-        ...
+        self.commands.append(command)
+        if self.ready:
+            self._send(command)
 
+    def _send_all(self) -> None:
+        """Send the commands of an earlier life to a worker that has started."""
+        self.ready = True
+        for command in self.commands:
+            self._send(command)
+
+    def _patience(self, starting: bool) -> float:
+        """Return the seconds after which it hangs."""
+        return max(self._options.timeout, _START) if starting else self._options.timeout
+
+    def _refuse_hanging(self, place: int, seconds: float) -> None:
+        """Raise `Ended` if it has been in a place for too long."""
+        if seconds > self._patience(place == STARTING):
+            timeout = f"timeout={self._options.timeout:g}"
+            raise Ended(f"hangs {in_words(place)}, for {seconds:.0f} s now ({timeout})", "")
+
+    @property
+    @abc.abstractmethod
+    def waitable(self) -> list[Any]:
+        """The objects that the pool's `wait` waits for: they are ready if it sends or ends."""
+
+    @abc.abstractmethod
     def listen(self) -> Any:
-        """Take in what it has sent.
+        """Take its messages.
 
         Returns:
-            What a row of its environments is, if it has just made them, or else None.
+            The spec of a row, if it has just made its environments, or else None.
 
         Raises:
             Ended: If it cannot go on.
         """
-        ...
 
-    def resumed(self) -> None:
-        """The learner was stopped for a while, by a Ctrl-Z say, and it perhaps too."""
-        ...
-
-    def restart(self) -> None:
-        """Start it anew with other seeds: with the same ones it might fail at the same step."""
-        ...
-
+    @abc.abstractmethod
     def stop(self) -> None:
         """Ask it to end."""
-        ...
 
+    @abc.abstractmethod
     def end(self, patience: float = 0.0) -> None:
-        """Have it ended, after so many seconds at most."""
-        ...
+        """End it, after so many seconds at most."""
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Start it with its number, its environments and its seed."""
+
+    @abc.abstractmethod
+    def _send(self, command: Command) -> None:
+        """Send it a command."""
 
 
-class Ended(Exception):
-    """A worker cannot go on: how it ended, and what else is known of it."""
-
-    def __init__(self, reason: str, trace: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.trace = trace
-
-    @classmethod
-    def by(cls, failed: Failed, noun: str) -> Ended:
-        """By an exception of its own."""
-        trace = f"\n\nIn that {noun}:\n{failed.trace}"
-        return cls(f"failed {in_words(failed.place)}: {failed.reason}", trace)
-
-
-class Crew:
+class WorkerPool:
     """Workers that are started together and closed together.
 
     Args:
-        workers: They are started by being taken from this.
+        options: The options of the collector.
+        workers: The workers, made one by one, which starts them.
         wait: `wait(waitables, seconds)` returns when one of these is ready, or after so long.
-        room: Where they put chunks.
-        restarts: How many may be started anew, in all, once they have all started.
-        owner: The collector, for errors.
-        noun: What it calls a worker.
+        chunks: The memory of their chunks.
     """
 
     def __init__(
         self,
-        workers: Iterable[Worker],
+        options: PoolOptions,
+        workers: Iterable[PoolWorker],
         wait: Callable[[list[Any], float], Any],
-        room: Room,
-        *,
-        restarts: int,
-        owner: str,
-        noun: str,
+        chunks: SharedChunks,
     ) -> None:
-        """Start them, and wait until all know what a row is."""
-        self.owner = owner
-        self.noun = noun
+        """Start them, and wait until all know the spec of a row."""
         self.spec: Any = None
-        self.workers: list[Worker] = []
+        self.workers: list[PoolWorker] = []
         self.waited = 0.0
         """Seconds that the learner has waited for them."""
-        self.restarts = 0
         self.closed = False
+        self._owner, self._noun = options.owner, options.noun
+        self._restarts = 0
         self._process = os.getpid()
         self._wait = wait
         try:
@@ -130,38 +251,38 @@ class Crew:
                 self.workers.append(worker)
             while not all(worker.ready for worker in self.workers):
                 self.listen(wait=True)
-            self.slots: Slots = room.make(self.spec)
+            chunks.allocate(self.spec)
         except BaseException:
             self.close()
             raise
-        self.restarts = restarts
+        self._restarts = options.restart
 
-    def command(self, worker: Worker, slot: int, steps: int, newest: bool) -> None:
+    def command(self, worker: PoolWorker, slot: int, steps: int, newest: bool) -> None:
         """Have a worker fill a slot, unless all have been ended."""
         if not self.closed:
             worker.command(Command(slot, steps, newest))
 
     def listen(self, *, wait: bool) -> None:
-        """Take in what the workers have sent; with `wait`, wait a moment for something.
+        """Take the messages of all workers; with `wait`, wait a moment for one.
 
         Raises:
             CollectorError: If a worker has ended or hangs, and may not be started anew. All
-                messages of all workers have been taken in then.
+                messages of all workers have been taken by then.
         """
         if wait:
             began = time.perf_counter()
             try:
-                self._wait([end for worker in self.workers for end in worker.waitable], _LOOK)
+                self._wait([end for worker in self.workers for end in worker.waitable], _POLL)
             except (OSError, ValueError):
                 if not self.closed:
                     raise
             waited = time.perf_counter() - began
             self.waited += waited
-            if waited > _LOOK + _STOPPED:
+            if waited > _POLL + _PAUSED:
                 for worker in self.workers:
                     worker.resumed()
         failure: CollectorError | None = None
-        with uninterrupted():  # a message that was taken out comes no second time
+        with uninterrupted():  # a message that was taken does not come again
             for worker in self.workers:
                 try:
                     spec = worker.listen()
@@ -171,42 +292,43 @@ class Crew:
                     if spec is not None:
                         self._agree(worker, spec)
         if self.closed:  # by another thread, meanwhile
-            raise CollectorError(f"{self.owner}: the collector is closed; make another one")
+            raise CollectorError(f"{self._owner}: the collector is closed; make another one")
         if failure is not None:
             raise failure
 
-    def _failed(self, worker: Worker, ended: Ended) -> CollectorError | None:
-        """Start a worker anew, or say that it cannot go on."""
+    def _failed(self, worker: PoolWorker, ended: Ended) -> CollectorError | None:
+        """Start a worker anew, or return the error that it cannot go on."""
         first, last = worker.envs.start, worker.envs.stop - 1
         of = f"environment {first}" if first == last else f"environments {first} to {last}"
-        said = f"{self.noun} {worker.number} ({of}) {ended.reason}"
-        if self.restarts and not self.closed:
-            self.restarts -= 1
+        reason, trace = ended.args
+        said = f"{self._noun} {worker.number} ({of}) {reason}"
+        if self._restarts and not self.closed:
+            self._restarts -= 1
             worker.restart()
             warnings.warn(
-                f"{self.owner}: {said}; it has been started anew, and may be {self.restarts} "
-                f"more times{ended.trace}",
+                f"{self._owner}: {said}; it has been started anew, and may be {self._restarts} "
+                f"more times{trace}",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return None
-        return CollectorError(f"{self.owner}: {said}{ended.trace}")
+        return CollectorError(f"{self._owner}: {said}{trace}")
 
-    def _agree(self, worker: Worker, spec: Any) -> None:
+    def _agree(self, worker: PoolWorker, spec: Any) -> None:
         """Refuse workers whose rows differ."""
         if self.spec is None:
             self.spec = spec
         elif spec != self.spec:
             raise CollectorError(
-                f"{self.owner}: {self.noun} {worker.number} has rows of {spec}, and others have "
+                f"{self._owner}: {self._noun} {worker.number} has rows of {spec}, and others have "
                 f"{self.spec}; make_env and policy must give the same spaces and extras each time"
             )
 
     def close(self) -> None:
         """End all workers, hanging ones too."""
-        if self.closed or os.getpid() != self._process:  # of a fork, whose workers these are not
+        if self.closed or os.getpid() != self._process:  # a forked process has no part in them
             return
-        with uninterrupted():  # a second Ctrl-C would leave some behind; it takes seconds at most
+        with uninterrupted():  # a second Ctrl-C would leave some running; this takes seconds
             self.closed = True
             for worker in self.workers:
                 worker.stop()

@@ -13,25 +13,25 @@ from fbuf_adapters._scanned import ScanCollector, Stepped
 class Collector(ScanCollector):
     """Steps environments of gymnax with a policy, and adds the steps to a buffer: one program.
 
-    Rows have the fields `observation`, `action`, `reward`, and what the policy returns beside the
+    Rows have the fields `observation`, `action`, `reward`, and the policy's output beside the
     action. A buffer may leave some out, and may have a field `next_observation`, the true one at
     ends too. For a buffer made with `next_of="observation"` the collector gives `fbuf.add` the next
     observations.
 
     `collect` is for calls from Python. In your own `jit`, and for many seeds at once by `vmap`,
-    carry what `begin(key)` returns through `scan(carry, state, params, steps)`.
+    carry the result of `begin(key)` through `scan(carry, state, params, steps)`.
 
     Args:
         env: The environment, of gymnax 1.0 or newer: its `step` returns six values.
         policy: `policy(params, observation, key) -> action`, or `-> (action, extras)`, all of them
             of shape `[num_envs, ...]`; the extras are a dict.
         params: The weights to begin with, any tree; `publish` gives it others.
-        num_envs: How many environments there are.
+        num_envs: The number of environments.
         key: The random key of the environments and the policy.
-        env_params: Those of the environment; None is its default.
+        env_params: The parameters of the environment; None is its default.
         blank: More fields of the rows, for you to `fbuf.write` later, such as
-            `{"advantage": jnp.zeros(())}`: one row, of which only shapes and dtypes are read. They
-            are stored as zeros.
+            `{"advantage": jnp.zeros(())}`. Give one row, of which only shapes and dtypes are read.
+            The fields are stored as zeros.
 
     Raises:
         ValueError: If an argument is out of range, or if the policy returns something of another

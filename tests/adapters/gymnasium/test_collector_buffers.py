@@ -103,7 +103,7 @@ def test_an_environment_that_raises_leaves_the_whole_steps(kind):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("kind", [host, sharded])
 def test_so_do_those_of_processes(kind, mode):
     with ProcessCollector(
@@ -111,7 +111,7 @@ def test_so_do_those_of_processes(kind, mode):
         mode=mode, chunk=8,
     ) as collector:  # fmt: skip
         buffer = kind(collector, next_of="observation", max_ends=800)
-        if mode == "free":
+        if mode == "async":
             buffer = collector.drain(buffer, at_least=30)
         else:
             buffer = collector.collect(buffer, 30)

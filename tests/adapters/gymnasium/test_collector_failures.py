@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 import gymnasium
-from fbuf_adapters.gymnasium import Collector, CollectorError, _buffers
+from fbuf_adapters.gymnasium import Collector, CollectorError, _chunk_writer
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from support.environments import Walk, policy, steps_in, steps_of, vector
 
@@ -134,7 +134,7 @@ def test_ctrl_c_between_an_add_and_its_result(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return state
 
-    monkeypatch.setattr(_buffers.fbuf, "add", adding)
+    monkeypatch.setattr(_chunk_writer.fbuf, "add", adding)
     with Collector(vector(3), policy, chunk=8) as collector:
         state = buffer(collector)
         with pytest.raises(KeyboardInterrupt):

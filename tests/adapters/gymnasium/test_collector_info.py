@@ -92,7 +92,7 @@ def test_a_policy_sees_what_is_to_be_observed_and_next_observations_have_it(mode
 @pytest.mark.sweep
 def test_so_it_is_in_processes():
     with ProcessCollector(
-        functools.partial(Telling, 1), masked, processes=1, envs_per_process=2, mode="barrier",
+        functools.partial(Telling, 1), masked, processes=1, envs_per_process=2, mode="sync",
         info=SUCCESS, observe=["allowed"], chunk=16,
     ) as collector:  # fmt: skip
         state = fbuf.init(collector.item, 300, next_of="observation", **collector.options)
@@ -251,7 +251,7 @@ def test_a_reward_may_be_a_vector():
 @pytest.mark.sweep
 def test_so_it_may_in_processes():
     with ProcessCollector(
-        functools.partial(Several, 1), policy, processes=1, envs_per_process=2, mode="barrier"
+        functools.partial(Several, 1), policy, processes=1, envs_per_process=2, mode="sync"
     ) as collector:
         state = fbuf.init(collector.item, 300, **collector.options)
         state = collector.collect(state, 20)

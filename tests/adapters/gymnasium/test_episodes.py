@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium._chunk import Chunk
-from fbuf_adapters.gymnasium._episodes import Episodes
+from fbuf_adapters.gymnasium._episodes import EpisodeStats
 
 
 def chunk(reward, terminated, fresh=False):
@@ -20,7 +20,7 @@ def chunk(reward, terminated, fresh=False):
 @pytest.mark.parametrize("seed", range(4))
 def test_returns_and_lengths_are_those_of_the_rewards(dummies, seed):
     rng, envs = np.random.default_rng(seed), 3
-    followed = Episodes(envs, "next_step" if dummies else "same_step")
+    followed = EpisodeStats(envs, "next_step" if dummies else "same_step")
     open_, returns, lengths = [[] for _ in range(envs)], [], []
     skipped = [False] * envs
     for _ in range(12):
@@ -51,6 +51,6 @@ def test_returns_and_lengths_are_those_of_the_rewards(dummies, seed):
 
 
 def test_without_a_finite_return_there_is_no_mean():
-    followed = Episodes(1, "same_step")
+    followed = EpisodeStats(1, "same_step")
     followed.see(chunk(np.array([[np.inf], [-np.inf]], np.float32), np.ones((2, 1), bool)))
     assert followed.stats() == {"episodes": 2, "mean_return": None, "mean_length": 1.0}

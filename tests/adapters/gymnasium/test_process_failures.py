@@ -19,8 +19,8 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import CollectorError
-from fbuf_adapters.gymnasium._stepper import apart
-from fbuf_adapters.gymnasium._worker_pool import Crew, Ended
+from fbuf_adapters.gymnasium._stepper import derived_seed
+from fbuf_adapters.gymnasium._worker_pool import Ended, WorkerPool
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -87,7 +87,7 @@ def test_an_environment_that_fails_is_named(fails, message):
     ],
 )
 def test_a_policy_that_fails(fails, message):
-    with make(policy=Policy(fails), mode="barrier", chunk=3) as collector:
+    with make(policy=Policy(fails), mode="sync", chunk=3) as collector:
         state = collector.collect(buffer(collector), 6)
         with pytest.raises(CollectorError, match=message) as raised:
             collector.collect(state, 6)
@@ -124,15 +124,15 @@ def test_what_fails_at_the_start_is_named(fails, policy, message):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_after_a_pause_nobody_hangs(mode, monkeypatch):
     """Ctrl-Z stops all processes; with fg the clocks have gone on."""
     with make({"seconds": SLOW}, mode=mode, chunk=3, timeout=1.0) as collector:
         state = buffer(collector)
-        wait, workers = collector._crew._wait, collector._crew.workers
+        wait, workers = collector._pool._wait, collector._pool.workers
 
         def paused(ends, seconds):
-            monkeypatch.setattr(collector._crew, "_wait", wait)
+            monkeypatch.setattr(collector._pool, "_wait", wait)
             for worker in workers:
                 os.kill(worker._process.pid, signal.SIGSTOP)
             time.sleep(3.0)
@@ -140,18 +140,18 @@ def test_after_a_pause_nobody_hangs(mode, monkeypatch):
                 os.kill(worker._process.pid, signal.SIGCONT)
             return []
 
-        monkeypatch.setattr(collector._crew, "_wait", paused)
-        if mode == "free":
+        monkeypatch.setattr(collector._pool, "_wait", paused)
+        if mode == "async":
             state = collector.drain(state, at_least=12)
         else:
             state = collector.collect(state, 12)
-        assert collector._crew._wait == wait
+        assert collector._pool._wait == wait
     assert min(len(rows["reward"]) for rows in lanes(state)) >= 3
 
 
 @pytest.mark.sweep
 def test_another_thread_closes_it():
-    with make({"seconds": SLOW}, mode="free", chunk=3) as collector:
+    with make({"seconds": SLOW}, mode="async", chunk=3) as collector:
         state = collector.drain(buffer(collector), at_least=3)
         closing = threading.Timer(0.3, collector.close)
         closing.start()
@@ -164,7 +164,7 @@ def test_another_thread_closes_it():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_process_is_started_anew(mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, policy=Seeded(), mode=mode, chunk=3, restart=1) as collector:
@@ -174,20 +174,20 @@ def test_a_process_is_started_anew(mode):
     found = lanes(state)
     for env in (0, 1):
         assert_whole(found[env], env)
-        np.testing.assert_array_equal(found[env]["seeds"], apart(0))
+        np.testing.assert_array_equal(found[env]["seeds"], derived_seed(0))
     for env in (2, 3):
         rows = found[env]  # whole chunks before its eighth step
-        kept = {"free": 6, "barrier": 7}[mode]  # of three steps; of three, three and one
+        kept = {"async": 6, "sync": 7}[mode]  # of three steps; of three, three and one
         # The first rows of the new life: other seeds, and an episode of their own.
         new = {name: leaf[kept:] for name, leaf in rows.items()}
         assert_whole(new, env + 4)
         # The policy was seeded once in each life, like the first environment of the process.
-        np.testing.assert_array_equal(rows["seeds"][:kept], apart(2))
-        np.testing.assert_array_equal(new["seeds"], apart(6))
+        np.testing.assert_array_equal(rows["seeds"][:kept], derived_seed(2))
+        np.testing.assert_array_equal(new["seeds"], derived_seed(6))
         assert rows["truncated"][kept - 1]
         old = {name: leaf[: kept - 1] for name, leaf in rows.items()}
         assert_whole(old, env)
-    if mode == "barrier":
+    if mode == "sync":
         assert len(set(map(len, (rows["reward"] for rows in found)))) == 1
 
 
@@ -209,7 +209,7 @@ def drain_for_ever(collector, state):
 
 def until_all_have(rows, collector, state):
     while min(len(lane["reward"]) for lane in lanes(state)) < rows:
-        if collector._mode == "free":
+        if collector._mode == "async":
             state = collector.drain(state, at_least=6)
         else:
             state = collector.collect(state, 7)
@@ -218,7 +218,7 @@ def until_all_have(rows, collector, state):
 
 @pytest.mark.sweep
 def test_a_collector_that_hangs_is_closed_in_seconds():
-    collector = make({"fails": "hangs", "seeds": (2,), "at": 2}, mode="free")
+    collector = make({"fails": "hangs", "seeds": (2,), "at": 2}, mode="async")
     state = collector.drain(buffer(collector), at_least=1)
     began = time.monotonic()
     collector.close()
@@ -233,20 +233,20 @@ def test_a_collector_that_nobody_has_ends_its_processes():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", ["free", pytest.param("barrier", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.sweep)])
 def test_ctrl_c_loses_no_whole_chunk(mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
         state = buffer(collector)
         for _ in range(2):
             timer = threading.Timer(0.15, _thread.interrupt_main)
             timer.start()
-            call = collector.drain if mode == "free" else collector.collect
+            call = collector.drain if mode == "async" else collector.collect
             with pytest.raises(KeyboardInterrupt):
-                call(state, **{"at_least" if mode == "free" else "steps": 10_000})
+                call(state, **{"at_least" if mode == "async" else "steps": 10_000})
             timer.join()
             state = collector.recover()
             had = [len(rows["reward"]) for rows in lanes(state)]
-        if mode == "free":
+        if mode == "async":
             state = collector.drain(state, at_least=6)
             for env, rows in enumerate(lanes(state)):
                 assert_whole(rows, env)
@@ -260,20 +260,21 @@ def test_ctrl_c_loses_no_whole_chunk(mode):
         np.testing.assert_array_equal(rows["observation"][:, 0], env)
 
 
-def test_a_closed_crew_starts_and_commands_nobody():
+def test_a_closed_pool_starts_and_commands_nobody():
     calls = []
 
     def no_more():
-        raise Ended("has ended")
+        raise Ended("has ended", "")
 
     worker = types.SimpleNamespace(number=0, envs=slice(0, 1), ready=True, waitable=[])
     worker.listen, worker.stop, worker.end = no_more, lambda: None, lambda patience: None
     worker.restart = lambda: calls.append("restart")
     worker.command = calls.append
-    room = types.SimpleNamespace(make=lambda spec: None)
-    crew = Crew([worker], lambda ends, seconds: None, room, restarts=1, owner="C", noun="process")
-    crew.close()
-    crew.command(worker, 0, 1, newest=True)
+    chunks = types.SimpleNamespace(allocate=lambda spec: None)
+    options = types.SimpleNamespace(owner="C", noun="process", restart=1)
+    pool = WorkerPool(options, [worker], lambda ends, seconds: None, chunks)
+    pool.close()
+    pool.command(worker, 0, 1, newest=True)
     with pytest.raises(CollectorError, match="is closed"):
-        crew.listen(wait=False)
+        pool.listen(wait=False)
     assert not calls

@@ -17,8 +17,8 @@ import fbuf
 pytest.importorskip("gymnasium")
 
 from fbuf_adapters.gymnasium import Collector, CollectorError, ProcessCollector, _weights
-from fbuf_adapters.gymnasium._process import Process
-from fbuf_adapters.gymnasium._weights import Weights
+from fbuf_adapters.gymnasium._process_collector import ProcessWorker
+from fbuf_adapters.gymnasium._weights import SharedWeights
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -75,7 +75,7 @@ def programs():
 @pytest.mark.sweep
 def test_a_barrier_collects_what_one_process_would():
     """The same environments and policy, in this process, are the reference."""
-    with make(mode="barrier", seed=7, chunk=8) as collector:
+    with make(mode="sync", seed=7, chunk=8) as collector:
         state, before = buffer(collector), programs()
         for version, steps in enumerate((16, 5, 8, 11)):
             state = collector.collect(state, steps)
@@ -123,7 +123,7 @@ def test_a_barrier_collects_what_one_process_would():
 
         # What does not fit is refused, and the buffer is not consumed.
         for wrong, message in (
-            (lambda: collector.drain(state), "mode='barrier'"),
+            (lambda: collector.drain(state), "mode='sync'"),
             (lambda: collector.recover(), "did not raise"),
             (lambda: collector.publish({"layers": []}), "weights"),
             (lambda: collector.publish({**weights(1), "bias": np.ones(2, np.float32)}), "bias"),
@@ -144,8 +144,8 @@ def test_a_barrier_collects_what_one_process_would():
 @pytest.mark.sweep
 def test_blank_fields_cross_nothing():
     blank = {"advantage": np.float32(0), "more": ({"wide": jax.ShapeDtypeStruct((5,), bool)},)}
-    with make(mode="barrier", processes=1, blank=blank) as collector:
-        assert "advantage" not in collector._crew.slots.read(0)["extras"]
+    with make(mode="sync", processes=1, blank=blank) as collector:
+        assert "advantage" not in collector._chunks.read(0)["extras"]
         state = collector.collect(buffer(collector), 6)
         batch = fbuf.rollout(state)
         assert not np.any(batch.data["advantage"])
@@ -161,7 +161,7 @@ def test_a_blank_field_that_the_policy_fills():
 
 @pytest.mark.sweep
 def test_environments_may_write_to_the_array_they_returned():
-    with make({"reuses": True}, mode="barrier", processes=1) as collector:
+    with make({"reuses": True}, mode="sync", processes=1) as collector:
         state = collector.collect(buffer(collector), 24)
     for env, rows in enumerate(lanes(state)):
         assert_whole(rows, env)
@@ -171,9 +171,9 @@ def test_environments_may_write_to_the_array_they_returned():
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.sweep), 3])
 def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
     """It waits for the last one, so that none is noted and was never sent."""
-    with make(mode="barrier", slots=2) as collector:
+    with make(mode="sync", slots=2) as collector:
         state = collector.collect(buffer(collector), 4)
-        sent, command = [], Process.command
+        sent, command = [], ProcessWorker.command
 
         def cut(process, given):
             sent.append(given)
@@ -181,7 +181,7 @@ def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
                 os.kill(os.getpid(), signal.SIGINT)
             command(process, given)
 
-        monkeypatch.setattr(Process, "command", cut)
+        monkeypatch.setattr(ProcessWorker, "command", cut)
         with pytest.raises(KeyboardInterrupt):
             collector.collect(state, 12)
         assert len(sent) % 2 == 0
@@ -192,7 +192,7 @@ def test_ctrl_c_between_the_commands_of_two_processes(place, monkeypatch):
 
 @pytest.mark.sweep
 def test_ctrl_c_while_weights_are_written(monkeypatch):
-    with make(mode="barrier") as collector:
+    with make(mode="sync") as collector:
         state = collector.collect(buffer(collector), 4)
         copy = np.copyto
 
@@ -211,7 +211,7 @@ def test_ctrl_c_while_weights_are_written(monkeypatch):
 @pytest.mark.sweep
 def test_policies_with_generators_of_their_own_draw_differently():
     def drawn():
-        with make(policy=Drawing(), weights=None, mode="barrier") as collector:
+        with make(policy=Drawing(), weights=None, mode="sync") as collector:
             state = collector.collect(fbuf.init(collector.item, 80, **collector.options), 8)
         return np.asarray(fbuf.rollout(state).data["action"])
 
@@ -224,21 +224,21 @@ def test_policies_with_generators_of_their_own_draw_differently():
 def test_free_processes_run_on_and_no_step_is_lost():
     slow = {"seconds": 0.003, "slow": (2, 3)}  # so the processes drift apart
     with make(slow, chunk=3, slots=2) as collector:
-        slots, target = collector._crew.slots, collector._target
-        add, sizes = target.add, set()
+        chunks, writer = collector._chunks, collector._writer
+        add, sizes = writer.add, set()
 
         def add_and_spoil(state, chunk, **options):
             state = add(state, chunk, **options)
             # The slot is handed back: what the buffer has of it must be its own by now.
             for slot in range(2):
-                if slots.read(slot)["reward"].ctypes.data == chunk.reward.ctypes.data:
+                if chunks.read(slot)["reward"].ctypes.data == chunk.reward.ctypes.data:
                     envs = np.flatnonzero(options["envs"])
-                    for array in jax.tree.leaves(slots.read(slot)):
+                    for array in jax.tree.leaves(chunks.read(slot)):
                         array[:, envs] = 99
             sizes.add(int(options["envs"].sum()))
             return state
 
-        target.add = add_and_spoil
+        writer.add = add_and_spoil
         state = buffer(collector)
         state = collector.drain(state)
         version, total, before = 0, 0, None
@@ -265,7 +265,7 @@ def test_free_processes_run_on_and_no_step_is_lost():
 
 def test_weights_are_never_read_half():
     tree = lambda number: [np.full(200_000, number, np.float32), {"b": np.full(7, number)}]
-    written = Weights(tree(0))
+    written = SharedWeights(tree(0))
     stop = threading.Event()
 
     def write():
@@ -291,7 +291,7 @@ def test_weights_are_never_read_half():
 
 def test_the_weights_before_are_read_while_new_ones_are_written(monkeypatch):
     """By a reader that never finds the writer at rest."""
-    written, seen, copy = Weights([np.zeros(3), np.zeros(2)]), [], np.copyto
+    written, seen, copy = SharedWeights([np.zeros(3), np.zeros(2)]), [], np.copyto
 
     def copy_and_read(*given):
         copy(*given)
@@ -310,7 +310,7 @@ def test_the_weights_before_are_read_while_new_ones_are_written(monkeypatch):
 
 def test_weights_come_in_their_own_order():
     tree = {"z": np.zeros(2), "a": {"y": np.ones(2), "b": np.zeros(1)}}
-    written = Weights(tree)
+    written = SharedWeights(tree)
     assert written.publish({"a": {"b": np.ones(1), "y": np.zeros(2)}, "z": np.ones(2)}) == 1
     _, found = written.read()
     assert (list(found), list(found["a"])) == (["z", "a"], ["y", "b"])
@@ -318,10 +318,10 @@ def test_weights_come_in_their_own_order():
 
 
 def test_weights_of_other_kinds():
-    found = Weights({"b": (1.0, [True]), "a": np.arange(2)}).read()
+    found = SharedWeights({"b": (1.0, [True]), "a": np.arange(2)}).read()
     assert found == (0, {"a": pytest.approx(np.arange(2)), "b": (1.0, [True])})
     with pytest.raises(CollectorError, match=r"weights\['a'\]\[0\] is a object"):
-        Weights({"a": [object()]})
+        SharedWeights({"a": [object()]})
 
 
 class Locked:
@@ -340,6 +340,8 @@ class Locked:
         ({"processes": 0}, ValueError, "processes must be from 1"),
         ({"timeout": 0}, ValueError, "timeout must be above 0"),
         ({"mode": "both"}, ValueError, "mode"),
+        ({"mode": "free"}, ValueError, "give mode='async'"),
+        ({"mode": "barrier"}, ValueError, "give mode='sync'"),
     ],
 )
 def test_bad_arguments_start_nothing(options, error, message):
@@ -350,7 +352,7 @@ def test_bad_arguments_start_nothing(options, error, message):
 def test_without_a_seed_two_collectors_make_different_episodes():
     first = []
     for _ in range(2):
-        with make(processes=1, seed=None, mode="barrier", weights=None) as collector:
+        with make(processes=1, seed=None, mode="sync", weights=None) as collector:
             state = collector.collect(buffer(collector), 4)
             first.append([rows["observation"][0, 0] for rows in lanes(state)])
             assert first[-1] == [collector.seed, collector.seed + 1]

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from fbuf_adapters.gymnasium import Collector, ProcessCollector, _progress
+from fbuf_adapters.gymnasium import Collector, ProcessCollector, _base_collector
 from support.environments import policy, vector
 from support.few import few
 from support.in_processes import Counting, Policy
@@ -28,7 +28,7 @@ def bars(monkeypatch):
         def update(self, steps):
             self.done += steps
 
-    monkeypatch.setattr(_progress, "tqdm", Bar)
+    monkeypatch.setattr(_base_collector, "tqdm", Bar)
     return made
 
 
@@ -41,7 +41,7 @@ def in_the_background(progress):
 
 
 def in_processes(progress):
-    options = {"processes": 1, "envs_per_process": 3, "chunk": 8, "mode": "barrier"}
+    options = {"processes": 1, "envs_per_process": 3, "chunk": 8, "mode": "sync"}
     return ProcessCollector(Counting, Policy(), progress=progress, **options)
 
 

@@ -271,7 +271,7 @@ def test_a_thread_is_waited_for_after_a_wait_that_was_interrupted(which):
         close = worker.close
     else:
         pytest.importorskip("gymnasium")
-        from fbuf_adapters.gymnasium._background import Background
+        from fbuf_adapters.gymnasium._producer import Background
 
         collecting = Background(lambda stop: may_end.wait(60), lambda: None, 1)
         collecting.get(wait=False)

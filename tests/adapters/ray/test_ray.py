@@ -145,7 +145,7 @@ def drain_for_ever(collector, state):
 
 def test_a_barrier_collects_every_step_on_both_nodes(cluster):
     lengths = (16, 5, 8, 11)
-    with make(mode="barrier", seed=7, chunk=8) as collector:
+    with make(mode="sync", seed=7, chunk=8) as collector:
         assert collector.options == {"num_envs": 4, "autoreset": "same_step"}
         state = buffer(collector)
         for version, steps in enumerate(lengths):
@@ -167,7 +167,7 @@ def test_a_barrier_collects_every_step_on_both_nodes(cluster):
         assert (stats["steps"], stats["episodes"], stats["mean_length"]) == (4 * 40, 4 * 8, 5)
         assert (stats["policy_version"], stats["policy_age"]) == (3, 1)
         for wrong, message in (
-            (lambda: collector.drain(state), r"^Collector\.drain: .* mode='barrier'"),
+            (lambda: collector.drain(state), r"^Collector\.drain: .* mode='sync'"),
             (lambda: collector.recover(), "did not raise"),
             (lambda: collector.publish({**weights(1), "bias": np.ones(2)}), "'bias'"),
         ):
@@ -180,7 +180,7 @@ def test_a_barrier_collects_every_step_on_both_nodes(cluster):
 
 def test_seeds_and_fields_that_are_written_later(cluster):
     blank = {"advantage": np.float32(0)}
-    with make(policy=Drawing(), weights=None, mode="barrier", blank=blank) as collector:
+    with make(policy=Drawing(), weights=None, mode="sync", blank=blank) as collector:
         state = collector.collect(fbuf.init(collector.item, 80, **collector.options), 8)
     rows = fbuf.rollout(state).data
     assert not np.any(rows["advantage"])
@@ -277,7 +277,7 @@ def test_a_constructor_that_fails(cluster):
         make({"fails": "constructor"})
 
 
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_an_actor_is_started_anew(cluster, mode):
     fails = {"fails": "is killed", "seeds": (3,), "at": 9, "seconds": SLOW}
     with make(fails, mode=mode, chunk=3, restart=1) as collector:
@@ -285,7 +285,7 @@ def test_an_actor_is_started_anew(cluster, mode):
         with pytest.warns(RuntimeWarning, match=r"worker 1 .* has died; it has been started anew"):
             state = until_all_have(14, collector, state)
     found = lanes(state)
-    kept = {"free": 6, "barrier": 7}[mode]  # whole chunks: of three steps; of three, three and one
+    kept = {"async": 6, "sync": 7}[mode]  # whole chunks: of three steps; of three, three and one
     for env in (0, 1):
         assert_whole(found[env], env)
     for env in (2, 3):
@@ -348,8 +348,8 @@ def until_all_are_new(lost, collector, state):
 
 
 def test_a_cluster_without_room_is_told(cluster, monkeypatch):
-    monkeypatch.setattr("fbuf_adapters.ray._actor.START", 1.0)
-    monkeypatch.setattr("fbuf_adapters.ray._actor._ANSWER", 1.0)
+    monkeypatch.setattr("fbuf_adapters.gymnasium._worker_pool._START", 1.0)
+    monkeypatch.setattr("fbuf_adapters.ray._collector._ANSWER", 1.0)
     options = {"resources": {"unheard_of": 1}}
     message = r"worker [01] .* has not started for \d s; it was .*unheard_of.* free .*'CPU': "
     with pytest.raises(CollectorError, match=message):
@@ -367,8 +367,8 @@ def test_a_collector_that_hangs_is_closed_in_seconds(cluster):
 
 def test_the_answer_of_a_worker_that_was_stopped_is_no_chunk(cluster):
     """Another thread may close the collector."""
-    with make(mode="barrier") as collector:
-        worker = collector._crew.workers[0]
+    with make(mode="sync") as collector:
+        worker = collector._pool.workers[0]
         worker._answers.append(ray.put(None))
         assert worker.listen() is None
         assert not worker.filled
@@ -380,11 +380,11 @@ def test_a_collector_that_nobody_has_ends_its_actors(cluster):
     del collector  # the fixture counts what is left
 
 
-@pytest.mark.parametrize("mode", ["free", "barrier"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
     with make({"seconds": SLOW / 4}, mode=mode, chunk=3) as collector:
-        call = collector.drain if mode == "free" else collector.collect
-        steps = "at_least" if mode == "free" else "steps"
+        call = collector.drain if mode == "async" else collector.collect
+        steps = "at_least" if mode == "async" else "steps"
         ring = buffer(collector, capacity=40_000)  # 50 s of steps: nothing is overwritten
         state = call(ring, **{steps: 1})  # all actors have started
         for _ in range(2):
@@ -396,7 +396,7 @@ def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
             state = collector.recover()
             had = [len(rows["reward"]) for rows in lanes(state)]
             assert min(had) > 0
-        if mode == "free":
+        if mode == "async":
             state = collector.drain(state, at_least=6)
             for env, rows in enumerate(lanes(state)):
                 assert_whole(rows, env)
@@ -424,6 +424,8 @@ class Locked:
         ({"workers": 0}, ValueError, "workers must be from 1"),
         ({"timeout": 0}, ValueError, "timeout must be above 0"),
         ({"mode": "both"}, ValueError, "mode"),
+        ({"mode": "free"}, ValueError, "give mode='async'"),
+        ({"mode": "barrier"}, ValueError, "give mode='sync'"),
         ({"actor_options": {"max_restarts": 3}}, ValueError, "'max_restarts', for the collector"),
     ],
 )
@@ -440,7 +442,7 @@ from fbuf_adapters.ray import Collector
 from support.in_processes import Counting, Policy
 
 def make():
-    return Collector(Counting, Policy(), workers=1, envs_per_worker=2, mode="barrier")
+    return Collector(Counting, Policy(), workers=1, envs_per_worker=2, mode="sync")
 
 collector = make()
 ray.shutdown()

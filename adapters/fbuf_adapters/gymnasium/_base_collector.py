@@ -1,0 +1,116 @@
+"""The part that collectors over environments of Gymnasium share: a buffer that no error loses."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, Self
+
+from tqdm import tqdm
+
+from fbuf_adapters.gymnasium._episodes import EpisodeStats
+from fbuf_adapters.gymnasium._errors import CollectorError
+
+
+def check_timeout(owner: str, timeout: float) -> None:
+    """Refuse a timeout that is not above 0."""
+    if not timeout > 0:
+        raise ValueError(f"{owner}: timeout must be above 0 seconds, got {timeout!r}")
+
+
+class BaseCollector(abc.ABC):
+    """The methods of all these collectors.
+
+    A call leaves the newest buffer in `_left` as it goes on, so that an exception does not lose it.
+    """
+
+    _owner: ClassVar[str]
+    """The name of the collector, for errors."""
+    _progress: bool | None
+    _episodes: EpisodeStats
+    _left: Any = None
+    _newest_version = 0
+    """The version of the policy that made the newest chunk in the buffer."""
+
+    def recover(self) -> Any:
+        """Return the buffer after `collect` or `drain` raised, with all steps that had come.
+
+        Otherwise the buffer may be lost, for the first chunk consumes the state that you passed.
+        `Collector` adds the whole steps made so far. Collectors over workers add whole chunks.
+        Environments of workers that step together need a chunk of each worker. If a worker could
+        not go on, all open episodes are truncated. `recover` works after `close`, too.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            CollectorError: If the last call did not raise.
+        """
+        if self._left is None:
+            raise CollectorError(
+                f"{self._owner}.recover: the last call did not raise; use its result"
+            )
+        self._add_rest()
+        return self._taken()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and times since the collector was made.
+
+        Returns:
+            A dict with these entries:
+
+            - `steps`: the steps in the buffer, of all environments together.
+            - `steps_per_second`: the rate while environments are stepped.
+            - `queue_depth`: the number of waiting chunks.
+            - `learner_waited`: the seconds that the learner waited for chunks.
+            - `environments_waited`: the seconds that environments waited for room; over workers a
+              sum.
+            - `policy_version`: the version that made the newest chunk in the buffer.
+            - `policy_age`: the number of newer published versions.
+            - `episodes`: the number of ended episodes.
+            - `mean_return`, `mean_length`: the means of the last hundred episodes. None before one.
+        """
+        return {
+            **self._measured(),
+            "policy_version": self._newest_version,
+            "policy_age": self._published_version() - self._newest_version,
+            **self._episodes.stats(),
+        }
+
+    def __enter__(self) -> Self:
+        """Return the collector."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the collector."""
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End all that the collector has started."""
+
+    @abc.abstractmethod
+    def _add_rest(self) -> None:
+        """Add the steps that have come since an exception to `_left`."""
+
+    @abc.abstractmethod
+    def _measured(self) -> dict[str, Any]:
+        """Return the first entries of `stats`."""
+
+    @abc.abstractmethod
+    def _published_version(self) -> int:
+        """Return the version of the newest published weights."""
+
+    def _taken(self) -> Any:
+        """Return the newest state, which belongs to the caller from now on."""
+        state, self._left = self._left, None
+        return state
+
+    def _closed_error(self, function: str) -> CollectorError:
+        return CollectorError(
+            f"{self._owner}.{function}: the collector is closed; make another one"
+        )
+
+    def _bar(self, function: str, steps: int) -> Any:
+        """Return a progress bar of so many steps; None for `progress` shows it on a terminal."""
+        hidden = None if self._progress is None else not self._progress
+        return tqdm(total=steps, desc=function, unit="step", delay=1, disable=hidden, leave=False)
