@@ -9,13 +9,12 @@ import chex
 import jax
 from jax.sharding import PartitionSpec
 
-from fbuf.checks import values as check
 from fbuf.dispatch.parse import Lead
 from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
-from fbuf.ops.add import Given, numbers_fit, parsed
+from fbuf.ops.add import GivenRows, parsed
 from fbuf.ops.add import add as plain_add
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
@@ -23,11 +22,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.across import largest
 
 
-@sharded_operation(
-    static=("time_major",),
-    checks={"alpha": check.scalar, "time_major": check.boolean},
-    host_check=lambda state, given: numbers_fit("sharded.add", state.blocks, given),
-)
+@sharded_operation(plain_add)
 def add(
     state: ShardedState[Item],
     items: Item,
@@ -85,7 +80,7 @@ def add(
         >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(6.0))))
         6
     """
-    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
+    given = GivenRows(items, terminated, truncated, next_observation, priority, mask, alpha)
     lead = _fits(state, given, time_major)
     state = tied("add", state)
     rows = (items, terminated, truncated, next_observation, priority)
@@ -122,7 +117,7 @@ def add(
     return per_device.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
 
 
-def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> Lead:
+def _fits(state: ShardedState[Any], given: GivenRows, time_major: bool) -> Lead:
     """The axes before those of the item; rows of the wrong shapes are refused in plain words."""
     parts = state.num_devices if per_device.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
@@ -137,11 +132,13 @@ def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> Lead:
     return lead
 
 
-def _lead(state: ShardedState[Any], given: Given, num_envs: int | None, time_major: bool) -> Lead:
+def _lead(
+    state: ShardedState[Any], given: GivenRows, num_envs: int | None, time_major: bool
+) -> Lead:
     """The axes before those of the item. Only shapes are looked at: nothing is moved."""
     found: list[Lead] = []
 
-    def look(given: Given) -> None:
+    def look(given: GivenRows) -> None:
         found.append(parsed("sharded.add", state.blocks, num_envs, given, time_major).lead)
 
     def shape_of(leaf: Any) -> Any:

@@ -1,16 +1,16 @@
-"""The way of a call into an operation over a mesh, with checks of where arrays lie."""
+"""Dispatch of calls of operations over a mesh, with checks of where arrays lie."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.dispatch.call import Check, Kind, operation
+from fbuf.dispatch.call import StateType, operation, options_of
 from fbuf.mesh.state import ShardedState
 
 P = ParamSpec("P")
@@ -18,13 +18,18 @@ R = TypeVar("R")
 
 
 def sharded_operation(
-    *,
-    static: tuple[str, ...] = (),
-    checks: Mapping[str, Check] | None = None,
-    host_check: Callable[[Any, dict[str, Any]], None] | None = None,
+    like: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`."""
-    return operation(static=static, checks=checks, host_check=host_check, kind=_KIND)
+    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`.
+
+    Args:
+        like: The operation of one buffer, whose static arguments and checks it has.
+    """
+    options = {} if like is None else options_of(like)
+    if check := options.get("host_check"):
+        of_blocks = lambda function, state, given: check(function, state.blocks, given)
+        options = options | {"host_check": of_blocks}
+    return operation(**options, state_type=_OVER_MESH)
 
 
 def require_sharded(function: str, state: Any) -> None:
@@ -125,4 +130,6 @@ def _is_of_cpu_processes(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len({of.process_index for of in devices}) > 1
 
 
-_KIND = Kind(require_sharded, "sharded.", _on_the_mesh, _waited_for)
+_OVER_MESH = StateType(
+    require_sharded, prefix="sharded.", check_arrays=_on_the_mesh, finish=_waited_for
+)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.mesh import per_device, update_by_id
 from fbuf.mesh.call import sharded_operation
@@ -19,7 +18,6 @@ from fbuf.mesh.state import ShardedIds, ShardedState
 from fbuf.ops.add import no_priorities
 from fbuf.ops.remove import remove as plain_remove
 from fbuf.ops.update_priority import update_priority as plain_update
-from fbuf.ops.write import by_name, numbers_fit
 from fbuf.ops.write import write as plain_write
 from fbuf.state import State
 from fbuf.storage.ids import Ids
@@ -27,7 +25,7 @@ from fbuf.storage.store import Item
 from fbuf.xla.rows import flat
 
 
-@sharded_operation(checks={"alpha": check.scalar})
+@sharded_operation(plain_update)
 def update_priority(
     state: ShardedState[Item],
     ids: ShardedIds,
@@ -90,10 +88,7 @@ def update_priority(
     return _by_ids(name, run, state, flat_ids, (given, chosen), alpha)
 
 
-@sharded_operation(
-    checks={"fields": by_name},
-    host_check=lambda state, given: numbers_fit("sharded.write", state.blocks, given["fields"]),
-)
+@sharded_operation(plain_write)
 def write(
     state: ShardedState[Item],
     ids: ShardedIds,

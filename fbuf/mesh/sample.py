@@ -16,7 +16,8 @@ from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import agreed
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import gathered
-from fbuf.ops.sample import CHECKS, is_step, place_in_epoch, require_step
+from fbuf.ops.sample import place_in_epoch, require_step
+from fbuf.ops.sample import sample as plain_sample
 from fbuf.samplers.protocol import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
@@ -26,7 +27,7 @@ from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
 
 
-@sharded_operation(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
+@sharded_operation(plain_sample)
 def sample(
     state: ShardedState[Any],
     key: chex.PRNGKey,

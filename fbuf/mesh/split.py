@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import sizes
-from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh import count, per_device
@@ -21,6 +20,7 @@ from fbuf.mesh.call import require_sharded, sharded_operation
 from fbuf.mesh.count import Count
 from fbuf.mesh.read_before_write import tied, waiting
 from fbuf.mesh.state import ShardedSample, ShardedState
+from fbuf.ops.can_sample import can_sample as plain_can_sample
 from fbuf.ops.clear import clear as plain_clear
 from fbuf.ops.end_episode import end_episode as plain_end
 from fbuf.ops.raise_on_fault import raise_for
@@ -169,7 +169,7 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
     return per_device.on_devices("size", run, state, (), (), PartitionSpec())
 
 
-@sharded_operation(checks={"min_size": check.count})
+@sharded_operation(plain_can_sample)
 def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Whether there is a row to draw in any shard, and at least `min_size` rows in all.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -22,8 +22,8 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 
-def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
-    """A dict of names to values."""
+def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
+    """Return a dict of names to values; refuse any other value."""
     if not isinstance(value, Mapping):
         raise TypeError(
             f"fbuf.{function}: {argument} must be a dict of names to values, got "
@@ -34,19 +34,16 @@ def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def numbers_fit(function: str, state: State[Any], fields: Mapping[str, Any]) -> None:
+def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
     """Refuse Python numbers that a field cannot store."""
     layout = state.storage.layout
-    for name, values in fields.items():
+    for name, values in given["fields"].items():
         numbers = layout.find(function, "fields", name)
         specs = jax.tree.map(lambda number: layout.fields[number], numbers)
         parse.python_numbers(function, f"fields[{name!r}]", specs, values)
 
 
-@operation(
-    checks={"fields": by_name},
-    host_check=lambda state, given: numbers_fit("write", state, given["fields"]),
-)
+@operation(checks={"fields": _by_name}, host_check=_numbers_fit)
 def write(
     state: State[Item],
     ids: Ids,
@@ -92,11 +89,10 @@ def write(
         >>> float(fbuf.sample(state, jax.random.key(1), 1).data["value"][0])
         5.0
     """
-    one_buffer("write", state)
     state = read_before_write.tied("write", state, ids)
     slots, faults, shape = named("write", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The count of removed rows is known once all that `fbuf.after` was given has been read.
+    # The count of removed rows is known once all reads given to `fbuf.after` are done.
     slots = tie(slots, state.ring.removed)
     changed: dict[int, jax.Array] = {}
     for name, values in fields.items():
