@@ -33,7 +33,7 @@ def sharded_operation(
 
 
 def require_sharded(function: str, state: Any) -> None:
-    """A state over a mesh."""
+    """Refuse a value that is no `ShardedState`."""
     if not isinstance(state, ShardedState):
         raise TypeError(
             f"fbuf.{function}: state must be a fbuf.sharded.ShardedState, got "
@@ -81,31 +81,31 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
 
 
 def _is_elsewhere(leaf: Any, devices: tuple[Any, ...]) -> bool:
-    """Whether it was put on other devices, or on these in another order."""
+    """Tell whether an array was put on other devices, or on these in another order."""
     return isinstance(leaf, jax.Array) and leaf.committed and _placed(leaf) != devices
 
 
 def _is_of_one_process(leaf: Any) -> bool:
-    """Whether other processes have another part of it, or an array of their own."""
+    """Tell whether other processes have another part of an array, or an array of their own."""
     if isinstance(leaf, jax.Array):
         return leaf.ndim > 0 and leaf.is_fully_addressable
     return isinstance(leaf, np.ndarray) and leaf.ndim > 0
 
 
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
-    """Whether nothing in an argument belongs to one device: then all processes give it whole."""
+    """Tell whether all processes give an argument whole: no part of it belongs to one device."""
     of_steps = state.num_envs is not None and state.blocks.ring.lockstep
     return argument == "key" or (argument == "mask" and function == "sharded.add" and of_steps)
 
 
 @functools.lru_cache(maxsize=64)
 def _devices(mesh: Mesh) -> tuple[Any, ...]:
-    """The devices of a mesh, in order."""
+    """Return the devices of a mesh, in order."""
     return tuple(mesh.devices.flat)
 
 
 def _placed(array: jax.Array) -> tuple[Any, ...]:
-    """The devices of an array, in order if it lies on a mesh."""
+    """Return the devices of an array, in order if it lies on a mesh."""
     sharding = array.sharding
     if isinstance(sharding, jax.NamedSharding) and isinstance(sharding.mesh, Mesh):
         return _devices(sharding.mesh)
@@ -113,7 +113,7 @@ def _placed(array: jax.Array) -> tuple[Any, ...]:
 
 
 def _some(devices: tuple[Any, ...]) -> str:
-    """How many devices, and the first of them."""
+    """Return the number of devices and the first of them, in words."""
     first = ", ".join(map(str, devices[:3])) + (", ..." if len(devices) > 3 else "")
     return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
 

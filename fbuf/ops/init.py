@@ -148,6 +148,18 @@ def of_ring(
     return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
 
 
+def empty_like(
+    state: State[Any], capacity: int, num_envs: int | None, max_ends: int | None, shards: int = 1
+) -> State[Any]:
+    """Return an empty buffer with other lanes, otherwise as `state`."""
+    old, kept = state.ring, state.next_obs
+    lockstep = old.lockstep or num_envs is None
+    follow = old.open is not None
+    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards)
+    next_of, ends = (None, None) if kept is None else (kept.field, max_ends)
+    return of_ring(state.storage.item, ring, state.sampler, next_of, ends)
+
+
 def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
     """Return the default number of ends of episodes whose last observation to keep.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation, require_state
-from fbuf.ops.init import check_room, ends_by_default, of_ring
+from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
-from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
@@ -79,11 +78,9 @@ def _resize(state: State[Item], *, capacity: int) -> State[Item]:
 
 def empty_as(state: State[Item], capacity: int) -> State[Item]:
     """Return an empty buffer of a capacity, otherwise as `state`."""
-    old, kept = state.ring, state.next_obs
-    ring = rings.empty(capacity, old.num_envs, old.lockstep, old.autoreset, old.open is not None)
-    if kept is None:
-        return of_ring(state.storage.item, ring, state.sampler, None, None)
-    ends, room = None, kept.owner.shape[0] - old.lanes
-    if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
-        ends = max(-(-room * capacity // old.capacity), 1)
-    return of_ring(state.storage.item, ring, state.sampler, kept.field, ends)
+    old, kept, ends = state.ring, state.next_obs, None
+    if kept is not None:
+        room = kept.owner.shape[0] - old.lanes
+        if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
+            ends = max(-(-room * capacity // old.capacity), 1)
+    return empty_like(state, capacity, old.num_envs, ends)

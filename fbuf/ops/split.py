@@ -12,10 +12,9 @@ import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, refuse_consumed, require_state
-from fbuf.ops.init import of_ring
+from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import filled, in_one_lane
 from fbuf.state import State
-from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
 from fbuf.xla.varying import varying
@@ -130,9 +129,5 @@ def _part(
 @operation(static=("capacity", "ends"))
 def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
     """Return a buffer of a capacity, with room for some ends, of episodes in their order."""
-    old = state.ring
-    ring = rings.empty(capacity, None, True, old.autoreset, old.open is not None)
-    next_of, most = (None, None) if state.next_obs is None else (state.next_obs.field, ends)
-    new = of_ring(state.storage.item, ring, sampler=state.sampler, next_of=next_of, max_ends=most)
-    count = jnp.int32(slots.shape[0])
+    new, count = empty_like(state, capacity, None, ends), jnp.int32(slots.shape[0])
     return filled(varying(new), [in_one_lane(state, slots, count)])

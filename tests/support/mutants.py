@@ -610,7 +610,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/add.py",
-        ("shard = dataclasses.replace(shard, index=sampler.told(shard.index, of_all))", "pass", "weights", ("test_sharded.py", "largest_priority")),
+        ("added(informed(shard), given, time_major)", "added(shard, given, time_major)", "weights", ("test_sharded.py", "largest_priority")),
     ),
     *of(
         "mesh/call.py",
@@ -1000,6 +1000,6 @@ MUTANTS = [
     ),
     *of(
         "mesh/split.py",
-        ("        return full & ~can", "        return full", "mask", ("test_windows.py", "lost_their")),
+        ("return _all_bits(state), full & ~can", "return _all_bits(state), full", "mask", ("test_windows.py", "lost_their")),
     ),
 ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fbuf_adapters.gymnasium._process_collector import ProcessCollector as ProcessCollector
 
 __all__ = ["Collector", "CollectorError", "ProcessCollector"]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 
 def __getattr__(name: str) -> Any:
