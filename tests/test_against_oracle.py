@@ -272,7 +272,7 @@ def look_inside(pair, starts):
         stored = oracle.stored()
         expected = [oracle.at(slot).priority for slot in stored]
         np.testing.assert_allclose(np.abs(leaves[stored]), expected, rtol=1e-5)
-        for slot in stored if trees[0].dormant else ():
+        for slot in stored if trees[0].inactive else ():
             assert np.signbit(leaves[slot]) == (slot not in starts)
         reached = np.maximum(np.concatenate([inside.values(tree) for tree in trees]), 0)
         assert set(np.flatnonzero(reached).tolist()) == set(oracle.by_priority(starts))

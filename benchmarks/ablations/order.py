@@ -167,7 +167,7 @@ COMMON = (ASU, SUA, ASR_START, ASR_EPISODE, ASUR_WINDOWS)
 AS_IT_IS = "none"
 TRICKS: dict[str, Trick] = {
     "tie in read": Trick(
-        (untied("ops/read.py", "batch.ids.slot", "*reads, *seen, *source.reads"),),
+        (untied("views/gather.py", "batch.ids.slot", "*reads, *flags, *source.reads"),),
         (SRA, SUA, AFTER_ADD),
     ),
     "tie in after": Trick(
@@ -212,7 +212,7 @@ TRICKS: dict[str, Trick] = {
         (untied("samplers/segments.py", "starts.total", "looked_at"),), (SRA_EPISODE, ONE_EPISODE)
     ),
     "tie in Prioritized.add": Trick(
-        (untied("samplers/prioritized.py", "span.slots", "before"),),
+        (untied("samplers/priority_index.py", "span.slots", "before"),),
         (ADD_WINDOWS, ASUR_WINDOWS, APART_WINDOWS, ONE_WINDOWS),
     ),
     "tie in random_bits.bits": Trick(

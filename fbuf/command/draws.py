@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.samplers.prioritized import PriorityMass
-from fbuf.samplers.protocol import PlannedSampler
-from fbuf.samplers.uniform import UniformMass
+from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.prioritized import PriorityTotals
+from fbuf.samplers.uniform import UniformTotals
 from fbuf.state import State
 from fbuf.storage.ring import REMOVED
 
@@ -61,10 +61,10 @@ def _mass(state: State[Any]) -> float | None:
     sampler = state.sampler
     if not isinstance(sampler, PlannedSampler):
         return None
-    match mass := sampler.mass(state.index, state.ring):
-        case PriorityMass():
+    match mass := sampler.shard_totals(state.index, state.ring):
+        case PriorityTotals():
             return float(mass.total)
-        case UniformMass():
+        case UniformTotals():
             return float(mass.starts if mass.segments is None else mass.segments)
         case _:
             return None

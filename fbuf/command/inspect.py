@@ -19,6 +19,7 @@ from fbuf.command.draws import Draws
 from fbuf.command.rewards import Episodes
 from fbuf.command.verify import newest
 from fbuf.ops.init import init
+from fbuf.samplers.queues import queue_of
 from fbuf.state import State
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED
@@ -123,9 +124,9 @@ def _looked(folder: pathlib.Path, number: int, found: Manifest, reward: str | No
         why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
     else:
         state = _with_arrays(sampler, values)
-        if state.sampler.reads_once:
-            steps = state.sampler.unread(state.index, state.ring).sum()
-            unread = int(steps) * (state.ring.lanes // state.ring.heads)
+        if state.sampler.is_queue:
+            steps = queue_of(state.sampler).unread(state.index, state.ring).sum()
+            unread = int(steps) * state.ring.lanes_per_head
             of_all = f"{unread:,} of {like.capacity:,}"
             why_not["draws"] = f"none: rows are read once; {of_all} are unread"
         else:

@@ -14,7 +14,7 @@ from fbuf.checkpoint.manifest import Manifest
 from fbuf.host.npy_files import Files
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.storage import store
-from fbuf.storage.deferred import Note
+from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
@@ -122,7 +122,7 @@ class SavedRows:
             whole[changed] = array[at[changed] - 1]
         return found
 
-    def apply(self, notes: Sequence[Note], rows: Leaves) -> None:
+    def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
         """As `Rows.apply`."""
         for note in notes:
             slots = np.asarray(note.slots)

@@ -32,18 +32,19 @@ from fbuf.host.taking import Taking
 from fbuf.ops import resume
 from fbuf.ops.check_finite import check_rows
 from fbuf.ops.load import as_damage, newest
-from fbuf.ops.read import Found, require_key
+from fbuf.ops.read import require_key
 from fbuf.ops.resume import Episodes
 from fbuf.ops.sample import require_step
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.runtime.interrupts import uninterrupted
 from fbuf.samplers import Sampler
 from fbuf.storage import deferred, store
-from fbuf.storage.deferred import Note
+from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Item
 from fbuf.views import View
+from fbuf.views.gather import Requested
 from fbuf.views.protocol import Data
 
 
@@ -266,7 +267,7 @@ class HostStore(Generic[Item]):
         if differs(of_next, self._kept, index.ring.lanes, observation, following):
             fault = index.fault | jnp.uint32(fbuf.Fault.BROKEN_EPISODE)
             index = dataclasses.replace(index, fault=fault)
-        return index, [note for note in of_next if isinstance(note, Note)]
+        return index, [note for note in of_next if isinstance(note, PendingWrite)]
 
     def update_priority(
         self, ids: fbuf.Ids, priority: Any, *, mask: Any = None, alpha: Any = None
@@ -369,7 +370,7 @@ class HostStore(Generic[Item]):
         """
         check.key("HostStore.batches", key)
         with self.lock:
-            first = 0 if self._index.sampler.in_order else None
+            first = 0 if self._index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
         key, beta, size = given["key"], given.get("beta"), given["batch_size"]
         # JAX makes the names of its options at run time.
@@ -378,7 +379,7 @@ class HostStore(Generic[Item]):
         def draw(number: int) -> Callable[[], Any]:
             index, plan = self._index, []
 
-            def look() -> Found:
+            def look() -> Requested:
                 with jax.enable_x64(x64):  # which may be set for a thread alone
                     plan[:] = programs.draw_number(
                         index, key, beta, np.int32(number), batch_size=size, view=view
@@ -713,7 +714,7 @@ class HostStore(Generic[Item]):
         """Put the index on a device, where it stays. Hold `lock`."""
         self._index = jax.device_put(self._index, device)
 
-    def taking(self, look: Callable[[], Found]) -> Taking:
+    def taking(self, look: Callable[[], Requested]) -> Taking:
         """What takes the rows that a view wants, of the store as it is now. Hold `lock`.
 
         Args:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from fbuf.host.row_arrays import Rows
-from fbuf.storage.deferred import Comparison, Note
+from fbuf.storage.deferred import Comparison, PendingWrite
 from fbuf.storage.next_obs import alike, some_numbers
 
 Leaves = list[np.ndarray[Any, Any]]
 
 
 def differs(
-    notes: Sequence[Note | Comparison],
+    notes: Sequence[PendingWrite | Comparison],
     kept: Rows,
     lanes: int,
     observation: Leaves,

@@ -15,12 +15,13 @@ import fbuf
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
 from fbuf.ops.pop import popped
-from fbuf.ops.read import Found, found_by_name, looked, made, shaped
+from fbuf.ops.read import find_ids
 from fbuf.ops.rollout import ids_in_order
 from fbuf.ops.sample import planned, weighted
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.views.episode import CHUNK
+from fbuf.views.gather import Requested, build_batch, request_rows, reshaped
 from fbuf.views.requests import Ahead, NextObservations, Rows, Wanted
 
 
@@ -51,46 +52,46 @@ def _zeros(specs: Any) -> Any:
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
 def draw(
     state: Any, key: Any, beta: Any, step: Any, count: Any, *, batch_size: int, view: Any
-) -> tuple[Any, Found]:
+) -> tuple[Any, Requested]:
     """The draws of a batch, and which rows they want."""
     drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
-    return drawn, looked(state, drawn.slots, drawn.mask, view, view_key)[0]
+    return drawn, request_rows(state, drawn.slots, drawn.mask, view, view_key)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "view"))
 def draw_number(
     state: Any, key: Any, beta: Any, number: Any, *, batch_size: int, view: Any
-) -> tuple[Any, Found]:
+) -> tuple[Any, Requested]:
     """The same of a batch that is one of many."""
-    in_order = state.sampler.in_order
+    in_order = state.sampler.without_replacement
     key = key if in_order else jax.random.fold_in(key, number)
     step = number if in_order else None
     return draw(state, key, beta, step, None, batch_size=batch_size, view=view)
 
 
 @functools.partial(jax.jit, static_argnames=("view", "layouts"))
-def drawn(draw: Any, found: Found, taken: Any, *, view: Any, layouts: Any) -> Any:
+def drawn(draw: Any, requested: Requested, taken: Any, *, view: Any, layouts: Any) -> Any:
     """The batch, of rows that were taken."""
-    return weighted(_made(found, taken, view, layouts), draw)
+    return weighted(_made(requested, taken, view, layouts), draw)
 
 
 @functools.partial(jax.jit, static_argnames="view")
-def look(state: Any, ids: fbuf.Ids, key: Any, *, view: Any) -> Found:
+def look(state: Any, ids: fbuf.Ids, key: Any, *, view: Any) -> Requested:
     """Which rows are wanted for those that ids name."""
-    slots, live, _ = found_by_name("read", state, ids, view)
-    return looked(state, slots, live, view, key)[0]
+    slots, live, _ = find_ids("read", state, ids, view)
+    return request_rows(state, slots, live, view, key)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("view", "layouts", "shape"))
-def looked_at(found: Found, taken: Any, *, view: Any, layouts: Any, shape: Any) -> Any:
+def looked_at(requested: Requested, taken: Any, *, view: Any, layouts: Any, shape: Any) -> Any:
     """The batch, of rows that were taken."""
-    return shaped(_made(found, taken, view, layouts, zeros=True), shape)
+    return reshaped(_made(requested, taken, view, layouts, zeros=True), shape)
 
 
-def _made(found: Found, taken: Any, view: Any, layouts: Any, zeros: bool = False) -> Any:
+def _made(requested: Requested, taken: Any, view: Any, layouts: Any, zeros: bool = False) -> Any:
     source = _Taken(taken, *layouts)
-    rows = {name: wanted.read(source) for name, wanted in found.look.rows.items()}
-    return made(layouts[0], found, rows, view, zeros)
+    rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
+    return build_batch(layouts[0], requested, rows, view, zeros)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "keep", "view"))
@@ -143,11 +144,13 @@ class _Taken:
         """Nothing is written where these rows lie."""
 
 
-def take(found: Found, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None) -> list[Any]:
+def take(
+    requested: Requested, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None
+) -> list[Any]:
     """Take what a view wants, in the order in which `_Taken` gives it out."""
     taken: list[Any] = []
-    for name in sorted(found.look.rows):  # the order of a dict in JAX
-        taken += _taken(found.look.rows[name], ring, rows, kept)
+    for name in sorted(requested.request.rows):  # the order of a dict in JAX
+        taken += _taken(requested.request.rows[name], ring, rows, kept)
     return taken
 
 

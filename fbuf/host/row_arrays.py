@@ -22,7 +22,7 @@ from fbuf.checkpoint import free_space
 from fbuf.checks import sizes
 from fbuf.host import memory_maps
 from fbuf.storage import store
-from fbuf.storage.deferred import Note
+from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
@@ -91,7 +91,7 @@ class Rows:
         data = np.ascontiguousarray(row[:, self._bytes[at] : self._bytes[at] + size])
         return data.view(field.dtype).reshape(slots.size, *field.shape)
 
-    def apply(self, notes: Sequence[Note], rows: Leaves) -> None:
+    def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
         """Write what was noted; `rows` are those that the caller has."""
         for note in notes:
             slots = np.asarray(note.slots)

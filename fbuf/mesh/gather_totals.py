@@ -18,7 +18,7 @@ from jax import lax
 
 from fbuf.mesh import per_device
 from fbuf.mesh.state import ShardedState
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.xla.across import largest, summed
 from fbuf.xla.varying import varying
@@ -43,11 +43,12 @@ class Totals(NamedTuple):
 def with_largest_priority(state: ShardedState[Any]) -> Callable[[State[Any]], State[Any]]:
     """Return a function that gives a shard the largest priority of all shards, for new rows."""
     sampler = cast(PlannedSampler, state.blocks.sampler)
-    mine = per_device.in_shards(lambda shard: sampler.largest(shard.index), state)
+    mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
     if mine is None:
         return lambda shard: shard
     of_all = largest(mine.max(), (state.axis,))
-    return lambda shard: dataclasses.replace(shard, index=sampler.told(shard.index, of_all))
+    informed = sampler.with_largest_priority
+    return lambda shard: dataclasses.replace(shard, index=informed(shard.index, of_all))
 
 
 def gather_totals(
@@ -66,7 +67,7 @@ def gather_totals(
         numbers: int32 scalars, arguments of the call.
         powers: float32 scalars, arguments of the call.
     """
-    mine = per_device.in_shards(lambda shard: sampler.mass(shard.index, shard.ring), state)
+    mine = per_device.in_shards(lambda shard: sampler.shard_totals(shard.index, shard.ring), state)
     leaves, tree = jax.tree.flatten(mine)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)

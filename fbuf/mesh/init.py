@@ -15,7 +15,8 @@ from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import maker
-from fbuf.samplers.protocol import PlannedSampler, Sampler
+from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
@@ -180,7 +181,7 @@ def _require_planned(sampler: Any, capacity: int) -> None:
             "one buffer; take fbuf.Uniform, fbuf.Prioritized, fbuf.Shuffled or fbuf.Mixture, or "
             "derive your sampler from fbuf.samplers.PlannedSampler"
         )
-    if sampler.in_order and capacity > check.LARGEST_INT:
+    if sampler.without_replacement and capacity > check.LARGEST_INT:
         raise ValueError(
             f"fbuf.sharded.init: {type(sampler).__name__} counts the rows of an epoch in int32; "
             f"capacity must be at most {check.LARGEST_INT}, got {capacity}"

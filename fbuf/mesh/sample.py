@@ -15,10 +15,10 @@ from fbuf.mesh import exchange, per_device
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import gather_totals
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
-from fbuf.ops.read import gathered
+from fbuf.ops.read import gather_and_note
 from fbuf.ops.sample import place_in_epoch, require_step
 from fbuf.ops.sample import sample as plain_sample
-from fbuf.samplers.protocol import PlannedSampler
+from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
@@ -141,7 +141,7 @@ def drawn(
         slots, found = sampler.pick(shard.index, shard.ring, picks)
         reads = tuple(jax.tree.leaves(found))
         draws = Draws(numbers, batch_size)
-        batch = gathered(shard, slots, there, view, view_key, reads, draws=draws)
+        batch = gather_and_note(shard, slots, there, view, view_key, reads, draws=draws)
         return _turned(batch, view), found
 
     def is_there(numbers: jax.Array) -> jax.Array:

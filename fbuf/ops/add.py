@@ -13,6 +13,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
+from fbuf.samplers import queues
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.next_obs import NextObs
@@ -139,7 +140,7 @@ def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]
     flags, mask = new.flags, new.mask
     if given.terminated is None and given.truncated is None and new.lead.size >= _MANY:
         flags = unfolded(flags, state.fault)
-    room, left_out, resets = sampler.room(state.index, ring), None, None
+    room, left_out, resets = queues.room(sampler, state.index, ring), None, None
     if room is not None:
         resets = ring.resets_after(flags, mask)
         mask, left_out = ring.fitting(mask, room, new.lead.size)

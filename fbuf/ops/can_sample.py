@@ -38,5 +38,5 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
         >>> bool(fbuf.can_sample(state)), bool(fbuf.can_sample(state, 4))
         (True, False)
     """
-    enough = state.ring.count() - state.ring.removed >= min_size
+    enough = state.ring.live() >= min_size
     return enough & state.sampler.can_sample(state.index, state.ring)

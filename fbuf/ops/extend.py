@@ -13,6 +13,7 @@ from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Lanes, Source, appended, dealt, in_one_lane, unread_of_lanes
+from fbuf.samplers import queues
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.store import Item
@@ -92,12 +93,12 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     _check_rows(state, other)
     source = _source(state, other)
     ring, steps = state.ring, source.steps()
-    if state.sampler.reads_once and other.sampler.reads_once:
+    if state.sampler.is_queue and other.sampler.is_queue:
         steps = unread_of_lanes(other)
-    room, fault = state.sampler.room(state.index, ring), state.fault | other.fault
+    room, fault = queues.room(state.sampler, state.index, ring), state.fault | other.fault
     kept = steps if room is not None else jnp.minimum(steps, ring.lane_length)
     taken = kept if room is None else jnp.minimum(steps, room)
-    if state.sampler.reads_once:
+    if state.sampler.is_queue:
         lost = (steps > ring.lane_length).any() & (room is None)
         fault |= bits_where(lost, Fault.LOST_UNREAD)
     new = ended(dataclasses.replace(state, fault=fault), taken > 0)
@@ -139,14 +140,14 @@ def _source(state: State[Any], other: State[Any]) -> Source:
         what = f"autoreset is {ring.autoreset!r} in state, but {its.autoreset!r} in other"
     else:
         what = f"state has num_envs={ring.num_envs}, but other has {lanes}"
-    if ring.lanes > 1 and state.sampler.reads_once:
+    if ring.lanes > 1 and state.sampler.is_queue:
         raise ValueError(
             f"fbuf.extend: {what}, and a queue takes the steps of its own environments only; make "
             "state alike, or without num_envs: then it takes the episodes of any environments"
         )
     if ring.lanes > 1:
         return dealt(other, ring.lanes, ring.lockstep)
-    if state.sampler.reads_once and other.sampler.reads_once:
+    if state.sampler.is_queue and other.sampler.is_queue:
         raise ValueError(
             f"fbuf.extend: {what}, and rows that are used once have an order in each environment "
             "only; take them with fbuf.pop, and add them"

@@ -9,16 +9,6 @@ from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.ring import Ring
 
 
-def newest_slots(ring: Ring) -> jax.Array:
-    """Return the slot of each lane's newest row, in range also without rows: int32 `[lanes]`."""
-    return jnp.minimum(ring.newest(), ring.capacity - 1)
-
-
-def steps_of_lanes(ring: Ring) -> jax.Array:
-    """Return the number of stored steps of each lane: int32 `[lanes]`."""
-    return jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
-
-
 def slots_back(ring: Ring, back: jax.Array, there: jax.Array) -> jax.Array:
     """Return the slots of rows some steps before the newest row of their lane.
 
@@ -30,7 +20,7 @@ def slots_back(ring: Ring, back: jax.Array, there: jax.Array) -> jax.Array:
     Returns:
         int32 `[lanes, n]`, or `[n]` without environments; `NO_SLOT` where there is no row.
     """
-    slots = jnp.where(there, ring.later(newest_slots(ring)[:, None], -back), NO_SLOT)
+    slots = jnp.where(there, ring.later(ring.clamp(ring.newest())[:, None], -back), NO_SLOT)
     return slots if ring.num_envs is not None else slots[0]
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.ops.lane_slots import newest_slots, steps_of_lanes
+from fbuf.samplers.queues import queue_of
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, STANDS_IN, TRUNCATED, Ring
@@ -37,12 +37,12 @@ class Lanes(NamedTuple):
 
     def steps(self) -> jax.Array:
         """Return the number of stored steps of each: int32 `[number]`."""
-        return self.of(steps_of_lanes(self.state.ring))
+        return self.of(self.state.ring.lane_steps())
 
     def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
         """Return the slots of steps `[steps, 1]` among the newest `kept` of each lane."""
         ring = self.state.ring
-        newest = self.of(newest_slots(ring))
+        newest = self.of(ring.clamp(ring.newest()))
         return ring.later(newest[None], jnp.minimum(step - kept[None] + 1, 0))
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
@@ -153,11 +153,11 @@ def filled(
     for of in sources:
         fault |= of.state.fault
     index = new.index
-    if new.sampler.reads_once:  # the rows are there, but as many have been read as before
+    if new.sampler.is_queue:  # the rows are there, but as many have been read as before
         unread = joined([of.of(unread_of_lanes(of.state)) for of in sources])
         fault |= bits_where((unread > new.ring.lane_length).any(), Fault.LOST_UNREAD)
         read = kept - jnp.minimum(kept, unread)
-        index = new.sampler.popped(index, read[: new.ring.heads])
+        index = queue_of(new.sampler).popped(index, read[: new.ring.heads])
     still_open = new.ring.open
     if still_open is not None and all(isinstance(of, Lanes) for of in sources):
         each = [jax.tree.map(of.of, of.state.ring.open) for of in sources if isinstance(of, Lanes)]
@@ -183,8 +183,9 @@ def appended(
     nothing = jnp.full(1, new.capacity, jnp.int32)
     index = new.index
     for of in sources:
-        if new.sampler.takes_over(of.state.sampler):
-            index, _ = new.sampler.moved(index, new.ring, nothing, of.state.index, nothing * 0)
+        index, _ = new.sampler.take_over(
+            index, new.ring, nothing, of.state.sampler, of.state.index, nothing * 0
+        )
     new = dataclasses.replace(new, index=index)
     most = min(max(_longest(of) for of in sources), step_rows)
     steps = min(most, max(_ROWS // lanes, 1))
@@ -217,7 +218,8 @@ def _longest(of: Source) -> int:
 
 def unread_of_lanes(state: State[Any]) -> jax.Array:
     """Return the number of unread steps of each lane: int32 `[lanes]`."""
-    return jnp.broadcast_to(state.sampler.unread(state.index, state.ring), (state.ring.lanes,))
+    unread = queue_of(state.sampler).unread(state.index, state.ring)
+    return jnp.broadcast_to(unread, (state.ring.lanes,))
 
 
 def _latest(laps: list[jax.Array]) -> jax.Array:
@@ -309,11 +311,12 @@ def _with_steps(
     index, faults = new.sampler.add(new.index, ring, span, None, None)
     fault = collected(new.fault, faults)
     for (of, at, _), part in zip(each, read, strict=True):
-        if new.sampler.takes_over(of.state.sampler):
-            own = span.slots.reshape(steps, -1)[:, at : at + of.number].reshape(-1)
-            slots = part.slots.reshape(-1)
-            index, faults = new.sampler.moved(index, ring, own, of.state.index, slots)
-            fault = collected(fault, faults)
+        own = span.slots.reshape(steps, -1)[:, at : at + of.number].reshape(-1)
+        slots = part.slots.reshape(-1)
+        index, faults = new.sampler.take_over(
+            index, ring, own, of.state.sampler, of.state.index, slots
+        )
+        fault = collected(fault, faults)
     next_obs = new.next_obs
     if next_obs is not None:
         following, known = jax.tree.map(in_turn, *[part.following for part in read])

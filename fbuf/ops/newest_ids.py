@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
-from fbuf.ops.lane_slots import slots_back, steps_of_lanes
+from fbuf.ops.lane_slots import slots_back
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 
@@ -47,6 +47,6 @@ def newest_ids(state: State[Any], count: int) -> Ids:
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
-    ids = ring.name_live(slots_back(ring, back, back < steps_of_lanes(ring)[:, None]))
+    ids = ring.name_live(slots_back(ring, back, back < ring.lane_steps()[:, None]))
     read_before_write.note_read(state, ids.slot)
     return ids

@@ -15,7 +15,7 @@ from fbuf.dispatch.call import operation
 from fbuf.ops.after import after
 from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
-from fbuf.ops.unread import reads_once
+from fbuf.ops.unread import queue
 from fbuf.state import Batch, State
 from fbuf.storage.ids import Ids
 from fbuf.views.item import Item
@@ -89,8 +89,7 @@ def popped(
     state: State[Any], count: int, keep: int, mask: Any, view: View
 ) -> tuple[State[Any], Ids]:
     """Return the buffer with its oldest unread rows read, and their ids; see `pop`."""
-    reads_once("pop", state)
-    ring, sampler = state.ring, state.sampler
+    ring, sampler = state.ring, queue("pop", state)
     check.integer("pop", "count", count, ring.lane_length)
     check.integer("pop", "keep", keep, count - 1, smallest=0)
     if view.is_random:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import chex
@@ -13,14 +12,11 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import one_buffer, operation
 from fbuf.state import Batch, State
-from fbuf.storage.ids import Ids, only
-from fbuf.storage.layout import Layout
-from fbuf.storage.ring import TERMINATED, TRUNCATED
+from fbuf.storage.ids import Ids
+from fbuf.views.gather import gather, reshaped
 from fbuf.views.item import Item
-from fbuf.views.protocol import Data, Look, View
-from fbuf.views.reader import Draws, Reader
-from fbuf.views.stored import Stored
-from fbuf.xla.tie import tie
+from fbuf.views.protocol import Data, View
+from fbuf.views.reader import Draws
 
 
 def is_view(function: str, argument: str, value: Any) -> Any:
@@ -90,11 +86,12 @@ def require_key(view: View, key: Any) -> None:
 def named_rows(function: str, state: State[Any], ids: Ids, view: View, key: Any) -> Batch[Any]:
     """What a view makes of the rows that ids of any shape name; for `read`, and for `rows`."""
     one_buffer(function, state)
-    slots, live, shape = found_by_name(function, state, ids, view)
-    return shaped(gathered(state, slots, live, view, key, zeros=True), shape)
+    slots, live, shape = find_ids(function, state, ids, view)
+    batch = gather_and_note(state, slots, live, view, key, zeros=True)
+    return reshaped(batch, shape)
 
 
-def found_by_name(
+def find_ids(
     function: str, state: State[Any], ids: Ids, view: View
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     """The slots that ids name, and whether there is such a row, `[B]`; and the shape of the ids."""
@@ -108,14 +105,7 @@ def found_by_name(
     return jnp.where(live, flat.slot, 0), live, shape
 
 
-def shaped(batch: Batch[Any], shape: tuple[int, ...]) -> Batch[Any]:
-    """A batch of rows `[B]` in the shape of their ids."""
-    if len(shape) == 1:
-        return batch
-    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
-
-
-def gathered(
+def gather_and_note(
     state: State[Any],
     slots: jax.Array,
     mask: jax.Array,
@@ -125,75 +115,7 @@ def gathered(
     zeros: bool = False,
     draws: Draws | None = None,
 ) -> Batch[Any]:
-    """What a view makes of the rows at `[B]` slots, of which a mask says which are meant.
-
-    The ids are known once all has been read, `reads` included. With `zeros` the data of rows that
-    are not meant is 0; without, it is that of some row.
-    """
-    found, seen = looked(state, slots, mask, view, key, draws)
-    source = Stored(state)
-    rows = {name: wanted.read(source) for name, wanted in found.look.rows.items()}
-    batch = made(state.storage.layout, found, rows, view, zeros)
-    # Whoever changes these rows must name them: by then they have been read, and so can be
-    # written in place.
-    slot = tie(batch.ids.slot, *reads, *seen, *source.reads)
-    read_before_write.note_read(state, slot)
-    return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, slot=slot))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What is known of `[B]` rows before they are read.
-
-    Attributes:
-        look: What the view has found out.
-        ids: The names of the rows.
-        mask: bool `[B]`; which are meant.
-    """
-
-    look: Look
-    ids: Ids
-    mask: jax.Array
-
-
-def looked(
-    state: State[Any],
-    slots: jax.Array,
-    mask: jax.Array,
-    view: View,
-    key: Any,
-    draws: Draws | None = None,
-) -> tuple[Found, list[jax.Array]]:
-    """The first half of `gathered`, and what was read for it: of rows nothing is read yet."""
-    reader = Reader(type(view).__name__, state, mask, draws)
-    look = view.look(reader, slots, key)
-    return Found(look, state.ring.name(slots, mask), mask), reader.reads
-
-
-def made(
-    layout: Layout, found: Found, rows: dict[str, Any], view: View, zeros: bool = False
-) -> Batch[Any]:
-    """The second half: the batch, now that the rows that the view wanted have been read."""
-    reading = view.make(layout, rows, found.look.seen)
-    mask, ids = found.mask, found.ids
-    if reading.known is not None:
-        mask &= reading.known
-        ids = only(ids, mask)
-    flags = jnp.where(mask.reshape(-1, *(1,) * (reading.flags.ndim - 1)), reading.flags, 0)
-    flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
-    data = reading.data
-    if zeros and not view.time_major:  # steps that are not valid are zeros already
-        data = jax.tree.map(lambda leaf: _where(mask, leaf), data)
-    return Batch(
-        data=data,
-        ids=ids,
-        mask=mask,
-        terminated=flags & TERMINATED > 0,
-        truncated=flags & TRUNCATED > 0,
-    )
-
-
-def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:
-    """`[B, ...]` with zeros where a mask is False."""
-    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
+    """Return the batch that `gather` makes; a later change in this trace waits for it."""
+    batch = gather(state, slots, mask, view, key, reads, zeros, draws)
+    read_before_write.note_read(state, batch.ids.slot)
+    return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fbuf.dispatch.call import operation
-from fbuf.ops.lane_slots import oldest_slots, steps_of_lanes
+from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
 from fbuf.storage.ids import Ids
@@ -66,5 +66,5 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
 
 def ids_in_order(ring: Ring) -> Ids:
     """Return the ids of all rows, oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
-    stored = steps_of_lanes(ring)
+    stored = ring.lane_steps()
     return ring.name_live(oldest_slots(ring, stored, stored, ring.lane_length))

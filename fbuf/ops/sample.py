@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation
-from fbuf.ops.read import gathered, is_view
+from fbuf.ops.read import gather_and_note, is_view
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
 from fbuf.views.item import Item
@@ -107,11 +107,11 @@ def sample(
 def require_step(function: str, sampler: Sampler, step: Any) -> None:
     """Require the number of a batch where batches are numbered, and refuse it elsewhere."""
     name = type(sampler).__name__
-    if sampler.in_order and step is None:
+    if sampler.without_replacement and step is None:
         raise ValueError(
             f"fbuf.{function}: {name} needs the number of the batch; give step=i, counting from 0"
         )
-    if not sampler.in_order and step is not None:
+    if not sampler.without_replacement and step is not None:
         raise ValueError(
             f"fbuf.{function}: {name} draws with replacement and takes no step; leave step out, or "
             "make the buffer with sampler=fbuf.Shuffled()"
@@ -136,7 +136,8 @@ def drawn(
     """Draw a batch; also return the logarithms of its weights before their division."""
     draw, view_key = planned(state, key, beta, step, batch_size, view, count)
     # A sampler may read its index for the probabilities alone.
-    batch = gathered(state, draw.slots, draw.mask, view, view_key, (draw.probability,))
+    reads = (draw.probability,)
+    batch = gather_and_note(state, draw.slots, draw.mask, view, view_key, reads)
     return weighted(batch, draw), draw.log_weight
 
 

@@ -132,7 +132,7 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
             )
         if not (math.isfinite(share) and share > 0):
             raise ValueError(f"fbuf.sample_mixed: a share must be above 0, got {share}")
-        if state.sampler.in_order:
+        if state.sampler.without_replacement:
             raise ValueError(
                 f"fbuf.sample_mixed: a source has the sampler {type(state.sampler).__name__}, "
                 "whose batches are numbered; give it another sampler, or draw from it with "

@@ -28,4 +28,4 @@ def size(state: State[Any]) -> jax.Array:
         >>> int(fbuf.size(fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))))
         2
     """
-    return state.ring.count() - state.ring.removed
+    return state.ring.live()

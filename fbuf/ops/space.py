@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import operation
-from fbuf.ops.unread import of_environments, reads_once
+from fbuf.ops.unread import of_environments, queue
 from fbuf.state import State
 
 
@@ -31,5 +31,5 @@ def space(state: State[Any]) -> jax.Array:
         >>> int(fbuf.space(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
         1
     """
-    reads_once("space", state)
-    return of_environments(state, state.sampler.space(state.index, state.ring))
+    sampler = queue("space", state)
+    return of_environments(state, sampler.space(state.index, state.ring))

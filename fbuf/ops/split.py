@@ -102,7 +102,7 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
             f"fbuf.split: fraction must be above 0 and below 1, so that both parts have an "
             f"episode, got {fraction}"
         )
-    if state.sampler.reads_once:
+    if state.sampler.is_queue:
         raise ValueError(
             f"fbuf.split: the rows of {type(state.sampler).__name__} are used once, in their "
             "order; take them with fbuf.pop, or make the buffer with another sampler"

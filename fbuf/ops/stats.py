@@ -60,12 +60,12 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
         Kish, Survey Sampling, 1965 (the effective sample size).
     """
     sampler, index, ring = state.sampler, state.index, state.ring
-    epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.in_order else {}
+    epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.without_replacement else {}
     return {
-        "size": ring.count() - ring.removed,
+        "size": ring.live(),
         "capacity": jnp.int32(state.capacity),
         "fill": ring.count().astype(jnp.float32) / state.capacity,
-        "oldest": ring.stored.max() // (ring.lanes // ring.heads),
+        "oldest": ring.stored.max() // ring.lanes_per_head,
         "removed": ring.removed,
         "bytes": jnp.float32(sizes.nbytes(state)),
         "fault": state.fault,

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import operation
+from fbuf.samplers.queues import QueueSampler
 from fbuf.state import State
 
 
@@ -32,8 +33,8 @@ def unread(state: State[Any]) -> jax.Array:
         >>> int(fbuf.unread(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
         3
     """
-    reads_once("unread", state)
-    return of_environments(state, state.sampler.unread(state.index, state.ring))
+    sampler = queue("unread", state)
+    return of_environments(state, sampler.unread(state.index, state.ring))
 
 
 def of_environments(state: State[Any], steps: jax.Array) -> jax.Array:
@@ -42,10 +43,11 @@ def of_environments(state: State[Any], steps: jax.Array) -> jax.Array:
     return steps if ring.num_envs is not None and not ring.lockstep else steps[0]
 
 
-def reads_once(function: str, state: State[Any]) -> None:
-    """Refuse a buffer whose rows are drawn."""
-    if not state.sampler.reads_once:
+def queue(function: str, state: State[Any]) -> QueueSampler:
+    """Return the sampler; refuse a buffer whose rows are drawn."""
+    if not isinstance(state.sampler, QueueSampler):
         raise ValueError(
             f"fbuf.{function}: this buffer draws its rows by {type(state.sampler).__name__}; make "
             "one whose rows are read once, with sampler=fbuf.Fifo()"
         )
+    return state.sampler

@@ -2,10 +2,11 @@
 
 from fbuf.samplers.fifo import Fifo as Fifo
 from fbuf.samplers.mixture import Mixture as Mixture
+from fbuf.samplers.planned import Plan as Plan
+from fbuf.samplers.planned import PlannedSampler as PlannedSampler
 from fbuf.samplers.prioritized import Prioritized as Prioritized
 from fbuf.samplers.protocol import Draw as Draw
-from fbuf.samplers.protocol import Plan as Plan
-from fbuf.samplers.protocol import PlannedSampler as PlannedSampler
 from fbuf.samplers.protocol import Sampler as Sampler
+from fbuf.samplers.queues import QueueSampler as QueueSampler
 from fbuf.samplers.shuffled import Shuffled as Shuffled
 from fbuf.samplers.uniform import Uniform as Uniform

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers.queues import QueueSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 
@@ -29,7 +28,7 @@ class FifoIndex:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fifo(Sampler):
+class Fifo(QueueSampler):
     """Read every row once, the oldest first: a queue for on-policy data.
 
     `state, batch = fbuf.pop(state, count)` reads the oldest unread rows of each environment, and
@@ -72,13 +71,11 @@ class Fifo(Sampler):
     _: dataclasses.KW_ONLY
     overwrite: bool = False
 
-    reads_once: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check.boolean("Fifo", "overwrite", self.overwrite)
 
     def init(self, ring: Ring) -> FifoIndex:
-        """Nothing to read."""
+        """Return an index without unread steps."""
         return FifoIndex(jnp.zeros(ring.heads, jnp.int32))
 
     def add(
@@ -89,8 +86,8 @@ class Fifo(Sampler):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[FifoIndex, jax.Array]:
-        """The new rows are unread, and so are those from before that are still there."""
-        steps = span.count // (ring.lanes // ring.heads)
+        """Count the new rows as unread, besides the earlier unread rows that are still stored."""
+        steps = span.count // ring.lanes_per_head
         behind = index.unread.astype(jnp.uint32) + steps.astype(jnp.uint32)
         length = jnp.uint32(ring.lane_length)
         lost = bits_where((behind > length).any(), Fault.LOST_UNREAD)
@@ -98,48 +95,25 @@ class Fifo(Sampler):
         return FifoIndex(unread), jnp.broadcast_to(lost, span.slots.shape)
 
     def remove(self, index: FifoIndex, ring: Ring, slots: jax.Array) -> FifoIndex:
-        """They keep their places in the order; `fbuf.pop` masks them there."""
+        """Keep the rows' places in the order; `fbuf.pop` masks them there."""
         return index
 
-    def room(self, index: FifoIndex, ring: Ring) -> jax.Array | None:
-        """What no unread row takes; any number if those may be lost."""
-        return None if self.overwrite else self.space(index, ring)
-
     def unread(self, index: FifoIndex, ring: Ring) -> jax.Array:
-        """As the index has it."""
+        """Return the count that the index keeps."""
         return index.unread
 
     def space(self, index: FifoIndex, ring: Ring) -> jax.Array:
-        """The places that hold no unread row."""
+        """Count the steps that hold no unread row."""
         return ring.lane_length - index.unread
 
     def popped(self, index: FifoIndex, steps: jax.Array) -> FifoIndex:
-        """Fewer are unread."""
+        """Return the index with fewer unread steps."""
         return FifoIndex(index.unread - steps)
 
-    def can_sample(self, index: FifoIndex, ring: Ring) -> jax.Array:
-        """Whether there is a row to read."""
-        return (index.unread > 0).any()
-
-    def draw(
-        self,
-        index: FifoIndex,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: chex.Array | float | None,
-        step: Step | None,
-    ) -> Draw:
-        """Refused: nothing is left to chance."""
-        raise ValueError(
-            "fbuf.sample: Fifo draws no batches at random; read rows in their order with "
-            "state, batch = fbuf.pop(state, count), or make the buffer with another sampler"
-        )
-
-    def probability(self, index: FifoIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """0, for no row is drawn."""
-        return jnp.zeros(slots.shape, jnp.float32)
+    def room(self, index: FifoIndex, ring: Ring) -> jax.Array | None:
+        """Count the steps without an unread row; any number if unread rows may be lost."""
+        return None if self.overwrite else self.space(index, ring)
 
     def stats(self, index: FifoIndex, ring: Ring) -> dict[str, jax.Array]:
-        """How many rows are unread, of all environments together."""
-        return {"unread": jnp.sum(index.unread, dtype=jnp.int32) * (ring.lanes // ring.heads)}
+        """Return how many rows are unread, of all environments together."""
+        return {"unread": jnp.sum(index.unread, dtype=jnp.int32) * ring.lanes_per_head}

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, shards, start_index, starts
-from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityMass
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Sampler, Step
+from fbuf.samplers import random_bits, shards, start_index, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityTotals
+from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.starts import Window
+from fbuf.samplers.windows import Window, WindowedSampler
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree, sum_tree
-from fbuf.xla.across import largest
 
 
 @jax.tree_util.register_dataclass
@@ -31,12 +31,12 @@ class MixedIndex:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class MixedMass:
+class MixedTotals:
     """What there is to draw from: starts, recent ones, and priorities."""
 
     starts: jax.Array
     recent: jax.Array
-    priorities: PriorityMass
+    priorities: PriorityTotals
 
 
 @jax.tree_util.register_dataclass
@@ -52,15 +52,15 @@ class Picks:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """Of rows drawn: their stored priorities, float32, and whether they are recent, bool."""
+class Odds:
+    """The stored priorities of drawn rows, float32, and whether the rows are recent, bool."""
 
     value: jax.Array
     recent: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture(PlannedSampler):
+class Mixture(WindowedSampler):
     """Draw each row in one of three ways, by chance: uniformly, by priority, or from the newest.
 
     The probability of a row is that of all three ways together, so importance weights are right for
@@ -106,7 +106,6 @@ class Mixture(PlannedSampler):
     recent: float = 0.0
     recent_rows: int = 1000
     priorities: Prioritized = dataclasses.field(default_factory=Prioritized)
-    window: int = dataclasses.field(default=1, init=False, repr=False)
 
     keeps_priorities: ClassVar[bool] = True
     largest_stats: ClassVar[frozenset[str]] = Prioritized.largest_stats
@@ -125,18 +124,16 @@ class Mixture(PlannedSampler):
                 )
         check.integer("Mixture", "recent_rows", self.recent_rows)
         check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
-        object.__setattr__(self, "window", self.priorities.window)
-        object.__setattr__(self, "stride", self.priorities.stride)
 
     @property
-    def follows_episodes(self) -> bool:
-        """Whether it must be known where in its episode a row is."""
-        return self.priorities.follows_episodes
+    def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The window of the priorities."""
+        return self.priorities.window
 
     @property
-    def min_window(self) -> int:
-        """That of the priorities."""
-        return self.priorities.min_window
+    def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The stride of the priorities."""
+        return self.priorities.stride
 
     @property
     def _sum_of_shares(self) -> float:
@@ -144,8 +141,7 @@ class Mixture(PlannedSampler):
 
     @property
     def _window(self) -> Window:
-        given = self.priorities
-        return Window(given.window, given.stride, given.first_only, strict=given.strict)
+        return self.priorities._window
 
     def init(self, ring: Ring) -> MixedIndex:
         """No start, and no priority."""
@@ -189,23 +185,22 @@ class Mixture(PlannedSampler):
         priorities, faults = self.priorities.update_priority(given, ring, slots, priority, alpha)
         return MixedIndex(index.starts, priorities), faults
 
-    def moved(
+    def take_over(
         self,
         index: MixedIndex,
         ring: Ring,
         slots: jax.Array,
-        old: MixedIndex,
+        other: Sampler,
+        old: Any,
         old_slots: jax.Array,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Store the priorities that the other buffer has stored."""
-        priorities, faults = self.priorities.moved(
-            index.priorities, ring, slots, old.priorities, old_slots
+        """Store the priorities of another `Mixture` of the same `alpha` and `eps`."""
+        if not isinstance(other, Mixture):
+            return index, jnp.zeros(slots.shape, jnp.uint32)
+        priorities, faults = self.priorities.take_over(
+            index.priorities, ring, slots, other.priorities, old.priorities, old_slots
         )
         return MixedIndex(index.starts, priorities), faults
-
-    def takes_over(self, other: Sampler) -> bool:
-        """Whether the other one's priorities can be taken over."""
-        return isinstance(other, Mixture) and self.priorities.takes_over(other.priorities)
 
     def remove(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
         """Take out the starts of all windows with these rows, and their priorities."""
@@ -213,35 +208,36 @@ class Mixture(PlannedSampler):
         return MixedIndex(found, self.priorities.remove(index.priorities, ring, slots))
 
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
-        """Whether one of those with a share has something to draw from."""
-        return self._shares(jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))).any()
+        """Return whether a way of positive share has something to draw from."""
+        return self._shares(self.only_totals(index, ring)).any()
 
-    def largest(self, index: MixedIndex) -> jax.Array:
-        """The largest priority."""
-        return self.priorities.largest(index.priorities)
+    def largest_priority(self, index: MixedIndex) -> jax.Array:
+        """Return the largest priority."""
+        return self.priorities.largest_priority(index.priorities)
 
-    def told(self, index: MixedIndex, largest: jax.Array) -> MixedIndex:
-        """The index, for the next add."""
-        return MixedIndex(index.starts, self.priorities.told(index.priorities, largest))
+    def with_largest_priority(self, index: MixedIndex, largest: jax.Array) -> MixedIndex:
+        """Return the index with the maximum over all shards."""
+        priorities = self.priorities.with_largest_priority(index.priorities, largest)
+        return MixedIndex(index.starts, priorities)
 
-    def mass(self, index: MixedIndex, ring: Ring) -> MixedMass:
-        """How many starts there are, and how many recent ones, and the priorities."""
+    def shard_totals(self, index: MixedIndex, ring: Ring) -> MixedTotals:
+        """Count the starts and the recent starts, and sum up the priorities."""
         total = start_index.total(index.starts, ring)
         recent = self._newest(index, ring, total)[1]
-        return MixedMass(total, recent, self.priorities.mass(index.priorities, ring))
+        return MixedTotals(total, recent, self.priorities.shard_totals(index.priorities, ring))
 
     def plan(
         self,
         index: MixedIndex,
         ring: Ring,
-        masses: MixedMass,
+        totals: MixedTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
         """Plan a draw in each of the three ways, and choose one of these for each draw."""
         which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)
-        shares = self._shares(masses)
+        shares = self._shares(totals)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]
         which = jnp.sum(point[:, None] >= bounds[None, :2], axis=1, dtype=jnp.int32)
@@ -251,9 +247,9 @@ class Mixture(PlannedSampler):
         def ranks(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
             return shards.by_count(counts, key, random_bits.bits(key, (2, batch_size)))
 
-        uniform, recent = ranks(rank_key, masses.starts), ranks(recent_key, masses.recent)
+        uniform, recent = ranks(rank_key, totals.starts), ranks(recent_key, totals.recent)
         by_priority = self.priorities.plan(
-            index.priorities, ring, masses.priorities, priority_key, batch_size, None
+            index.priorities, ring, totals.priorities, priority_key, batch_size, None
         )
         shard = jnp.where(which == 2, recent[0], uniform[0])
         return Plan(
@@ -261,61 +257,53 @@ class Mixture(PlannedSampler):
             Picks(which, uniform[1], recent[1], by_priority.picks),
         )
 
-    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Found]:
-        """Find the row in the way chosen, and how likely the other ways are to find it."""
+    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Odds]:
+        """Find the row in the way chosen, and its odds in the other ways."""
         total = start_index.total(index.starts, ring)
         oldest, _ = self._newest(index, ring, total)
         recent = _around(oldest, picks.recent, total)
         ranks = jnp.where(picks.which == 2, recent, picks.uniform)
-        found = start_index.select(index.starts, ring, ranks)
+        by_rank = start_index.select(index.starts, ring, ranks)
         by_priority, _ = self.priorities.pick(index.priorities, ring, picks.by_priority)
-        slots = jnp.where(picks.which == 1, by_priority, found)
-        return slots, self._found(index, ring, slots)
+        slots = jnp.where(picks.which == 1, by_priority, by_rank)
+        return slots, self._odds(index, ring, slots)
 
     def weigh(
         self,
-        masses: MixedMass,
+        totals: MixedTotals,
         slots: jax.Array,
-        found: Found,
-        numbers: jax.Array,
+        aux: Odds,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
         """Weigh rows by the probability that all three ways give them together."""
-        shares = self._shares(masses)
+        shares = self._shares(totals)
         whole = jnp.cumsum(shares)[2]
         mask = jnp.broadcast_to(whole > 0, slots.shape)
-        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
-        power = starts.power(self.priorities.beta if beta is None else beta)
-        relative = jnp.where(mask, likely * shards.sum_of_counts(masses.starts), 1)
-        log_weight = -power * jnp.log(relative)
-        weight = jnp.exp(log_weight - largest(log_weight.max(), axes))
-        return Draw(
-            slots=slots,
-            probability=jnp.where(mask, likely, 0),
-            weight=jnp.where(mask, weight, 0),
-            log_weight=log_weight,
-            mask=mask,
-        )
+        likely = _likely(totals, aux, shares / jnp.where(whole > 0, whole, 1))
+        power = weights.exponent(self.priorities.beta if beta is None else beta)
+        relative = jnp.where(mask, likely * shards.sum_of_counts(totals.starts), 1)
+        return weights.of_batch(slots, likely, relative, mask, power, axes)
 
     def probability(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """The sum of what each of the three ways gives."""
-        masses = jax.tree.map(lambda leaf: leaf[None], self.mass(index, ring))
-        shares = self._shares(masses)
+        """Return the sum of the probabilities in the three ways."""
+        totals = self.only_totals(index, ring)
+        shares = self._shares(totals)
         whole = shares.sum()
-        found = self._found(index, ring, slots)
-        likely = _likely(masses, found, shares / jnp.where(whole > 0, whole, 1))
+        odds = self._odds(index, ring, slots)
+        likely = _likely(totals, odds, shares / jnp.where(whole > 0, whole, 1))
         return jnp.where(start_index.is_start(index.starts, slots), likely, 0)
 
     def stats(self, index: MixedIndex, ring: Ring) -> dict[str, jax.Array]:
         """Those of the priorities."""
         return self.priorities.stats(index.priorities, ring)
 
-    def _shares(self, masses: MixedMass) -> jax.Array:
+    def _shares(self, totals: MixedTotals) -> jax.Array:
         """The shares of those that have something to draw from: float32 `[3]`."""
-        by_priority = masses.priorities.total
-        drawable = jnp.stack([(of > 0).any() for of in (masses.starts, by_priority, masses.recent)])
+        by_priority = totals.priorities.total
+        drawable = jnp.stack([(of > 0).any() for of in (totals.starts, by_priority, totals.recent)])
         given = [self.uniform, self.prioritized, self.recent]
         # Divided here, for in float32 the sum may be too large.
         shares = jnp.array([share / self._sum_of_shares for share in given], jnp.float32)
@@ -335,20 +323,20 @@ class Mixture(PlannedSampler):
         wraps = head < rows
         return before, jnp.where(wraps, total - before + up_to, up_to - before)
 
-    def _found(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Found:
-        """What the probability of rows depends on."""
+    def _odds(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> Odds:
+        """Return the values that the probabilities of rows depend on."""
         value = jnp.maximum(sum_tree.values(index.priorities.tree, slots), 0)
         steps = ring.newer(slots) * ring.lanes + (ring.lanes - 1 - slots % ring.lanes)
-        return Found(value, steps < self.recent_rows // ring.shards)
+        return Odds(value, steps < self.recent_rows // ring.shards)
 
 
-def _likely(masses: MixedMass, found: Found, shares: jax.Array) -> jax.Array:
+def _likely(totals: MixedTotals, odds: Odds, shares: jax.Array) -> jax.Array:
     """How likely rows are to be drawn, all ways taken together; shares as `[3]` that sum to 1."""
-    among_all = shares[0] / jnp.maximum(shards.sum_of_counts(masses.starts), 1)
-    total = shards.sum_of_totals(masses.priorities.total)
-    by_priority = shares[1] * jnp.where(total > 0, found.value / jnp.where(total > 0, total, 1), 0)
-    newest = shares[2] / jnp.maximum(shards.sum_of_counts(masses.recent), 1)
-    return among_all + by_priority + jnp.where(found.recent, newest, 0)
+    among_all = shares[0] / jnp.maximum(shards.sum_of_counts(totals.starts), 1)
+    total = shards.sum_of_totals(totals.priorities.total)
+    by_priority = shares[1] * jnp.where(total > 0, odds.value / jnp.where(total > 0, total, 1), 0)
+    newest = shares[2] / jnp.maximum(shards.sum_of_counts(totals.recent), 1)
+    return among_all + by_priority + jnp.where(odds.recent, newest, 0)
 
 
 def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import chex
 import jax
@@ -12,45 +11,24 @@ import jax.core
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, shards, starts
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Sampler, Step
-from fbuf.samplers.starts import Window
+from fbuf.samplers import priority_index, random_bits, shards, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.priority_index import PriorityIndex
+from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import sum_tree
-from fbuf.trees.sum_tree import Aggregate, Positions, SumTree
+from fbuf.trees.sum_tree import Aggregate, Points
 from fbuf.xla.across import smallest
-from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
-_SMALLEST = float(jnp.finfo(jnp.float32).tiny)
-_LARGEST = float(jnp.finfo(jnp.float32).max)
-_ROOTS: dict[float, Callable[[jax.Array], jax.Array]] = {
-    0.0: jnp.ones_like,
-    0.5: jnp.sqrt,
-    1.0: lambda value: value,
-}
+_FLOAT32 = jnp.finfo(jnp.float32)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PriorityIndex:
-    """What `Prioritized` keeps: the tree of stored priorities.
-
-    `largest_ever` is the largest priority ever stored; None where new rows do not get it.
-    `num_starts` counts the rows a window may start at; None where that is every row. `of_all` is
-    the largest of all shards, while rows are added to one; otherwise None.
-    """
-
-    tree: SumTree
-    largest_ever: jax.Array | None
-    num_starts: jax.Array | None
-    of_all: jax.Array | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PriorityMass:
+class PriorityTotals:
     """What there is to draw from.
 
     `total` is the sum of all stored priorities, of `count` rows. `inverse` is 1 / the smallest
@@ -67,15 +45,15 @@ class PriorityMass:
 class Picks:
     """Draws in one shard: a uniform number a level, float32 `[picks, B]`, and where they begin.
 
-    `positions` is None if draws are independent.
+    `points` is None if draws are independent.
     """
 
     uniforms: jax.Array
-    positions: Positions | None
+    points: Points | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Prioritized(PlannedSampler):
+class Prioritized(WindowedSampler):
     """Draw rows in proportion to `(priority + eps) ** alpha`, with replacement.
 
     The power is applied once, when a priority is stored, in float32. With `eps=0`, a row of
@@ -154,17 +132,7 @@ class Prioritized(PlannedSampler):
             ("draws", ("independent", "stratified")),
         ):
             check.choice("Prioritized", name, getattr(self, name), allowed)
-        starts.check_options("Prioritized", self.window, self.stride, self.first_only, self.strict)
-
-    @property
-    def follows_episodes(self) -> bool:
-        """Whether it must be known where in its episode a row is."""
-        return not self._window.every_row
-
-    @property
-    def min_window(self) -> int:
-        """How many steps of its episode follow from every drawn row, counting itself."""
-        return self.window if self.strict else 1
+        self._check_window()
 
     @property
     def may_draw_nothing(self) -> bool:
@@ -176,23 +144,16 @@ class Prioritized(PlannedSampler):
         """Whether weights are divided by the largest in the batch."""
         return self.normalize == "batch"
 
-    @property
-    def _window(self) -> Window:
-        return Window(self.window, self.stride, self.first_only, strict=self.strict)
-
     def init(self, ring: Ring) -> PriorityIndex:
-        """No priority stored."""
-        keeps = [Aggregate.SUM]
+        """Return an index without priorities."""
+        self._check_lanes(ring)
+        aggregates = [Aggregate.SUM]
         if self.new_priority == "largest":
-            keeps.append(Aggregate.LARGEST)
+            aggregates.append(Aggregate.LARGEST)
         if self.normalize == "buffer":
-            keeps.append(Aggregate.LARGEST_INVERSE)
-        starts.check_lanes("Prioritized", ring, self._window)
-        # A row that is no start keeps its priority with a minus sign; where there is none it is -0.
-        tree = sum_tree.empty(ring.capacity, tuple(keeps), dormant=not self._window.every_row)
-        num_starts = None if self._window.every_row else jnp.int32(0)
-        largest = jnp.float32(0) if self.new_priority == "largest_ever" else None
-        return PriorityIndex(tree, largest, num_starts)
+            aggregates.append(Aggregate.LARGEST_INVERSE)
+        ever = self.new_priority == "largest_ever"
+        return priority_index.empty(ring, self._window, tuple(aggregates), ever)
 
     def add(
         self,
@@ -202,30 +163,16 @@ class Prioritized(PlannedSampler):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
-        """Store the priorities of new rows; those that cannot be right get the default."""
-        default = self._default(index)
+        """Store the priorities of new rows; a bad priority becomes the default."""
+        default = priority_index.default(index)
         if priority is None:
-            new = jnp.broadcast_to(default, span.slots.shape)
+            values = jnp.broadcast_to(default, span.slots.shape)
             faults = jnp.zeros_like(span.slots, jnp.uint32)
         else:
             stored, valid = self._stored(priority, alpha, ring)
-            new = jnp.where(valid, stored, default)
+            values = jnp.where(valid, stored, default)
             faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
-        new = jnp.where(span.drawable, new, 0)
-        largest_ever = self._largest_ever(index, new, span.drawable)
-        if index.num_starts is None:
-            tree = self._written(index.tree, ring, span, new, None)
-            return PriorityIndex(tree, largest_ever, None), faults
-        kept = span.slots < ring.capacity
-        before = sum_tree.values(index.tree, jnp.minimum(span.slots, ring.capacity - 1))
-        evicted = kept & _is_start(before)
-        slots, is_start = starts.completed(ring, span, self._window)
-        woken = jnp.where(is_start, slots, ring.capacity)
-        # What is overwritten has been read by then.
-        span = dataclasses.replace(span, slots=tie(span.slots, before))
-        tree = self._written(index.tree, ring, span, -new, woken)
-        change = jnp.sum(is_start, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
-        return PriorityIndex(tree, largest_ever, index.num_starts + change), faults
+        return priority_index.add(index, ring, span, values, self._window), faults
 
     def update_priority(
         self,
@@ -235,208 +182,133 @@ class Prioritized(PlannedSampler):
         priority: jax.Array,
         alpha: chex.Array | float | None,
     ) -> tuple[PriorityIndex, jax.Array]:
-        """Store the priorities that can be right."""
-        capacity = index.tree.capacity
-        new, valid = self._stored(priority, alpha, ring)
-        named = slots < capacity
-        slots = jnp.where(valid, slots, capacity)
-        signed = new
-        if not self._window.every_row:
-            old = sum_tree.values(index.tree, jnp.minimum(slots, capacity - 1))
-            signed = jnp.where(jnp.signbit(old), -new, new)
-        tree = sum_tree.write(index.tree, slots, signed)
-        faults = bits_where(named & ~valid, Fault.BAD_PRIORITY)
-        largest_ever = self._largest_ever(index, new, named & valid)
-        return PriorityIndex(tree, largest_ever, index.num_starts), faults
+        """Store the valid priorities."""
+        values, valid = self._stored(priority, alpha, ring)
+        faults = bits_where((slots < ring.capacity) & ~valid, Fault.BAD_PRIORITY)
+        return priority_index.update(index, ring, slots, values, valid), faults
 
-    def moved(
+    def take_over(
         self,
         index: PriorityIndex,
         ring: Ring,
         slots: jax.Array,
-        old: PriorityIndex,
+        other: Sampler,
+        old: Any,
         old_slots: jax.Array,
     ) -> tuple[PriorityIndex, jax.Array]:
-        """Store what the other buffer has stored."""
-        value = jnp.abs(sum_tree.values(old.tree, old_slots))
-        value = jnp.minimum(value, _most(ring))
-        if not self._window.every_row:
-            mine = sum_tree.values(index.tree, jnp.minimum(slots, ring.capacity - 1))
-            value = jnp.where(jnp.signbit(mine), -value, value)
-        tree = sum_tree.write(index.tree, slots, value)
-        largest = index.largest_ever
-        if largest is not None:
-            largest = jnp.maximum(largest, self.largest(old))
-        moved = PriorityIndex(tree, largest, index.num_starts)
-        return moved, jnp.zeros(slots.shape, jnp.uint32)
-
-    def takes_over(self, other: Sampler) -> bool:
-        """Whether the other one stores the same value for a priority."""
-        alike = isinstance(other, Prioritized)
-        return alike and (self.alpha, self.eps) == (other.alpha, other.eps)
+        """Store the priorities of another `Prioritized` of the same `alpha` and `eps`."""
+        if isinstance(other, Prioritized) and (self.alpha, self.eps) == (other.alpha, other.eps):
+            index = priority_index.take_over(index, ring, slots, old, old_slots)
+        return index, jnp.zeros(slots.shape, jnp.uint32)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
-        """Store 0, whatever `eps` is; rows whose windows held one of these sleep from now on."""
-        new, total = jnp.zeros(slots.shape, jnp.float32), index.num_starts
-        if total is not None:
-            found = starts.containing(ring, slots, self._window)
-            old = sum_tree.values(index.tree, jnp.minimum(found, ring.capacity - 1))
-            lost = last_of_each(found) & (found < ring.capacity) & _is_start(old)
-            total -= jnp.sum(lost, dtype=jnp.int32)
-            # Of two values for a slot the last one counts: that of a removed row is 0.
-            slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
-        tree = sum_tree.write(index.tree, slots, new)
-        return PriorityIndex(tree, index.largest_ever, total)
+        """Store 0, whatever `eps` is; starts whose windows held one of these rows get inactive."""
+        return priority_index.remove(index, ring, slots, self._window)
 
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
-        """Whether any stored priority is above 0."""
+        """Return whether any stored priority is above 0."""
         return sum_tree.total(index.tree) > 0
 
-    def largest(self, index: PriorityIndex) -> jax.Array:
-        """The largest priority, now or ever; 0 if there is none."""
-        if index.largest_ever is not None:
-            return index.largest_ever
-        return sum_tree.aggregate(index.tree, Aggregate.LARGEST)
+    def largest_priority(self, index: PriorityIndex) -> jax.Array:
+        """Return the largest priority, now or ever; 0 if there is none."""
+        return priority_index.largest(index)
 
-    def told(self, index: PriorityIndex, largest: jax.Array) -> PriorityIndex:
-        """The index, for the next add."""
-        return dataclasses.replace(index, of_all=largest)
+    def with_largest_priority(self, index: PriorityIndex, largest: jax.Array) -> PriorityIndex:
+        """Return the index with the maximum over all shards."""
+        return dataclasses.replace(index, largest_of_shards=largest)
 
-    def mass(self, index: PriorityIndex, ring: Ring) -> PriorityMass:
-        """The total of what is stored, and of how many rows."""
+    def shard_totals(self, index: PriorityIndex, ring: Ring) -> PriorityTotals:
+        """Return the sum of the stored values, and the number of rows."""
         inverse = None
         if self.normalize == "buffer":
             inverse = sum_tree.aggregate(index.tree, Aggregate.LARGEST_INVERSE)
-        return PriorityMass(sum_tree.total(index.tree), self.count(index, ring), inverse)
+        total = sum_tree.total(index.tree)
+        return PriorityTotals(total, priority_index.count(index, ring), inverse)
 
     def plan(
         self,
         index: PriorityIndex,
         ring: Ring,
-        masses: PriorityMass,
+        totals: PriorityTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
         """Choose shards by their totals."""
-        tree, totals = index.tree, masses.total
+        picks, total = sum_tree.picks(index.tree), totals.total
         if self.draws == "independent":
-            shape = (sum_tree.picks(tree), batch_size)
-            uniforms = random_bits.uniforms(key, shape, totals)
-            return Plan(shards.by_total(totals, key, batch_size), Picks(uniforms, None))
-        order_key, next_key = jax.random.split(tie(key, totals))
-        shape = (1 + sum_tree.picks(tree), batch_size)
-        where, *uniforms = random_bits.uniforms(next_key, shape)
+            uniforms = random_bits.uniforms(key, (picks, batch_size), total)
+            return Plan(shards.by_total(total, key, batch_size), Picks(uniforms, None))
+        order_key, next_key = jax.random.split(tie(key, total))
+        where, *uniforms = random_bits.uniforms(next_key, (1 + picks, batch_size))
         share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
         places = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
-        shard, positions = shards.by_position(totals, key, places)
-        return Plan(shard, Picks(jnp.stack(uniforms), positions))
+        shard, points = shards.by_point(total, key, places)
+        return Plan(shard, Picks(jnp.stack(uniforms), points))
 
     def pick(self, index: PriorityIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, jax.Array]:
-        """Walk down the tree. What is found is the value."""
-        if picks.positions is None:
+        """Walk down the tree. Return the slots and their values."""
+        if picks.points is None:
             return sum_tree.draw(index.tree, picks.uniforms)
-        slots, value, _ = sum_tree.draw_stratified(index.tree, picks.positions, picks.uniforms)
+        slots, value, _ = sum_tree.draw_stratified(index.tree, picks.points, picks.uniforms)
         return slots, value
 
     def weigh(
         self,
-        masses: PriorityMass,
+        totals: PriorityTotals,
         slots: jax.Array,
-        found: jax.Array,
-        numbers: jax.Array,
+        aux: jax.Array,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
         """Weigh rows by `probability ** -beta`."""
-        total = shards.sum_of_totals(masses.total)
+        total = shards.sum_of_totals(totals.total)
         mask = jnp.broadcast_to(total > 0, slots.shape)
         # The number of rows and the total cancel out: the weight is that of the value alone.
-        value, beta = jnp.where(mask, found, 1), self.beta if beta is None else beta
-        inverse = masses.inverse
+        value, beta = jnp.where(mask, aux, 1), self.beta if beta is None else beta
+        inverse = totals.inverse
         least = smallest(value.min(), axes) if inverse is None else 1 / _above_0(inverse.max())
-        weight = jnp.where(mask, jnp.minimum(_weight(value, least, beta), 1), 0)
-        mean = total / jnp.maximum(shards.sum_of_counts(masses.count), 1)
+        weight = jnp.minimum(weights.power_of_ratio(least, value, beta), 1)
+        mean = total / jnp.maximum(shards.sum_of_counts(totals.count), 1)
+        log_ratio = jnp.log(jnp.where(mask, mean, 1)) - jnp.log(value)
         return Draw(
             slots=slots,
             probability=jnp.where(mask, value / _above_0(total), 0),
-            weight=weight,
-            log_weight=starts.power(beta) * (jnp.log(jnp.where(mask, mean, 1)) - jnp.log(value)),
+            weight=jnp.where(mask, weight, 0),
+            log_weight=weights.exponent(beta) * log_ratio,
             mask=mask,
         )
 
     def probability(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """Its part of the total."""
+        """Return the values of rows over the total."""
         total = sum_tree.total(index.tree)
         value = jnp.maximum(sum_tree.values(index.tree, slots), 0)
         return jnp.where(total > 0, value / _above_0(total), 0)
 
-    def count(self, index: PriorityIndex, ring: Ring) -> jax.Array:
-        """How many rows there are to be drawn, those of priority 0 included. int32 scalar."""
-        return ring.count() - ring.removed if index.num_starts is None else index.num_starts
-
     def stats(self, index: PriorityIndex, ring: Ring) -> dict[str, jax.Array]:
-        """The total of what is stored, and the largest."""
-        found = {} if index.num_starts is None else {"num_starts": index.num_starts}
+        """Return the sum of the stored values, and the default of new rows."""
+        counts = {} if index.num_starts is None else {"num_starts": index.num_starts}
         return {
             "priority_total": sum_tree.total(index.tree),
-            "new_priority": self._default(index),
-            **found,
+            "new_priority": priority_index.default(index),
+            **counts,
         }
-
-    def _default(self, index: PriorityIndex) -> jax.Array:
-        """What a row without a priority gets, as stored."""
-        largest = self.largest(index) if index.of_all is None else index.of_all
-        return jnp.where(largest > 0, largest, 1)
 
     def _stored(
         self, priority: jax.Array, alpha: chex.Array | float | None, ring: Ring
     ) -> tuple[jax.Array, jax.Array]:
-        """What is stored for each priority, and whether it can be right."""
+        """Return the value to store for each priority, and whether the priority is valid."""
         base = priority + jnp.float32(self.eps)
         power = jnp.float32(self.alpha) if alpha is None else jnp.asarray(alpha, jnp.float32)
-        # exp(alpha log p): XLA's pow is a scalar library call on CPU. What is above 0 stays so.
+        # exp(alpha log p): XLA's pow is a scalar library call on CPU. A base above 0 stays so.
         raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(_above_0(base))))
-        raised = jnp.maximum(raised, _SMALLEST)
-        stored = jnp.where(base > 0, raised, 0)
-        possible = (power >= 0) & (power <= _LARGEST)
-        return stored, possible & (priority >= 0) & (stored <= _most(ring))
-
-    def _written(
-        self, tree: SumTree, ring: Ring, span: Span, new: jax.Array, woken: jax.Array | None
-    ) -> SumTree:
-        """The tree with the values of the rows of an add, and the starts that it has woken."""
-        if ring.heads == 1:
-            return sum_tree.write_span(tree, span, new, woken)
-        return sum_tree.write(tree, span.slots, new, woken)
-
-    def _largest_ever(
-        self, index: PriorityIndex, new: jax.Array, written: jax.Array
-    ) -> jax.Array | None:
-        if index.largest_ever is None:
-            return None
-        return jnp.maximum(index.largest_ever, jnp.where(written, new, 0).max())
-
-
-def _weight(value: jax.Array, smallest: jax.Array, beta: chex.Array | float) -> jax.Array:
-    """`(smallest / value) ** beta`; of some static exponents without a logarithm."""
-    root = _ROOTS.get(beta) if isinstance(beta, float) else None
-    if root is not None:
-        return root(smallest) / root(value)
-    return jnp.exp(starts.power(beta) * (jnp.log(smallest) - jnp.log(value)))
+        stored = jnp.where(base > 0, jnp.maximum(raised, float(_FLOAT32.tiny)), 0)
+        valid = (power >= 0) & (power <= float(_FLOAT32.max))
+        return stored, valid & (priority >= 0) & (stored <= priority_index.largest_storable(ring))
 
 
 def _above_0(number: jax.Array) -> jax.Array:
-    """Numbers, and 1 for those that are not above 0: what they give is not used."""
+    """Return numbers, and 1 in place of those that are not above 0, whose results are not used."""
     return jnp.where(number > 0, number, 1)
-
-
-def _most(ring: Ring) -> float:
-    """The largest value that can be stored: so that no sum overflows, nor that of all shards."""
-    return float(jnp.finfo(jnp.float32).max) / (2 * ring.capacity * ring.shards)
-
-
-def _is_start(value: jax.Array) -> jax.Array:
-    """Whether a stored row is a start: others keep their value with a minus sign."""
-    return ~jnp.signbit(value)

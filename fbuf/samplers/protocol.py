@@ -1,20 +1,23 @@
 """The protocol of samplers: the interface between `fbuf.ops` and the files of this folder.
 
-A sampler is a frozen, hashable dataclass, static under jit. It keeps an index, a pytree in
-`State.index` that only the sampler looks into. To add a sampler, write one file with a subclass of
-`Sampler`; nothing else changes. `docs/extending.md` shows one.
+A sampler is a frozen, hashable dataclass, static under jit. It keeps an index: a pytree in
+`State.index`, which only the sampler reads. To add a sampler, write one file with a subclass of
+`Sampler`; nothing else changes. `docs/extending.md` shows one. Samplers that do more than draw have
+protocols of their own: `planned.py`, `queues.py` and `windows.py`.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from fbuf.checks.renamed import CurrentNames
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
@@ -25,7 +28,7 @@ Step = tuple[jax.Array, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """What a sampler drew. `B` is the batch size.
+    """The draws of a batch. `B` is the batch size.
 
     Attributes:
         slots: int32 `[B]`; in range, also where `mask` is False.
@@ -43,42 +46,38 @@ class Draw:
     mask: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Where each draw of a batch goes. `B` is the batch size.
+class Sampler(CurrentNames, abc.ABC):
+    """Decide which rows may be drawn, and how likely each is.
 
-    Attributes:
-        shards: int32 `[B]`: the shard it is made in.
-        picks: What the shard needs to know for it: a pytree, leaves `[..., B]`.
-    """
-
-    shards: jax.Array
-    picks: Any
-
-
-class Sampler(abc.ABC):
-    """Which rows may be drawn, and how likely each is.
-
-    Every method gets the index, and the ring, which says which rows are there. Leave out slots
-    equal to `ring.capacity`: they stand for no row.
+    A plain sampler has six methods: `init`, `add`, `remove`, `can_sample`, `draw` and
+    `probability`. Every method gets the index and the ring, which says which slots hold rows. Leave
+    out slots equal to `ring.capacity`: they stand for no row.
 
     Attributes:
         window: How many steps of one episode must follow from a row, counting itself, for it to be
             drawn. If shorter episodes are drawn, too, say so with `min_window`.
-        stride: What the length of a lane must be a multiple of.
+        stride: The length of a lane must be a multiple of it.
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
-        in_order: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such a sampler
-            has a method `epoch_size`.
-        reads_once: Whether rows are read once, by `fbuf.pop`, and not drawn. Such a sampler has
-            methods `unread`, `space` and `popped`.
+        without_replacement: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such
+            a sampler has a method `epoch_size`.
+        is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
     """
 
     window: int = 1
     stride: int = 1
     keeps_priorities: ClassVar[bool] = False
-    in_order: ClassVar[bool] = False
-    reads_once: ClassVar[bool] = False
+    without_replacement: ClassVar[bool] = False
+    is_queue: ClassVar[bool] = False
+
+    old_names: ClassVar[Mapping[str, str]] = {
+        "in_order": "'without_replacement'",
+        "reads_once": "a class that derives from fbuf.samplers.QueueSampler",
+        "moved": "'take_over'",
+        "takes_over": "'take_over'",
+        "mass": "'shard_totals'",
+        "largest": "'largest_priority'",
+        "told": "'with_largest_priority'",
+    }
 
     @property
     def follows_episodes(self) -> bool:
@@ -87,7 +86,7 @@ class Sampler(abc.ABC):
 
     @property
     def min_window(self) -> int:
-        """How many steps of its episode follow from every drawn row, counting itself."""
+        """The number of steps that follow in its episode from every drawn row, counting itself."""
         return self.window
 
     @property
@@ -102,7 +101,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def init(self, ring: Ring) -> Index:
-        """The index of an empty buffer; raise `ValueError` if the sampler cannot serve it."""
+        """Return the index of an empty buffer, or raise `ValueError` for a buffer of no use."""
 
     @abc.abstractmethod
     def add(
@@ -113,10 +112,38 @@ class Sampler(abc.ABC):
         priority: jax.Array | None,
         alpha: chex.Array | float | None,
     ) -> tuple[Index, jax.Array]:
-        """Take note of the rows just written. Return the fault bits of each, uint32 `[B]`.
+        """Index the rows just written. Return the fault bits of each, uint32 `[B]`.
 
-        `ring` is the ring with the rows in it. `priority` is float32 `[B]`, or None.
+        `ring` has these rows already. `priority` is float32 `[B]`, or None.
         """
+
+    @abc.abstractmethod
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Never draw these rows again; their flags say so already. No slot repeats."""
+
+    @abc.abstractmethod
+    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
+        """Return whether there is a row to draw. bool scalar."""
+
+    @abc.abstractmethod
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: Step | None,
+    ) -> Draw:
+        """Draw rows with replacement; if `without_replacement` is True, those of an epoch.
+
+        `step` then says where in the epoch the batch begins. Draws behind the end of the epoch are
+        masked.
+        """
+
+    @abc.abstractmethod
+    def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return the probability of each stored row in one draw: float32 `[B]`, like `slots`."""
 
     def update_priority(
         self,
@@ -132,191 +159,39 @@ class Sampler(abc.ABC):
         """
         raise NotImplementedError
 
-    def moved(
-        self, index: Index, ring: Ring, slots: jax.Array, old: Index, old_slots: jax.Array
+    def take_over(
+        self,
+        index: Index,
+        ring: Ring,
+        slots: jax.Array,
+        other: Sampler,
+        old: Index,
+        old_slots: jax.Array,
     ) -> tuple[Index, jax.Array]:
-        """Take over what the index of another buffer keeps of rows that were just added from it.
+        """Take over from another buffer's index, for rows that were just added from that buffer.
 
-        `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it after `add`, and once without rows
-        before all: what is kept of a buffer as a whole is known to `add` then. A sampler that finds
-        all it needs in the ring has nothing to do. Return the fault bits of each row, too, uint32
-        `[B]`.
+        `fbuf.resize`, `fbuf.extend` and `fbuf.split` call it after `add`. They call it before the
+        first `add`, too, without rows (each slot is the capacity), for values of a whole buffer. By
+        default nothing is taken over, as suits a sampler that finds all it needs in the ring.
+
+        Args:
+            index: The index, with the rows in it.
+            ring: The ring, with the rows in it.
+            slots: int32 `[B]`; where the rows are now.
+            other: The sampler of the other buffer. If its index is of no use, return the index as
+                it is, and no faults.
+            old: The index of the other buffer.
+            old_slots: int32 `[B]`; where the rows were there.
+
+        Returns:
+            The index, and the fault bits of each row, uint32 `[B]`.
         """
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
-    def takes_over(self, other: Sampler) -> bool:
-        """Whether `moved` can read the index of a buffer with that sampler."""
-        return self == other
-
-    def room(self, index: Index, ring: Ring) -> jax.Array | None:
-        """How many more steps each head may write: int32 `[heads]`; None is any number.
-
-        `fbuf.add` leaves out what does not fit.
-        """
-        return None
-
-    @abc.abstractmethod
-    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
-        """Never draw these rows again; their flags say so already. No slot repeats."""
-
-    @abc.abstractmethod
-    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
-        """Whether there is a row to draw. bool scalar."""
-
-    @abc.abstractmethod
-    def draw(
-        self,
-        index: Index,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: chex.Array | float | None,
-        step: Step | None,
-    ) -> Draw:
-        """Draw rows with replacement or, if `in_order` is True, those of an epoch from a place on.
-
-        Mask what lies behind the end of the epoch.
-        """
-
-    @abc.abstractmethod
-    def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
-        """How likely one draw is to be each of these stored rows: float32 `[B]`, like `slots`."""
-
     def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
-        """How many draws an epoch has: int32 scalar. Only called if `in_order` is True."""
-        raise NotImplementedError
-
-    def unread(self, index: Index, ring: Ring) -> jax.Array:
-        """How many steps of each head are still to be read, its newest ones: int32 `[heads]`.
-
-        This and the next two are only called if `reads_once` is True.
-        """
-        raise NotImplementedError
-
-    def space(self, index: Index, ring: Ring) -> jax.Array:
-        """How many more steps each head can write over rows that were read: int32 `[heads]`."""
-        raise NotImplementedError
-
-    def popped(self, index: Index, steps: jax.Array) -> Index:
-        """Take note that the oldest unread steps of each head were read: int32 `[heads]`."""
+        """Count the draws of an epoch: int32 scalar. Only called if `without_replacement`."""
         raise NotImplementedError
 
     def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
-        """Figures for logging. Scalars."""
+        """Return figures for logging. Scalars."""
         return {}
-
-
-class PlannedSampler(Sampler):
-    """A sampler that draws from several buffers as from one: the shards of `fbuf.sharded`.
-
-    A draw is planned, picked and weighed. To plan, only the masses of the shards are known, and
-    every device plans alike. A pick is made in one shard, from what is stored there. Weights are
-    computed where the batch lies, of what the picks have found. With one shard this is `draw`.
-
-    Attributes:
-        largest_stats: Which of the `stats` of several shards are the largest of them; all others
-            are the sum.
-    """
-
-    largest_stats: ClassVar[frozenset[str]] = frozenset()
-
-    def largest(self, index: Index) -> jax.Array | None:
-        """What new rows need the largest of all shards of: a float32 scalar. None is nothing."""
-        return None
-
-    def told(self, index: Index, largest: jax.Array) -> Index:
-        """The index, which has been told the largest of all shards; `add` forgets it again."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def mass(self, index: Index, ring: Ring) -> Any:
-        """What has to be known of a shard to plan and to weigh: a pytree of numeric scalars."""
-
-    @abc.abstractmethod
-    def plan(
-        self,
-        index: Index,
-        ring: Ring,
-        masses: Any,
-        key: jax.Array,
-        batch_size: int,
-        step: Step | None,
-    ) -> Plan:
-        """Choose a shard for each draw.
-
-        Args:
-            index: Of any shard; its values are not used.
-            ring: Of any shard; its values are not used.
-            masses: Those of all shards, leaves `[S]`.
-            key: As for `draw`.
-            batch_size: As for `draw`.
-            step: As for `draw`.
-        """
-
-    @abc.abstractmethod
-    def pick(self, index: Index, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
-        """Make draws in one shard.
-
-        Args:
-            index: Of this shard.
-            ring: Of this shard.
-            picks: Those of a plan; any of them, leaves `[..., B]`. Some may be another shard's:
-                what is found for these is not used, but must be in range.
-
-        Returns:
-            int32 `[B]` slots in range, and what `weigh` needs to know: a pytree, leaves `[B]`.
-        """
-
-    @abc.abstractmethod
-    def weigh(
-        self,
-        masses: Any,
-        slots: jax.Array,
-        found: Any,
-        numbers: jax.Array,
-        beta: chex.Array | float | None,
-        step: Step | None,
-        axes: tuple[str, ...],
-    ) -> Draw:
-        """Weigh the draws of a batch, or those that one device has of it.
-
-        Their mask depends on the masses, the numbers and the step alone.
-
-        Args:
-            masses: Those of all shards, leaves `[S]`.
-            slots: int32 `[m]`.
-            found: What `pick` has found, leaves `[m]`.
-            numbers: int32 `[m]`: which draws of the batch these are.
-            beta: As for `draw`.
-            step: As for `draw`.
-            axes: The axes of the mesh that the rest of the batch lies along.
-        """
-
-    def size_of_epoch(self, masses: Any) -> jax.Array:
-        """How many draws an epoch has: int32 scalar. Only called if `in_order` is True."""
-        raise NotImplementedError
-
-    def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
-        """How many draws an epoch has, of this buffer alone."""
-        return self.size_of_epoch(_of_one(self.mass(index, ring)))
-
-    def draw(
-        self,
-        index: Index,
-        ring: Ring,
-        key: jax.Array,
-        batch_size: int,
-        beta: chex.Array | float | None,
-        step: Step | None,
-    ) -> Draw:
-        """Draw from this buffer alone."""
-        masses = _of_one(self.mass(index, ring))
-        plan = self.plan(index, ring, masses, key, batch_size, step)
-        slots, found = self.pick(index, ring, plan.picks)
-        numbers = jnp.arange(batch_size, dtype=jnp.int32)
-        return self.weigh(masses, slots, found, numbers, beta, step, ())
-
-
-def _of_one(mass: Any) -> Any:
-    """The masses of all shards, where there is one."""
-    return jax.tree.map(lambda leaf: leaf[None], mass)

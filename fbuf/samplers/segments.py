@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import random_bits, shards
-from fbuf.samplers.protocol import Plan
+from fbuf.samplers.planned import Plan
 from fbuf.samplers.start_index import Change, StartIndex
-from fbuf.samplers.starts import Window
+from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -52,7 +52,7 @@ def add(
     length, stride, room = window.length, window.stride, ring.lane_length
     in_episode = span.in_episode
     assert in_episode is not None
-    written = _lane_by_lane(ring, jnp.minimum(span.slots, ring.capacity - 1))
+    written = _lane_by_lane(ring, ring.clamp(span.slots))
     kept = span.slots < ring.capacity
     first_gone = (bit_tree.read(segments.firsts, written) & kept).astype(jnp.int32)
     last_gone = (bit_tree.read(segments.lasts, written) & kept).astype(jnp.int32)
@@ -90,9 +90,9 @@ def _beheaded(
     segments: Segments, starts: StartIndex, ring: Ring, span: Span, window: Window
 ) -> tuple[jax.Array, jax.Array]:
     """The oldest start of each lane, and 1 if only now it begins its segment: `[lanes]`."""
-    rows = jnp.broadcast_to(ring.stored // (ring.lanes // ring.heads), (ring.lanes,))
-    added = span.count // (ring.lanes // ring.heads)
-    newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+    rows = ring.lane_steps()
+    added = span.count // ring.lanes_per_head
+    newest = ring.clamp(ring.newest())
     oldest = ring.later(newest, 1 - rows)
     skipped = -(oldest // ring.lanes) % window.stride
     candidate = ring.later(oldest, skipped)
@@ -112,7 +112,7 @@ def remove(
     Returns:
         The segments, and the starts, whose total is known only once they have been looked at here.
     """
-    inside, is_one = jnp.minimum(lost, ring.capacity - 1), lost < ring.capacity
+    inside, is_one = ring.clamp(lost), lost < ring.capacity
     where = _lane_by_lane(ring, inside)
     first = bit_tree.read(segments.firsts, where) & is_one
     last = bit_tree.read(segments.lasts, where) & is_one

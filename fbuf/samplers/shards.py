@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fbuf.samplers import random_bits, wide
 from fbuf.samplers.wide import Wide
 from fbuf.trees import sum_tree
-from fbuf.trees.sum_tree import Positions
+from fbuf.trees.sum_tree import Points
 from fbuf.xla.tie import tie
 
 _CHOICE = 2
@@ -58,9 +58,7 @@ def by_total(totals: jax.Array, key: jax.Array, batch_size: int) -> jax.Array:
     return sum_tree.draw(tree, random_bits.uniforms(key, shape, totals))[0]
 
 
-def by_position(
-    totals: jax.Array, key: jax.Array, fractions: jax.Array
-) -> tuple[jax.Array, Positions]:
+def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[jax.Array, Points]:
     """The shards at positions along all totals laid end to end, and the positions inside these.
 
     Args:
@@ -68,14 +66,14 @@ def by_position(
         key: The key of the batch.
         fractions: float32 `[B]` in `[0, 1)`; fractions of the sum of all totals.
     """
-    positions = Positions(fractions, jnp.full_like(fractions, 2.0**-24))
+    points = Points(fractions, jnp.full_like(fractions, 2.0**-24))
     if totals.shape[0] == 1:
-        return jnp.zeros(fractions.shape, jnp.int32), positions
+        return jnp.zeros(fractions.shape, jnp.int32), points
     tree = sum_tree.of(totals)
     key = jax.random.fold_in(tie(key, totals), _CHOICE)
     shape = (sum_tree.picks(tree), *fractions.shape)
     uniforms = random_bits.uniforms(key, shape)
-    shard, _, inside = sum_tree.draw_stratified(tree, positions, uniforms)
+    shard, _, inside = sum_tree.draw_stratified(tree, points, uniforms)
     return shard, inside
 
 

@@ -9,10 +9,11 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import permutation, random_bits, segments, shards, start_index
-from fbuf.samplers.protocol import Draw, Plan, Step
+from fbuf.samplers import permutation, random_bits, segments, shards, start_index, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.protocol import Draw, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.uniform import Uniform, UniformIndex, UniformMass
+from fbuf.samplers.uniform import Uniform, UniformIndex, UniformTotals
 from fbuf.samplers.wide import Wide
 from fbuf.storage.ring import Ring
 from fbuf.xla.tie import tie
@@ -68,20 +69,20 @@ class Shuffled(Uniform):
         Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002.
     """
 
-    in_order: ClassVar[bool] = True
+    without_replacement: ClassVar[bool] = True
 
     def plan(
         self,
         index: UniformIndex,
         ring: Ring,
-        masses: UniformMass,
+        totals: UniformTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
         """The starts whose turn it is."""
         assert step is not None
-        counts = self._counts(masses)
+        counts = self._counts(totals)
         total = jnp.sum(counts, dtype=jnp.int32)
         count = jnp.maximum(total, 1)
         epoch, first = step
@@ -89,11 +90,11 @@ class Shuffled(Uniform):
         # Where there is no number left the last one is taken, so that it stays in range.
         ranks = first + jnp.minimum(number, count - first - 1)
         key = jax.random.fold_in(key, epoch)
-        if masses.segments is None and counts.shape[0] == 1:
+        if totals.segments is None and counts.shape[0] == 1:
             slots = _permuted(index.starts, ring, key, ranks, total)
             return Plan(jnp.zeros_like(slots), slots)
         order_key, bits = key, None
-        if masses.segments is not None:
+        if totals.segments is not None:
             order_key, start_key = jax.random.split(tie(key, counts))
             start_key = jax.random.fold_in(start_key, first)
             bits = random_bits.bits(start_key, (2, batch_size))
@@ -115,32 +116,30 @@ class Shuffled(Uniform):
 
     def weigh(
         self,
-        masses: UniformMass,
+        totals: UniformTotals,
         slots: jax.Array,
-        found: jax.Array | None,
-        numbers: jax.Array,
+        aux: jax.Array | None,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
-        """Weights are 1 whatever `beta` is; what lies behind the end of the epoch is masked."""
+        """Weigh rows by 1 whatever `beta` is; mask draws behind the end of the epoch."""
         assert step is not None
-        total = self.size_of_epoch(masses)
+        total = self.size_of_epoch(totals)
         count = jnp.maximum(total, 1)
-        mask = (numbers < count - step[1]) & (total > 0)
+        mask = (positions < count - step[1]) & (total > 0)
         each = count.astype(jnp.float32)
-        if found is not None:
-            each = each * found.astype(jnp.float32)
-        likely = jnp.where(mask, 1 / each, 0)
-        one = mask.astype(jnp.float32)
-        return Draw(slots, likely, one, jnp.zeros_like(one), mask)
+        if aux is not None:
+            each = each * aux.astype(jnp.float32)
+        return weights.equal(slots, jnp.where(mask, 1 / each, 0), mask)
 
-    def size_of_epoch(self, masses: UniformMass) -> jax.Array:
+    def size_of_epoch(self, totals: UniformTotals) -> jax.Array:
         """As many as there are starts, or episodes."""
-        return jnp.sum(self._counts(masses), dtype=jnp.int32)
+        return jnp.sum(self._counts(totals), dtype=jnp.int32)
 
-    def _counts(self, masses: UniformMass) -> jax.Array:
-        return masses.starts if masses.segments is None else masses.segments
+    def _counts(self, totals: UniformTotals) -> jax.Array:
+        return totals.starts if totals.segments is None else totals.segments
 
 
 def _permuted(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.samplers import random_bits, shards, starts
-from fbuf.samplers.protocol import Plan
-from fbuf.samplers.starts import Window
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -54,7 +54,7 @@ def empty(ring: Ring, window: Window) -> StartIndex:
 
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
     """Take note of the starts there are now, and of those that made way."""
-    written = jnp.minimum(span.slots, ring.capacity - 1)
+    written = ring.clamp(span.slots)
     evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
     if index.total is None:
@@ -83,7 +83,7 @@ def remove(
     if window.length > 1:
         found = starts.containing(ring, slots, window)
         found = jnp.where(last_of_each(found), found, ring.capacity)
-    inside = jnp.minimum(found, ring.capacity - 1)
+    inside = ring.clamp(found)
     lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, inside, change)
@@ -93,7 +93,7 @@ def remove(
 
 def total(index: StartIndex, ring: Ring) -> jax.Array:
     """How many starts there are. int32 scalar."""
-    return ring.count() - ring.removed if index.total is None else index.total
+    return ring.live() if index.total is None else index.total
 
 
 def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:

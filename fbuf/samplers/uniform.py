@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import segments, shards, start_index, starts
-from fbuf.samplers.protocol import Draw, Plan, PlannedSampler, Step
+from fbuf.samplers import segments, shards, start_index, weights
+from fbuf.samplers.planned import Plan
+from fbuf.samplers.protocol import Draw, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.starts import Window
+from fbuf.samplers.windows import Window, WindowedSampler
 from fbuf.storage.ring import Ring, Span
-from fbuf.xla.across import largest
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +30,7 @@ class UniformIndex:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class UniformMass:
+class UniformTotals:
     """What there is to draw from: starts; and segments, None unless episodes are drawn. int32."""
 
     starts: jax.Array
@@ -38,7 +38,7 @@ class UniformMass:
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform(PlannedSampler):
+class Uniform(WindowedSampler):
     """Draw every row, or every window, with the same probability, with replacement.
 
     With `window=n` only rows are drawn from which `n` steps of one episode follow, counting the row
@@ -84,28 +84,16 @@ class Uniform(PlannedSampler):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        starts.check_options(name, self.window, self.stride, self.first_only, self.strict)
-        check.choice(name, "by", self.by, ("start", "episode"))
-
-    @property
-    def min_window(self) -> int:
-        """How many steps of its episode follow from every drawn row, counting itself."""
-        return self.window if self.strict else 1
-
-    @property
-    def follows_episodes(self) -> bool:
-        """Whether it must be known where in its episode a row is."""
-        return not self._window.every_row
+        self._check_window()
+        check.choice(type(self).__name__, "by", self.by, ("start", "episode"))
 
     @property
     def _window(self) -> Window:
-        by_episode = self.by == "episode"
-        return Window(self.window, self.stride, self.first_only, by_episode, self.strict)
+        return dataclasses.replace(super()._window, by_episode=self.by == "episode")
 
     def init(self, ring: Ring) -> UniformIndex:
-        """No start."""
-        starts.check_lanes(type(self).__name__, ring, self._window)
+        """Return an index without starts."""
+        self._check_lanes(ring)
         in_segments = segments.empty(ring) if self.by == "episode" else None
         return UniformIndex(start_index.empty(ring, self._window), in_segments)
 
@@ -136,72 +124,70 @@ class Uniform(PlannedSampler):
         """Whether there is a start."""
         return start_index.total(index.starts, ring) > 0
 
-    def mass(self, index: UniformIndex, ring: Ring) -> UniformMass:
-        """How many starts there are, and how many segments."""
+    def shard_totals(self, index: UniformIndex, ring: Ring) -> UniformTotals:
+        """Count the starts and the segments."""
         segments = None if index.segments is None else index.segments.count
-        return UniformMass(start_index.total(index.starts, ring), segments)
+        return UniformTotals(start_index.total(index.starts, ring), segments)
 
     def plan(
         self,
         index: UniformIndex,
         ring: Ring,
-        masses: UniformMass,
+        totals: UniformTotals,
         key: jax.Array,
         batch_size: int,
         step: Step | None,
     ) -> Plan:
         """Choose a start, or an episode."""
-        if masses.segments is None:
-            return start_index.plan(index.starts, ring, masses.starts, key, batch_size)
-        return segments.plan(masses.segments, key, batch_size)
+        if totals.segments is None:
+            return start_index.plan(index.starts, ring, totals.starts, key, batch_size)
+        return segments.plan(totals.segments, key, batch_size)
 
     def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
-        """Find the start; by episode, also how many starts its segment has."""
+        """Find the start; by episode, also count the starts of its segment."""
         if index.segments is None:
             return start_index.pick(index.starts, ring, picks), None
         return segments.pick(index.segments, index.starts, ring, picks, self._window)
 
     def weigh(
         self,
-        masses: UniformMass,
+        totals: UniformTotals,
         slots: jax.Array,
-        found: jax.Array | None,
-        numbers: jax.Array,
+        aux: jax.Array | None,
+        positions: jax.Array,
         beta: chex.Array | float | None,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
-        """By start weights are 1 whatever `beta` is."""
-        total = shards.sum_of_counts(masses.starts)
-        # Not of the ranks: what is masked by them would compute them anew, for every number of a
-        # batch.
+        """Weigh starts by 1 whatever `beta` is; by episode, by their probability."""
+        total = shards.sum_of_counts(totals.starts)
+        # The mask must not depend on the ranks: masked values would then compute the ranks anew,
+        # for every number of a batch.
         mask = jnp.broadcast_to(total > 0, slots.shape)
-        if masses.segments is None or found is None:
-            likely = jnp.where(mask, 1 / jnp.where(mask, total, 1), 0)
-            one = mask.astype(jnp.float32)
-            return Draw(slots, likely, one, jnp.zeros_like(one), mask)
-        each = _number_of_alike(masses.segments, found)
-        power = 0.0 if beta is None else starts.power(beta)
-        relative = jnp.where(mask, total, 1) / each
-        log_weight = jnp.where(mask, -power * jnp.log(relative), 0)
-        weight = jnp.where(mask, jnp.exp(log_weight - largest(log_weight.max(), axes)), 0)
-        return Draw(slots, jnp.where(mask, 1 / each, 0), weight, log_weight, mask)
+        if totals.segments is None or aux is None:
+            return weights.equal(slots, jnp.where(mask, 1 / jnp.where(mask, total, 1), 0), mask)
+        each = _inverse_probability(totals.segments, aux)
+        power = 0.0 if beta is None else weights.exponent(beta)
+        relative = jnp.where(mask, total / each, 1)
+        return weights.of_batch(slots, 1 / each, relative, mask, power, axes)
 
     def probability(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> jax.Array:
-        """One of as many as there are; by episode, of as many as if all had the same length."""
+        """Return 1 / starts; by episode, 1 / (episodes x starts in this one)."""
         drawn = start_index.is_start(index.starts, slots)
         total = jnp.maximum(start_index.total(index.starts, ring), 1).astype(jnp.float32)
         if index.segments is not None:
             length = segments.lengths(index.segments, ring, slots, self._window)
-            total = _number_of_alike(index.segments.count[None], length)
+            total = _inverse_probability(index.segments.count[None], length)
         return jnp.where(drawn, 1 / total, 0)
 
     def stats(self, index: UniformIndex, ring: Ring) -> dict[str, jax.Array]:
-        """With a window how many starts there are, and by episode how many episodes with one."""
-        found = {} if index.starts.total is None else {"num_starts": index.starts.total}
-        return found if index.segments is None else {**found, "num_episodes": index.segments.count}
+        """Count the starts, if there is a window; by episode, also episodes that have a start."""
+        counts = {} if index.starts.total is None else {"num_starts": index.starts.total}
+        if index.segments is not None:
+            counts["num_episodes"] = index.segments.count
+        return counts
 
 
-def _number_of_alike(counts: jax.Array, length: jax.Array) -> jax.Array:
-    """The inverse of the probability of a start in a segment of this length: float32 `[B]`."""
+def _inverse_probability(counts: jax.Array, length: jax.Array) -> jax.Array:
+    """Return 1 / the probability of a start in a segment of this length: float32 `[B]`."""
     return jnp.maximum(shards.sum_of_counts(counts), 1) * length.astype(jnp.float32)

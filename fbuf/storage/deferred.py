@@ -18,7 +18,7 @@ from fbuf.storage.store import Item
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Note:
+class PendingWrite:
     """Something to write; a slot of `capacity` is left out.
 
     Attributes:
@@ -46,7 +46,7 @@ class Comparison:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Elsewhere(Generic[Item]):
+class DeferredStorage(Generic[Item]):
     """The rows of a buffer that lie elsewhere.
 
     Attributes:
@@ -54,7 +54,7 @@ class Elsewhere(Generic[Item]):
         layout: What the leaves of the item are; static.
     """
 
-    notes: tuple[Note | Comparison, ...]
+    notes: tuple[PendingWrite | Comparison, ...]
     layout: Layout = dataclasses.field(metadata={"static": True})
 
     @property
@@ -62,23 +62,25 @@ class Elsewhere(Generic[Item]):
         """One item, of `jax.ShapeDtypeStruct`."""
         return self.layout.item
 
-    def write(self, slots: jax.Array, rows: Item) -> Elsewhere[Item]:
+    def write(self, slots: jax.Array, rows: Item) -> DeferredStorage[Item]:
         """As `Storage.write`; of the rows nothing is noted."""
-        return self._noted(Note(slots))
+        return self._noted(PendingWrite(slots))
 
-    def write_leaves(self, slots: jax.Array, leaves: Mapping[int, jax.Array]) -> Elsewhere[Item]:
+    def write_leaves(
+        self, slots: jax.Array, leaves: Mapping[int, jax.Array]
+    ) -> DeferredStorage[Item]:
         """As `Storage.write_leaves`."""
-        return self._noted(Note(slots, values=dict(leaves)))
+        return self._noted(PendingWrite(slots, values=dict(leaves)))
 
-    def copy(self, source: jax.Array, slots: jax.Array) -> Elsewhere[Item]:
+    def copy(self, source: jax.Array, slots: jax.Array) -> DeferredStorage[Item]:
         """As `Storage.copy`."""
-        return self._noted(Note(slots, source=source))
+        return self._noted(PendingWrite(slots, source=source))
 
-    def compared(self, place: jax.Array) -> Elsewhere[Item]:
+    def compared(self, place: jax.Array) -> DeferredStorage[Item]:
         """Note that new rows are to be compared."""
         return self._noted(Comparison(place))
 
-    def _noted(self, note: Note | Comparison) -> Elsewhere[Item]:
+    def _noted(self, note: PendingWrite | Comparison) -> DeferredStorage[Item]:
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 
@@ -86,11 +88,15 @@ def without_rows(state: Any) -> Any:
     """A buffer whose rows lie elsewhere, and those of its next observations, too."""
     kept = state.next_obs
     if kept is not None:
-        kept = dataclasses.replace(kept, rows=Elsewhere((), kept.rows.layout))
-    return dataclasses.replace(state, storage=Elsewhere((), state.storage.layout), next_obs=kept)
+        kept = dataclasses.replace(kept, rows=DeferredStorage((), kept.rows.layout))
+    return dataclasses.replace(
+        state, storage=DeferredStorage((), state.storage.layout), next_obs=kept
+    )
 
 
-def taken(state: Any) -> tuple[Any, tuple[Note, ...], tuple[Note | Comparison, ...]]:
+def taken(
+    state: Any,
+) -> tuple[Any, tuple[PendingWrite, ...], tuple[PendingWrite | Comparison, ...]]:
     """The buffer without notes, those of its rows, and those of its next observations."""
     kept = state.next_obs
     of_next = () if kept is None else kept.rows.notes

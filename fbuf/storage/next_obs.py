@@ -21,8 +21,9 @@ import numpy as np
 from jax import lax
 
 from fbuf.storage import store
-from fbuf.storage.deferred import Elsewhere
+from fbuf.storage.deferred import DeferredStorage
 from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.masks import select
 from fbuf.storage.ring import ENDS, REMOVED, Ring, Span
 from fbuf.storage.store import Storage
 from fbuf.xla.rows import read_rows, write_rows
@@ -61,12 +62,7 @@ class Where:
 
     def either(self, kept: Any, following: Any) -> Any:
         """Of two trees, leaves `[B, ...]`, the one that each row's lies in."""
-
-        def of_leaf(kept: jax.Array, following: jax.Array) -> jax.Array:
-            aside = self.aside.reshape(-1, *(1,) * (kept.ndim - 1))
-            return jnp.where(aside, kept, following)
-
-        return jax.tree.map(of_leaf, kept, following)
+        return jax.tree.map(lambda *pair: select(self.aside, *pair), kept, following)
 
 
 @jax.tree_util.register_dataclass
@@ -118,11 +114,11 @@ class NextObs:
         broken = jnp.zeros_like(span.drawable)
         if observation is not None:
             place = self._row_before(ring, span, flags)
-            if isinstance(rows, Elsewhere):
+            if isinstance(rows, DeferredStorage):
                 rows = rows.compared(place)
             else:
                 broken = self._differs(ring.lanes, place, observation, next_observation)
-        inside = jnp.minimum(span.slots, ring.capacity - 1)
+        inside = ring.clamp(span.slots)
         ends = span.drawable & (flags & ENDS > 0)
         newest = (span.slots < ring.capacity) & (ring.newer(inside) == 0) & ~ends
         if known is not None:
@@ -193,7 +189,7 @@ class NextObs:
         lane = slots % lanes
         # With all rows dropped that came in between, the first one follows nothing that is kept.
         whole = (span.count <= ring.head_capacity).reshape(-1)[lane % ring.heads]
-        one_earlier = ring.later(jnp.minimum(slots, ring.capacity - 1), -1)
+        one_earlier = ring.later(ring.clamp(slots), -1)
         # No window goes on from a row that was removed.
         removed = read_rows(ring.flags, one_earlier) & REMOVED > 0
         follows = whole & (self.owner[lane] == one_earlier) & ~removed
@@ -250,7 +246,7 @@ class NextObs:
         where = jnp.where(kept, where.reshape(-1), nowhere)
         before = read_rows(self.owner, jnp.minimum(where, nowhere - 1))
         # Of each lane, too, the row whose next observation is kept there; an end's is not.
-        last = newest | (ends & (ring.newer(jnp.minimum(slots, ring.capacity - 1)) == 0))
+        last = newest | (ends & (ring.newer(ring.clamp(slots)) == 0))
         places = jnp.concatenate([tie(where, before), jnp.where(last, slots % lanes, nowhere)])
         owner = write_rows(
             self.owner, places, jnp.concatenate([slots, jnp.where(newest, slots, -1)])

@@ -120,6 +120,11 @@ class Ring:
         return self.capacity // self.heads
 
     @property
+    def lanes_per_head(self) -> int:
+        """The number of lanes that a head writes to: the rows of one of its steps."""
+        return self.lanes // self.heads
+
+    @property
     def head(self) -> jax.Array:
         """The offset the next row goes to. int32 `[heads]`."""
         return self.cursor[0]
@@ -144,6 +149,18 @@ class Ring:
     def count(self) -> jax.Array:
         """How many rows are stored, removed ones included. int32 scalar."""
         return jnp.sum(self.stored, dtype=jnp.int32)
+
+    def live(self) -> jax.Array:
+        """Count the stored rows that have not been removed. int32 scalar."""
+        return self.count() - self.removed
+
+    def lane_steps(self) -> jax.Array:
+        """Count the stored steps of each lane, removed ones included: int32 `[lanes]`."""
+        return jnp.broadcast_to(self.stored // self.lanes_per_head, (self.lanes,))
+
+    def clamp(self, slots: jax.Array) -> jax.Array:
+        """Return slots in range: the last slot in place of `capacity`, which stands for no row."""
+        return jnp.minimum(slots, self.capacity - 1)
 
     def has_come_around(self) -> jax.Array:
         """Tell whether every slot of some head holds a row. bool scalar."""
@@ -175,19 +192,19 @@ class Ring:
         offset, cursor = self._under_head(slots)
         size = jnp.uint32(self.head_capacity)
         behind = (cursor[0].astype(jnp.uint32) + size - 1 - offset.astype(jnp.uint32)) % size
-        return (behind // jnp.uint32(self.lanes // self.heads)).astype(jnp.int32)
+        return (behind // jnp.uint32(self.lanes_per_head)).astype(jnp.int32)
 
     def older(self, slots: jax.Array) -> jax.Array:
         """How many rows of its lane are older than each of these stored rows. int32."""
         stored = self._under_head(slots)[1][2]
-        return stored // (self.lanes // self.heads) - 1 - self.newer(slots)
+        return stored // self.lanes_per_head - 1 - self.newer(slots)
 
     def newest(self) -> jax.Array:
         """The slot of each lane's newest row, and `capacity` if it has none: int32 `[lanes]`."""
         lane = jnp.arange(self.lanes, dtype=jnp.int32)
         # With one head a step is `lanes` slots, so that the head is at the first of them.
         # Unsigned, for the sum may pass 2**31.
-        size, step = jnp.uint32(self.head_capacity), jnp.uint32(self.lanes // self.heads)
+        size, step = jnp.uint32(self.head_capacity), jnp.uint32(self.lanes_per_head)
         offset = ((self.head.astype(jnp.uint32) + size - step) % size).astype(jnp.int32)
         slots = offset * self.heads + lane
         return jnp.where(self.stored > 0, slots, self.capacity)
@@ -242,7 +259,7 @@ class Ring:
         last = self.holds(in_order) & (flags & (ENDS | DUMMY) > 0)
         # How many rows before this one were the last of an episode is the episode's number.
         number = jnp.cumsum(last, axis=0, dtype=jnp.int32) - last.astype(jnp.int32)
-        known, inside = slots < self.capacity, jnp.minimum(slots, self.capacity - 1)
+        known, inside = slots < self.capacity, self.clamp(slots)
         lane = inside % lanes
         wanted = number[length - 1 - self.newer(inside), lane]
         named = jnp.zeros((length, lanes), bool)
@@ -302,7 +319,7 @@ class Ring:
         meant = jnp.ones(batch, bool) if mask is None else mask
         meant = meant.reshape(-1, self.heads)
         rank = jnp.cumsum(meant, axis=0, dtype=jnp.uint32) - 1
-        fits = rank < room.astype(jnp.uint32)[None] * (self.lanes // self.heads)
+        fits = rank < room.astype(jnp.uint32)[None] * self.lanes_per_head
         return (meant & fits).reshape(-1), (meant & ~fits).reshape(-1)
 
     def resets_after(self, flags: jax.Array, mask: jax.Array | None) -> jax.Array | None:
@@ -411,7 +428,7 @@ class Ring:
             lanes that had no open episode.
         """
         slots = self.newest()
-        flags = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        flags = read_rows(self.flags, self.clamp(slots))
         is_open = (flags & (ENDS | DUMMY) == 0) & lanes
         slots = jnp.where(is_open, slots, self.capacity)
         now_open = self.open
@@ -424,7 +441,7 @@ class Ring:
 
     def remove(self, slots: jax.Array) -> Ring:
         """Mark rows as removed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
-        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        old = read_rows(self.flags, self.clamp(slots))
         now_open = self.open
         if now_open is not None:
             lane = jnp.where(slots < self.capacity, slots % self.lanes, self.lanes)
@@ -439,7 +456,7 @@ class Ring:
 
     def written(self, slots: jax.Array) -> Ring:
         """Mark rows as changed: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
-        old = read_rows(self.flags, jnp.minimum(slots, self.capacity - 1))
+        old = read_rows(self.flags, self.clamp(slots))
         return dataclasses.replace(
             self, flags=write_rows(self.flags, slots, old | jnp.uint8(WRITTEN))
         )

@@ -74,7 +74,7 @@ class SumTree:
             several shards on a device XLA on CPU would copy the array at every step.
         capacity: How many slots there are; static.
         keeps: The aggregates of a node, the sum first; static.
-        dormant: Whether values may have a minus sign: they are then kept, and of them only
+        inactive: Whether values may have a minus sign: they are then kept, and of them only
             LARGEST takes note; nothing is drawn there; static.
     """
 
@@ -82,21 +82,21 @@ class SumTree:
     nodes: tuple[jax.Array, ...]
     capacity: int = dataclasses.field(metadata={"static": True})
     keeps: tuple[Aggregate, ...] = dataclasses.field(metadata={"static": True})
-    dormant: bool = dataclasses.field(metadata={"static": True})
+    inactive: bool = dataclasses.field(metadata={"static": True})
 
 
 def empty(
-    capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,), dormant: bool = False
+    capacity: int, keeps: tuple[Aggregate, ...] = (Aggregate.SUM,), inactive: bool = False
 ) -> SumTree:
-    """A tree with every value 0; -0 if values may be dormant."""
+    """A tree with every value 0; -0 if values may be inactive."""
     rows = rows_for(capacity + 1)
-    leaves = jnp.full((rows, FANOUT), -0.0 if dormant else 0.0, jnp.float32)
+    leaves = jnp.full((rows, FANOUT), -0.0 if inactive else 0.0, jnp.float32)
     nodes: list[jax.Array] = []
     while not nodes or rows > TOP // FANOUT:
         rows = rows_for(rows)
         kept = (len(keeps),) if len(keeps) > 1 else ()
         nodes.append(jnp.zeros((rows, FANOUT, *kept), jnp.float32))
-    return SumTree(leaves, tuple(nodes), capacity, keeps, dormant)
+    return SumTree(leaves, tuple(nodes), capacity, keeps, inactive)
 
 
 def of(values: jax.Array) -> SumTree:
@@ -127,7 +127,7 @@ def values(tree: SumTree, slots: jax.Array) -> jax.Array:
 
 
 def write(
-    tree: SumTree, slots: jax.Array, new: jax.Array, woken: jax.Array | None = None
+    tree: SumTree, slots: jax.Array, new: jax.Array, activated: jax.Array | None = None
 ) -> SumTree:
     """Set the values of scattered slots, and every node above them.
 
@@ -135,16 +135,16 @@ def write(
         tree: The tree.
         slots: int32 `[B]` in `[0, capacity]`; those equal to the capacity are left out, and of
             duplicates the last one wins.
-        new: float32 `[B]`; finite, and at least 0 unless values may be dormant.
-        woken: int32 `[W]` in `[0, capacity]`; slots whose values then lose their minus sign, if
+        new: float32 `[B]`; finite, and at least 0 unless values may be inactive.
+        activated: int32 `[W]` in `[0, capacity]`; slots whose values then lose their minus sign, if
             they have one. None is none.
     """
     slots = _after_last_write(tree, slots)
     leaves = levels.set_leaves(tree.leaves, slots, jnp.where(slots < tree.capacity, new, 0))
     touched = slots
-    if woken is not None:
-        leaves = _awakened(leaves, woken)
-        touched = jnp.concatenate([slots, woken])
+    if activated is not None:
+        leaves = _activated(leaves, activated)
+        touched = jnp.concatenate([slots, activated])
     made = [leaves]
     for depth, parent in enumerate(tree.nodes, start=1):
         made.append(levels.refresh(parent, made[-1], touched, depth, _reduction(tree)))
@@ -152,7 +152,7 @@ def write(
 
 
 def write_span(
-    tree: SumTree, span: Span, new: jax.Array, woken: jax.Array | None = None
+    tree: SumTree, span: Span, new: jax.Array, activated: jax.Array | None = None
 ) -> SumTree:
     """Set the values of consecutive slots: as `write`, but each row above them once.
 
@@ -160,13 +160,13 @@ def write_span(
         tree: The tree.
         span: The slots, as the ring gave them out.
         new: `[B]`; the value of each of `span.slots`.
-        woken: As for `write`.
+        activated: As for `write`.
     """
     slots = _after_last_write(tree, span.slots)
     new = jnp.where(slots < tree.capacity, new, 0)
     leaves = tree.leaves.at[row_and_child(slots)].set(new, mode="promise_in_bounds")
-    if woken is not None:
-        leaves = _awakened(leaves, woken)
+    if activated is not None:
+        leaves = _activated(leaves, activated)
     first, most = span.first, span.most
     made = [leaves]
     for parent in tree.nodes:
@@ -174,9 +174,9 @@ def write_span(
         first = row_and_child(first)[0]
         most = min(count, levels.most_rows(most))
         rows = (first + jnp.arange(most, dtype=jnp.int32)) % count
-        if woken is not None:
-            woken = jnp.minimum(row_and_child(woken)[0], count - 1)
-            rows = jnp.concatenate([rows, woken])
+        if activated is not None:
+            activated = jnp.minimum(row_and_child(activated)[0], count - 1)
+            rows = jnp.concatenate([rows, activated])
         made.append(levels.refresh(parent, made[-1], rows, 0, _reduction(tree)))
     return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
@@ -193,13 +193,13 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     found = first_above(first_of(tree.nodes[-1]), uniforms[0] * total(tree))
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
-        signed = tree.dormant and level is tree.leaves
+        signed = tree.inactive and level is tree.leaves
         found = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
     slots = jnp.minimum(found, tree.capacity - 1)
     return slots, values(tree, slots)
 
 
-class Positions(NamedTuple):
+class Points(NamedTuple):
     """Places along all values laid end to end; float32 `[B]` each.
 
     Attributes:
@@ -212,8 +212,8 @@ class Positions(NamedTuple):
 
 
 def draw_stratified(
-    tree: SumTree, positions: Positions, uniforms: jax.Array
-) -> tuple[jax.Array, jax.Array, Positions]:
+    tree: SumTree, points: Points, uniforms: jax.Array
+) -> tuple[jax.Array, jax.Array, Points]:
     """Draw the slots found at given positions along all values laid end to end.
 
     A position chooses a node and, by what is left of it, a place inside that node. Its 24 bits are
@@ -222,7 +222,7 @@ def draw_stratified(
 
     Args:
         tree: The tree, as for `draw`.
-        positions: Where.
+        points: Where.
         uniforms: float32 `[picks(tree), B]` in `[0, 1)`.
 
     Returns:
@@ -231,21 +231,21 @@ def draw_stratified(
     top = first_of(tree.nodes[-1])
     sums = running_sums(top)
     whole = sums[-1]
-    target = _filled_in(positions.fraction, positions.grain, uniforms[0]) * whole
+    target = _filled_in(points.fraction, points.grain, uniforms[0]) * whole
     found = first_above(top, target)
     before = jnp.where(found > 0, sums[found - 1], 0)
     value = top[row_and_child(found)]
 
-    def inside() -> Positions:
+    def inside() -> Points:
         # What the last bit of the target is worth in this node.
         # With nothing to draw from the value is 0.
         of = jnp.where(value > 0, value, 1)
-        return Positions((target - before) / of, whole * 2.0**-24 / of)
+        return Points((target - before) / of, whole * 2.0**-24 / of)
 
     for level, u in zip(below_top(tree), uniforms[1:], strict=True):
         found = jnp.minimum(found, level.shape[0] - 1)
         left, grain = inside()
-        signed = tree.dormant and level is tree.leaves
+        signed = tree.inactive and level is tree.leaves
         row = first_of(read_rows(level, found))
         children = _drawable([row[:, child] for child in range(FANOUT)], signed)
         running = _running(children)
@@ -333,7 +333,7 @@ def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
     return tie(slots, first_of(tree.nodes[-1])[0, 0])
 
 
-def _awakened(leaves: jax.Array, slots: jax.Array) -> jax.Array:
+def _activated(leaves: jax.Array, slots: jax.Array) -> jax.Array:
     """The leaves, of which some lose their minus sign. The spare leaf is 0, and stays so."""
     value = levels.read_leaves(leaves, slots)
     return leaves.at[row_and_child(slots)].set(jnp.abs(value), mode="promise_in_bounds")
@@ -368,29 +368,29 @@ def _choose(child: jax.Array, choices: list[jax.Array]) -> jax.Array:
     return chosen
 
 
-def _filled_in(position: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array:
+def _filled_in(fraction: jax.Array, grain: jax.Array, u: jax.Array) -> jax.Array:
     """A position known to a multiple of `grain`, made uniform inside its last bit."""
     fine = grain < 1
-    filled = jnp.where(fine, jnp.clip(position, 0, 1), 0) + jnp.where(fine, grain, 1) * u
+    filled = jnp.where(fine, jnp.clip(fraction, 0, 1), 0) + jnp.where(fine, grain, 1) * u
     # The grains are not aligned with the node: the last one sticks out of it by as much as is
     # missing before the first.
     return jnp.where(filled >= 1, filled - 1, filled)
 
 
 def _reduction(tree: SumTree) -> levels.Reduce:
-    return functools.partial(_reduce, keeps=tree.keeps, dormant=tree.dormant)
+    return functools.partial(_reduce, keeps=tree.keeps, inactive=tree.inactive)
 
 
 # Traced once for the levels.
-@functools.partial(jax.jit, inline=True, static_argnames=("several", "keeps", "dormant"))
+@functools.partial(jax.jit, inline=True, static_argnames=("several", "keeps", "inactive"))
 def _reduce(
-    row: jax.Array, several: bool, keeps: tuple[Aggregate, ...], dormant: bool
+    row: jax.Array, several: bool, keeps: tuple[Aggregate, ...], inactive: bool
 ) -> jax.Array:
     """What nodes keep of their rows: `[..., FANOUT]`, or of `several` with one axis more."""
     kept: list[jax.Array] = []
     for at, which in enumerate(keeps):
         part = row[..., at] if several else row
-        if not several and dormant:
+        if not several and inactive:
             part = (
                 jnp.abs(part) if which is Aggregate.LARGEST else _larger(part, jnp.zeros_like(part))
             )

@@ -6,8 +6,8 @@ from fbuf.views.hindsight import HindsightStep as HindsightStep
 from fbuf.views.item import Item as Item
 from fbuf.views.n_step import NStep as NStep
 from fbuf.views.n_step import NStepTransition as NStepTransition
-from fbuf.views.protocol import Look as Look
 from fbuf.views.protocol import Reading as Reading
+from fbuf.views.protocol import Request as Request
 from fbuf.views.protocol import View as View
 from fbuf.views.reader import Reader as Reader
 from fbuf.views.return_to_go import ReturnToGo as ReturnToGo

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS, REMOVED
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
@@ -59,7 +59,7 @@ class FrameStack(View):
         check.name("FrameStack", "field", self.field)
         check.names("FrameStack", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Want the rows, and the field of those before."""
         reader.check_lane("k is", self.k)
         wanted = self.fields or (self.field,)
@@ -75,9 +75,9 @@ class FrameStack(View):
             "frames": reader.leaves(reader.ring.later(slots[:, None], -back), stacked),
             "others": reader.leaves(slots, others),
         }
-        return Look(wanted, reader.flags(slots))
+        return Request(wanted, reader.flags(slots))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put the stacks in the place of the field."""
         stacked, others = self._leaves(layout)
         frames = [jnp.moveaxis(leaf, 1, -1) for leaf in rows["frames"]]

@@ -13,8 +13,9 @@ from fbuf.checks import values as check
 from fbuf.samplers import random_bits
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 
@@ -129,7 +130,7 @@ class Hindsight(View[HindsightStep[Any]]):
         check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Choose whose goals to take."""
         assert key is not None
         self._check_fields(reader)
@@ -143,9 +144,9 @@ class Hindsight(View[HindsightStep[Any]]):
         flags, known = reader.flags(slots), None
         if self.next_of is not None or reader.next_of is not None:
             wanted["next"], known = reader.next_observation(slots, flags, self.next_of)
-        return Look(wanted, (chance < self.ratio, flags, known))
+        return Request(wanted, (chance < self.ratio, flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Judge what was achieved by the new goals."""
         relabelled, flags, known = seen
         goal, achieved, tree, reward, numbers = self._leaves(layout)
@@ -153,11 +154,8 @@ class Hindsight(View[HindsightStep[Any]]):
         mine, new = [leaves[leaf] for leaf in achieved], rows["chosen"]
         judged = self._judge(tree, mine, new, leaves[reward].dtype)
 
-        def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(relabelled.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
         for leaf, value in zip([*goal, reward], [*new, judged], strict=True):
-            leaves[leaf] = choose(value, leaves[leaf])
+            leaves[leaf] = select(relabelled, value, leaves[leaf])
         item = jax.tree.map(leaves.get, layout.numbers("Hindsight", self.fields))
         return Reading(HindsightStep(item, relabelled, rows.get("next")), flags, known)
 

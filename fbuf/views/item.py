@@ -9,7 +9,7 @@ import jax
 
 from fbuf.checks import values as check
 from fbuf.storage.layout import Fields, Layout
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
@@ -38,10 +38,10 @@ class Item(View):
     def __post_init__(self) -> None:
         check.names("Item", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Want the rows."""
-        return Look({"rows": reader.rows(slots, self.fields)}, reader.flags(slots))
+        return Request({"rows": reader.rows(slots, self.fields)}, reader.flags(slots))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Return them as they are."""
         return Reading(data=rows["rows"], flags=seen)

@@ -13,7 +13,7 @@ from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
@@ -107,7 +107,7 @@ class NStep(View[NStepTransition[Any]]):
         check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Want the rewards, and what the last step led to."""
         reader.check_lane("n is", self.n)
         steps = following(reader, slots, self.n)
@@ -124,9 +124,9 @@ class NStep(View[NStepTransition[Any]]):
         else:
             wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of)
         wanted["rows"] = reader.rows(slots, self.fields)
-        return Look(wanted, (steps.same_episode, count, flags, known))
+        return Request(wanted, (steps.same_episode, count, flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards."""
         same_episode, count, flags, known = seen
         (reward,) = rows["rewards"]

@@ -1,10 +1,10 @@
-"""What a view is: the one interface between the operations of `fbuf` and the files of this folder.
+"""The protocol of views: the interface between `fbuf.ops` and the files of this folder.
 
-A view is a frozen, hashable dataclass, static under jit. It turns slots into what the learner
-wants: the rows themselves, the steps that follow, stacked frames. It does so in two halves. `look`
-reads flags through a `Reader`, and says which rows it wants. `make` gets these rows. So a view need
-not know where rows lie. To add a view, write one file with a subclass of `View`; nothing else
-changes. `docs/extending.md` shows one.
+A view is a frozen, hashable dataclass, static under jit. It turns slots into the data that the
+learner wants: the rows themselves, the steps that follow, stacked frames. A view has two halves.
+`request` reads flags through a `Reader`, and says which rows it wants. `build` gets these rows. So
+a view need not know where rows lie. To add a view, write one file with a subclass of `View`;
+nothing else changes. `docs/extending.md` shows one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic
 import jax
 from typing_extensions import TypeVar
 
+from fbuf.checks.renamed import CurrentNames
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
@@ -27,7 +28,7 @@ Data = TypeVar("Data", default=Any)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Look:
+class Request:
     """What the first half of a view has found out.
 
     Attributes:
@@ -56,7 +57,7 @@ class Reading:
     known: jax.Array | None = None
 
 
-class View(abc.ABC, Generic[Data]):
+class View(CurrentNames, abc.ABC, Generic[Data]):
     """What a drawn row turns into: `data` of a batch, of the type `Data`.
 
     Attributes:
@@ -68,8 +69,10 @@ class View(abc.ABC, Generic[Data]):
     is_random: ClassVar[bool] = False
     time_major: bool = False
 
+    old_names: ClassVar[Mapping[str, str]] = {"look": "'request'", "make": "'build'"}
+
     @abc.abstractmethod
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Say which rows are wanted for those at `[B]` slots; every slot is in range.
 
         `key` is a random key for this view only; None unless `is_random` is True. Give it to
@@ -78,11 +81,11 @@ class View(abc.ABC, Generic[Data]):
         """
 
     @abc.abstractmethod
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Make something of the rows.
 
         Args:
             layout: What the leaves of an item are, and their names.
-            rows: What `look` wanted, by the same names, read.
-            seen: What `look` has seen.
+            rows: What `request` wanted, by the same names, read.
+            seen: What `request` has seen.
         """

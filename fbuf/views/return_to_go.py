@@ -15,7 +15,7 @@ from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import ENDS
 from fbuf.storage.store import Item
 from fbuf.views.episode import CHUNK
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
@@ -90,16 +90,16 @@ class ReturnToGo(View[ReturnToGoStep[Any]]):
         check.number("ReturnToGo", "gamma", self.gamma, 1)
         check.names("ReturnToGo", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Look for the end of the episode, and want the rewards on the way."""
         count = reader.steps_to_end(slots)
         wanted = {
             "rewards": reader.ahead(slots, count, reader.number(self.reward, "reward")),
             "rows": reader.rows(slots, self.fields),
         }
-        return Look(wanted, (count, reader.flags(reader.ring.later(slots, count))))
+        return Request(wanted, (count, reader.flags(reader.ring.later(slots, count))))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards, on the way back."""
         count, flags = seen
         # From Python's floats: powers of a rounded gamma would be less exact.

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
+from fbuf.storage.masks import select
 from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
 from fbuf.views.steps import following
@@ -117,7 +118,7 @@ class Sequence(View[SequenceSteps[Any]]):
         check.name_or_none("Sequence", "state", self.state)
         check.names("Sequence", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Want the steps, and say which of them are valid."""
         ring, total = reader.ring, self.burn_in + self.length + self.bootstrap
         reader.check_lane("burn_in + length + bootstrap are", total)
@@ -136,22 +137,17 @@ class Sequence(View[SequenceSteps[Any]]):
         wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
         if self.state is not None:
             wanted["state"] = reader.field(slots, self.state, "state")
-        return Look(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
+        return Request(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Blank the steps that are not valid."""
         valid, loss_mask, is_first, flags = seen
-        item = jax.tree.map(
-            lambda leaf: jnp.where(
-                valid.reshape(*valid.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros_like(leaf)
-            ),
-            rows["steps"],
-        )
+        item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
         data = SequenceSteps(item, valid, loss_mask, is_first, None)
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
-            first = jax.tree.map(lambda leaf: _where(valid[:, 0], leaf), rows["state"])
+            first = jax.tree.map(lambda leaf: select(valid[:, 0], leaf), rows["state"])
             data = dataclasses.replace(data, state=first)
         return Reading(data, flags)
 
@@ -185,8 +181,3 @@ def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -
     # Before the oldest row there is none, or none any more.
     begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
     return begins & (flags & CUT == 0)
-
-
-def _where(mask: jax.Array, leaf: jax.Array) -> jax.Array:
-    """`[B, ...]` with zeros where a mask is False."""
-    return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))

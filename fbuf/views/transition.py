@@ -11,7 +11,7 @@ from fbuf.checks import values as check
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.store import Item
-from fbuf.views.protocol import Look, Reading, View
+from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 
 
@@ -79,13 +79,13 @@ class Transition(View[TransitionStep[Any]]):
         check.name_or_none("Transition", "next_of", self.next_of)
         check.names("Transition", "fields", self.fields)
 
-    def look(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Look:
+    def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Want the rows, and their next observations."""
         flags = reader.flags(slots)
         following, known = reader.next_observation(slots, flags, self.next_of)
-        return Look({"next": following, "rows": reader.rows(slots, self.fields)}, (flags, known))
+        return Request({"next": following, "rows": reader.rows(slots, self.fields)}, (flags, known))
 
-    def make(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
+    def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put the two side by side."""
         flags, known = seen
         return Reading(TransitionStep(rows["rows"], rows["next"]), flags, known)

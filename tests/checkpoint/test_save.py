@@ -191,7 +191,7 @@ def test_training_goes_on_as_if_it_had_never_stopped(
     other.rng, run.rng = np.random.default_rng(1), np.random.default_rng(1)
     for turn in range(6):
         key = jax.random.fold_in(extra["key"], turn)
-        step = {"step": turn} if sampler.in_order else {}
+        step = {"step": turn} if sampler.without_replacement else {}
         batches = [fbuf.sample(each.state, key, 4, **step) for each in (run, other)]
         same(*batches)
         for each, batch in zip((run, other), batches, strict=True):

@@ -227,7 +227,7 @@ def in_a_shard(sampler, options):
         def step(state, key):
             ends = numbers[:4] > 30
             state = fbuf.add(state, {"x": numbers[:4]}, truncated=ends, **following)
-            batch = fbuf.sample(state, key, 8, step=0 if sampler.in_order else None)
+            batch = fbuf.sample(state, key, 8, step=0 if sampler.without_replacement else None)
             if sampler.keeps_priorities:
                 state = fbuf.update_priority(state, batch.ids, batch.weight)
             state = fbuf.remove(state, jax.tree.map(lambda x: x[:1], batch.ids))

@@ -37,13 +37,13 @@ def more(state, turns=1, seed=1):
         if not state.blocks.sampler.keeps_priorities:
             new.pop("priority")
         state = sharded.add(state, new.pop("items"), **new)
-    step = 0 if state.blocks.sampler.in_order else None
+    step = 0 if state.blocks.sampler.without_replacement else None
     batch = sharded.sample(state, jax.random.key(seed), 8, step=step)
     return sharded.remove(state, batch.ids, mask=np.arange(8) < 2)
 
 
 def drawn(state):
-    step = 1 if state.blocks.sampler.in_order else None
+    step = 1 if state.blocks.sampler.without_replacement else None
     return sharded.sample(state, jax.random.key(3), 16, step=step)
 
 

@@ -31,9 +31,9 @@ def program(view):
     def step(state, words):
         one = jax.tree.map(lambda leaf: jnp.ones((2, *leaf.shape), leaf.dtype), ITEM)
         state = fbuf.add(state, one, next_observation=one["obs"])
-        if state.sampler.reads_once:
+        if state.sampler.is_queue:
             return fbuf.pop(state, 2)
-        number = 0 if state.sampler.in_order else None
+        number = 0 if state.sampler.without_replacement else None
         key = jax.random.wrap_key_data(words)
         batch = fbuf.sample(state, key, 2, view=view, step=number)
         return fbuf.after(state, batch), batch

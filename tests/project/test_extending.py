@@ -126,6 +126,67 @@ def test_what_it_cannot_do_is_refused_by_its_name():
         fbuf.sample(state, jax.random.key(0), 2, step=0)
 
 
+class Samples(fbuf.Uniform):
+    """The attribute `in_order` of an earlier version would be ignored."""
+
+    in_order = True
+
+
+class Moves(Hot):
+    """The method `moved` of an earlier version would not be called."""
+
+    def moved(self, index, ring, slots, old, old_slots):
+        return index, jnp.zeros(slots.shape, jnp.uint32)
+
+
+class Reads(fbuf.samplers.Sampler):
+    """A queue as an earlier version had it: abstract methods are missing, too."""
+
+    reads_once = True
+
+
+class Weighs(fbuf.samplers.PlannedSampler):
+    """A planned sampler as an earlier version had it."""
+
+    def mass(self, index, ring):
+        return ring.count()
+
+
+class Looks(fbuf.views.View):
+    """A view as an earlier version had it."""
+
+    def look(self, reader, slots, key):
+        raise AssertionError
+
+
+class Makes(fbuf.Item):
+    """A view whose `make` would not be called."""
+
+    def make(self, layout, rows, seen):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("kind", "new"),
+    [
+        (Samples, "'in_order', .*define 'without_replacement'"),
+        (Moves, "'moved', .*define 'take_over'"),
+        (Reads, "'reads_once', .*QueueSampler"),
+        (Weighs, "'mass', .*define 'shard_totals'"),
+    ],
+)
+def test_a_sampler_with_an_old_name_is_refused(kind, new):
+    with pytest.raises(TypeError, match=f"{kind.__name__} defines {new}"):
+        fbuf.init(ITEM, 8, sampler=kind())
+
+
+@pytest.mark.parametrize(("kind", "new"), [(Looks, "request"), (Makes, "build")])
+def test_a_view_with_an_old_name_is_refused(kind, new):
+    state = fbuf.init(ITEM, 8)
+    with pytest.raises(TypeError, match=f"{kind.__name__} defines .*define '{new}'"):
+        fbuf.sample(state, jax.random.key(0), 2, view=kind())
+
+
 def test_no_verb_asks_what_kind_of_sampler_or_view_it_has():
     import fbuf.ops.init
     import fbuf.ops.sample

@@ -43,7 +43,7 @@ def step(state: Any, key: Any) -> Any:
     rows = jax.tree.map(lambda leaf: jnp.ones((3, *leaf.shape), leaf.dtype), ITEM)
     ends = jnp.array([False, True, False])
     state = fbuf.add(state, rows, next_observation=rows["x"], terminated=ends, donate=False)
-    number = 0 if state.sampler.in_order else None
+    number = 0 if state.sampler.without_replacement else None
     batch = fbuf.sample(state, key, 4, step=number, view=fbuf.Transition())
     if state.sampler.keeps_priorities:
         state = fbuf.update_priority(state, batch.ids, jnp.zeros(4, jnp.float32), donate=False)
@@ -63,7 +63,7 @@ def step(state: Any, key: Any) -> Any:
 )
 def test_a_step_is_the_same(sampler: str, switch: str) -> None:
     state = fbuf.init(ITEM, 8, sampler=SAMPLERS[sampler], next_of="x")
-    number = 0 if state.sampler.in_order else None
+    number = 0 if state.sampler.without_replacement else None
     key = jax.random.key(0)
     expected = step(state, key)
     if switch == "infs":

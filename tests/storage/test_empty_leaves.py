@@ -63,7 +63,7 @@ def test_every_verb_takes_them(item, sampler, tmp_path):
     state = fbuf.init(item, 8, sampler=sampler)
     state = fbuf.add(state, rows(item, 5), terminated=ends)
     check(state, item, 5)
-    step = 0 if sampler.in_order else None
+    step = 0 if sampler.without_replacement else None
     if isinstance(sampler, fbuf.Fifo):
         batch = fbuf.pop(state, 2, donate=False)[1]
     else:
@@ -137,7 +137,7 @@ def test_one_of_everything(sampler):
             state, batch = fbuf.pop(state, 1, view=fbuf.Transition())
             batch = jax.tree.map(lambda leaf: leaf.reshape(1, *leaf.shape[2:]), batch)
         else:
-            step = 0 if sampler.in_order else None
+            step = 0 if sampler.without_replacement else None
             batch = fbuf.sample(state, jax.random.key(0), 1, view=fbuf.Transition(), step=step)
         assert batch.mask.tolist() == [True]
         assert batch.data.item["x"].tolist() == [[number]]

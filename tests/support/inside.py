@@ -98,7 +98,7 @@ def values(tree):
 def check(tree):
     """Every node that can be reached is what its row says, and none is negative."""
     levels = [level.astype(np.float64) for level in _levels(tree)]
-    for level in levels[1:] if tree.dormant else levels:
+    for level in levels[1:] if tree.inactive else levels:
         assert (level >= 0).all()
     reached = np.ones(levels[-1].shape[0], bool)
     for parent, level in zip(levels[:0:-1], levels[-2::-1], strict=True):

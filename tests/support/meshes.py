@@ -124,8 +124,8 @@ def turn(operations, sampler, views, state, given, number):
         new["priority"] = priority
     state = operations.add(state, new.pop("items"), **new)
     state = operations.end_episode(state, mask=given["ends"])
-    step = {"step": number} if sampler.in_order else {}
-    key = jax.random.fold_in(jax.random.key(7), 0 if sampler.in_order else number)
+    step = {"step": number} if sampler.without_replacement else {}
+    key = jax.random.fold_in(jax.random.key(7), 0 if sampler.without_replacement else number)
     batches = {
         name: operations.sample(state, key, BATCH, view=VIEWS[name], **step) for name in views
     }

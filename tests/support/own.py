@@ -12,7 +12,7 @@ from fbuf.samplers import Draw, Plan, PlannedSampler, Sampler, random_bits, shar
 from fbuf.storage.ring import REMOVED
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
-from fbuf.views import Look, Reader, Reading, View
+from fbuf.views import Reader, Reading, Request, View
 from fbuf.xla.duplicates import last_of_each
 
 
@@ -76,7 +76,7 @@ class Hot(Sampler):
         return jnp.where(index.count > 0, 0.5, 0.0).astype(jnp.float32)
 
     def _set(self, index, ring, slots, hot):
-        inside, named = jnp.minimum(slots, ring.capacity - 1), slots < ring.capacity
+        inside, named = ring.clamp(slots), slots < ring.capacity
         was = bit_tree.read(index.hot, inside)
         by = jnp.where(named, hot.astype(jnp.int32) - was.astype(jnp.int32), 0)
         changed = HotIndex(
@@ -101,35 +101,35 @@ class Newest(PlannedSampler):
         return ()
 
     def can_sample(self, index, ring):
-        return self.mass(index, ring) > 0
+        return self.shard_totals(index, ring) > 0
 
-    def mass(self, index, ring):
+    def shard_totals(self, index, ring):
         return self._newest(ring)[1].sum(dtype=jnp.int32)
 
-    def plan(self, index, ring, masses, key, batch_size, step):
+    def plan(self, index, ring, totals, key, batch_size, step):
         bits = random_bits.bits(key, (2, batch_size))
-        return Plan(*shards.by_count(masses, key, bits))
+        return Plan(*shards.by_count(totals, key, bits))
 
     def pick(self, index, ring, picks):
         slots, there = self._newest(ring)
         order = jnp.argsort(~there, stable=True)
         return slots[order[jnp.minimum(picks, slots.size - 1)]], None
 
-    def weigh(self, masses, slots, found, numbers, beta, step, axes):
-        total = shards.sum_of_counts(masses)
+    def weigh(self, totals, slots, aux, positions, beta, step, axes):
+        total = shards.sum_of_counts(totals)
         mask = jnp.broadcast_to(total > 0, slots.shape)
         one = mask.astype(jnp.float32)
         return Draw(slots, one / jnp.maximum(total, 1), one, jnp.zeros_like(one), mask)
 
     def probability(self, index, ring, slots):
         newest = (slots[:, None] == self._newest(ring)[0]).any(1)
-        return jnp.where(newest, 1 / jnp.maximum(self.mass(index, ring), 1), 0)
+        return jnp.where(newest, 1 / jnp.maximum(self.shard_totals(index, ring), 1), 0)
 
     def _newest(self, ring):
         """The slots of the newest rows of all environments, and which of them are there."""
         age = jnp.arange(min(self.steps, ring.lane_length), dtype=jnp.int32)[:, None]
         newest = ring.newest()
-        any_, newest = newest < ring.capacity, jnp.minimum(newest, ring.capacity - 1)
+        any_, newest = newest < ring.capacity, ring.clamp(newest)
         slots = ring.later(newest[None], -age).reshape(-1)
         stored = (any_[None] & (age <= ring.older(newest)[None])).reshape(-1)
         return slots, stored & (ring.flags[slots] & REMOVED == 0)
@@ -150,7 +150,7 @@ class Surprising(View):
 
     reward: str = "reward"
 
-    def look(self, reader: Reader, slots, key) -> Look:
+    def request(self, reader: Reader, slots, key) -> Request:
         number = reader.number(self.reward, "reward")
         back = jnp.minimum(reader.ring.older(slots), 1)
         wanted = {
@@ -158,8 +158,8 @@ class Surprising(View):
             "rewards": reader.leaves(slots, [number]),
             "before": reader.leaves(reader.ring.later(slots, -back), [number]),
         }
-        return Look(wanted, reader.flags(slots))
+        return Request(wanted, reader.flags(slots))
 
-    def make(self, layout, rows, seen) -> Reading:
+    def build(self, layout, rows, seen) -> Reading:
         (now,), (before,) = rows["rewards"], rows["before"]
         return Reading(Surprise(rows["rows"], now - before), seen)

@@ -57,7 +57,7 @@ CASES = {
 
 def stratified(tree, fractions, uniforms):
     """The slots at fractions of the total, and their values."""
-    positions = sum_tree.Positions(fractions, jnp.full_like(fractions, 2.0**-24))
+    positions = sum_tree.Points(fractions, jnp.full_like(fractions, 2.0**-24))
     return sum_tree.draw_stratified(tree, positions, uniforms)[:2]
 
 
@@ -132,16 +132,16 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
 
 
 @jax.jit
-def with_span(tree, first, woken):
+def with_span(tree, first, activated):
     """Ten values from a slot on, around the end."""
     slots = (first + jnp.arange(10, dtype=jnp.int32)) % tree.capacity
     span = Span(slots, first, slots >= 0, None, jnp.int32([10]), 10)
-    return sum_tree.write_span(tree, span, jnp.full(10, -2.0, jnp.float32), woken)
+    return sum_tree.write_span(tree, span, jnp.full(10, -2.0, jnp.float32), activated)
 
 
 def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
     """Three levels. Some spans begin and end inside a row, and go around an end inside one."""
-    tree = sum_tree.empty(9000, ALL[:2], dormant=True)
+    tree = sum_tree.empty(9000, ALL[:2], inactive=True)
     tree = run(
         sum_tree.write, tree, jnp.arange(9000, dtype=jnp.int32), jnp.full(9000, -1.0, jnp.float32)
     )
@@ -150,8 +150,8 @@ def test_every_node_above_what_was_written_or_woken_is_brought_up_to_date():
     inside.check(tree)
     assert float(sum_tree.total(tree)) == 2
     for first in range(8985, 9000):
-        woken = jnp.int32([4000, (first + 3) % 9000, 9000])  # far from the span; in it; none
-        tree = with_span(tree, jnp.int32(first), woken)
+        activated = jnp.int32([4000, (first + 3) % 9000, 9000])  # far from the span; in it; none
+        tree = with_span(tree, jnp.int32(first), activated)
         inside.check(tree)
         assert float(sum_tree.total(tree)) == 2 + 1 + 2
 
@@ -176,10 +176,10 @@ def test_both_forms_give_the_same_bits():
         tree = sum_tree.write_span(tree, span, jnp.ones(100))
         u = jnp.array(rng.random((sum_tree.picks(tree), 500)), jnp.float32)
         first = dataclasses.replace(span, slots=consecutive - 40, first=jnp.int32(0))
-        dormant = sum_tree.empty(5000, ALL, dormant=True)
-        woken = jnp.concatenate([jnp.arange(0, 50, 2, dtype=jnp.int32), jnp.int32([5000])])
-        spans = sum_tree.write_span(dormant, first, -jnp.ones(100), woken)
-        scattered = sum_tree.write(dormant, first.slots, -jnp.ones(100), woken)
+        inactive = sum_tree.empty(5000, ALL, inactive=True)
+        activated = jnp.concatenate([jnp.arange(0, 50, 2, dtype=jnp.int32), jnp.int32([5000])])
+        spans = sum_tree.write_span(inactive, first, -jnp.ones(100), activated)
+        scattered = sum_tree.write(inactive, first.slots, -jnp.ones(100), activated)
         return tree, sum_tree.draw(tree, u), spans, scattered
 
     on_cpu = run(everything)

@@ -209,11 +209,11 @@ class Guess(fbuf.views.View):
 
     is_random = True
 
-    def look(self, reader, slots, key):
+    def request(self, reader, slots, key):
         guesses = random_bits.below(reader.bits(key, 2, slots.shape[0]), jnp.int32(100))
-        return fbuf.views.Look({}, (guesses, reader.flags(slots)))
+        return fbuf.views.Request({}, (guesses, reader.flags(slots)))
 
-    def make(self, layout, rows, seen):
+    def build(self, layout, rows, seen):
         return fbuf.views.Reading(*seen)
 
 

@@ -39,7 +39,7 @@ def everything(state):
     if isinstance(state.sampler, fbuf.Fifo):
         state, batch = fbuf.pop(state, 2)
     else:
-        step = 0 if state.sampler.in_order else None
+        step = 0 if state.sampler.without_replacement else None
         batch = fbuf.sample(state, jax.random.key(0), 4, step=step, view=fbuf.Transition())
         state = fbuf.remove(fbuf.after(state, batch), batch.ids)
         state = fbuf.write(state, batch.ids, {"x": ROWS["x"]})

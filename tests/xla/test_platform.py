@@ -38,7 +38,7 @@ def buffer(sampler: str = "prioritized") -> fbuf.State[Any]:
 def step(state: fbuf.State[Any], key: jax.Array) -> fbuf.State[Any]:
     """A step of a training with a buffer."""
     state = fbuf.add(state, {"x": jnp.ones(16, jnp.float32)}, terminated=jnp.ones(16, bool))
-    batch = fbuf.sample(state, key, 4, step=0 if state.sampler.in_order else None)
+    batch = fbuf.sample(state, key, 4, step=0 if state.sampler.without_replacement else None)
     if state.sampler.keeps_priorities:
         state = fbuf.update_priority(state, batch.ids, jnp.ones(4, jnp.float32))
     return fbuf.remove(state, batch.ids)

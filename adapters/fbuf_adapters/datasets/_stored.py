@@ -51,7 +51,7 @@ class Stored:
         lanes = ring.lanes
         # Of the slots that hold rows, oldest first: `[lanes, length]`.
         back = jnp.arange(ring.lane_length - 1, -1, -1, dtype=jnp.int32)[None]
-        newest = jnp.minimum(ring.newest(), ring.capacity - 1)
+        newest = ring.clamp(ring.newest())
         in_order = np.asarray(ring.later(newest[:, None], -back))
         there = np.asarray(ring.holds(jnp.asarray(in_order)))
         # Computed, for a view of the buffer's own memory would keep it from being written to.

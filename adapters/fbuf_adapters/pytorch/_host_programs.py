@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from fbuf.host import HostStore, programs
-from fbuf.ops.read import looked
 from fbuf.ops.sample import planned
+from fbuf.views.gather import request_rows
 from fbuf_adapters.pytorch import _dtypes, _programs
 from fbuf_adapters.pytorch._calls import Calls
 from fbuf_adapters.pytorch._delivery import Drawing
@@ -84,7 +84,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
         state: Any, key: Any, batch_size: int, beta: Any, step: Any, count: Any
     ) -> tuple[jax.Array, ...]:
         drawn, view_key = planned(state, key, beta, step, batch_size, recipe.view, count)
-        found = looked(state, drawn.slots, drawn.mask, recipe.view, view_key)[0]
+        found = request_rows(state, drawn.slots, drawn.mask, recipe.view, view_key)[0]
         leaves, trees[batch_size, _dtypes.x64()] = jax.tree.flatten((drawn, found))
         return tuple(leaves)
 

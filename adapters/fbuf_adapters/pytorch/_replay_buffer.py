@@ -181,7 +181,7 @@ class ReplayBuffer:
         host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
         check.instance(_NAME, "sampler", sampler, Sampler, "fbuf.Uniform()")
-        if sampler.reads_once:
+        if sampler.is_queue:
             raise ValueError(
                 f"{_where('__init__')} this object draws batches, and {type(sampler).__name__} is "
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
@@ -227,7 +227,7 @@ class ReplayBuffer:
         self._num_envs = num_envs
         self._leading = 0 if num_envs is None else 1
         self._whole_steps = lockstep and num_envs is not None
-        self._in_order = sampler.in_order
+        self._in_order = sampler.without_replacement
         self._drop_last = drop_last
         self._lock = threading.RLock()
         self._process = os.getpid()
@@ -251,7 +251,7 @@ class ReplayBuffer:
         self._handover = _delivery.Handover(int64, transform, pin_memory, self._to)
         self._draws = Draws(
             key=jax.device_put(jax.random.key(self._seed), self._jax_device),
-            in_order=sampler.in_order,
+            in_order=sampler.without_replacement,
             drop_last=drop_last,
             view=view,
             batch_size=batch_size,

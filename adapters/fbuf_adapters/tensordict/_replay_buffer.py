@@ -438,7 +438,7 @@ class TensorDictReplayBuffer:
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Return batches without end; with `fbuf.Shuffled`, those of one epoch."""
         self._check_ready()
-        if self._sampler.in_order:
+        if self._sampler.without_replacement:
             yield from cast("Iterator[TensorDictBase]", iter(self.buffer))
             return
         while True:

@@ -1,0 +1,147 @@
+"""Planned samplers: they draw from the shards of `fbuf.sharded` as from one buffer."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers.protocol import Draw, Index, Sampler, Step
+from fbuf.storage.ring import Ring
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The shard of each draw of a batch. `B` is the batch size.
+
+    Attributes:
+        shards: int32 `[B]`: the shard that makes the draw.
+        picks: The data that the shard needs for it: a pytree, leaves `[..., B]`.
+    """
+
+    shards: jax.Array
+    picks: Any
+
+
+class PlannedSampler(Sampler):
+    """Draw from several buffers as from one: the shards of `fbuf.sharded`.
+
+    A batch is planned, picked and weighed. The plan needs only the totals of the shards, and every
+    device makes the same plan. A pick is made in one shard, from the rows there. Weights are
+    computed where the batch lies, from the auxiliary values of the picks. With one shard this is
+    `draw`.
+
+    Attributes:
+        largest_stats: The names of those `stats` of several shards that are the maximum over the
+            shards; all others are the sum.
+    """
+
+    largest_stats: ClassVar[frozenset[str]] = frozenset()
+
+    def largest_priority(self, index: Index) -> jax.Array | None:
+        """Return the value that new rows need the maximum over all shards of: a float32 scalar.
+
+        None if they need none.
+        """
+        return None
+
+    def with_largest_priority(self, index: Index, largest: jax.Array) -> Index:
+        """Return the index with the maximum over all shards, for the next `add` or `stats`."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def shard_totals(self, index: Index, ring: Ring) -> Any:
+        """Return the figures of a shard for plans and weights: a pytree of numeric scalars."""
+
+    @abc.abstractmethod
+    def plan(
+        self,
+        index: Index,
+        ring: Ring,
+        totals: Any,
+        key: jax.Array,
+        batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Choose a shard for each draw.
+
+        Args:
+            index: The index of any shard; its values are not used.
+            ring: The ring of any shard; its values are not used.
+            totals: The totals of all shards, leaves `[S]`.
+            key: As for `draw`.
+            batch_size: As for `draw`.
+            step: As for `draw`.
+        """
+
+    @abc.abstractmethod
+    def pick(self, index: Index, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
+        """Make draws in one shard.
+
+        Args:
+            index: The index of this shard.
+            ring: The ring of this shard.
+            picks: Any picks of a plan, leaves `[..., B]`. Some may be another shard's: the results
+                for these are not used, but the slots must be in range.
+
+        Returns:
+            int32 `[B]` slots in range, and auxiliary values for `weigh`: a pytree, leaves `[B]`.
+        """
+
+    @abc.abstractmethod
+    def weigh(
+        self,
+        totals: Any,
+        slots: jax.Array,
+        aux: Any,
+        positions: jax.Array,
+        beta: chex.Array | float | None,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh the draws of a batch, or one device's part of them.
+
+        Their mask depends on the totals, the positions and the step alone.
+
+        Args:
+            totals: The totals of all shards, leaves `[S]`.
+            slots: int32 `[m]`.
+            aux: The auxiliary values from `pick`, leaves `[m]`.
+            positions: int32 `[m]`: the positions of these draws in the batch.
+            beta: As for `draw`.
+            step: As for `draw`.
+            axes: The axes of the mesh that the rest of the batch lies along.
+        """
+
+    def size_of_epoch(self, totals: Any) -> jax.Array:
+        """Count the draws of an epoch: int32 scalar. Only called if `without_replacement`."""
+        raise NotImplementedError
+
+    def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
+        """Count the draws of an epoch of this buffer alone."""
+        return self.size_of_epoch(self.only_totals(index, ring))
+
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: Step | None,
+    ) -> Draw:
+        """Draw from this buffer alone."""
+        totals = self.only_totals(index, ring)
+        plan = self.plan(index, ring, totals, key, batch_size, step)
+        slots, aux = self.pick(index, ring, plan.picks)
+        positions = jnp.arange(batch_size, dtype=jnp.int32)
+        return self.weigh(totals, slots, aux, positions, beta, step, ())
+
+    def only_totals(self, index: Index, ring: Ring) -> Any:
+        """Return the totals of all shards where this buffer is the only one: leaves `[1]`."""
+        return jax.tree.map(lambda leaf: leaf[None], self.shard_totals(index, ring))

@@ -1,0 +1,154 @@
+"""The index of stored priorities: a sum tree, and the values that describe all of it.
+
+A row that is no start keeps its priority with a minus sign, so that the tree does not count it.
+Without a window every row is a start, and no value has a sign.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers import starts
+from fbuf.samplers.windows import Window
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import sum_tree
+from fbuf.trees.sum_tree import Aggregate, SumTree
+from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PriorityIndex:
+    """The tree of stored priorities.
+
+    Attributes:
+        tree: A value for each slot.
+        largest_ever: The largest priority ever stored; None where new rows do not get it.
+        num_starts: How many rows are starts; None where every row is a start.
+        largest_of_shards: The largest priority of all shards, for one call; otherwise None.
+    """
+
+    tree: SumTree
+    largest_ever: jax.Array | None
+    num_starts: jax.Array | None
+    largest_of_shards: jax.Array | None = None
+
+
+def empty(
+    ring: Ring, window: Window, aggregates: tuple[Aggregate, ...], ever: bool
+) -> PriorityIndex:
+    """Return an index without priorities; `ever` to keep the largest ever stored."""
+    every_row = window.every_row
+    tree = sum_tree.empty(ring.capacity, aggregates, inactive=not every_row)
+    num_starts = None if every_row else jnp.int32(0)
+    return PriorityIndex(tree, jnp.float32(0) if ever else None, num_starts)
+
+
+def add(
+    index: PriorityIndex, ring: Ring, span: Span, values: jax.Array, window: Window
+) -> PriorityIndex:
+    """Store the values of new rows, and activate the starts whose windows these rows complete."""
+    values = jnp.where(span.drawable, values, 0)
+    largest_ever = _largest_ever(index, values, span.drawable)
+    if index.num_starts is None:
+        return PriorityIndex(_written(index.tree, ring, span, values, None), largest_ever, None)
+    kept = span.slots < ring.capacity
+    before = sum_tree.values(index.tree, ring.clamp(span.slots))
+    evicted = kept & _is_start(before)
+    slots, is_start = starts.completed(ring, span, window)
+    activated = jnp.where(is_start, slots, ring.capacity)
+    # The overwritten values have been read by then.
+    span = dataclasses.replace(span, slots=tie(span.slots, before))
+    tree = _written(index.tree, ring, span, -values, activated)
+    change = jnp.sum(is_start, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
+    return PriorityIndex(tree, largest_ever, index.num_starts + change)
+
+
+def update(
+    index: PriorityIndex, ring: Ring, slots: jax.Array, values: jax.Array, valid: jax.Array
+) -> PriorityIndex:
+    """Store the valid ones of new values for stored rows; a slot of `capacity` is left out."""
+    largest_ever = _largest_ever(index, values, valid & (slots < ring.capacity))
+    slots = jnp.where(valid, slots, ring.capacity)
+    tree = sum_tree.write(index.tree, slots, _signed(index.tree, ring, slots, values))
+    return PriorityIndex(tree, largest_ever, index.num_starts)
+
+
+def take_over(
+    index: PriorityIndex, ring: Ring, slots: jax.Array, old: PriorityIndex, old_slots: jax.Array
+) -> PriorityIndex:
+    """Store the values that another index has at `old_slots`, and its largest one."""
+    values = jnp.minimum(jnp.abs(sum_tree.values(old.tree, old_slots)), largest_storable(ring))
+    tree = sum_tree.write(index.tree, slots, _signed(index.tree, ring, slots, values))
+    ever = index.largest_ever
+    ever = None if ever is None else jnp.maximum(ever, largest(old))
+    return PriorityIndex(tree, ever, index.num_starts)
+
+
+def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -> PriorityIndex:
+    """Store 0 for rows, and inactivate the other starts whose windows held one of these rows."""
+    new, total = jnp.zeros(slots.shape, jnp.float32), index.num_starts
+    if total is not None:
+        found = starts.containing(ring, slots, window)
+        old = sum_tree.values(index.tree, ring.clamp(found))
+        lost = last_of_each(found) & (found < ring.capacity) & _is_start(old)
+        total -= jnp.sum(lost, dtype=jnp.int32)
+        # Of two values for a slot the last one counts, and that of a removed row is 0.
+        slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
+    tree = sum_tree.write(index.tree, slots, new)
+    return PriorityIndex(tree, index.largest_ever, total)
+
+
+def count(index: PriorityIndex, ring: Ring) -> jax.Array:
+    """Count the starts, those of priority 0 included. int32 scalar."""
+    return ring.live() if index.num_starts is None else index.num_starts
+
+
+def largest(index: PriorityIndex) -> jax.Array:
+    """Return the largest priority, now or ever; 0 if there is none."""
+    if index.largest_ever is not None:
+        return index.largest_ever
+    return sum_tree.aggregate(index.tree, Aggregate.LARGEST)
+
+
+def default(index: PriorityIndex) -> jax.Array:
+    """Return the value that a row without a priority gets."""
+    most = largest(index) if index.largest_of_shards is None else index.largest_of_shards
+    return jnp.where(most > 0, most, 1)
+
+
+def largest_storable(ring: Ring) -> float:
+    """Return the largest value such that no sum overflows, nor that of all shards."""
+    return float(jnp.finfo(jnp.float32).max) / (2 * ring.capacity * ring.shards)
+
+
+def _written(
+    tree: SumTree, ring: Ring, span: Span, values: jax.Array, activated: jax.Array | None
+) -> SumTree:
+    """Return the tree with the values of the rows of an add, and the activated starts."""
+    if ring.heads == 1:
+        return sum_tree.write_span(tree, span, values, activated)
+    return sum_tree.write(tree, span.slots, values, activated)
+
+
+def _signed(tree: SumTree, ring: Ring, slots: jax.Array, values: jax.Array) -> jax.Array:
+    """Return values with the signs of the stored ones."""
+    if not tree.inactive:
+        return values
+    old = sum_tree.values(tree, ring.clamp(slots))
+    return jnp.where(jnp.signbit(old), -values, values)
+
+
+def _largest_ever(index: PriorityIndex, values: jax.Array, written: jax.Array) -> jax.Array | None:
+    if index.largest_ever is None:
+        return None
+    return jnp.maximum(index.largest_ever, jnp.where(written, values, 0).max())
+
+
+def _is_start(value: jax.Array) -> jax.Array:
+    """Return whether stored rows are starts: the others have a minus sign."""
+    return ~jnp.signbit(value)

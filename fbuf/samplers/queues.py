@@ -1,0 +1,76 @@
+"""Queues: `fbuf.pop` reads each row once, in order, and none is drawn."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fbuf.samplers.protocol import Draw, Index, Sampler, Step
+from fbuf.storage.ring import Ring
+
+
+class QueueSampler(Sampler):
+    """Read each row once, in order. Besides `init`, `add` and `remove` it has three methods."""
+
+    is_queue: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def unread(self, index: Index, ring: Ring) -> jax.Array:
+        """Count the unread steps of each head, which are its newest ones: int32 `[heads]`."""
+
+    @abc.abstractmethod
+    def space(self, index: Index, ring: Ring) -> jax.Array:
+        """Count the steps of each head that can be written over read rows: int32 `[heads]`."""
+
+    @abc.abstractmethod
+    def popped(self, index: Index, steps: jax.Array) -> Index:
+        """Return the index after the oldest unread steps of each head were read.
+
+        `steps` is int32 `[heads]`: how many.
+        """
+
+    def room(self, index: Index, ring: Ring) -> jax.Array | None:
+        """Count the steps that each head may write: int32 `[heads]`; None is any number.
+
+        `fbuf.add` leaves out the steps that do not fit.
+        """
+        return self.space(index, ring)
+
+    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
+        """Return whether there is a row to read."""
+        return (self.unread(index, ring) > 0).any()
+
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: chex.Array | float | None,
+        step: Step | None,
+    ) -> Draw:
+        """Refuse: nothing is left to chance."""
+        raise ValueError(
+            f"fbuf.sample: {type(self).__name__} draws no batches at random; read rows in their "
+            "order with state, batch = fbuf.pop(state, count), or make the buffer with another "
+            "sampler"
+        )
+
+    def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return 0, for no row is drawn."""
+        return jnp.zeros(slots.shape, jnp.float32)
+
+
+def queue_of(sampler: Sampler) -> QueueSampler:
+    """Return a sampler as the queue that it is."""
+    assert isinstance(sampler, QueueSampler)
+    return sampler
+
+
+def room(sampler: Sampler, index: Index, ring: Ring) -> jax.Array | None:
+    """Count the steps that each head may write: int32 `[heads]`; None is any number."""
+    return sampler.room(index, ring) if isinstance(sampler, QueueSampler) else None

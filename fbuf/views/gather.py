@@ -1,0 +1,112 @@
+"""The rows of a batch, from slots to the result of a view."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.state import Batch, State
+from fbuf.storage.ids import Ids, only
+from fbuf.storage.layout import Layout
+from fbuf.storage.masks import select
+from fbuf.storage.ring import TERMINATED, TRUNCATED
+from fbuf.views.protocol import Request, View
+from fbuf.views.reader import Draws, Reader
+from fbuf.views.stored import Stored
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Requested:
+    """The data of a batch before its rows are read.
+
+    Attributes:
+        request: The request of the view.
+        ids: The ids of the rows.
+        mask: bool `[B]`; which rows are meant.
+    """
+
+    request: Request
+    ids: Ids
+    mask: jax.Array
+
+
+def gather(
+    state: State[Any],
+    slots: jax.Array,
+    mask: jax.Array,
+    view: View,
+    key: Any,
+    reads: tuple[jax.Array, ...] = (),
+    zeros: bool = False,
+    draws: Draws | None = None,
+) -> Batch[Any]:
+    """Read rows at `[B]` slots through a view.
+
+    The ids of the batch are known only after all reads, so that a change of these rows can be made
+    in place.
+
+    Args:
+        state: The buffer.
+        slots: int32 `[B]`, each in range.
+        mask: bool `[B]`; which rows are meant.
+        view: The view.
+        key: The key of the view; None unless the view is random.
+        reads: Further reads that the ids wait for.
+        zeros: Set the data of masked rows to 0; else it is the data of some row.
+        draws: Which draws of the batch these are; None if they are all, in order.
+    """
+    requested, flags = request_rows(state, slots, mask, view, key, draws)
+    source = Stored(state)
+    rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
+    batch = build_batch(state.storage.layout, requested, rows, view, zeros)
+    slot = tie(batch.ids.slot, *reads, *flags, *source.reads)
+    return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, slot=slot))
+
+
+def request_rows(
+    state: State[Any],
+    slots: jax.Array,
+    mask: jax.Array,
+    view: View,
+    key: Any,
+    draws: Draws | None = None,
+) -> tuple[Requested, list[jax.Array]]:
+    """Run the first half of a view. Return the request, and the flags that were read for it."""
+    reader = Reader(type(view).__name__, state, mask, draws)
+    request = view.request(reader, slots, key)
+    return Requested(request, state.ring.name(slots, mask), mask), reader.reads
+
+
+def build_batch(
+    layout: Layout, requested: Requested, rows: dict[str, Any], view: View, zeros: bool = False
+) -> Batch[Any]:
+    """Run the second half of a view, on the requested rows. Return the batch."""
+    reading = view.build(layout, rows, requested.request.seen)
+    mask, ids = requested.mask, requested.ids
+    if reading.known is not None:
+        mask &= reading.known
+        ids = only(ids, mask)
+    flags = select(mask, reading.flags)
+    flags = jnp.swapaxes(flags, 0, 1) if view.time_major else flags
+    data = reading.data
+    if zeros and not view.time_major:  # steps that are not valid are zeros already
+        data = jax.tree.map(lambda leaf: select(mask, leaf), data)
+    return Batch(
+        data=data,
+        ids=ids,
+        mask=mask,
+        terminated=flags & TERMINATED > 0,
+        truncated=flags & TRUNCATED > 0,
+    )
+
+
+def reshaped(batch: Batch[Any], shape: tuple[int, ...]) -> Batch[Any]:
+    """Return a batch of rows `[B]` in the shape of their ids."""
+    if len(shape) == 1:
+        return batch
+    return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), batch)
