@@ -33,38 +33,24 @@ def add(
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]:
-    """Write rows, each to the shard of its environment; as `fbuf.add`.
+    """Write rows, each to the shard of its environment.
 
-    With `num_envs`, rows are `[num_envs, ...]` or `[num_envs, T, ...]`, for all shards together.
-    Without, they are `[B, ...]`, and shard `s` gets rows `s * B / num_shards` up to the next
-    shard's. The rows should lie on the mesh along the environments, so that nothing is sent:
-    `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. If several processes have rows
-    of their own, `jax.make_array_from_process_local_data` makes one array of them.
+    As `fbuf.add`, but:
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        items: As for `fbuf.add`. Inside `shard_map`: the rows of this device's environments.
-        terminated: As for `fbuf.add`.
-        truncated: As for `fbuf.add`.
-        next_observation: As for `fbuf.add`.
-        priority: As for `fbuf.add`. None gives each row the sampler's default: the largest priority
-            of all shards.
-        mask: As for `fbuf.add`. If environments step together, `[T]` or a scalar, the same on all
-            devices.
-        time_major: As for `fbuf.add`.
-        alpha: As for `fbuf.add`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer with the rows in it.
+    - With `num_envs`, `items` are `[num_envs, ...]` or `[num_envs, T, ...]`, for all shards
+      together. Without, they are `[B, ...]`, `B` is a multiple of the shards, and shard `s` gets
+      rows `s * B / num_shards` up to the next shard's. Inside `shard_map` they are the rows of this
+      device's environments.
+    - The rows should lie on the mesh along the environments, so that nothing is sent:
+      `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. If several processes have
+      rows of their own, `jax.make_array_from_process_local_data` makes one array of them.
+    - Without `priority`, each row gets the largest priority of all shards.
+    - If environments step together, `mask` is `[T]` or a scalar, the same on all devices.
 
     Raises:
         ValueError: When traced, as `fbuf.add`; also if `B` is no multiple of the shards.
         TypeError: When traced, as `fbuf.add`.
         RuntimeError: If `state` has been consumed.
-
-    Faults:
-        As for `fbuf.add`.
 
     Cost: that of `fbuf.add` on each device for its rows, and no collective; if the sampler keeps
     priorities, one of 4 bytes.

@@ -61,17 +61,17 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
                 name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
                 spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
                 sharding = f"jax.NamedSharding(state.mesh, {spec})"
-                if elsewhere and argument == "ids":
-                    raise ValueError(
-                        f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
-                        f"{_some(devices)}; ids name rows of the buffer that gave them: if that is "
-                        "this one, moved from another mesh, put them on its mesh, too: "
-                        f"jax.device_put(ids, {sharding})"
-                    )
                 if elsewhere:
+                    remedy = f"put it there: jax.device_put(array, {sharding})"
+                    if argument == "ids":
+                        remedy = (
+                            "ids name rows of the buffer that gave them: if that is this one, "
+                            "moved from another mesh, put them on its mesh, too: "
+                            f"jax.device_put(ids, {sharding})"
+                        )
                     raise ValueError(
                         f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
-                        f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
+                        f"{_some(devices)}; {remedy}"
                     )
                 raise ValueError(
                     f"{name} is an array of this process alone, and the mesh has devices of "

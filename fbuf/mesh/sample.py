@@ -37,24 +37,16 @@ def sample(
     beta: chex.Array | float | None = None,
     step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
 ) -> ShardedSample[Data]:
-    """Draw a batch, each draw from the rows of all shards; as `fbuf.sample`.
+    """Draw a batch, each draw from the rows of all shards.
+
+    As `fbuf.sample`, but `batch_size` counts the draws of all devices together, and is a multiple
+    of the devices along the axis. The leaves of the batch are sharded along the axis. Inside
+    `shard_map` they are the part of this device, `[B / devices, ...]`. The arguments `key`, `beta`
+    and `step` must be the same in all processes. There is no `count`.
 
     The same state and key give the same batch on any number of devices, and in any number of
     processes. Each device's part of it is drawn from all rows, too. With one shard it is the batch
     of `fbuf.sample`.
-
-    Args:
-        state: The buffer; never consumed.
-        key: A key of `jax.random`, the same in all processes. Use a key once only.
-        batch_size: `B`, the draws of all devices together: a static int, a multiple of the devices
-            along the axis.
-        view: As for `fbuf.sample`; static.
-        beta: As for `fbuf.sample`; the same in all processes.
-        step: As for `fbuf.sample`; the same in all processes.
-
-    Returns:
-        The batch, its leaves sharded along the axis. Inside `shard_map`: the part of this device,
-        leaves `[B / devices, ...]`.
 
     Raises:
         ValueError: When traced, if `batch_size` is no multiple of the devices, or as `fbuf.sample`.

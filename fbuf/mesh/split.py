@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import chex
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -67,21 +66,7 @@ def end_episode(
 ) -> ShardedState[Item]:
     """End the open episodes; as `fbuf.end_episode`.
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        mask: bool `[num_envs]`, or one bool for all: the environments. None is all.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer.
-
-    Raises:
-        ValueError: When traced, as `fbuf.end_episode`.
-        TypeError: When traced, as `fbuf.end_episode`.
-        RuntimeError: If `state` has been consumed.
-
-    Faults:
-        LOST_NEXT: As for `fbuf.add`.
+    Inside `shard_map`, `mask` has the environments of this device.
 
     Cost: that of `fbuf.end_episode` on each device, and no collective.
 
@@ -112,16 +97,6 @@ def end_episode(
 @sharded_operation()
 def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
     """Remove all rows and all faults; as `fbuf.clear`.
-
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The empty buffer.
-
-    Raises:
-        RuntimeError: If `state` has been consumed.
 
     Cost: that of `fbuf.clear` on each device, and no collective.
 
@@ -168,17 +143,7 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
 def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
     """Tell whether there is a row to draw in any shard, and at least `min_size` rows in all.
 
-    Args:
-        state: The buffer; never consumed.
-        min_size: As for `fbuf.can_sample`.
-
-    Returns:
-        bool scalar, the same on all devices.
-
-    Raises:
-        ValueError: As `fbuf.can_sample`.
-        TypeError: As `fbuf.can_sample`.
-        RuntimeError: If `state` has been consumed.
+    As `fbuf.can_sample`; the result is the same on all devices.
 
     Cost: two collectives of 4 bytes.
 
@@ -292,20 +257,13 @@ def _raise_on_fault(state: ShardedState[Any]) -> tuple[jax.Array, jax.Array]:
 def raise_on_fault(
     state: ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
 ) -> None:
-    """Raise if compiled code has skipped a bad value; as `fbuf.raise_on_fault`, for all shards.
+    """Raise if compiled code has skipped a bad value in any shard.
 
-    In several processes all must call it, and all raise.
+    As `fbuf.raise_on_fault`, but `state` may also be a batch that was drawn from the buffer: it
+    raises if processes drew the batch with different keys. In several processes all must call it,
+    and all raise.
 
-    Args:
-        state: The buffer, or a batch that was drawn from it.
-        ignore: As for `fbuf.raise_on_fault`.
-
-    Raises:
-        RuntimeError: As `fbuf.raise_on_fault`; also if processes drew the batch with different
-            keys.
-        TypeError: If called inside `jit`.
-
-    Cost: it waits until the state is computed; one collective of some bytes.
+    Cost: it waits until the state is computed; two collectives of some bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -327,17 +285,6 @@ def raise_on_fault(
 
 def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
     """Make the next write to a buffer wait until a batch is read; as `fbuf.after`.
-
-    Args:
-        state: The buffer; never consumed.
-        batch: As for `fbuf.after`.
-
-    Returns:
-        The same state.
-
-    Raises:
-        TypeError: If `batch` holds no array.
-        RuntimeError: If `state` has been consumed.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

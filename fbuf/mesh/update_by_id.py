@@ -24,12 +24,12 @@ from fbuf.mesh.state import ShardedIds, ShardedState
 from fbuf.ops.add import no_priorities
 from fbuf.ops.remove import remove as plain_remove
 from fbuf.ops.update_priority import update_priority as plain_update
+from fbuf.ops.write import parsed_fields, with_fields
 from fbuf.ops.write import write as plain_write
 from fbuf.state import State
 from fbuf.storage import words
 from fbuf.storage.ids import NO_SLOT, Ids
 from fbuf.storage.store import Item
-from fbuf.xla.rows import flat
 from fbuf.xla.tie import tie
 
 _NOWHERE = -2
@@ -49,28 +49,17 @@ def update_priority(
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]:
-    """Set the priorities of rows, in the shards that store them; as `fbuf.update_priority`.
+    """Set the priorities of rows, in the shards that store them.
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        ids: The rows: `batch.ids`, `[B]`, sharded along the axis. `B` is a multiple of the devices.
-            Inside `shard_map`: the ids of this device's part of the batch. If a row repeats, its
-            last priority counts, in the order of the whole batch.
-        priority: As for `fbuf.update_priority`, `[B]`, like the ids.
-        mask: As for `fbuf.update_priority`.
-        alpha: As for `fbuf.update_priority`; the same on all devices.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer with the new priorities.
+    As `fbuf.update_priority`, but `ids` is `batch.ids`, `[B]`, sharded along the axis, where `B` is
+    a multiple of the devices. Inside `shard_map` it has the ids of this device's part of the batch.
+    If a row repeats, its last priority counts, in the order of the whole batch. The argument
+    `alpha` is the same on all devices. An id of a shard that does not exist is out of range.
 
     Raises:
         ValueError: When traced, as `fbuf.update_priority`.
         TypeError: When traced, as `fbuf.update_priority`.
         RuntimeError: If `state` has been consumed.
-
-    Faults:
-        As for `fbuf.update_priority`; an id of a shard that does not exist is out of range.
 
     Cost: one `all_gather` of 16 bytes for each id, and in each shard O(B log N) time.
 
@@ -86,13 +75,8 @@ def update_priority(
     state = tied("update_priority", state, ids)
     if not state.blocks.sampler.keeps_priorities:
         raise ValueError(no_priorities("sharded.update_priority", state.blocks))
-
-    def parsed(name: str, shape: tuple[int, ...]) -> jax.Array:
-        return parse.priorities(name, priority, shape, "ids").reshape(-1)
-
-    def change(shard: State[Item], ids: Ids, priority: jax.Array, alpha: Any) -> State[Item]:
-        return plain_update(shard, ids, priority, alpha=alpha)
-
+    parsed = lambda name, shape: parse.priorities(name, priority, shape, "ids").reshape(-1)
+    change = lambda shard, ids, values, alpha: plain_update(shard, ids, values, alpha=alpha)
     return _changed("update_priority", state, ids, mask, parsed, change, alpha)
 
 
@@ -105,25 +89,15 @@ def write(
     mask: chex.Array | bool | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]:
-    """Change fields of rows, in the shards that store them; as `fbuf.write`.
+    """Change fields of rows, in the shards that store them.
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        ids: As for `fbuf.sharded.update_priority`.
-        fields: As for `fbuf.write`: leaves `[B, ...]`, like the ids.
-        mask: As for `fbuf.write`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer with the fields changed.
+    As `fbuf.write`, but `ids` are as for `fbuf.sharded.update_priority`, and the values of `fields`
+    are `[B, ...]`, like the ids.
 
     Raises:
         ValueError: When traced, as `fbuf.write`.
         TypeError: When traced, as `fbuf.write`.
         RuntimeError: If `state` has been consumed.
-
-    Faults:
-        As for `fbuf.sharded.update_priority`.
 
     Cost: one `all_gather` of the ids and the fields: every device receives all of them.
 
@@ -137,20 +111,8 @@ def write(
         >>> state = fbuf.sharded.write(state, batch.ids, {"value": batch.data["x"]})
     """
     state = tied("write", state, ids)
-
-    def parsed(name: str, shape: tuple[int, ...]) -> Any:
-        layout = state.shard.storage.layout
-        values = {key: jax.tree.map(jnp.asarray, leaf) for key, leaf in fields.items()}
-        for key, leaf in values.items():
-            numbers = jax.tree.leaves(layout.find(name, "fields", key))
-            for number, value in zip(numbers, jax.tree.leaves(leaf), strict=False):
-                spec = layout.fields[number]
-                parse.field_values(name, f"fields[{key!r}]", value, shape, spec.shape, spec.dtype)
-        return jax.tree.map(lambda leaf: flat(leaf, len(shape)), values)
-
-    def change(shard: State[Item], ids: Ids, fields: Any, _: None) -> State[Item]:
-        return plain_write(shard, ids, fields)
-
+    parsed = lambda name, shape: parsed_fields(name, state.shard, fields, shape)
+    change = lambda shard, ids, values, _: with_fields(shard, ids, None, values)
     return _changed("write", state, ids, mask, parsed, change)
 
 
@@ -162,24 +124,14 @@ def remove(
     mask: chex.Array | bool | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]:
-    """Remove rows, in the shards that store them; as `fbuf.remove` without `episodes`.
+    """Remove rows, in the shards that store them.
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        ids: As for `fbuf.sharded.update_priority`.
-        mask: As for `fbuf.remove`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer without the rows.
+    As `fbuf.remove` without `episodes`, but `ids` are as for `fbuf.sharded.update_priority`.
 
     Raises:
         ValueError: When traced, as `fbuf.remove`.
         TypeError: When traced, as `fbuf.remove`.
         RuntimeError: If `state` has been consumed.
-
-    Faults:
-        As for `fbuf.sharded.update_priority`.
 
     Cost: one `all_gather` of 12 bytes for each id, and in each shard that of `fbuf.remove`.
 
@@ -193,8 +145,8 @@ def remove(
         5
     """
     state = tied("remove", state, ids)
-    without = lambda shard, ids, *_: plain_remove(shard, ids)
-    return _changed("remove", state, ids, mask, lambda *_: (), without)
+    change = lambda shard, ids, *_: plain_remove(shard, ids)
+    return _changed("remove", state, ids, mask, lambda *_: (), change)
 
 
 def _changed(

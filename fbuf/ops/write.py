@@ -90,28 +90,42 @@ def write(
         5.0
     """
     state = read_before_write.tied("write", state, ids)
-    slots, faults, shape = named("write", state, ids, mask)
-    slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The count of removed rows is known once all reads given to `fbuf.after` are done.
-    slots = tie(slots, state.ring.removed)
-    changed: dict[int, jax.Array] = {}
+    _, shape = parse.ids("write", ids)
+    return with_fields(state, ids, mask, parsed_fields("write", state, fields, shape))
+
+
+def parsed_fields(
+    function: str, state: State[Any], fields: Mapping[str, Any], shape: tuple[int, ...]
+) -> dict[int, jax.Array]:
+    """Check values of fields, one for each id, and return them by the numbers of their leaves."""
+    layout, changed = state.storage.layout, dict[int, jax.Array]()
     for name, values in fields.items():
-        field = state.storage.layout.find("write", "fields", name)
+        argument, field = f"fields[{name!r}]", layout.find(function, "fields", name)
         if jax.tree.structure(values) != jax.tree.structure(field):
             raise ValueError(
-                f"fbuf.write: fields[{name!r}] must have the tree of the field, "
+                f"fbuf.{function}: {argument} must have the tree of the field, "
                 f"{jax.tree.structure(field)}, got {jax.tree.structure(values)}"
             )
         for number, leaf in zip(jax.tree.leaves(field), jax.tree.leaves(values), strict=True):
             if number in changed:
                 raise ValueError(
-                    f"fbuf.write: fields[{name!r}] overlaps with another field; name each field "
-                    "once"
+                    f"fbuf.{function}: {argument} overlaps with another field; name each field once"
                 )
-            spec = state.storage.layout.fields[number]
+            spec = layout.fields[number]
             changed[number] = parse.field_values(
-                "write", f"fields[{name!r}]", leaf, shape, spec.shape, spec.dtype
+                function, argument, leaf, shape, spec.shape, spec.dtype
             )
+    return changed
+
+
+def with_fields(
+    state: State[Item], ids: Ids, mask: Any, changed: dict[int, jax.Array]
+) -> State[Item]:
+    """Change leaves of rows; see `write`."""
+    slots, faults, _ = named("write", state, ids, mask)
+    slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The count of removed rows is known once all reads given to `fbuf.after` are done.
+    slots = tie(slots, state.ring.removed)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)
     return dataclasses.replace(state, storage=storage, ring=ring, fault=fault)
