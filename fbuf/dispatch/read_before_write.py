@@ -76,7 +76,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
     if len(here) < len(reads):
         warnings.warn(
             f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
-            "loop, a compiled function), and XLA may then copy the whole storage at every step. "
+            "loop, a compiled function). XLA may then copy the whole storage at every step. "
             "Return the batch from there, and call state = fbuf.after(state, batch) before "
             f"fbuf.{function}; fbuf.check_in_place says whether it copies",
             stacklevel=6,
