@@ -1,7 +1,7 @@
 """Registrations that let `jax.export` serialise a program that takes or returns a buffer.
 
-Such a program names the classes of its arguments and of its results, with what is static in them.
-That is put down here as data, and never as code: nothing that a file says is run.
+Such a program names the classes of its arguments and of its results, with their static fields. The
+static fields are written as data, and never as code: nothing in a file is run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CLASSES = (
 
 
 def register() -> None:
-    """Tell `jax.export`; to be called once."""
+    """Register all classes with `jax.export`; call it once."""
     for kind in _CLASSES:
         names = [field.name for field in dataclasses.fields(kind) if field.metadata.get("static")]
         jax.export.register_pytree_node_serialization(

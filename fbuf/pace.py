@@ -1,4 +1,4 @@
-"""How many gradient steps are due for the environment steps that were made."""
+"""The number of gradient steps due for the environment steps made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from fbuf.checks import values as check
 
 _PARTS = 10_000
-"""The largest denominator that a float stands for; of a ratio below 1, the largest numerator."""
+"""The largest denominator that a float stands for; below 1 the largest numerator of the inverse."""
 
 _LARGEST = 2**30
 """The most that the product of a ratio's parts, and what is owed, may be: exact in int32."""
@@ -23,11 +23,11 @@ _LARGEST = 2**30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PaceCounter:
-    """What `fbuf.Pace` counts: a pytree of three int32 scalars, yours to carry and to save.
+    """The counter of `fbuf.Pace`: a pytree of three int32 scalars, for you to carry and to save.
 
     Attributes:
-        warmup: How many environment steps are left of the warm-up.
-        part: What is owed beyond whole gradient steps, in parts of the ratio's denominator.
+        warmup: The environment steps left of the warm-up.
+        part: The debt beyond whole gradient steps, in parts of the ratio's denominator.
         owed: Whole gradient steps that are due, and were not handed out for lack of room (`most`).
 
     Examples:
@@ -43,10 +43,10 @@ class PaceCounter:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How many gradient steps to make for each environment step, counted exactly.
+    """A ratio of gradient steps to environment steps, counted exactly.
 
     `pace.init()` makes a counter, and `due, counter = pace.due(counter, added)` says how many steps
-    are due now. It is exact however long you train, for the ratio is a fraction, and no sum of
+    are due now. The count is exact however long you train: the ratio is a fraction, and no sum of
     floats. Both work in `jit`, `scan` and `fori_loop`; `Pace` itself is static.
 
     Reverb counts samples for each insert, and a gradient step takes `batch_size` samples:
@@ -54,15 +54,16 @@ class Pace:
 
     Attributes:
         ratio: Gradient steps for each environment step, of at least 0: an int, a
-            `fractions.Fraction`, or a float, which stands for the nearest fraction with small
+            `fractions.Fraction`, or a float. A float stands for the nearest fraction with small
             parts (0.1 is 1/10, 1e-5 is 1/100000). All environments count: a step of 8 environments
             is 8 steps.
-        warmup: How many environment steps come first, for which none is due. An int of at least 0.
+        warmup: The first environment steps, for which no gradient step is due. An int of at least
+            0.
 
     Raises:
         TypeError: If `ratio` or `warmup` is not a number of that kind.
-        ValueError: If one is negative or not finite, or if the parts of the fraction are so large
-            that their product passes 2**30.
+        ValueError: If one is negative or not finite, or if the product of the fraction's parts
+            passes 2**30.
 
     Examples:
         >>> import fbuf, jax
@@ -99,13 +100,13 @@ class Pace:
 
     @property
     def fraction(self) -> fractions.Fraction:
-        """The ratio as it is counted."""
+        """The exact fraction that is counted."""
         exact = self._exact
         if not isinstance(self.ratio, float | np.floating):
             return exact
         if exact >= 1 or exact == 0:
             return exact.limit_denominator(_PARTS)
-        # Of a small ratio the reciprocal: else the error would be as large as the ratio.
+        # A small ratio is inverted: else the error would be as large as the ratio.
         return 1 / (1 / exact).limit_denominator(_PARTS)
 
     @property
@@ -118,11 +119,11 @@ class Pace:
     def from_samples_per_insert(
         cls, samples_per_insert: float | fractions.Fraction, batch_size: int, *, warmup: int = 0
     ) -> Pace:
-        """The pace at which every inserted row is drawn so often on average, as Reverb counts.
+        """Make a pace from the number of draws of each inserted row on average, as Reverb counts.
 
         Args:
             samples_per_insert: Drawn rows for each row that is added, of at least 0.
-            batch_size: How many rows a gradient step draws, an int of at least 1.
+            batch_size: The number of rows that a gradient step draws, an int of at least 1.
             warmup: As for `Pace`; Reverb's `min_size_to_sample`.
 
         Raises:
@@ -141,12 +142,12 @@ class Pace:
         return cls(given.fraction / size, warmup=warmup)
 
     def samples_per_insert(self, batch_size: int) -> fractions.Fraction:
-        """How often each row is drawn on average, if a gradient step draws `batch_size` rows."""
+        """Return the average draws of each row, if a gradient step draws `batch_size` rows."""
         size = check.integer("Pace.samples_per_insert", "batch_size", batch_size)
         return self.fraction * size
 
     def init(self) -> PaceCounter:
-        """A counter of no steps."""
+        """Return a counter of no steps."""
         return PaceCounter(jnp.int32(self.warmup), jnp.int32(0), jnp.int32(0))
 
     def due(
@@ -156,18 +157,18 @@ class Pace:
         *,
         most: chex.Array | int | None = None,
     ) -> tuple[jax.Array, PaceCounter]:
-        """Count environment steps, and say how many gradient steps are due for them.
+        """Count environment steps, and return the number of gradient steps due for them.
 
         Args:
-            counter: What the last call returned, or `pace.init()`.
-            added: How many environment steps were made since, an integer of at least 0; may be
-                traced. With several environments, of all together.
-            most: At most so many are due now, an integer of at least 0; may be traced. The others
-                are due at a later call. None is any number.
+            counter: The counter of the last call, or `pace.init()`.
+            added: The environment steps made since, an integer of at least 0; may be traced. With
+                several environments, the steps of all together.
+            most: The most gradient steps to return, an integer of at least 0; may be traced. The
+                rest is due at a later call. None is any number.
 
         Returns:
-            How many gradient steps to make now, an int32 scalar: the bound of a `fori_loop`, say;
-            and the counter after them. What is owed is at most 2**30; more is not counted.
+            The number of gradient steps to make now, an int32 scalar: the bound of a `fori_loop`,
+            say; and the counter after them. The debt is at most 2**30; more is not counted.
 
         Raises:
             TypeError: If `counter` is not a counter, or `added` is left out.
@@ -185,7 +186,7 @@ class Pace:
         counted = jnp.maximum(made - counter.warmup, 0)
         whole, rest = counted // below, counted % below
         parts = counter.part + rest * above
-        # In so many whole turns of the ratio it would pass what is counted.
+        # After this many whole turns of the ratio the debt would pass its limit.
         turns = jnp.minimum(whole, _LARGEST // max(above, 1))
         new = turns * above + parts // below
         owed = counter.owed + jnp.minimum(new, _LARGEST - counter.owed)

@@ -1,7 +1,7 @@
 """One replay buffer over a mesh of devices and processes.
 
-Each device has its shards of the rows, and every draw is made from all rows. `docs/scale.md` says
-what it costs, what is sent, and what happens when a process dies.
+Each device has its shards of the rows, and every draw is made from all rows. The page
+`docs/scale.md` has the costs, the bytes sent, and the consequences of a process that dies.
 
     mesh = jax.make_mesh((8,), ("data",))
     state = fbuf.sharded.init(item, 1_000_000, mesh=mesh, num_envs=64)
@@ -15,7 +15,6 @@ from fbuf.mesh.count import Count
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
 from fbuf.mesh.reshard import reshard
-from fbuf.mesh.rows import remove, update_priority, write
 from fbuf.mesh.sample import sample
 from fbuf.mesh.save import save
 from fbuf.mesh.split import (
@@ -29,6 +28,7 @@ from fbuf.mesh.split import (
     stats,
 )
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.mesh.update_by_id import remove, update_priority, write
 
 __all__ = [
     "Count",
@@ -54,5 +54,6 @@ __all__ = [
     "update_priority",
     "write",
 ]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 _opaque_all(globals()[name] for name in __all__)

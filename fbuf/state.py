@@ -1,4 +1,4 @@
-"""The state of a buffer, and what is read of it."""
+"""The state of a buffer, and the batches read of it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ class State(Generic[Item]):
     """A replay buffer: one immutable pytree, made by `fbuf.init`.
 
     Carry it through `jit`, `scan`, `vmap` and `shard_map` like any other pytree, and save it like
-    one. Read its fields if you like, but change them only through the functions of `fbuf`: these
+    one. Read its fields if you like, but change them only through the functions of `fbuf`: they
     keep the fields consistent with each other.
 
     Attributes:
         storage: The rows, packed. `fbuf.rows(state)` shows them as the item's own tree.
-        ring: Where the next row goes, and the flags of each row.
+        ring: The place of the next row, and the flags of each row.
         next_obs: The next observations that no following row has; None unless the buffer was made
             with `next_of`.
-        index: What the sampler keeps so that it draws in less than O(capacity); a pytree of its
-            own.
+        index: The sampler's own pytree, with which it draws in less than O(capacity).
         fault: uint32 bits of `fbuf.Fault`. A bit that is set stays set until `fbuf.clear`.
-        sampler: Which rows may be drawn, and how likely each is; static.
+        sampler: The rule which rows may be drawn, and how likely each is; static.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -51,11 +50,11 @@ class State(Generic[Item]):
 
     @property
     def capacity(self) -> int:
-        """How many rows the buffer can hold."""
+        """The most rows that the buffer can hold."""
         return self.ring.capacity
 
     def __repr__(self) -> str:
-        """One line: the sampler, rows of capacity, environments."""
+        """Return one line: the sampler, rows of capacity, environments."""
         return f"State({', '.join(_described(self))})"
 
 
@@ -83,9 +82,9 @@ class Batch(Generic[Item, ArrayT]):
     """Rows that were read by `fbuf.read` or `fbuf.rows`. `B` is the number of rows.
 
     Attributes:
-        data: What the view made of the rows. With `fbuf.Item()` it is the item's own tree, leaves
+        data: The result of the view. With `fbuf.Item()` it is the item's own tree, leaves
             `[B, ...]`.
-        ids: Which rows these are, for `update_priority`, `write`, `remove` and `read`.
+        ids: The ids of the rows, for `update_priority`, `write`, `remove` and `read`.
         mask: `[B]` bool. False where there is no row, or where a next observation is lost (see
             `fbuf.Transition`). The data means nothing there.
         terminated: `[B]` bool: the episode ended by itself at this row.
@@ -117,7 +116,7 @@ class Sample(Batch[Item, ArrayT]):
         mask: As in `fbuf.Batch`; also False where there was nothing to draw.
         terminated: As in `fbuf.Batch`.
         truncated: As in `fbuf.Batch`.
-        probability: `[B]` float32: how likely one draw is to be this row.
+        probability: `[B]` float32: the probability that one draw is this row.
         weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
 
     Examples:

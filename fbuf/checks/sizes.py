@@ -1,4 +1,4 @@
-"""How much memory there is, and sizes as people write them."""
+"""Free memory, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def size(function: str, argument: str, value: Any) -> int:
-    """Bytes, at least 1: an int, or words such as `"24GiB"`."""
+    """Return a number of bytes, at least 1, given as an int or as words such as `"24GiB"`."""
     if isinstance(value, str):
         found = _SIZE.fullmatch(value.replace("_", ""))
         unit = None if found is None else _UNITS.get(found[2].upper())
@@ -40,12 +40,12 @@ def size(function: str, argument: str, value: Any) -> int:
 
 
 def nbytes(tree: Any) -> int:
-    """The bytes of all arrays of a tree, or of what says their shapes and dtypes."""
+    """Count the bytes of all arrays, or of all `jax.ShapeDtypeStruct`, of a tree."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def in_words(count: int) -> str:
-    """Bytes as people write them: `1.5 GiB`."""
+    """Return a number of bytes as people write it: `1.5 GiB`."""
     if count < 1024:
         return f"{count} bytes"
     power = min((count.bit_length() - 1) // 10, 4)
@@ -53,7 +53,7 @@ def in_words(count: int) -> str:
 
 
 def free(device: Any) -> int | None:
-    """The bytes that can be allocated on a device; None if nobody says."""
+    """Return the bytes that can be allocated on a device; None if they are unknown."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -61,7 +61,7 @@ def free(device: Any) -> int | None:
 
 
 def free_of_host() -> int | None:
-    """What Linux says is available, swap included, and the container's limit leaves."""
+    """Return the available bytes on Linux, swap included, within the container's limit."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -74,7 +74,7 @@ def free_of_host() -> int | None:
 
 
 def _left_of_container() -> list[int]:
-    """What the limit of a control group leaves; files that are read only can be given back."""
+    """List the bytes that a control group's limit leaves; the cache of files counts as free."""
     group = pathlib.Path("/sys/fs/cgroup")
     try:
         limit, used = (group / "memory.max").read_text(), (group / "memory.current").read_text()

@@ -25,7 +25,7 @@ LONGEST = 2**16
 
 
 def instance(function: str, argument: str, value: Any, kind: type, example: str) -> None:
-    """An object of a class, not the class itself."""
+    """Require an object of a class, not the class itself."""
     if isinstance(value, kind):
         return
     came = type(value).__name__
@@ -39,7 +39,7 @@ def instance(function: str, argument: str, value: Any, kind: type, example: str)
 def integer(
     function: str, argument: str, value: Any, largest: int = LARGEST_INT, smallest: int = 1
 ) -> int:
-    """A static int in `[smallest, largest]`."""
+    """Return a static int in `[smallest, largest]`; refuse any other value."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"fbuf.{function}: {argument} is traced, but shapes depend on it; give a Python int "
@@ -55,21 +55,21 @@ def integer(
 
 
 def boolean(function: str, argument: str, value: Any) -> bool:
-    """True or False, and static."""
+    """Return a static bool; refuse any other value."""
     if not isinstance(value, bool):
         raise TypeError(f"fbuf.{function}: {argument} must be True or False, got {value!r}")
     return value
 
 
 def choice(function: str, argument: str, value: Any, allowed: Iterable[str]) -> None:
-    """One of a few words."""
+    """Require one of a few words."""
     if not isinstance(value, str) or value not in (allowed := tuple(allowed)):
         words = ", ".join(map(repr, allowed))
         raise ValueError(f"fbuf.{function}: {argument} must be one of {words}, got {value!r}")
 
 
 def number(function: str, argument: str, value: Any, largest: float = math.inf) -> None:
-    """A Python number from 0 to `largest`, static; float32 must be able to hold it."""
+    """Require a static Python number from 0 to `largest` that float32 can hold."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"fbuf.{function}: {argument} is traced, but it is static; give a Python number"
@@ -81,7 +81,7 @@ def number(function: str, argument: str, value: Any, largest: float = math.inf) 
 
 
 def names(function: str, argument: str, value: Any) -> None:
-    """None, or a tuple of names of fields."""
+    """Require None, or a tuple of names of fields."""
     if value is None:
         return
     if not isinstance(value, tuple) or not value or not all(isinstance(n, str) for n in value):
@@ -92,7 +92,7 @@ def names(function: str, argument: str, value: Any) -> None:
 
 
 def name(function: str, argument: str, value: Any) -> None:
-    """The name of a field."""
+    """Require the name of a field."""
     if not isinstance(value, str):
         raise TypeError(
             f"fbuf.{function}: {argument} must be the name of a field, a str, got {value!r}"
@@ -100,7 +100,7 @@ def name(function: str, argument: str, value: Any) -> None:
 
 
 def name_or_none(function: str, argument: str, value: Any) -> None:
-    """The name of a field, or None."""
+    """Require the name of a field, or None."""
     if value is not None:
         name(function, argument, value)
 
@@ -108,7 +108,7 @@ def name_or_none(function: str, argument: str, value: Any) -> None:
 def scalar(
     function: str, argument: str, value: Any, largest: float = math.inf
 ) -> jax.Array | float | None:
-    """A number given at a call: None, a number from 0 to `largest`, or a traced scalar."""
+    """Return a number of a call: None, a number from 0 to `largest`, or a traced scalar."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(
@@ -132,7 +132,7 @@ def scalar(
 
 
 def count(function: str, argument: str, value: Any) -> jax.Array | np.int32 | None:
-    """A count given at a call: None, an int of at least 0, or an integer scalar; traced or not."""
+    """Return a count of a call: None, an int of at least 0, or an integer scalar, maybe traced."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.ndarray | np.generic | jax.Array):
@@ -146,7 +146,7 @@ def count(function: str, argument: str, value: Any) -> jax.Array | np.int32 | No
         raise ValueError(
             f"fbuf.{function}: {argument} must be from 0 to 2**31 - 1, got {int(value)}"
         )
-    # The number itself: a NumPy array belongs to its owner again when the call returns.
+    # The number itself is taken: a NumPy array may change after the call.
     return value.astype(jnp.int32) if isinstance(value, jax.Array) else np.int32(int(value))
 
 
@@ -155,7 +155,7 @@ def _range(largest: float) -> str:
 
 
 def is_float32(value: Any) -> bool:
-    """Whether a number is at least 0, and float32 can hold it: neither too large nor too small."""
+    """Tell whether a number is at least 0, and neither too large nor too small for float32."""
     number = float(value)
     if number == 0:
         return True
@@ -164,7 +164,7 @@ def is_float32(value: Any) -> bool:
 
 
 def key(function: str, value: Any) -> None:
-    """A random key, of the new kind or the old one."""
+    """Require a random key, of the new kind or the old one."""
     if isinstance(value, jax.Array | np.ndarray):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.shape == ():
             return
@@ -180,7 +180,7 @@ def key(function: str, value: Any) -> None:
 
 
 def no_list(function: str, argument: str, value: Any) -> None:
-    """No Python list or tuple, of which JAX would make many arrays, and not None."""
+    """Refuse None, and a list or tuple, of which JAX would make many arrays."""
     if value is None:
         raise TypeError(f"fbuf.{function}: {argument} must be an array, got None")
     if isinstance(value, list | tuple):
@@ -194,7 +194,7 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.Sh
 
 
 def array(function: str, argument: str, value: Any) -> None:
-    """Something that JAX takes, and takes as it is: no tensor, no object, nothing it would cut."""
+    """Require a value that JAX takes unchanged: no tensor, no object, no number that it narrows."""
     name = f"fbuf.{function}: {argument}"
     if type(value).__module__.partition(".")[0] == "torch":
         raise TypeError(
@@ -221,7 +221,7 @@ def array(function: str, argument: str, value: Any) -> None:
             "value.astype(value.dtype.newbyteorder('='))"
         )
     if jnp.issubdtype(dtype, jax.dtypes.extended):
-        return  # no numbers: JAX cuts none of them
+        return  # JAX narrows no such value
     if dtype.itemsize >= 8:
         kept = jax.dtypes.canonicalize_dtype(dtype)
         if kept != dtype:
@@ -233,15 +233,15 @@ def array(function: str, argument: str, value: Any) -> None:
 
 
 def _is_extended(dtype: Any) -> bool:
-    """Whether NumPy knows a dtype only as bytes, but JAX as numbers: bfloat16 and its like."""
+    """Tell whether JAX has numbers of a dtype that NumPy has as bytes, such as bfloat16."""
     return jnp.issubdtype(dtype, jnp.number)
 
 
 def is_real(dtype: Any) -> bool:
-    """Whether numbers of a dtype are real."""
+    """Tell whether numbers of a dtype are real."""
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def describe(value: Any) -> str:
-    """A dtype and a shape, for messages."""
+    """Return the dtype and the shape of a value, for messages."""
     return f"{jnp.result_type(value)} of shape {jnp.shape(value)}"

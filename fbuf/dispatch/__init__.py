@@ -1,1 +1,1 @@
-"""The door: where every call comes in, and what it brings is checked."""
+"""Dispatch of calls: arguments are checked, and the function is compiled or traced."""

@@ -1,4 +1,4 @@
-"""Tells flax how a state is saved, if the program has flax; imports nothing itself.
+"""Registration of states with flax, if the program has flax; nothing is imported here.
 
 flax saves what is registered with it, by exact type, and takes a pytree's class for a leaf
 otherwise. So `fbuf.init` registers the state where flax is loaded by then.
@@ -27,7 +27,7 @@ def _to_state_dict(tree: Any) -> dict[str, Any]:
 
 
 def _from_state_dict(target: Any, saved: dict[str, Any]) -> Any:
-    """The arrays of `saved` in the tree of `target`, of which only shapes and dtypes are read."""
+    """Return the arrays of `saved` in the tree of `target`; only its shapes and dtypes count."""
     expected, structure = _named(target)
     if saved.keys() != expected.keys():
         different = sorted(saved.keys() ^ expected.keys())
@@ -46,7 +46,7 @@ def _from_state_dict(target: Any, saved: dict[str, Any]) -> Any:
 
 
 def _named(tree: Any) -> tuple[dict[str, Any], Any]:
-    """The leaves by their path, as `ring.flags`, and the structure."""
+    """Return the leaves by their path, as `ring.flags`, and the structure."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     name = jax.tree_util.keystr
     return {name(path, simple=True, separator="."): leaf for path, leaf in leaves}, structure

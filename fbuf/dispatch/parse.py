@@ -1,4 +1,4 @@
-"""The parsing of batches: rows, flags, priorities and ids, brought to one leading axis `[B]`."""
+"""Parsing of batches: rows, flags, priorities and ids, brought to one leading axis `[B]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fbuf.storage.ids import Ids
 
 
 def item_specs(function: str, item: Any) -> Any:
-    """The shape and dtype of each leaf of one item, as the buffer will store it."""
+    """Return the shape and dtype of each leaf of one item, as the buffer will store it."""
     if not jax.tree.leaves(item):
         raise ValueError(
             f"fbuf.{function}: item holds no array; give one unbatched item, such as "
@@ -51,11 +51,11 @@ class Lead:
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return math.prod(self.shape)
 
     def flat(self, array: Any) -> Any:
-        """Rows step by step, and in a step environment by environment: `[B, ...]`."""
+        """Order rows step by step, and in a step environment by environment: `[B, ...]`."""
         feature = array.shape[len(self.shape) :]
         if self.envs_first:
             array = array.swapaxes(0, 1)
@@ -70,7 +70,7 @@ def rows(
     time_major: bool,
     argument: str = "items",
 ) -> tuple[Any, Lead]:
-    """Rows, each like `item`, brought to a batch `[B, ...]`, and how they were given."""
+    """Bring rows, each like `item`, to a batch `[B, ...]`; also return their leading axes."""
     given, batch = checked_rows(function, item, items, num_envs, time_major, argument)
     stored, tree = jax.tree.flatten(item)
     # No gradient flows into a buffer.
@@ -84,7 +84,7 @@ def rows(
 def checked_rows(
     function: str, item: Any, items: Any, num_envs: int | None, time_major: bool, argument: str
 ) -> tuple[list[Any], Lead]:
-    """The leaves of rows, each like `item`, as they were given, and how that was."""
+    """Return the leaves of rows, each like `item`, unchanged, and their leading axes."""
     _same_tree(function, argument, item, items)
     if time_major and num_envs is None:
         raise ValueError(
@@ -149,7 +149,7 @@ def _same_tree(function: str, argument: str, item: Any, items: Any) -> None:
 def _turned(
     shape: tuple[int, ...], feature: tuple[int, ...], num_envs: int | None, time_major: bool
 ) -> str:
-    """What to do about steps and environments that come in the other order."""
+    """Return a hint for steps and environments in the wrong order."""
     lead = shape[: max(len(shape) - len(feature), 0)]
     if num_envs is None or len(lead) != 2 or shape[2:] != feature:
         return ""
@@ -191,7 +191,7 @@ def python_numbers(function: str, argument: str, item: Any, items: Any) -> None:
 
 
 def can_hold(dtype: Any, number: int | float) -> bool:
-    """Whether a finite number stays finite, and an int itself, in a dtype."""
+    """Tell whether a finite number stays finite, and an int exact, in a dtype."""
     if isinstance(number, bool):
         return True
     if jnp.issubdtype(dtype, jnp.integer):
@@ -205,7 +205,7 @@ def can_hold(dtype: Any, number: int | float) -> bool:
 
 
 def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
-    """A bool for each row, shaped like the axes of the items before their own: `[B]`."""
+    """Return a bool for each row, given in the leading axes of the items: `[B]`."""
     check.no_list(function, argument, value)
     if jnp.shape(value) != lead.shape:
         raise ValueError(
@@ -216,7 +216,7 @@ def flags(function: str, argument: str, value: Any, lead: Lead) -> jax.Array:
 
 
 def steps(function: str, value: Any, lead: Lead, lanes: int) -> jax.Array:
-    """A bool for each step of all environments: `[B]`."""
+    """Return a bool for each row, given for each step of all environments: `[B]`."""
     check.no_list(function, "mask", value)
     shape = (lead.size // lanes,) if len(lead.shape) == 2 else ()
     if jnp.shape(value) != shape:
@@ -229,7 +229,7 @@ def steps(function: str, value: Any, lead: Lead, lanes: int) -> jax.Array:
 
 
 def mask(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
-    """A bool for each entry of a batch of this shape, or one for all: `[B]`."""
+    """Return a bool for each entry of a batch of this shape, or one for all: `[B]`."""
     if value is None:
         return jnp.ones(math.prod(shape), bool)
     check.no_list(function, "mask", value)
@@ -253,7 +253,7 @@ def _bool(function: str, argument: str, value: Any) -> jax.Array:
 def field_values(
     function: str, name: str, leaf: Any, lead: tuple[int, ...], feature: tuple[int, ...], dtype: Any
 ) -> jax.Array:
-    """Values of a field, one for each id: `[B, *feature]`."""
+    """Return values of a field, one for each id: `[B, *feature]`."""
     if jnp.shape(leaf) != (*lead, *feature):
         raise ValueError(
             f"fbuf.{function}: {name} must be of shape {(*lead, *feature)}, that of ids and then "
@@ -269,7 +269,7 @@ def field_values(
 
 
 def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
-    """Priorities, one for each row, as float32, in the shape they came."""
+    """Return priorities, one for each row, as float32, in the given shape."""
     check.no_list(function, "priority", value)
     if jnp.shape(value) != shape:
         raise ValueError(
@@ -282,7 +282,7 @@ def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> 
 
 
 def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
-    """Ids of rows, flat, and the shape they came in."""
+    """Return ids of rows, flat, and their given shape."""
     if not isinstance(value, Ids):
         came = "an array" if isinstance(value, jax.Array) else type(value).__name__
         raise TypeError(
@@ -311,7 +311,7 @@ def ids(function: str, value: Any) -> tuple[Ids, tuple[int, ...]]:
 
 
 def _keeps(leaf: Any, dtype: Any) -> bool:
-    """Whether a leaf is of this dtype, or a Python scalar that becomes it without loss of kind.
+    """Tell whether a leaf is of this dtype, or a Python scalar of the same kind of number.
 
     An array that JAX made of a Python scalar, such as `jnp.full(2, 300)`, is refused as any other.
     """

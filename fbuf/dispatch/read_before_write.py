@@ -1,10 +1,10 @@
 """Reads before writes, within one trace.
 
 XLA writes an array in place only if it can see that every read of the old content comes first. A
-write that depends on the read shows it. An `add` depends on no batch, so the two must be tied, or
-XLA copies the storage. Where a traced state was read, and is changed in the same trace, `tied` does
-so. What it cannot see is a state that goes in or out of a trace in between: through the carry of a
-loop, or a function that is compiled by itself. There `fbuf.after` ties them.
+write that depends on the read shows the order. An `add` depends on no batch, so the two must be
+tied, or XLA copies the storage. Where a traced state was read, and is changed in the same trace,
+`tied` ties them. It cannot see a state that goes in or out of a trace in between. Such a state goes
+through the carry of a loop, or a function that is compiled by itself. There `fbuf.after` ties them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Reads:
         self._of: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
 
     def note(self, fault: jax.Array, read: jax.Array) -> None:
-        """Keep a read for as long as the state can be changed."""
+        """Note a read for as long as the state can be changed."""
         if not self.of(fault):
             key = id(fault)
             self._of[key] = weakref.ref(fault, lambda _: self._of.pop(key, None)), []
         self.of(fault).append(weakref.ref(read))
 
     def of(self, fault: Any) -> list[weakref.ref[Any]]:
-        """The reads of a state."""
+        """Return the reads of a state."""
         state, reads = self._of.get(id(fault), (lambda: None, []))
         return reads if state() is fault else []
 
@@ -52,22 +52,22 @@ def note_read(state: Any, read: jax.Array) -> None:
 
     Args:
         state: A `State`, or a `ShardedState`.
-        read: What is known once the read is over, such as the slots of a batch.
+        read: An array that is known once the read is over, such as the slots of a batch.
     """
     if isinstance(state.fault, jax.core.Tracer):
         _reads.note(state.fault, read)
-        # An operation of its own keeps it, as long as it is traced, if the caller drops the batch
-        # and uses its data. It computes nothing: XLA leaves out what nobody uses.
+        # The negation keeps the read in the trace if the caller drops the batch and uses its data.
+        # It costs nothing: XLA drops unused instructions.
         lax.neg(read)
 
 
 def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Array]:
-    """List the reads of a state that a change of it must come after.
+    """List the reads of a state that come before its next change.
 
     Args:
         function: The operation, for the warning if a read is of another trace.
         state: A `State`, or a `ShardedState`.
-        ids: The rows to be changed. They come after the read that they are the result of.
+        ids: The rows to be changed. They come after the read that returned them.
     """
     named = getattr(ids, "slot", None)
     noted = (read() for read in _reads.of(state.fault))
@@ -76,7 +76,7 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
     if len(here) < len(reads):
         warnings.warn(
             f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
-            "loop, a compiled function), and XLA may then copy the whole storage at every step. "
+            "loop, a compiled function). XLA may then copy the whole storage at every step. "
             "Return the batch from there, and call state = fbuf.after(state, batch) before "
             f"fbuf.{function}; fbuf.check_in_place says whether it copies",
             stacklevel=6,

@@ -1,9 +1,9 @@
 """Functions that `torch.compile` calls as they are: traced, the Python of JAX fails.
 
-Torch looks for an attribute of each function that it is about to trace, and leaves out of its graph
-what has it. What then runs, torch looks at anew, frame by frame, unless it was told of the code.
-That takes a function of torch's. So it is told as soon as it is there to be told: here, or when it
-asks for the attribute. A call costs nothing for it.
+Torch looks for an attribute of each function that it is about to trace, and leaves a function with
+the attribute out of its graph. While that function runs, torch looks at each frame anew, unless
+torch was told of the code. To tell torch takes one of its functions. So torch is told as soon as
+it is loaded: here, or when it asks for the attribute. A call costs no time.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _untold: set[types.CodeType] = set()
 """Code that torch has not been told of yet."""
 
 
-class _Asked:
-    """The attribute, which is true, and tells torch of all code when torch looks whether it is."""
+class _TorchMark:
+    """The attribute: it is true, and tells torch of all code when torch asks for its truth."""
 
     def __bool__(self) -> bool:
         _tell()
         return True
 
 
-_ASKED = _Asked()
+_MARK = _TorchMark()
 
 
 def opaque(function: Any) -> None:
-    """Have `torch.compile` break its graph where a function is called, and call it as it is."""
-    function._torchdynamo_disable = _ASKED
+    """Have `torch.compile` break its graph at a function, and call the function as it is."""
+    function._torchdynamo_disable = _MARK
     function._torchdynamo_disable_msg = "fbuf computes in JAX"
     _untold.add(function.__code__)
     _tell()
 
 
 def opaque_all(members: Iterable[Any]) -> None:
-    """The same for all functions among some objects, and all methods of the classes among them.
+    """Apply `opaque` to all functions among some objects, and to the methods of all classes.
 
-    Methods that Python writes for classes of data stay: a learner may make such objects in a graph.
+    Generated methods of dataclasses stay: a learner may make such objects in a graph.
     """
     for member in members:
         if isinstance(member, types.FunctionType):
@@ -52,7 +52,7 @@ def opaque_all(members: Iterable[Any]) -> None:
 
 
 def _methods(kind: type) -> Iterable[Any]:
-    """The functions that stand in a class, those of its properties and class methods, too."""
+    """Yield the functions of a class, with those of its properties and class methods."""
     for value in vars(kind).values():
         parts = (value.fget, value.fset) if isinstance(value, property) else (value,)
         for part in parts:
@@ -65,8 +65,8 @@ def _methods(kind: type) -> Iterable[Any]:
 
 
 def _tell() -> None:
-    """Tell torch of the code that it has not been told of, if it is there."""
-    # It is a module of C, which is there as soon as torch is, and before anything is compiled.
+    """Tell torch of the code that torch does not know yet, if torch is loaded."""
+    # This module of C is loaded with torch, before anything is compiled.
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
     if frames is None or not hasattr(frames, "set_code_exec_strategy"):
         return

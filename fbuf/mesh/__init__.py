@@ -1,1 +1,1 @@
-"""One buffer over a mesh of devices: what `fbuf.sharded` is made of."""
+"""One buffer over a mesh of devices: the functions of `fbuf.sharded`."""

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import chex
 import jax
 from jax.sharding import PartitionSpec
 
-from fbuf.checks import values as check
 from fbuf.dispatch.parse import Lead
 from fbuf.mesh import per_device
 from fbuf.mesh.call import sharded_operation
+from fbuf.mesh.gather_totals import with_largest_priority
 from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
-from fbuf.ops.add import Given, numbers_fit, parsed
+from fbuf.ops.add import GivenRows, added, parsed
 from fbuf.ops.add import add as plain_add
-from fbuf.samplers.planned import PlannedSampler
-from fbuf.state import State
 from fbuf.storage.store import Item
-from fbuf.xla.across import largest
 
 
-@sharded_operation(
-    static=("time_major",),
-    checks={"alpha": check.scalar, "time_major": check.boolean},
-    host_check=lambda state, given: numbers_fit("sharded.add", state.blocks, given),
-)
+@sharded_operation(plain_add)
 def add(
     state: ShardedState[Item],
     items: Item,
@@ -41,39 +33,24 @@ def add(
     alpha: chex.Array | float | None = None,
     donate: bool = True,
 ) -> ShardedState[Item]:
-    """Write rows: each shard those of its environments.
+    """Write rows, each to the shard of its environment.
 
-    With `num_envs`, rows come as for `fbuf.add`: `[num_envs, ...]` or `[num_envs, T, ...]`, for all
-    shards together. Without, they come as `[B, ...]`, and shard `s` gets rows `s * B / num_shards`
-    up to the next shard's. Either way they should lie on the mesh along the environments, so that
-    nothing is sent: `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. If several
-    processes have rows of their own, `jax.make_array_from_process_local_data` makes one array of
-    them.
+    As `fbuf.add`, but:
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        items: As for `fbuf.add`. Inside `shard_map`: those of this device's environments.
-        terminated: As for `fbuf.add`.
-        truncated: As for `fbuf.add`.
-        next_observation: As for `fbuf.add`.
-        priority: As for `fbuf.add`. None gives each row the sampler's default: the largest of all
-            shards.
-        mask: As for `fbuf.add`. If environments step together, `[T]` or a scalar, the same on all
-            devices.
-        time_major: As for `fbuf.add`.
-        alpha: As for `fbuf.add`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer with the rows in it.
+    - With `num_envs`, `items` are `[num_envs, ...]` or `[num_envs, T, ...]`, for all shards
+      together. Without, they are `[B, ...]`, `B` is a multiple of the shards, and shard `s` gets
+      rows `s * B / num_shards` up to the next shard's. Inside `shard_map` they are the rows of this
+      device's environments.
+    - The rows should lie on the mesh along the environments, so that nothing is sent:
+      `jax.device_put(items, jax.NamedSharding(mesh, jax.P("data")))`. If several processes have
+      rows of their own, `jax.make_array_from_process_local_data` makes one array of them.
+    - Without `priority`, each row gets the largest priority of all shards.
+    - If environments step together, `mask` is `[T]` or a scalar, the same on all devices.
 
     Raises:
         ValueError: When traced, as `fbuf.add`; also if `B` is no multiple of the shards.
         TypeError: When traced, as `fbuf.add`.
         RuntimeError: If `state` has been consumed.
-
-    Faults:
-        As for `fbuf.add`.
 
     Cost: that of `fbuf.add` on each device for its rows, and no collective; if the sampler keeps
     priorities, one of 4 bytes.
@@ -85,64 +62,33 @@ def add(
         >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(6.0))))
         6
     """
-    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
+    given = GivenRows(items, terminated, truncated, next_observation, priority, mask, alpha)
     lead = _fits(state, given, time_major)
     state = tied("add", state)
-    rows = (items, terminated, truncated, next_observation, priority)
-    shared = mask is None or (state.num_envs is not None and state.blocks.ring.lockstep)
+    of_steps = mask is not None and state.num_envs is not None and state.blocks.ring.lockstep
     at = int(time_major and len(lead.shape) == 2)  # one step may come without an axis of steps
-    row_specs = tuple(per_device.along(state, part, at) for part in rows)
-    mask_spec = PartitionSpec() if shared else per_device.along(state, mask, at)
+    specs = per_device.along(state, given, at)
+    if of_steps:
+        specs = specs._replace(mask=PartitionSpec())
 
-    def run(state: ShardedState[Item], rows: Any, mask: Any, alpha: Any) -> ShardedState[Item]:
-        def one(shard: State[Item], rows: Any, mask: Any) -> State[Item]:
-            if of_all is not None:
-                index = sampler.with_largest_priority(shard.index, of_all)
-                shard = dataclasses.replace(shard, index=index)
-            items, terminated, truncated, next_observation, priority = rows
-            return plain_add(
-                shard,
-                items,
-                terminated=terminated,
-                truncated=truncated,
-                next_observation=next_observation,
-                priority=priority,
-                mask=mask,
-                time_major=time_major,
-                alpha=alpha,
-            )
+    def run(state: ShardedState[Item], given: GivenRows) -> ShardedState[Item]:
+        informed = with_largest_priority(state)
+        each = per_device.by_shard(state, given, at)
+        if of_steps:
+            each = each._replace(mask=per_device.for_all(state, given.mask))
+        change = lambda shard, given: added(informed(shard), given, time_major)
+        return per_device.changed(change, state, each)
 
-        sampler = cast(PlannedSampler, state.blocks.sampler)
-        mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
-        of_all = None if mine is None else largest(mine.max(), (state.axis,))
-        each = per_device.by_shard(state, rows, at)
-        masks = per_device.for_all(state, mask) if shared else per_device.by_shard(state, mask, at)
-        return per_device.changed(one, state, each, masks)
-
-    specs = (row_specs, mask_spec, PartitionSpec())
-    return per_device.on_devices("add", run, state, (rows, mask, alpha), specs, state.spec)
+    return per_device.on_devices("add", run, state, (given,), (specs,), state.spec)
 
 
-def _fits(state: ShardedState[Any], given: Given, time_major: bool) -> Lead:
-    """The axes before those of the item; rows of the wrong shapes are refused in plain words."""
+def _fits(state: ShardedState[Any], given: GivenRows, time_major: bool) -> Lead:
+    """Return the leading axes of the rows; refuse rows of wrong shapes in plain words."""
     parts = state.num_devices if per_device.is_inside(state) else 1
     num_envs = None if state.num_envs is None else state.num_envs // parts
-    lead = _lead(state, given, num_envs, time_major)
-    shards = state.num_shards // parts
-    if num_envs is None and state.num_shards > 1 and (not lead.shape or lead.size % shards):
-        came = f"{lead.size}" if lead.shape else "one item without a leading axis"
-        raise ValueError(
-            f"fbuf.sharded.add: the rows must be a multiple of {shards}, so that each shard gets "
-            f"as many, got {came}; pad them, and leave the padding out with mask"
-        )
-    return lead
-
-
-def _lead(state: ShardedState[Any], given: Given, num_envs: int | None, time_major: bool) -> Lead:
-    """The axes before those of the item. Only shapes are looked at: nothing is moved."""
     found: list[Lead] = []
 
-    def look(given: Given) -> None:
+    def look(given: GivenRows) -> None:
         found.append(parsed("sharded.add", state.blocks, num_envs, given, time_major).lead)
 
     def shape_of(leaf: Any) -> Any:
@@ -150,5 +96,12 @@ def _lead(state: ShardedState[Any], given: Given, num_envs: int | None, time_maj
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
-    jax.eval_shape(look, jax.tree.map(shape_of, given))
-    return found[0]
+    jax.eval_shape(look, jax.tree.map(shape_of, given))  # shapes alone: nothing is moved
+    (lead,), shards = found, state.num_shards // parts
+    if num_envs is None and state.num_shards > 1 and (not lead.shape or lead.size % shards):
+        came = f"{lead.size}" if lead.shape else "one item without a leading axis"
+        raise ValueError(
+            f"fbuf.sharded.add: the rows must be a multiple of {shards}, so that each shard gets "
+            f"as many, got {came}; pad them, and leave the padding out with mask"
+        )
+    return lead

@@ -1,16 +1,16 @@
-"""The way of a call into an operation over a mesh, with checks of where arrays lie."""
+"""Dispatch of calls of operations over a mesh, with checks of where arrays lie."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.dispatch.call import Check, Kind, operation
+from fbuf.dispatch.call import StateType, operation, options_of
 from fbuf.mesh.state import ShardedState
 
 P = ParamSpec("P")
@@ -18,17 +18,22 @@ R = TypeVar("R")
 
 
 def sharded_operation(
-    *,
-    static: tuple[str, ...] = (),
-    checks: Mapping[str, Check] | None = None,
-    host_check: Callable[[Any, dict[str, Any]], None] | None = None,
+    like: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`."""
-    return operation(static=static, checks=checks, host_check=host_check, kind=_KIND)
+    """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`.
+
+    Args:
+        like: The operation of one buffer, whose static arguments and checks it has.
+    """
+    options = {} if like is None else options_of(like)
+    if check := options.get("host_check"):
+        of_blocks = lambda function, state, given: check(function, state.blocks, given)
+        options = options | {"host_check": of_blocks}
+    return operation(**options, state_type=_OVER_MESH)
 
 
 def require_sharded(function: str, state: Any) -> None:
-    """A state over a mesh."""
+    """Refuse a value that is no `ShardedState`."""
     if not isinstance(state, ShardedState):
         raise TypeError(
             f"fbuf.{function}: state must be a fbuf.sharded.ShardedState, got "
@@ -56,17 +61,17 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
                 name = f"fbuf.{function}: {argument}{jax.tree_util.keystr(path)}"
                 spec = "jax.P()" if same or not leaf.ndim else f"jax.P({state.axis!r})"
                 sharding = f"jax.NamedSharding(state.mesh, {spec})"
-                if elsewhere and argument == "ids":
-                    raise ValueError(
-                        f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
-                        f"{_some(devices)}; ids name rows of the buffer that gave them: if that is "
-                        "this one, moved from another mesh, put them on its mesh, too: "
-                        f"jax.device_put(ids, {sharding})"
-                    )
                 if elsewhere:
+                    remedy = f"put it there: jax.device_put(array, {sharding})"
+                    if argument == "ids":
+                        remedy = (
+                            "ids name rows of the buffer that gave them: if that is this one, "
+                            "moved from another mesh, put them on its mesh, too: "
+                            f"jax.device_put(ids, {sharding})"
+                        )
                     raise ValueError(
                         f"{name} lies on {_some(_placed(leaf))}, but the mesh of the state has "
-                        f"{_some(devices)}; put it there: jax.device_put(array, {sharding})"
+                        f"{_some(devices)}; {remedy}"
                     )
                 raise ValueError(
                     f"{name} is an array of this process alone, and the mesh has devices of "
@@ -76,31 +81,31 @@ def _on_the_mesh(function: str, state: ShardedState[Any], given: dict[str, Any])
 
 
 def _is_elsewhere(leaf: Any, devices: tuple[Any, ...]) -> bool:
-    """Whether it was put on other devices, or on these in another order."""
+    """Tell whether an array was put on other devices, or on these in another order."""
     return isinstance(leaf, jax.Array) and leaf.committed and _placed(leaf) != devices
 
 
 def _is_of_one_process(leaf: Any) -> bool:
-    """Whether other processes have another part of it, or an array of their own."""
+    """Tell whether other processes have another part of an array, or an array of their own."""
     if isinstance(leaf, jax.Array):
         return leaf.ndim > 0 and leaf.is_fully_addressable
     return isinstance(leaf, np.ndarray) and leaf.ndim > 0
 
 
 def _is_same_for_all(function: str, argument: str, state: ShardedState[Any]) -> bool:
-    """Whether nothing in an argument belongs to one device: then all processes give it whole."""
+    """Tell whether all processes give an argument whole: no part of it belongs to one device."""
     of_steps = state.num_envs is not None and state.blocks.ring.lockstep
     return argument == "key" or (argument == "mask" and function == "sharded.add" and of_steps)
 
 
 @functools.lru_cache(maxsize=64)
 def _devices(mesh: Mesh) -> tuple[Any, ...]:
-    """The devices of a mesh, in order."""
+    """Return the devices of a mesh, in order."""
     return tuple(mesh.devices.flat)
 
 
 def _placed(array: jax.Array) -> tuple[Any, ...]:
-    """The devices of an array, in order if it lies on a mesh."""
+    """Return the devices of an array, in order if it lies on a mesh."""
     sharding = array.sharding
     if isinstance(sharding, jax.NamedSharding) and isinstance(sharding.mesh, Mesh):
         return _devices(sharding.mesh)
@@ -108,7 +113,7 @@ def _placed(array: jax.Array) -> tuple[Any, ...]:
 
 
 def _some(devices: tuple[Any, ...]) -> str:
-    """How many devices, and the first of them."""
+    """Return the number of devices and the first of them, in words."""
     first = ", ".join(map(str, devices[:3])) + (", ..." if len(devices) > 3 else "")
     return f"{len(devices)} device{'s' if len(devices) > 1 else ''} ({first})"
 
@@ -125,4 +130,6 @@ def _is_of_cpu_processes(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len({of.process_index for of in devices}) > 1
 
 
-_KIND = Kind(require_sharded, "sharded.", _on_the_mesh, _waited_for)
+_OVER_MESH = StateType(
+    require_sharded, prefix="sharded.", check_arrays=_on_the_mesh, finish=_waited_for
+)

@@ -1,4 +1,4 @@
-"""How many rows there are in all shards: more than int32 can say, if there is room for as many."""
+"""Counting the rows of all shards, also where their number exceeds int32."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Count:
     low: jax.Array
 
     def __int__(self) -> int:
-        """The number; it waits until that is known."""
+        """Return the number; wait until it is known."""
         return int(np.asarray(self.high)) << 32 | int(np.asarray(self.low))
 
 
 def is_wide(state: ShardedState[Any]) -> bool:
-    """Whether int32 cannot count the rows."""
+    """Tell whether int32 cannot count the rows."""
     return state.capacity > check.LARGEST_INT
 
 
 def total(state: ShardedState[Any], counts: jax.Array) -> jax.Array | Count:
-    """The sum of int32 `[shards_of_device]` counts of rows, over all devices."""
+    """Return the sum of int32 `[shards_of_device]` counts of rows, over all devices."""
     axes = (state.axis,)
     if not is_wide(state):
         return summed(jnp.sum(counts, dtype=jnp.int32), axes)
@@ -55,14 +55,14 @@ def total(state: ShardedState[Any], counts: jax.Array) -> jax.Array | Count:
 
 
 def at_least(count: jax.Array | Count, least: jax.Array) -> jax.Array:
-    """Whether there are as many as an int32 says: bool scalar."""
+    """Tell whether a count is at least an int32: bool scalar."""
     if isinstance(count, Count):
         return (count.high > 0) | (count.low >= least.astype(jnp.uint32))
     return count >= least
 
 
 def as_float(count: jax.Array | Count) -> jax.Array:
-    """As float32, rounded."""
+    """Return a count as float32, rounded."""
     if isinstance(count, Count):
         return wide.as_float(wide.Wide(count.high, count.low))
     return count.astype(jnp.float32)

@@ -1,11 +1,10 @@
 """The exchange: rows go from the devices that have them to their places in the batch.
 
-Draw `i` of a batch of `B` belongs on device `i // (B / D)`. The device that has its row sends it
-there. What goes from one shard to one device is a bucket, of a fixed size, a little larger than
-what is usual. What does not fit goes in a further round, so the batch is exact however uneven the
-shards are. Everyone knows the whole plan, so nobody has to be asked how many rounds there are. A
-row is sent as words, all of its leaves together, with its place in the batch: a round is a single
-`all_to_all`.
+Draw `i` of a batch of `B` belongs on device `i // (B / D)`. The device that stores its row sends
+the row there. The rows from one shard to one device are a bucket, of a fixed size, a little larger
+than usual. Rows that do not fit go in a further round, so the batch is exact however uneven the
+shards are. Every device knows the whole plan, and with it the number of rounds. A row is sent as
+words, all of its leaves together, with its place in the batch: a round is a single `all_to_all`.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _COMPARED = 2**13
 
 
 class Routes(NamedTuple):
-    """What the shards of this device send, and where to.
+    """The draws that the shards of this device send, and their destinations.
 
     Attributes:
-        own: int32 `[shards_of_device, num_devices, places]`; which draws of each shard go to each
-            device, in order, and behind them -1. Numbers of draws that read nothing are larger by
-            the size of the batch.
-        rounds: int32 scalar; how many rounds it takes, the same on all devices.
+        own: int32 `[shards_of_device, num_devices, places]`; the draws of each shard that go to
+            each device, in order, and behind them -1. Numbers of draws that read nothing are larger
+            by the size of the batch.
+        rounds: int32 scalar; the number of rounds, the same on all devices.
         room: The size of a bucket; static.
     """
 
@@ -51,14 +50,14 @@ class Routes(NamedTuple):
 
 
 def bucket_size(part: float, most: int, buckets: int) -> int:
-    """How many rows a bucket has room for: so many that a batch rarely takes two rounds.
+    """Return the room of a bucket, with which a batch rarely takes two rounds.
 
-    `docs/scale.md` has the rounds that this takes, and what other sizes would take.
+    The page `docs/scale.md` has the rounds of this size, and of other sizes.
 
     Args:
-        part: How many rows it gets on average, if all shards have as much to draw from.
-        most: The most it can get.
-        buckets: How many there are in all.
+        part: The average number of rows in a bucket, if all shards have as much to draw from.
+        most: The most rows that a bucket can get.
+        buckets: The number of all buckets.
     """
     fewest = max(math.ceil(part - 12 * math.sqrt(part)), 0)  # fewer never come
     fits = sum(math.exp(_log_poisson(k, part)) for k in range(fewest, math.ceil(part)))
@@ -72,17 +71,17 @@ def bucket_size(part: float, most: int, buckets: int) -> int:
 
 
 def _log_poisson(count: int, mean: float) -> float:
-    """The logarithm of how likely this count is, where so many are expected."""
+    """Return the logarithm of the probability of a count, given its mean."""
     return count * math.log(mean) - mean - math.lgamma(count + 1)
 
 
 def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Routes:
-    """The routes of a plan.
+    """Return the routes of a plan.
 
     Args:
         state: The blocks of this device.
         shards: int32 `[B]`; the shard of each draw.
-        there: bool `[B]`; whether it reads something.
+        there: bool `[B]`; whether the draw reads a row.
     """
     batch, devices, count = shards.shape[0], state.num_devices, state.shards_of_device
     part = batch // devices  # of the batch, on each device
@@ -90,7 +89,7 @@ def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Rou
     parts = shards.reshape(devices, part)
     place = _places(parts, state.num_shards)
     mine = parts - per_device.device_number(state) * count
-    # Another device's shard is out of range below, too, where a place would count from the end.
+    # A shard of another device becomes out of range: a negative place would count from the end.
     mine = jnp.where(mine < 0, count, mine)
     to = jnp.arange(devices, dtype=jnp.int32)[:, None]
     number = to * part + jnp.arange(part, dtype=jnp.int32)[None]
@@ -101,10 +100,10 @@ def routes(state: ShardedState[Any], shards: jax.Array, there: jax.Array) -> Rou
 
 
 def _places(parts: jax.Array, num_shards: int) -> jax.Array:
-    """How many of a row's entries before each are the same: int32, of `[rows, n]` shards."""
+    """Count the equal entries before each entry of its row: int32 of `[rows, n]` shards."""
 
     def counted(parts: jax.Array) -> jax.Array:
-        # Counts and places in one array: of two XLA would copy the counts at every turn.
+        # Counts and places are in one array: with two, XLA would copy the counts at every turn.
         count, size = parts.size, parts.shape[1]
         flat = parts.reshape(-1)
 
@@ -117,7 +116,7 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
         made = varying(jnp.zeros(count + parts.shape[0] * num_shards, jnp.int32), parts)
         return lax.fori_loop(0, count, body, made)[:count].reshape(parts.shape)
 
-    # Made anew in each: of the form for other platforms all must be traced at once.
+    # Each form makes its own numbers: a form for another platform must be traced as a whole.
     size = parts.shape[1]  # not `parts`, which the kept form would keep alive
     numbers = lambda: jnp.arange(size, dtype=jnp.int32)
 
@@ -129,7 +128,7 @@ def _places(parts: jax.Array, num_shards: int) -> jax.Array:
 
     def ordered(parts: jax.Array) -> jax.Array:
         at = numbers()
-        # Those of a shard side by side; the first of them tells the others where it is.
+        # Entries of a shard lie side by side, and count from the place of the first one.
         order = jnp.argsort(parts, axis=1, stable=True).astype(jnp.int32)
         sorted_ = jnp.take_along_axis(parts, order, axis=1)
         is_first = jnp.pad(sorted_[:, 1:] != sorted_[:, :-1], ((0, 0), (1, 0)))
@@ -147,25 +146,25 @@ def fetched(
     plan: Routes,
     read: Callable[[Any, jax.Array, jax.Array], Any],
 ) -> tuple[Any, jax.Array]:
-    """The rows of this device's part of the batch.
+    """Fetch the rows of this device's part of the batch.
 
     Args:
         state: The blocks of this device.
-        part: How many rows these are.
+        part: The number of these rows.
         plan: The routes.
-        read: What to send, called with a shard, int32 `[n]` numbers of draws, and bool `[n]`: which
-            of them read something. A pytree, leaves `[n, ...]`.
+        read: Reads the rows to send: a pytree, leaves `[n, ...]`. Called with a shard, int32 `[n]`
+            numbers of draws, and bool `[n]`, whether each draw reads a row.
 
     Returns:
-        The same pytree, leaves `[B / num_devices, ...]`, and which of the rows have come.
+        The same pytree, leaves `[B / num_devices, ...]`, and whether each row has come.
     """
     count, devices, _ = plan.own.shape
     batch = part * devices
-    # Made beforehand: on a GPU these numbers would be a kernel.
+    # These numbers are constants: on a GPU they would be one more kernel.
     first = np.arange(devices, dtype=np.int32)[None, :, None] * np.int32(part)
 
     def send(turn: jax.Array) -> Any:
-        """What goes in a turn, leaves `[count, devices * room, ...]`, with places in the batch."""
+        """Return the rows of a turn, leaves `[count, devices * room, ...]`, and their places."""
         numbers = lax.dynamic_slice_in_dim(plan.own, turn * plan.room, plan.room, axis=2)
         meant, there = numbers >= 0, (numbers >= 0) & (numbers < batch)
         numbers = jnp.where(numbers < batch, numbers, numbers - batch)
@@ -177,7 +176,7 @@ def fetched(
         return place, rows
 
     def packed(turn: jax.Array) -> jax.Array:
-        """The same for each device, as words: `[devices, n, words]`."""
+        """Return the rows of a turn for each device, as words: `[devices, n, words]`."""
         place, rows = send(turn)
         leaves = [flat(leaf) for leaf in jax.tree.leaves(rows)]
         sent = words.packed([place.reshape(-1), *leaves])
@@ -195,7 +194,7 @@ def fetched(
         place = got[:, 0].astype(jnp.int32)
         return made.at[place].set(got, mode="drop", unique_indices=True)
 
-    # A place is kept with its row, plus 1 where one has come: rows that nobody sent have 0.
+    # Each row has its place in the first word. A row that has not come has another number there.
     made = varying(jnp.full((part, width), part, jnp.uint32), plan.own)
     made = lax.fori_loop(0, plan.rounds, body, made)
     come = made[:, 0] == jnp.arange(part, dtype=jnp.uint32)

@@ -14,12 +14,10 @@ from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
 from fbuf.mesh.state import ShardedState
-from fbuf.ops.init import init as plain_init
-from fbuf.ops.init import of_ring
+from fbuf.ops.init import maker
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
-from fbuf.storage import ring as rings
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
 
@@ -43,22 +41,23 @@ def init(
 ) -> ShardedState[Item]:
     """Make an empty buffer over a mesh: one buffer, whose rows lie on many devices.
 
-    It is cut into shards, and each device has as many. Batches depend on the number of shards, and
-    not on that of devices. So choose more shards than devices if you may go on with more devices
-    later: 8 shards fit 1, 2, 4 and 8 devices.
+    It is divided into shards, and each device has the same number of them. Batches depend on the
+    number of shards, and not on the number of devices. So choose more shards than devices if you
+    may go on with more devices later: 8 shards fit 1, 2, 4 and 8 devices.
 
     Args:
         item: As for `fbuf.init`.
-        capacity: How many rows to keep, in all shards together; a multiple of `shards`, and of
-            `num_envs`. Up to 2**31 - 17 a shard.
+        capacity: The number of rows to keep, in all shards together; a multiple of `shards`, and
+            of `num_envs`. Up to 2**31 - 17 a shard.
         mesh: The mesh, such as `jax.make_mesh((8,), ("data",))`. In several processes the same
             one, of all devices.
-        axis: The axis of the mesh along which the shards lie. None if it has only one. Along the
-            others every device has a copy.
-        shards: How many shards, a multiple of the devices along the axis. None is one for each.
-        num_envs: How many environments there are, in all shards together; a multiple of `shards`.
-            Shard `s` has those from `s * num_envs / shards` on. None as for `fbuf.init`: then of
-            every batch of rows each shard gets an equal part.
+        axis: The axis of the mesh along which the shards lie. None if the mesh has only one. Along
+            other axes every device has a copy.
+        shards: The number of shards, a multiple of the devices along the axis. None is one for
+            each device.
+        num_envs: The number of environments, in all shards together; a multiple of `shards`. Shard
+            `s` has the environments from `s * num_envs / shards` on. None as for `fbuf.init`: then
+            each shard gets an equal part of every batch of rows.
         sampler: As for `fbuf.init`, any but `fbuf.Fifo`.
         autoreset: As for `fbuf.init`.
         lockstep: As for `fbuf.init`.
@@ -82,70 +81,64 @@ def init(
         1000
     """
     flax.register(ShardedState)
-    axis = axis_of("sharded.init", mesh, axis)
+    name = "sharded.init"
+    axis = axis_of(name, mesh, axis)
     if axis in jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
-            f"fbuf.sharded.init: this is inside shard_map over {axis!r}; make the buffer outside, "
-            "and give it to shard_map with in_specs=fbuf.sharded.specs(state)"
+            f"fbuf.{name}: this is inside shard_map over {axis!r}; make the buffer outside, and "
+            "give it to shard_map with in_specs=fbuf.sharded.specs(state)"
         )
     devices = mesh.shape[axis]
-    shards = devices if shards is None else shards
+    shards = _shards(devices if shards is None else shards, devices, axis)
+    capacity = check.integer(name, "capacity", capacity, check.LARGEST_CAPACITY * shards)
+    envs = _environments(num_envs, capacity, shards)
+    if max_ends is not None:
+        max_ends = -(-check.integer(name, "max_ends", max_ends) // shards)
+    _require_planned(sampler, capacity)
+    # The other checks are those of a plain buffer.
+    specs, each, here = parse.item_specs("init", item), capacity // shards, shards // devices
+    make = maker(specs, each, envs, sampler, autoreset, lockstep, next_of, max_ends, shards)
+    one = jax.eval_shape(lambda: make(each))
+    _refuse_empty(one.storage.item)
+    check_room(name, mesh, sizes.nbytes(one) * here)
+
+    def block() -> Any:
+        """Return the shards of one device."""
+        return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), make(each))
+
+    made = jax.shard_map(block, mesh=mesh, in_specs=(), out_specs=jax.P(axis))
+    # Shapes and dtypes alone: inside `jax.set_mesh` the leaves also have their layout on the mesh.
+    leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
+    return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(leaves))
+
+
+def _shards(shards: Any, devices: int, axis: str) -> int:
+    """Return the number of shards, a multiple of the devices."""
     shards = check.integer("sharded.init", "shards", shards, MOST_SHARDS)
     if shards % devices:
         raise ValueError(
             f"fbuf.sharded.init: shards must be a multiple of the {devices} devices along "
             f"{axis!r}, got {shards}; take {-(-shards // devices) * devices}"
         )
-    most = check.LARGEST_CAPACITY * shards
-    capacity = check.integer("sharded.init", "capacity", capacity, most)
+    return shards
+
+
+def _environments(num_envs: Any, capacity: int, shards: int) -> int | None:
+    """Return the number of environments of a shard; refuse sizes that do not divide."""
     _divides("capacity", capacity, shards)
-    if num_envs is not None:
-        _divides("num_envs", check.integer("sharded.init", "num_envs", num_envs), shards)
-        if capacity % num_envs:
-            raise ValueError(
-                f"fbuf.sharded.init: capacity must be a multiple of num_envs ({num_envs}), got "
-                f"{capacity}; take {max(capacity // num_envs, 1) * num_envs}"
-            )
-    if max_ends is not None:
-        max_ends = -(-check.integer("sharded.init", "max_ends", max_ends) // shards)
-    _plans(sampler, capacity)
-    envs = None if num_envs is None else num_envs // shards
-    each = capacity // shards
-
-    def make() -> Any:
-        # Everything else is looked at by the one who makes plain buffers.
-        plain = plain_init(
-            item,
-            each,
-            num_envs=envs,
-            sampler=sampler,
-            autoreset=autoreset,
-            lockstep=lockstep,
-            next_of=next_of,
-            max_ends=max_ends,
+    if num_envs is None:
+        return None
+    _divides("num_envs", check.integer("sharded.init", "num_envs", num_envs), shards)
+    if capacity % num_envs:
+        raise ValueError(
+            f"fbuf.sharded.init: capacity must be a multiple of num_envs ({num_envs}), got "
+            f"{capacity}; take {max(capacity // num_envs, 1) * num_envs}"
         )
-        follow = plain.ring.open is not None
-        ring = rings.empty(each, envs, lockstep, autoreset, follow, shards)
-        specs = parse.item_specs("sharded.init", item)
-        return of_ring(specs, ring, sampler, next_of, max_ends)
-
-    one = jax.eval_shape(make)
-    _refuse_empty(one.storage.item)
-    check_room("sharded.init", mesh, sizes.nbytes(one) * (shards // devices))
-    here = shards // devices
-
-    def block() -> Any:
-        """The shards of one device."""
-        return jax.tree.map(lambda leaf: jnp.concatenate([jnp.atleast_1d(leaf)] * here), make())
-
-    made = jax.shard_map(block, mesh=mesh, in_specs=(), out_specs=jax.P(axis))
-    # Shapes and dtypes alone: inside `jax.set_mesh` they would also say how they lie on it.
-    leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)]
-    return ShardedState(jax.jit(made)(), mesh, axis, shards, tuple(leaves))
+    return num_envs // shards
 
 
 def axis_of(function: str, mesh: Mesh, axis: str | None) -> str:
-    """The axis along which the shards lie."""
+    """Return the axis along which the shards lie."""
     check.instance(function, "mesh", mesh, Mesh, 'jax.make_mesh((8,), ("data",))')
     names: tuple[str, ...] = mesh.axis_names
     if axis is None and len(names) == 1:
@@ -167,7 +160,7 @@ def _divides(argument: str, value: int, shards: int) -> None:
 
 
 def _refuse_empty(item: Any) -> None:
-    """Refuse what would end the process: the compiler crashes on it."""
+    """Refuse an empty leaf where the compiler crashes on it and ends the process."""
     if jaxlib.version.__version__ != "0.11.2":
         return
     for path, leaf in jax.tree.leaves_with_path(item):
@@ -179,7 +172,7 @@ def _refuse_empty(item: Any) -> None:
             )
 
 
-def _plans(sampler: Any, capacity: int) -> None:
+def _require_planned(sampler: Any, capacity: int) -> None:
     """Refuse a sampler that cannot draw from several buffers as from one."""
     check.instance("sharded.init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     if not isinstance(sampler, PlannedSampler):
@@ -196,11 +189,11 @@ def _plans(sampler: Any, capacity: int) -> None:
 
 
 def check_room(function: str, mesh: Mesh, asked: int) -> None:
-    """Refuse what the devices of this process have no room for: so many bytes on each."""
+    """Refuse shards that a device of this process has no room for: `asked` bytes on each."""
     with jax.transfer_guard("allow"):
         probe = jnp.zeros(())
     if isinstance(probe, jax.core.Tracer):
-        return  # nothing is made here
+        return  # inside a trace no memory is taken
     of_host = sum(device.platform == "cpu" for device in mesh.local_devices)
     for device in mesh.local_devices:
         free = sizes.free(device)

@@ -18,11 +18,11 @@ from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.sharded_manifest import Whole
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.mesh.assemble import assembled
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
 from fbuf.mesh.processes import all_have, all_say, is_alone
 from fbuf.mesh.reshard import check_shards, latest_lap, regrouping
+from fbuf.mesh.shards import assembled
 from fbuf.mesh.split import end_episode
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import init

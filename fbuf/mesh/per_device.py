@@ -1,4 +1,4 @@
-"""Where code runs: on the devices of a mesh, and there in each of their shards.
+"""Running code on each device of a mesh, and there in each shard.
 
 A function over a mesh is written for one device, in plain code on the blocks of that device. Called
 from outside it runs on all devices; called inside the user's own `shard_map` it runs as it is.
@@ -21,7 +21,7 @@ from fbuf.state import State
 
 
 def is_inside(state: ShardedState[Any]) -> bool:
-    """Whether this is traced inside `shard_map` over the axis of the state."""
+    """Tell whether this is traced inside `shard_map` over the axis of the state."""
     return state.axis in jax.sharding.get_abstract_mesh().manual_axes
 
 
@@ -38,19 +38,19 @@ def on_devices(
     function: str,
     run: Callable[..., Any],
     state: ShardedState[Any],
-    args: tuple[Any, ...],
-    specs: tuple[Any, ...],
-    out: Any,
+    args: tuple[Any, ...] = (),
+    specs: tuple[Any, ...] = (),
+    out: Any = PartitionSpec(),
 ) -> Any:
     """Run a function on each device of the mesh of a state.
 
     Args:
-        function: What the user calls it, for errors.
+        function: The called function, for errors.
         run: Called with the state and the arguments, blocks of one device each.
         state: The buffer.
         args: More arguments.
-        specs: How each of these lies on the mesh.
-        out: How the result lies on the mesh.
+        specs: The layout of each of these on the mesh.
+        out: The layout of the result; by default it is the same on all devices.
     """
     if is_inside(state):
         room = state.fault.shape
@@ -78,28 +78,32 @@ def in_shards(run: Callable[..., Any], state: ShardedState[Any], *args: Any) -> 
     Returns:
         The results, leaves `[shards_of_device, ...]`.
     """
-    if state.shards_of_device > 1:  # as a batch of buffers
-        return jax.vmap(run)(shards_of(state), *args)
-    # One buffer is handled as it is: the forms of `vmap` take longer.
-    only = [jax.tree.map(lambda leaf: leaf[0], arg) for arg in args]
-    found = run(shards_of(state), *only)
-    return jax.tree.map(lambda leaf: leaf[None], found)
+    results = _run(run, state, args)
+    if state.shards_of_device > 1:
+        return results
+    return jax.tree.map(lambda leaf: leaf[None], results)
 
 
 def changed(
     run: Callable[..., State[Any]], state: ShardedState[Any], *args: Any
 ) -> ShardedState[Any]:
     """Change each shard of this device; as `in_shards`, for a function that returns the shard."""
+    leaves, tree = jax.tree.flatten(_run(run, state, args))
+    before = jax.tree.leaves(state.blocks)
+    blocks = [leaf.reshape(block.shape) for leaf, block in zip(leaves, before, strict=True)]
+    return dataclasses.replace(state, blocks=jax.tree.unflatten(tree, blocks))
+
+
+def _run(run: Callable[..., Any], state: ShardedState[Any], args: tuple[Any, ...]) -> Any:
+    """Run a function on several shards as on a batch of buffers, or on one shard as it is."""
     if state.shards_of_device > 1:
-        new = in_shards(run, state, *args)
-    else:
-        only = [jax.tree.map(lambda leaf: leaf[0], arg) for arg in args]
-        new = run(shards_of(state), *only)
-    return dataclasses.replace(state, blocks=_joined(new, state))
+        return jax.vmap(run)(shards_of(state), *args)
+    # The forms of `vmap` would take longer.
+    return run(shards_of(state), *jax.tree.map(lambda leaf: leaf[0], args))
 
 
 def other_axes(state: ShardedState[Any]) -> tuple[str, ...]:
-    """The axes of the mesh along which there are copies of the buffer, as far as code sees them."""
+    """Return the axes of the mesh along which traced code sees copies of the buffer."""
     seen = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(
         name
@@ -109,27 +113,27 @@ def other_axes(state: ShardedState[Any]) -> tuple[str, ...]:
 
 
 def device_number(state: ShardedState[Any]) -> jax.Array:
-    """The number of this device along the axis."""
+    """Return the number of this device along the axis."""
     return lax.axis_index(state.axis)
 
 
 def shard_numbers(state: ShardedState[Any]) -> jax.Array:
-    """The numbers of the shards of this device: int32 `[shards_of_device]`."""
+    """Return the numbers of the shards of this device: int32 `[shards_of_device]`."""
     count = state.shards_of_device
     return device_number(state) * count + jnp.arange(count, dtype=jnp.int32)
 
 
 def along(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
-    """How arrays lie on the mesh that have something for each environment, or each draw.
+    """Return the layout of arrays with an entry for each environment, or each draw.
 
-    Scalars are the same everywhere, and what is None stays so.
+    Scalars are the same on all devices. None stays None.
     """
     split = PartitionSpec(*(None,) * axis, state.axis)
     return jax.tree.map(lambda leaf: split if jnp.ndim(leaf) > axis else PartitionSpec(), tree)
 
 
 def by_shard(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
-    """The part of each shard of such arrays of one device: leaves `[shards_of_device, ...]`."""
+    """Divide such arrays of one device among its shards: leaves `[shards_of_device, ...]`."""
     count = state.shards_of_device
 
     def split(leaf: Any) -> jax.Array:
@@ -144,13 +148,13 @@ def by_shard(state: ShardedState[Any], tree: Any, axis: int = 0) -> Any:
 
 
 def for_all(state: ShardedState[Any], tree: Any) -> Any:
-    """The same for each shard of this device: leaves `[shards_of_device, ...]`."""
+    """Repeat arrays for each shard of this device: leaves `[shards_of_device, ...]`."""
     count = state.shards_of_device
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), tree)
 
 
 def _placed(state: ShardedState[Any], tree: Any, spec: Any) -> Any:
-    """Arrays as `shard_map` takes them: with explicit axes it moves nothing by itself."""
+    """Put arrays where `shard_map` takes them: with explicit axes it moves none by itself."""
     explicit = jax.sharding.AxisType.Explicit in state.mesh.axis_types
     if not explicit or not jax.tree.leaves(tree):
         return tree
@@ -162,7 +166,7 @@ def _placed(state: ShardedState[Any], tree: Any, spec: Any) -> Any:
 
 
 def shards_of(state: ShardedState[Any]) -> State[Any]:
-    """The shards of this device: one as it is, or several as a batch of buffers."""
+    """Return the shards of this device: one as it is, or several as a batch of buffers."""
     count = state.shards_of_device
 
     def apart(block: jax.Array, one: jax.ShapeDtypeStruct) -> jax.Array:
@@ -172,11 +176,3 @@ def shards_of(state: ShardedState[Any]) -> State[Any]:
 
     blocks, tree = jax.tree.flatten(state.blocks)
     return jax.tree.unflatten(tree, list(map(apart, blocks, state.leaves)))
-
-
-def _joined(shards: State[Any], state: ShardedState[Any]) -> State[Any]:
-    """What `shards_of` was given."""
-    before = jax.tree.leaves(state.blocks)
-    leaves, tree = jax.tree.flatten(shards)
-    blocks = [leaf.reshape(block.shape) for leaf, block in zip(leaves, before, strict=True)]
-    return jax.tree.unflatten(tree, blocks)

@@ -1,4 +1,4 @@
-"""What the processes of a mesh say to each other outside of compiled functions."""
+"""Messages between the processes of a mesh, outside of compiled functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 
 
 def is_alone(function: str, mesh: Mesh) -> bool:
-    """Whether a mesh has devices of this process only.
+    """Tell whether a mesh has devices of this process only.
 
     Raises:
-        ValueError: If it has devices of some processes, and not of all: these could not talk apart
-            from the others.
+        ValueError: If it has devices of some processes, and not of all: only all processes
+            together can exchange messages.
     """
     processes = {device.process_index for device in mesh.devices.flat}
     if processes == {jax.process_index()}:
@@ -26,9 +26,9 @@ def is_alone(function: str, mesh: Mesh) -> bool:
 
 
 def all_say(numbers: np.ndarray, alone: bool) -> np.ndarray:
-    """What each process says: int64 `[n]` here, `[processes, n]` back. All must call it.
+    """Gather int64 `[n]` of each process: `[processes, n]`. All processes must call it.
 
-    It is also a barrier: nobody goes on before all have come. Who is `alone` says it to nobody.
+    It is also a barrier. With `alone`, no message is sent.
     """
     if alone or jax.process_count() == 1:
         return numbers[None]
@@ -41,5 +41,5 @@ def all_say(numbers: np.ndarray, alone: bool) -> np.ndarray:
 
 
 def all_have(well: bool, alone: bool) -> bool:
-    """Whether all processes say so. All must call it."""
+    """Tell whether all processes give True. All processes must call it."""
     return bool(all_say(np.array([well], np.int64), alone).all())

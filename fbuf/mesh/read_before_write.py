@@ -12,13 +12,13 @@ from fbuf.storage.store import Item
 
 
 def tied(function: str, state: ShardedState[Item], ids: Any = None) -> ShardedState[Item]:
-    """Return the state, whose next change waits for the reads that this trace has made of it."""
+    """Return the state; its next change waits for the reads that this trace has made of it."""
     reads = read_before_write.reads_to_wait_for(f"sharded.{function}", state, ids)
     return waiting(state, reads) if reads else state
 
 
 def waiting(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
-    """Return the state, whose next change in each shard waits for these arrays."""
+    """Return the state; its next change in each shard waits for these arrays."""
 
     def run(state: ShardedState[Item], reads: Any) -> ShardedState[Item]:
         return dataclasses.replace(state, blocks=read_before_write.waiting(state.blocks, reads))

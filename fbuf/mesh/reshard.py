@@ -1,8 +1,7 @@
-"""Another number of shards: whole environments move from shard to shard."""
+"""Changing the number of shards: whole environments move from shard to shard."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,16 +14,14 @@ import numpy as np
 from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed
-from fbuf.mesh.assemble import assembled
 from fbuf.mesh.call import require_sharded
 from fbuf.mesh.init import check_room
 from fbuf.mesh.per_device import refuse_set_mesh
-from fbuf.mesh.shards import shards_here
+from fbuf.mesh.shards import assembled, shards_here
 from fbuf.mesh.state import ShardedState
-from fbuf.ops.init import of_ring
+from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
-from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 
 
@@ -40,21 +37,21 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
 
     Args:
         state: The buffer; never consumed. Both are in memory until you drop this one.
-        shards: How many, a multiple of the devices along the axis. It must divide `num_envs`, for
-            an environment lives whole in one shard.
+        shards: The number of shards, a multiple of the devices along the axis. It must divide
+            `num_envs`: an environment lives whole in one shard.
 
     Returns:
         The buffer, on the same mesh. Faults stay set.
 
     Raises:
-        ValueError: If `shards` does not divide, or the sampler cannot serve so many; or if the
-            buffer was made without `num_envs`: then a shard is one sequence of rows, and cannot be
-            divided or joined with others.
+        ValueError: If `shards` does not divide, or the sampler cannot serve that number. Also if
+            the buffer was made without `num_envs`: then a shard is one sequence of rows, and cannot
+            be divided or joined with other shards.
         RuntimeError: If `state` has been consumed, or lies on devices of several processes.
         MemoryError: If a device has no room for both.
 
     Faults:
-        LOST_NEXT: As for `fbuf.resize`: each shard has an equal share of the room for ends.
+        LOST_NEXT: As for `fbuf.resize`; each shard has an equal share of the room for ends.
 
     Cost: O(N log N) time for the N rows of a shard; it moves those that change their device.
 
@@ -81,26 +78,14 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
     each = sizes.nbytes(state.shard) * state.num_shards // state.num_devices
     check_room(name, state.mesh, each)
     old = dict(shards_here(state))
-
-    def source(number: int) -> State[Item]:
-        return old[number]
-
-    return assembled(
-        state.mesh,
-        state.axis,
-        shards,
-        regrouping(
-            source,
-            latest_lap(shard.ring.cursor for shard in old.values()),
-            state.shard.ring.lanes,
-            state.num_shards,
-            shards,
-        ),
-    )
+    lap = latest_lap(shard.ring.cursor for shard in old.values())
+    lanes = state.shard.ring.lanes
+    make = regrouping(old.__getitem__, lap, lanes, state.num_shards, shards)
+    return assembled(state.mesh, state.axis, shards, make)
 
 
 def check_shards(function: str, shards: Any, devices: int, num_envs: int | None) -> int:
-    """A number of shards that whole environments can be put into."""
+    """Return a number of shards that hold whole environments; refuse any other."""
     shards = check.integer(function, "shards", shards)
     if num_envs is None:
         raise ValueError(
@@ -117,9 +102,9 @@ def check_shards(function: str, shards: Any, devices: int, num_envs: int | None)
 
 
 def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
-    """The latest lap of all lanes of all shards, of the cursors of their rings: int32.
+    """Return the latest lap of all lanes of all shards, from the cursors of their rings: int32.
 
-    A slot belongs to another lane afterwards. So ids from before are stale only behind all laps.
+    A slot belongs to another lane afterwards. So old ids are stale only behind all laps.
     """
     laps = np.concatenate([np.asarray(cursor)[1] for cursor in cursors]).view(np.uint32)
     ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # they wrap around
@@ -129,14 +114,14 @@ def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
 def regrouping(
     source: Callable[[int], State[Any]], lap: np.ndarray, each: int, before: int, after: int
 ) -> Callable[[int], State[Any]]:
-    """What makes a shard of another number of shards, of those before.
+    """Return a function that makes a new shard, by its number, of the old shards.
 
     Args:
-        source: The shard of a number, before, as a plain buffer.
-        lap: `latest_lap` of all of them.
-        each: How many environments each had.
-        before: How many there were.
-        after: How many there will be.
+        source: Returns the old shard of a number, as a plain buffer.
+        lap: `latest_lap` of all old shards.
+        each: The number of environments of an old shard.
+        before: The number of old shards.
+        after: The number of new shards.
     """
 
     def make(number: int) -> State[Any]:
@@ -149,29 +134,23 @@ def regrouping(
         )
         device = next(iter(jnp.zeros(()).devices()))
         states = tuple(jax.device_put(source(of), device) for of in own)
-        return _regrouped(states, lap, places, envs, after, before / after)
+        return _regrouped(states, lap, places, envs, after)
 
     return make
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _regrouped(
     states: tuple[State[Any], ...],
     lap: jax.Array,
     places: tuple[tuple[int, int], ...],
     envs: int,
     shards: int,
-    ratio: float,
 ) -> State[Any]:
-    """A buffer of so many environments, one of so many shards, of those at places in others."""
+    """Make a buffer of `envs` environments, one of `shards`, of lanes at places in others."""
     old, kept = states[0].ring, states[0].next_obs
-    follow = old.open is not None
-    size = old.lane_length * envs
-    ring = rings.empty(size, envs, old.lockstep, old.autoreset, follow, shards)
     ends = None
     if kept is not None:
-        ends = max(round((kept.owner.shape[0] - old.lanes) * ratio), 1)
-    next_of = None if kept is None else kept.field
-    new = of_ring(states[0].storage.item, ring, states[0].sampler, next_of, ends)
-    sources = [Lanes(state, *place) for state, place in zip(states, places, strict=True)]
-    return dataclasses.replace(filled(new, sources, lap), sampler=states[0].sampler)
+        ends = max(round((kept.owner.shape[0] - old.lanes) * envs / old.lanes), 1)
+    new = empty_like(states[0], old.lane_length * envs, envs, ends, shards)
+    return filled(new, [Lanes(s, *place) for s, place in zip(states, places, strict=True)], lap)

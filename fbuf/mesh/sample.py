@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
 from fbuf.mesh.call import sharded_operation
-from fbuf.mesh.gather_totals import agreed
+from fbuf.mesh.gather_totals import gather_totals
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import noted
-from fbuf.ops.sample import CHECKS, is_step, place_in_epoch, require_step
+from fbuf.ops.sample import place_in_epoch, require_step
+from fbuf.ops.sample import sample as plain_sample
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
@@ -27,7 +28,7 @@ from fbuf.views.protocol import Data, View
 from fbuf.views.reader import Draws
 
 
-@sharded_operation(static=("batch_size", "view"), checks=CHECKS | {"step": is_step})
+@sharded_operation(plain_sample)
 def sample(
     state: ShardedState[Any],
     key: chex.PRNGKey,
@@ -37,24 +38,16 @@ def sample(
     beta: chex.Array | float | None = None,
     step: chex.Array | int | tuple[chex.Array | int, chex.Array | int] | None = None,
 ) -> ShardedSample[Data]:
-    """Draw a batch from all shards, each draw from all of their rows; the state does not change.
+    """Draw a batch, each draw from the rows of all shards.
+
+    As `fbuf.sample`, but `batch_size` counts the draws of all devices together, and is a multiple
+    of the devices along the axis. The leaves of the batch are sharded along the axis. Inside
+    `shard_map` they are the part of this device, `[B / devices, ...]`. The arguments `key`, `beta`
+    and `step` must be the same in all processes. There is no `count`.
 
     The same state and key give the same batch on any number of devices, and in any number of
     processes. Each device's part of it is drawn from all rows, too. With one shard it is the batch
-    that `fbuf.sample` draws.
-
-    Args:
-        state: The buffer; never consumed.
-        key: A key of `jax.random`, the same in all processes. Use a key once only.
-        batch_size: `B`, of all devices together: a static int, a multiple of the devices along the
-            axis.
-        view: What a drawn row turns into; static.
-        beta: As for `fbuf.sample`; the same in all processes.
-        step: As for `fbuf.sample`; the same in all processes.
-
-    Returns:
-        The batch, its leaves sharded along the axis. Inside `shard_map`: the part of this device,
-        leaves `[B / devices, ...]`.
+    of `fbuf.sample`.
 
     Raises:
         ValueError: When traced, if `batch_size` is no multiple of the devices, or as `fbuf.sample`.
@@ -66,9 +59,8 @@ def sample(
             masked.
 
     Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
-    the largest weight. There is more than one round only if the shards differ much in what they
-    have to draw from. A device plans all `B` draws, and looks up its own ones; `docs/scale.md` has
-    the bytes.
+    the largest weight. There is more than one round only if the totals of the shards differ much.
+    A device plans all `B` draws, and looks up its own ones; `docs/scale.md` has the bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -97,7 +89,7 @@ def sample(
 
 
 def _spec(state: ShardedState[Any], view: View) -> Any:
-    """How a batch lies on the mesh."""
+    """Return the layout of a batch on the mesh."""
     rows: Any = state.spec
     steps: Any = PartitionSpec(None, state.axis) if view.time_major else rows
     return ShardedSample[Any](
@@ -113,33 +105,28 @@ def _spec(state: ShardedState[Any], view: View) -> Any:
 
 
 def _turned(batch: Any, view: View) -> Any:
-    """A batch or sample whose steps and draws change places, if the view puts steps first."""
+    """Swap the steps and the draws of a batch or sample, if the view puts steps first."""
     if not view.time_major:
         return batch
-    parts = ("data", "terminated", "truncated")
-    swapped = {name: jax.tree.map(_swapped, getattr(batch, name)) for name in parts}
-    return dataclasses.replace(batch, **swapped)
-
-
-def _swapped(leaf: jax.Array) -> jax.Array:
-    return jnp.swapaxes(leaf, 0, 1)
+    parts = {name: getattr(batch, name) for name in ("data", "terminated", "truncated")}
+    return dataclasses.replace(batch, **jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), parts))
 
 
 def drawn(
     state: ShardedState[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
 ) -> ShardedSample[Any]:
-    """This device's part of a batch."""
+    """Draw this device's part of a batch."""
     sampler = cast(PlannedSampler, state.blocks.sampler)
     given = step if isinstance(step, tuple) else () if step is None else (step,)
     given = tuple(jnp.asarray(number, jnp.int32) for number in given)
     powers = () if beta is None else (jnp.asarray(beta, jnp.float32),)
-    masses, key, given, alike = agreed(state, sampler, key, given, powers)
+    totals, key, given, alike = gather_totals(state, sampler, key, given, powers)
     place = given if len(given) == 2 else None
     if len(given) == 1:
-        place = place_in_epoch(sampler.size_of_epoch(masses), given[0], batch_size)
-    # One shard's own values are used where there is one; of several only their shapes.
+        place = place_in_epoch(sampler.size_of_epoch(totals), given[0], batch_size)
+    # The values of a single shard are used; with several shards only their shapes are.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
-    plan = sampler.plan(one.index, one.ring, masses, key, batch_size, place)
+    plan = sampler.plan(one.index, one.ring, totals, key, batch_size, place)
     view_key = jax.random.fold_in(key, 1) if view.is_random else None
 
     def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:
@@ -151,17 +138,17 @@ def drawn(
         return _turned(noted(shard, batch), view), found
 
     def is_there(numbers: jax.Array) -> jax.Array:
-        """Which draws there are: what a sampler has found says nothing of that."""
+        """Tell which draws there are; they do not depend on what the sampler finds."""
         slots, found = jax.eval_shape(sampler.pick, one.index, one.ring, plan.picks)
         slots, found = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), (slots, found))
-        return sampler.weigh(masses, slots, found, numbers, beta, place, ()).mask
+        return sampler.weigh(totals, slots, found, numbers, beta, place, ()).mask
 
     part = batch_size // state.num_devices
     there = is_there(jnp.arange(batch_size, dtype=jnp.int32))
     routes = exchange.routes(state, plan.shards, there)
     (batch, found), come = exchange.fetched(state, part, routes, read)
     numbers = per_device.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
-    draw = sampler.weigh(masses, batch.ids.slot, found, numbers, beta, place, (state.axis,))
+    draw = sampler.weigh(totals, batch.ids.slot, found, numbers, beta, place, (state.axis,))
     there = draw.mask & come & alike
     mask = batch.mask & there
     flags = mask.reshape(-1, *(1,) * (batch.terminated.ndim - 1))

@@ -1,22 +1,24 @@
-"""The shards of a state over a mesh, taken apart: each as a plain buffer."""
+"""The shards of a state over a mesh: taken apart, each as a plain buffer, and put together."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
 
 
 def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
-    """The shards that this process writes, one after the other, with their numbers."""
+    """Yield the shards that this process writes, one after the other, with their numbers."""
     blocks, tree = jax.tree.flatten(state.blocks)
-    # Not of the mesh any more, whose axes may be explicit.
+    # The arrays leave the mesh, whose axes may be explicit.
     arrays = [
         {
             part.index[0].start or 0: _of_device(part)
@@ -39,19 +41,68 @@ def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
                 else jnp.zeros(spec.shape, spec.dtype, device=device)
                 for block, parts, size, spec in zip(blocks, arrays, each, state.leaves, strict=True)
             ]
-            shard = jax.tree.unflatten(tree, leaves)
-            ring = dataclasses.replace(shard.ring, shards=1)
-            yield first + at, dataclasses.replace(shard, ring=ring)
+            yield first + at, _one_of(jax.tree.unflatten(tree, leaves), 1)
+
+
+def assembled(
+    mesh: Mesh, axis: str, shards: int, make: Callable[[int], State[Any]]
+) -> ShardedState[Any]:
+    """Make the shards of this process's devices, each in its place, and one state of all shards.
+
+    Args:
+        mesh: The mesh.
+        axis: The axis along which the shards lie.
+        shards: The number of all shards.
+        make: Called with the number of a shard, inside `jax.default_device`. It returns a plain
+            buffer.
+    """
+    count = shards // mesh.shape[axis]
+    along = mesh.axis_names.index(axis)
+    placed: list[list[jax.Array]] = []
+    one: Any = None
+    made: dict[int, State[Any]] = {}
+    for place, device in np.ndenumerate(mesh.devices):
+        if device.process_index != jax.process_index():
+            continue
+        first = place[along] * count
+        if first not in made:  # along other axes every device has a copy
+            with jax.default_device(device):
+                parts = [_one_of(make(first + at), shards) for at in range(count)]
+                one = jax.eval_shape(lambda state: state, parts[0])
+                made[first] = jax.tree.map(_joined, *parts)
+        placed.append(jax.tree.leaves(jax.device_put(made[first], device)))
+    specs = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one))
+    sharding = jax.NamedSharding(mesh, jax.P(axis))
+    blocks = [
+        jax.make_array_from_single_device_arrays(
+            (shards * (spec.shape[0] if spec.shape else 1), *spec.shape[1:]), sharding, list(parts)
+        )
+        for spec, parts in zip(specs, zip(*placed, strict=True), strict=True)
+    ]
+    tree = jax.tree.structure(one)
+    return ShardedState(jax.tree.unflatten(tree, blocks), mesh, axis, shards, specs)
+
+
+def _one_of(shard: State[Any], shards: int) -> State[Any]:
+    """Return a plain buffer as one of several shards."""
+    return dataclasses.replace(shard, ring=dataclasses.replace(shard.ring, shards=shards))
 
 
 def _of_device(part: Any) -> jax.Array:
-    """The block of one device, as an array of that device alone."""
+    """Return the block of one device, as an array of that device alone."""
     sharding = jax.sharding.SingleDeviceSharding(part.device)
     return jax.make_array_from_single_device_arrays(part.data.shape, sharding, [part.data])
 
 
 def _part(block: Any, at: int, spec: jax.ShapeDtypeStruct, count: int) -> jax.Array:
-    """An array of one shard, of the block of a device."""
+    """Return an array of one shard, from the block of a device."""
     if not spec.shape:
         return block[at]
     return block if count == 1 else block[at * spec.shape[0] : (at + 1) * spec.shape[0]]
+
+
+def _joined(*leaves: jax.Array) -> jax.Array:
+    """Join the arrays of all shards of a device."""
+    if len(leaves) == 1 and leaves[0].ndim:
+        return leaves[0]
+    return jnp.concatenate([jnp.atleast_1d(leaf) for leaf in leaves])

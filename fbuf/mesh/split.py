@@ -1,4 +1,4 @@
-"""What is done in all shards alike, and what is asked of all of them together."""
+"""Functions that act in all shards alike, or return one result of all shards."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from typing import Any, cast
 
 import chex
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from fbuf.checks import sizes
-from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh import count, per_device
 from fbuf.mesh.call import require_sharded, sharded_operation
 from fbuf.mesh.count import Count
+from fbuf.mesh.gather_totals import with_largest_priority
 from fbuf.mesh.read_before_write import tied, waiting
 from fbuf.mesh.state import ShardedSample, ShardedState
+from fbuf.ops.after import reads_of
+from fbuf.ops.can_sample import can_sample as plain_can_sample
 from fbuf.ops.clear import clear as plain_clear
 from fbuf.ops.end_episode import end_episode as plain_end
-from fbuf.ops.raise_on_fault import raise_for
+from fbuf.ops.raise_on_fault import raise_for, refuse_traced
 from fbuf.ops.size import size as plain_size
+from fbuf.ops.stats import stats as plain_stats
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault
@@ -33,7 +34,7 @@ from fbuf.xla.across import largest, smallest
 
 
 def specs(state: ShardedState[Any]) -> Any:
-    """How a state lies on the mesh: `in_specs` and `out_specs` of your own `shard_map`.
+    """Return the layout of a state: `in_specs` and `out_specs` of your own `shard_map`.
 
     Args:
         state: The buffer.
@@ -65,21 +66,7 @@ def end_episode(
 ) -> ShardedState[Item]:
     """End the open episodes; as `fbuf.end_episode`.
 
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The buffer.
-
-    Raises:
-        ValueError: When traced, as `fbuf.end_episode`.
-        TypeError: When traced, as `fbuf.end_episode`.
-        RuntimeError: If `state` has been consumed.
-
-    Faults:
-        LOST_NEXT: As for `fbuf.add`.
+    Inside `shard_map`, `mask` has the environments of this device.
 
     Cost: that of `fbuf.end_episode` on each device, and no collective.
 
@@ -103,24 +90,13 @@ def end_episode(
 
         return per_device.changed(one, state, per_device.by_shard(state, mask))
 
-    return per_device.on_devices(
-        "end_episode", run, state, (mask,), (per_device.along(state, mask),), state.spec
-    )
+    specs = (per_device.along(state, mask),)
+    return per_device.on_devices("end_episode", run, state, (mask,), specs, state.spec)
 
 
 @sharded_operation()
 def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Item]:
     """Remove all rows and all faults; as `fbuf.clear`.
-
-    Args:
-        state: The buffer. A call from Python consumes it; see `donate`.
-        donate: As for `fbuf.add`.
-
-    Returns:
-        The empty buffer.
-
-    Raises:
-        RuntimeError: If `state` has been consumed.
 
     Cost: that of `fbuf.clear` on each device, and no collective.
 
@@ -132,11 +108,8 @@ def clear(state: ShardedState[Item], *, donate: bool = True) -> ShardedState[Ite
         >>> int(fbuf.sharded.size(fbuf.sharded.clear(state)))
         0
     """
-
-    def run(state: ShardedState[Item]) -> ShardedState[Item]:
-        return per_device.changed(plain_clear, state)
-
-    return per_device.on_devices("clear", run, state, (), (), state.spec)
+    run = lambda state: per_device.changed(plain_clear, state)
+    return per_device.on_devices("clear", run, state, out=state.spec)
 
 
 @sharded_operation()
@@ -162,28 +135,15 @@ def size(state: ShardedState[Any]) -> jax.Array | Count:
         >>> int(fbuf.sharded.size(fbuf.sharded.add(state, jnp.arange(10.0))))
         8
     """
-
-    def run(state: ShardedState[Any]) -> jax.Array | Count:
-        return count.total(state, per_device.in_shards(plain_size, state))
-
-    return per_device.on_devices("size", run, state, (), (), PartitionSpec())
+    run = lambda state: count.total(state, per_device.in_shards(plain_size, state))
+    return per_device.on_devices("size", run, state)
 
 
-@sharded_operation(checks={"min_size": check.count})
+@sharded_operation(plain_can_sample)
 def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.Array:
-    """Whether there is a row to draw in any shard, and at least `min_size` rows in all.
+    """Tell whether there is a row to draw in any shard, and at least `min_size` rows in all.
 
-    Args:
-        state: The buffer; never consumed.
-        min_size: As for `fbuf.can_sample`.
-
-    Returns:
-        bool scalar, the same on all devices.
-
-    Raises:
-        ValueError: As `fbuf.can_sample`.
-        TypeError: As `fbuf.can_sample`.
-        RuntimeError: If `state` has been consumed.
+    As `fbuf.can_sample`; the result is the same on all devices.
 
     Cost: two collectives of 4 bytes.
 
@@ -203,8 +163,7 @@ def can_sample(state: ShardedState[Any], min_size: chex.Array | int = 1) -> jax.
         enough = count.at_least(count.total(state, sizes), jnp.asarray(min_size, jnp.int32))
         return enough & (largest(can.any().astype(jnp.int32), (state.axis,)) > 0)
 
-    everywhere = PartitionSpec()
-    return per_device.on_devices("can_sample", run, state, (min_size,), (everywhere,), everywhere)
+    return per_device.on_devices("can_sample", run, state, (min_size,), (PartitionSpec(),))
 
 
 @sharded_operation()
@@ -215,11 +174,12 @@ def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
         state: The buffer; never consumed.
 
     Returns:
-        Those of `fbuf.stats` by the same names, the same on all devices: sums over all shards, of
-        `oldest` the largest, and of `fault` all bits. `size`, `capacity` and `removed` are float32,
-        and if the capacity is 2**31 or more all other counts are, too.
-        `shards` is the number of shards, and `largest_share` and `smallest_share` are the largest
-        and the smallest part of all rows that a shard has.
+        The figures of `fbuf.stats` by the same names, the same on all devices. They are sums over
+        all shards; `oldest` is the largest value, and `fault` has all bits. The figures `size`,
+        `capacity` and `removed` are float32. If the capacity is 2**31 or more, all counts are.
+
+        The figure `shards` is the number of shards. The largest and the smallest part of all rows
+        in a shard are `largest_share` and `smallest_share`.
 
     Raises:
         RuntimeError: If `state` has been consumed.
@@ -234,57 +194,40 @@ def stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
         >>> float(found["size"]), float(found["largest_share"])
         (6.0, 0.5)
     """
-
-    def run(state: ShardedState[Any]) -> dict[str, jax.Array]:
-        return _stats(state)
-
-    return per_device.on_devices("stats", run, state, (), (), PartitionSpec())
+    return per_device.on_devices("stats", _stats, state)
 
 
 def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
-    axes = (state.axis,)
+    axes, informed = (state.axis,), with_largest_priority(state)
     sampler = cast(PlannedSampler, state.blocks.sampler)
-    mine = per_device.in_shards(lambda shard: sampler.largest_priority(shard.index), state)
-    of_all = None if mine is None else largest(mine.max(), axes)
+    each = per_device.in_shards(lambda shard: plain_stats(informed(shard)), state)
 
-    def one(shard: State[Any]) -> dict[str, Any]:
-        index, ring = shard.index, shard.ring
-        told = index if of_all is None else sampler.with_largest_priority(index, of_all)
-        epoch = (
-            {"epoch_size": sampler.epoch_size(index, ring)} if sampler.without_replacement else {}
-        )
-        return {
-            "size": plain_size(shard),
-            "removed": ring.removed,
-            "oldest": ring.stored.max() // ring.lanes_per_head,
-            "filled": ring.count(),
-            "of_sampler": {**epoch, **sampler.stats(told, ring)},
-        }
-
-    found = per_device.in_shards(one, state)
-
-    def together(name: str, each: jax.Array) -> jax.Array:
+    def together(name: str, figures: jax.Array) -> jax.Array:
         # In the order of the shards, whatever devices they are on.
-        every = lax.all_gather(each, state.axis, tiled=True)
+        every = lax.all_gather(figures, state.axis, tiled=True)
         if count.is_wide(state):  # sums of counts may pass int32
             every = every.astype(jnp.float32)
         return largest(every.max() if name in sampler.largest_stats else every.sum(), axes)
 
-    size_, filled = count.total(state, found["size"]), count.total(state, found["filled"])
+    size_, removed = count.total(state, each["size"]), count.total(state, each["removed"])
+    filled = count.total(state, each["size"] + each["removed"])
     whole = jnp.maximum(count.as_float(size_), 1)
-    return {
+    found = {
         "size": count.as_float(size_),
         "capacity": jnp.float32(state.capacity),
         "fill": count.as_float(filled) / state.capacity,
-        "oldest": largest(found["oldest"].max(), axes),
-        "removed": count.as_float(count.total(state, found["removed"])),
+        "oldest": largest(each["oldest"].max(), axes),
+        "removed": count.as_float(removed),
         "bytes": jnp.float32(sizes.nbytes(state.shard) * state.num_shards),
         "fault": _all_bits(state),
-        "shards": jnp.int32(state.num_shards),
-        "largest_share": largest(found["size"].max(), axes).astype(jnp.float32) / whole,
-        "smallest_share": smallest(found["size"].min(), axes).astype(jnp.float32) / whole,
-        **{name: together(name, each) for name, each in found["of_sampler"].items()},
     }
+    of_sampler = {name: together(name, each[name]) for name in each if name not in found}
+    shares = {
+        "shards": jnp.int32(state.num_shards),
+        "largest_share": largest(each["size"].max(), axes).astype(jnp.float32) / whole,
+        "smallest_share": smallest(each["size"].min(), axes).astype(jnp.float32) / whole,
+    }
+    return found | shares | of_sampler
 
 
 def _all_bits(state: ShardedState[Any]) -> jax.Array:
@@ -295,15 +238,10 @@ def _all_bits(state: ShardedState[Any]) -> jax.Array:
 
 
 @sharded_operation()
-def _faults(state: ShardedState[Any]) -> jax.Array:
-    return per_device.on_devices("raise_on_fault", _all_bits, state, (), (), PartitionSpec())
+def _raise_on_fault(state: ShardedState[Any]) -> tuple[jax.Array, jax.Array]:
+    """Return all fault bits, and whether a shard is full while no shard has a row to draw."""
 
-
-@sharded_operation()
-def _is_full_of_nothing(state: ShardedState[Any]) -> jax.Array:
-    """Tell whether a shard is full, and none has a row to draw: one without is no harm."""
-
-    def run(state: ShardedState[Any]) -> jax.Array:
+    def run(state: ShardedState[Any]) -> tuple[jax.Array, jax.Array]:
         def one(shard: State[Any]) -> tuple[jax.Array, jax.Array]:
             can = shard.sampler.can_sample(shard.index, shard.ring)
             return shard.ring.has_come_around(), can
@@ -311,28 +249,21 @@ def _is_full_of_nothing(state: ShardedState[Any]) -> jax.Array:
         full, can = per_device.in_shards(one, state)
         either = jnp.stack([full.any(), can.any()]).astype(jnp.int32)
         full, can = largest(either, (state.axis,)) > 0
-        return full & ~can
+        return _all_bits(state), full & ~can
 
-    return per_device.on_devices("raise_on_fault", run, state, (), (), PartitionSpec())
+    return per_device.on_devices("raise_on_fault", run, state)
 
 
 def raise_on_fault(
     state: ShardedState[Any] | ShardedSample[Any], *, ignore: Fault = Fault.STALE_ID
 ) -> None:
-    """Raise if compiled code has skipped a bad value; as `fbuf.raise_on_fault`, for all shards.
+    """Raise if compiled code has skipped a bad value in any shard.
 
-    In several processes all must call it, and all raise.
+    As `fbuf.raise_on_fault`, but `state` may also be a batch that was drawn from the buffer: it
+    raises if processes drew the batch with different keys. In several processes all must call it,
+    and all raise.
 
-    Args:
-        state: The buffer, or a batch that was drawn from it.
-        ignore: As for `fbuf.raise_on_fault`.
-
-    Raises:
-        RuntimeError: As `fbuf.raise_on_fault`; also if processes drew the batch with different
-            keys.
-        TypeError: If called inside `jit`.
-
-    Cost: it waits until the state is computed; one collective of some bytes.
+    Cost: it waits until the state is computed; two collectives of some bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -342,33 +273,18 @@ def raise_on_fault(
     name = "sharded.raise_on_fault"
     if not isinstance(state, ShardedSample):
         require_sharded(name, state)
-    if isinstance(state.fault, jax.core.Tracer):
-        raise TypeError(
-            f"fbuf.{name}: state is traced, and a compiled function cannot raise; call "
-            "raise_on_fault on the host, with the state that the compiled function returned"
-        )
-    fault = state.fault if isinstance(state, ShardedSample) else _faults(state)
-    bits = Fault(int(np.asarray(fault))) & ~ignore
-    if isinstance(state, ShardedState) and state.blocks.sampler.may_draw_nothing:
-        bits &= ~Fault.NOTHING_TO_DRAW
-        if _is_full_of_nothing(state):
-            bits |= Fault.NOTHING_TO_DRAW & ~ignore
-    raise_for(name, bits)
+    refuse_traced(name, state.fault)
+    if isinstance(state, ShardedSample):
+        return raise_for(name, Fault(int(np.asarray(state.fault))) & ~ignore)
+    fault, nothing = _raise_on_fault(state)
+    bits = Fault(int(fault))
+    if state.blocks.sampler.may_draw_nothing:
+        bits = (bits | Fault.NOTHING_TO_DRAW) if nothing else (bits & ~Fault.NOTHING_TO_DRAW)
+    raise_for(name, bits & ~ignore)
 
 
 def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
     """Make the next write to a buffer wait until a batch is read; as `fbuf.after`.
-
-    Args:
-        state: The buffer; never consumed.
-        batch: As for `fbuf.after`.
-
-    Returns:
-        The same state.
-
-    Raises:
-        TypeError: If `batch` holds no array.
-        RuntimeError: If `state` has been consumed.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -382,15 +298,5 @@ def after(state: ShardedState[Item], batch: Any) -> ShardedState[Item]:
         1
     """
     require_sharded("sharded.after", state)
-    reads = batch.ids.slot if isinstance(batch, ShardedSample) else batch
-    leaves = jax.tree.leaves(reads)
-    if not leaves:
-        raise TypeError(
-            f"fbuf.sharded.after: batch must be what was read of the buffer, got "
-            f"{type(batch).__name__} without arrays; give the batch"
-        )
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
-        refuse_consumed("sharded.after", state)
-        return state  # called from Python, it has nothing to do: those calls are in order
-
-    return waiting(state, reads)
+    reads = reads_of("sharded.after", state, batch, ShardedSample)
+    return state if reads is None else waiting(state, reads)

@@ -1,4 +1,4 @@
-"""The state of a buffer over a mesh, the names of its rows, and what is drawn of it."""
+"""The state of a buffer over a mesh, the ids of its rows, and its batches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fbuf.storage.store import Item
 class ShardedState(Generic[Item]):
     """One replay buffer over a mesh, made by `fbuf.sharded.init`: an immutable pytree.
 
-    It is made of shards, each a buffer of its own. Every array of `blocks` is that of all shards,
-    one after the other along its first axis, and lies on the mesh along `axis`. What is a scalar in
-    one buffer is `[num_shards]`. The number of shards is fixed: on more or fewer devices it is the
-    same buffer.
+    It is made of shards, each a buffer of its own. Every array of `blocks` has the arrays of all
+    shards, one after the other along its first axis, and lies on the mesh along `axis`. A scalar of
+    one buffer is `[num_shards]` here. The number of shards is fixed: on more or fewer devices the
+    buffer is the same.
 
     Attributes:
         blocks: The arrays of all shards. Its static parts are those of one shard.
         mesh: The mesh; static.
         axis: The axis of the mesh along which the shards lie; static.
-        num_shards: How many there are, a multiple of the devices along the axis; static.
+        num_shards: The number of shards, a multiple of the devices along the axis; static.
         leaves: The arrays of one shard, as `jax.ShapeDtypeStruct`; static.
 
     Examples:
@@ -45,33 +45,33 @@ class ShardedState(Generic[Item]):
 
     @property
     def shard(self) -> State[Item]:
-        """One shard, of `jax.ShapeDtypeStruct`."""
+        """One shard, as a tree of `jax.ShapeDtypeStruct`."""
         return jax.tree.unflatten(jax.tree.structure(self.blocks), self.leaves)
 
     @property
     def capacity(self) -> int:
-        """How many rows all shards together can hold."""
+        """The most rows that all shards together can hold."""
         return self.shard.capacity * self.num_shards
 
     @property
     def num_envs(self) -> int | None:
-        """How many environments there are, in all shards together."""
+        """The number of environments of all shards together."""
         each = self.blocks.ring.num_envs
         return None if each is None else each * self.num_shards
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are along the axis."""
+        """The number of devices along the axis."""
         return self.mesh.shape[self.axis]
 
     @property
     def shards_of_device(self) -> int:
-        """How many shards one device has."""
+        """The number of shards of one device."""
         return self.num_shards // self.num_devices
 
     @property
     def spec(self) -> PartitionSpec:
-        """How each array lies on the mesh."""
+        """The layout of each array on the mesh."""
         return PartitionSpec(self.axis)
 
     @property
@@ -80,7 +80,7 @@ class ShardedState(Generic[Item]):
         return self.blocks.fault
 
     def __repr__(self) -> str:
-        """One line: the sampler, room for rows, shards, devices."""
+        """Return one line: the sampler, room for rows, shards, devices."""
         fault: Any = self.fault
         is_array = isinstance(fault, jax.Array) and not isinstance(fault, jax.core.Tracer)
         if is_array and fault.is_deleted():
@@ -113,12 +113,12 @@ class ShardedIds:
 class ShardedSample(Generic[Item]):
     """A batch drawn by `fbuf.sharded.sample`.
 
-    Its leaves lie on the mesh along the axis of the state: of `B` draws each device has an equal
-    part, in order.
+    Its leaves lie on the mesh along the axis of the state: each device has an equal part of the `B`
+    draws, in order.
 
     Attributes:
         data: As in `fbuf.Sample`.
-        ids: Which rows these are, for the operations of `fbuf.sharded` that change rows.
+        ids: The ids of the rows, for the operations of `fbuf.sharded` that change rows.
         mask: As in `fbuf.Sample`.
         terminated: As in `fbuf.Sample`.
         truncated: As in `fbuf.Sample`.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
 from fbuf.samplers import queues
 from fbuf.state import State
@@ -26,7 +26,7 @@ _MANY = 4096
 """Rows; flags of so many that are all 0 would take XLA seconds to compute with beforehand."""
 
 
-def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
+def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
     """Refuse Python numbers that the buffer cannot store."""
     parse.python_numbers(function, "items", state.storage.item, given["items"])
     if state.next_obs is not None and "next_observation" in given:
@@ -37,7 +37,7 @@ def numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None
 @operation(
     static=("time_major",),
     checks={"alpha": check.scalar, "time_major": check.boolean},
-    host_check=lambda state, given: numbers_fit("add", state, given),
+    host_check=_numbers_fit,
 )
 def add(
     state: State[Item],
@@ -54,9 +54,9 @@ def add(
 ) -> State[Item]:
     """Write rows after the newest one; in a full buffer they replace the oldest ones.
 
-    `B` is the number of rows. They go to consecutive slots, in the order given. Of more rows than
-    `capacity`, the buffer keeps the last `capacity`. One made with `fbuf.Fifo` never replaces a row
-    that nobody has read: it keeps the first rows that fit.
+    `B` is the number of rows. They go to consecutive slots, in the order given. If there are more
+    rows than `capacity`, the buffer keeps the last `capacity`. A buffer made with `fbuf.Fifo` never
+    replaces an unread row: it keeps the first rows that fit.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
@@ -88,22 +88,22 @@ def add(
         The buffer with the rows in it.
 
     Raises:
-        ValueError: When traced, if a shape or the tree does not fit, if the batch is empty, or if
-            you give `priority` or `alpha` and the sampler keeps no priorities.
+        ValueError: When traced, if a shape or the tree does not fit, or if the batch is empty. Also
+            if you give `priority` or `alpha`, and the sampler keeps no priorities.
         TypeError: When traced, if a dtype does not fit.
         RuntimeError: If `state` has been consumed.
 
     Faults:
-        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed; or a traced
-            `alpha` is negative, infinite or NaN, and then every priority is bad. The buffer writes
-            the row with the sampler's default priority.
+        BAD_PRIORITY: A priority is NaN, infinite, negative, or too large to be summed. If a traced
+            `alpha` is negative, infinite or NaN, every priority is bad. The buffer writes the row
+            with the sampler's default priority.
         LOST_NEXT: More episodes ended than the buffer keeps last observations of (`max_ends`).
         BROKEN_EPISODE: With `next_of`: an observation is not the `next_observation` of the row
             before, and no episode ended between them. The buffer writes the row. Roundings to
-            bfloat16 or float16 do not count. Of a leaf of over 1,024 numbers 256 are compared.
-        NOTHING_TO_DRAW: The buffer is full (with `lockstep=False`, an environment's part of the
-            buffer is), and no row can be drawn: all episodes are shorter than the sampler's window,
-            or all priorities are 0. `fbuf.raise_on_fault` raises for it while that holds.
+            bfloat16 or float16 do not count. 256 numbers are compared of a leaf of over 1,024.
+        NOTHING_TO_DRAW: The buffer is full, or an environment's part of it with `lockstep=False`,
+            and no row can be drawn. All episodes are shorter than the sampler's window, or all
+            priorities are 0. `fbuf.raise_on_fault` raises while no row can be drawn.
         FULL: A buffer made with `fbuf.Fifo` has no room. It leaves the last rows out.
         LOST_UNREAD: One made with `fbuf.Fifo(overwrite=True)` has no room. It loses the oldest
             unread rows.
@@ -118,22 +118,37 @@ def add(
         >>> int(fbuf.size(state))
         4
     """
-    one_buffer("add", state)
-    state = read_before_write.tied("add", state)
+    given = GivenRows(items, terminated, truncated, next_observation, priority, mask, alpha)
+    return added(read_before_write.tied("add", state), given, time_major)
+
+
+class GivenRows(NamedTuple):
+    """The arguments of `add` that are arrays."""
+
+    items: Any
+    terminated: Any
+    truncated: Any
+    next_observation: Any
+    priority: Any
+    mask: Any
+    alpha: Any
+
+
+def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]:
+    """Return the buffer with rows in it; see `add`."""
     ring, sampler = state.ring, state.sampler
-    given = Given(items, terminated, truncated, next_observation, priority, mask, alpha)
     new = parsed("add", state, ring.num_envs, given, time_major)
     flags, mask = new.flags, new.mask
-    if terminated is None and truncated is None and new.lead.size >= _MANY:
+    if given.terminated is None and given.truncated is None and new.lead.size >= _MANY:
         flags = unfolded(flags, state.fault)
     room, left_out, resets = queues.room(sampler, state.index, ring), None, None
     if room is not None:
         resets = resets_after(ring, flags, mask)
         mask, left_out = fitting(ring, mask, room, new.lead.size)
 
-    # The fault is known once all that was asked of the buffer before this has been read.
+    # The fault is known once all earlier reads of the buffer are done.
     ring, span = append(ring, flags, mask, before=state.fault)
-    index, faults = sampler.add(state.index, ring, span, new.priority, alpha)
+    index, faults = sampler.add(state.index, ring, span, new.priority, given.alpha)
     next_obs = state.next_obs
     if next_obs is not None:
         field = state.storage.layout.find("add", "next_of", next_obs.field)
@@ -155,20 +170,8 @@ def add(
     return added if left_out is None else with_gap(added, left_out, resets)
 
 
-class Given(NamedTuple):
-    """What `add` is given, see there."""
-
-    items: Any
-    terminated: Any
-    truncated: Any
-    next_observation: Any
-    priority: Any
-    mask: Any
-    alpha: Any
-
-
 class NewRows(NamedTuple):
-    """What `add` writes: leaves `[B, ...]`, None where there is nothing."""
+    """The rows that `add` writes: leaves `[B, ...]`, None where there is nothing."""
 
     rows: Any
     lead: Lead
@@ -179,15 +182,15 @@ class NewRows(NamedTuple):
 
 
 def parsed(
-    function: str, state: State[Any], num_envs: int | None, given: Given, time_major: bool
+    function: str, state: State[Any], num_envs: int | None, given: GivenRows, time_major: bool
 ) -> NewRows:
-    """Check what `add` is given, and bring it to a batch.
+    """Check the arguments of `add`, and bring them to a batch.
 
     Args:
-        function: What the user has called, for errors.
-        state: The buffer; of it only what is static is looked at.
-        num_envs: How many environments the rows are of.
-        given: What came.
+        function: The called function, for errors.
+        state: The buffer; only its static parts are read.
+        num_envs: The number of environments of the rows.
+        given: The arguments.
         time_major: As for `add`.
     """
     items, terminated, truncated, next_observation, priority, mask, alpha = given
@@ -207,7 +210,7 @@ def parsed(
 
 
 def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) -> State[Item]:
-    """The buffer after rows were left out, bool `[B]`: what comes does not follow what is there."""
+    """Mark a gap after rows were left out, bool `[B]`: the next row is no continuation."""
     faults = bits_where(left_out, Fault.FULL)
     lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
     ring, slots = state.ring.end(lanes, resets)
@@ -219,7 +222,7 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
 
 
 def no_priorities(function: str, state: State[Any]) -> str:
-    """What to say to whom gives priorities to a sampler that keeps none."""
+    """Return the message that a sampler keeps no priorities."""
     advice = "leave priority and alpha out"
     if function.endswith("update_priority"):
         advice = "leave the call out (`sampler.keeps_priorities` says whether to)"
@@ -230,7 +233,7 @@ def no_priorities(function: str, state: State[Any]) -> str:
 
 
 def _flags(function: str, terminated: Any, truncated: Any, lead: Lead) -> jax.Array:
-    """The flags of new rows: uint8 `[B]`."""
+    """Return the flags of new rows: uint8 `[B]`."""
     flags = jnp.zeros(lead.size, jnp.uint8)
     for name, value, bit in (
         ("terminated", terminated, TERMINATED),
@@ -250,7 +253,7 @@ def _following(
     num_envs: int | None,
     time_major: bool,
 ) -> Any:
-    """What the rows led to, leaves `[B, ...]`, if the buffer keeps it."""
+    """Return the next observations of the rows, leaves `[B, ...]`, if the buffer keeps them."""
     if next_obs is None:
         if given is not None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Saying that a batch is read before the buffer changes."""
+"""Ordering the read of a batch before the next change of the buffer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fbuf.storage.store import Item
 def after(state: State[Item], batch: Any) -> State[Item]:
     """Make the next write to a buffer wait until a batch is read.
 
-    Call it in a compiled step that samples first, and then changes other rows than those of the
-    batch: it adds, or ends episodes, or updates, writes or removes rows of other ids.
+    Call it in a compiled step that samples first, and then changes rows other than the drawn ones.
+    Such a step adds rows, ends episodes, or updates, writes or removes rows of other ids.
 
         batch = fbuf.sample(state, key, 256)
         state = fbuf.add(fbuf.after(state, batch), rows)
 
-    Without it, XLA does not know that rows are read before they are overwritten, and may copy the
-    whole storage at every step. Outside `jit` it changes nothing.
+    Without this call, XLA does not know that rows are read before they are overwritten, and may
+    copy the whole storage at every step. Outside `jit` the call changes nothing.
 
     Args:
         state: The buffer; never consumed.
-        batch: What was read: the result of `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or
-            arrays that were computed from all of it.
+        batch: The result of `fbuf.sample`, `fbuf.read` or `fbuf.sample_mixed`, or arrays that were
+            computed from all of it.
 
     Returns:
         The same state.
@@ -53,15 +53,21 @@ def after(state: State[Item], batch: Any) -> State[Item]:
     """
     require_state("after", state)
     one_buffer("after", state)
+    reads = reads_of("after", state, batch, Batch)
+    return state if reads is None else read_before_write.waiting(state, reads)
+
+
+def reads_of(function: str, state: Any, batch: Any, batch_type: type) -> Any:
+    """Return the arrays to wait for; None from Python, where all calls are in order."""
     # The ids of a batch are known once all of it has been read.
-    reads = batch.ids.slot if isinstance(batch, Batch) else batch
+    reads = batch.ids.slot if isinstance(batch, batch_type) else batch
     leaves = jax.tree.leaves(reads)
     if not leaves:
         raise TypeError(
-            f"fbuf.after: batch must be what was read of the buffer, got {type(batch).__name__} "
-            "without arrays; give the batch"
+            f"fbuf.{function}: batch must be what was read of the buffer, got "
+            f"{type(batch).__name__} without arrays; give the batch"
         )
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
-        refuse_consumed("after", state)
-        return state  # called from Python, it has nothing to do: those calls are in order
-    return read_before_write.waiting(state, reads)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in (state.fault, *leaves)):
+        return reads
+    refuse_consumed(function, state)
+    return None

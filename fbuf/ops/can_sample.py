@@ -1,4 +1,4 @@
-"""Whether there is anything to draw."""
+"""Telling whether there is a row to draw."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import chex
 import jax
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 
 
 @operation(checks={"min_size": check.count})
 def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
-    """Whether there is a row to draw, and at least `min_size` rows are stored.
+    """Tell whether there is a row to draw, and at least `min_size` rows are stored.
 
     A row can be drawn if its priority is above 0 and, with a window, if all steps of its window are
-    stored. With `fbuf.Fifo`: whether a row is unread, which may be one that was removed.
+    stored. With `fbuf.Fifo`: tell whether a row is unread, which may be a removed one.
 
     Args:
         state: The buffer; never consumed.
-        min_size: How many rows must be stored, an int of at least 0, may be traced. Use it to wait
-            until there are enough rows to learn from. Removed rows do not count.
+        min_size: The number of rows that must be stored, an int of at least 0, may be traced. Use
+            it to wait until there are enough rows to learn from. Removed rows do not count.
 
     Returns:
         bool scalar.
@@ -38,6 +38,5 @@ def can_sample(state: State[Any], min_size: chex.Array | int = 1) -> jax.Array:
         >>> bool(fbuf.can_sample(state)), bool(fbuf.can_sample(state, 4))
         (True, False)
     """
-    one_buffer("can_sample", state)
     enough = state.ring.live() >= min_size
     return enough & state.sampler.can_sample(state.index, state.ring)

@@ -1,19 +1,17 @@
-"""Knowing beforehand which capacity fits into memory."""
+"""Computing the capacity that fits into memory."""
 
 from __future__ import annotations
 
 import bisect
-import inspect
 from typing import Any
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.ops.init import init
-from fbuf.ops.nbytes import nbytes
+from fbuf.ops.nbytes import arguments_of_init, nbytes
 
 
 def capacity_for(size: int | str, item: Any, **options: Any) -> int:
-    """Find the largest capacity of a buffer that takes at most so much memory.
+    """Find the largest capacity of a buffer that takes at most this much memory.
 
     Args:
         size: Bytes: an int, or a number with a unit, such as `"24GiB"`, `"500 MB"` or `"1.5TB"`.
@@ -30,7 +28,7 @@ def capacity_for(size: int | str, item: Any, **options: Any) -> int:
             `fbuf.init`.
         TypeError: If `size` is neither an int nor a str. Also as `fbuf.init`.
 
-    Cost: `fbuf.nbytes` is asked 31 times: a tenth of a second or so. No memory is allocated.
+    Cost: 31 calls of `fbuf.nbytes`: a tenth of a second or so. No memory is allocated.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -41,14 +39,10 @@ def capacity_for(size: int | str, item: Any, **options: Any) -> int:
         True
     """
     budget = sizes.size("capacity_for", "size", size)
-    try:
-        given = inspect.signature(init).bind(item, 1, **options)
-    except TypeError as error:
-        raise TypeError(f"fbuf.capacity_for: {error}") from None
-    given.apply_defaults()
-    sampler, lanes = given.arguments["sampler"], given.arguments["num_envs"] or 1
+    given = arguments_of_init("capacity_for", item, 1, options)
+    sampler, lanes = given["sampler"], given["num_envs"] or 1
     step = lanes * sampler.stride
-    rows = max(sampler.window * lanes, given.arguments["max_ends"] or 1)
+    rows = max(sampler.window * lanes, given["max_ends"] or 1)
     smallest = -(-rows // step)
     counts = range(smallest, check.LARGEST_CAPACITY // step + 1)
     takes = lambda count: nbytes(item, count * step, **options)

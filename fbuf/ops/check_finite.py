@@ -22,10 +22,10 @@ _CHUNK = 2**14
 """Rows that are read at a time."""
 
 _NAMED = 5
-"""Fields that a message names at most."""
+"""The most fields that a message names."""
 
 Read = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""From int32 slots and numbers of leaves to the leaves `[B, ...]`."""
+"""A function of int32 slots and numbers of leaves; it returns the leaves `[B, ...]`."""
 
 
 class NotFiniteError(ValueError):
@@ -59,16 +59,16 @@ def check_finite(state: State[Any]) -> None:
 
     One such number in a loss makes all weights NaN. Call it from the host loop now and then, and
     when a loss is not finite. The rows stay as they are: `fbuf.write` corrects them, and
-    `fbuf.remove` leaves them out. Looked at are all floats and complex numbers of rows that can be
-    drawn, and the next observations that are kept for them.
+    `fbuf.remove` leaves them out. The check reads all floats and complex numbers of rows that
+    can be drawn, and their kept next observations.
 
     Args:
         state: The buffer; never consumed.
 
     Raises:
         NotFiniteError: If a row holds one. The message names each field with the number of such
-            rows, and of the newest one the environment, the slot and how many steps ago it was
-            added. The attribute `slots` has the slots of all of them.
+            rows. It names the environment, the slot and the age in steps of the newest such row.
+            The attribute `slots` has the slots of all these rows.
         TypeError: If `state` is no buffer, or is traced.
         RuntimeError: If `state` has been consumed.
 
@@ -104,10 +104,10 @@ def check_rows(function: str, state: State[Any], read: Read, aside: Read | None)
     """Raise as `check_finite` does.
 
     Args:
-        function: How the message begins.
-        state: The buffer, of whose rows only the layout is looked at.
+        function: The beginning of the message.
+        state: The buffer; only the layout of its rows is read.
         read: Reads rows by their slots.
-        aside: Reads next observations that are kept; None if there are none.
+        aside: Reads the kept next observations; None if there are none.
     """
     flags, ages, there = map(np.asarray, _of_ring(state.ring))
     can = there & (flags & (REMOVED | DUMMY) == 0)
@@ -139,7 +139,7 @@ def check_rows(function: str, state: State[Any], read: Read, aside: Read | None)
 def _bad(
     layout: Layout, rows: int, read: Read, there: np.ndarray[Any, Any]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """By name of a leaf the places of rows that are there and hold one; only leaves that do."""
+    """Return the places of stored rows with a bad number, by leaf, for leaves that have one."""
     inexact = [n for n, f in enumerate(layout.fields) if jnp.issubdtype(f.dtype, jnp.inexact)]
     names = [_name(path) for path, _ in jax.tree.leaves_with_path(layout.item)]
     found: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -155,13 +155,13 @@ def _bad(
 
 
 def _name(path: Any) -> str:
-    """A leaf, as a message names it."""
+    """Return the name of a leaf, for messages."""
     return repr(jax.tree_util.keystr(path, simple=True, separator=".")) if path else ""
 
 
 @jax.jit
 def _are_bad(leaves: Sequence[Any]) -> jax.Array:
-    """Whether rows hold one: bool `[leaves, B]`."""
+    """Tell which rows hold a bad number: bool `[leaves, B]`."""
     return jnp.stack([~jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=1) for x in leaves])
 
 
@@ -176,13 +176,13 @@ def _leaves(storage: Storage[Any], slots: Any, leaves: Sequence[int]) -> list[ja
 
 @jax.jit
 def _of_ring(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each slot the flags, how many steps its lane went on, and whether it holds a row."""
+    """Return the flags of each slot, its steps before the newest row, and whether it has a row."""
     slots = jnp.arange(ring.capacity, dtype=jnp.int32)
     return ring.flags, ring.newer(slots), ring.holds(slots)
 
 
 def _are_kept(kept: NextObs, ends: np.ndarray[Any, Any], lanes: int) -> np.ndarray[Any, Any]:
-    """Which of those kept aside are still their rows': bool `[lanes + ends]`."""
+    """Tell which kept next observations still belong to their rows: bool `[lanes + ends]`."""
     owner, place = np.asarray(kept.owner), np.arange(kept.owner.shape[0])
     slot = np.maximum(owner, 0)
     of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)

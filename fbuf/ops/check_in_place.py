@@ -39,7 +39,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
     the program for the buffers among the arguments, alone or within other trees.
 
     Args:
-        jitted: What `jax.jit` returned. Donate the buffers that it returns: `donate_argnums`. A
+        jitted: The result of `jax.jit`. Donate the buffers that it returns: `donate_argnums`. A
             buffer that it only reads, such as one of demonstrations, need not be donated.
         *args: The arguments of a call. None is consumed. `jax.ShapeDtypeStruct` will do in place of
             arrays, as `jax.eval_shape` returns them.
@@ -49,12 +49,12 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
         **kwargs: The arguments by name.
 
     Raises:
-        RuntimeError: If the step copies an array of a buffer, returns a buffer that is not donated,
-            or does not use the memory of a donated one for a result. If `timed`, also if a step
-            takes over 4 times as long with the larger buffer. The message says what to do.
-        ValueError: If no argument has a buffer, or if a buffer has no array of 16 KiB, where a
-            copy would tell nothing: give a larger capacity.
-        TypeError: If `jitted` is not what `jax.jit` returned.
+        RuntimeError: If the step copies an array of a buffer, or returns a buffer that is not
+            donated. Also if no result uses the memory of a donated buffer. If `timed`, also if a
+            step takes over 4 times as long with the larger buffer. The message says what to do.
+        ValueError: If no argument has a buffer, or if no buffer has an array of 16 KiB. A copy of
+            a smaller array would tell nothing: give a larger capacity.
+        TypeError: If `jitted` is no result of `jax.jit`.
 
     Cost: that of compiling the step, and a fraction of a second. JAX does not keep the program for
     your own call, unless its compilation cache is on.
@@ -131,10 +131,10 @@ def _refuse_copies(found: list[tuple[Array, str]]) -> None:
         for (array, kind), count in sorted(counts.items(), key=lambda item: -item[0][0].size)
     )
     raise RuntimeError(
-        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. Of a copy: XLA "
-        "does not see that rows are read before they are overwritten. Call state = "
-        "fbuf.after(state, batch) when you have sampled, in the same function as the sample or "
-        "after it, and before the state goes into or out of a loop. Of anything else: carry no "
+        f"fbuf.check_in_place: this step writes whole arrays of a buffer: {listed}. For a copy: "
+        "XLA does not see that rows are read before they are overwritten. Call state = "
+        "fbuf.after(state, batch) after the sample, in the same function or a later one. Call it "
+        "before the state goes into or out of a loop. For any other kind: carry no "
         "state through jax.lax.cond, jnp.where or a loop of a different length for each seed, but "
         "use mask=; fbuf.clear zeroes the sampler's index. An array of yours of that type and size "
         "looks the same: try another capacity"
@@ -154,7 +154,7 @@ def _refuse_lost(found: list[Array]) -> None:
 
 def _refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise if a step takes longer the larger its buffers are."""
-    runs = [_Run(jitted, _resized((args, kwargs), smaller)) for smaller in (_SMALLER, 1)]
+    runs = [_TimedStep(jitted, _resized((args, kwargs), smaller)) for smaller in (_SMALLER, 1)]
     for _ in range(_ROUNDS):  # by turns: what else the machine does then slows down both
         for run in runs:
             run.call()
@@ -169,7 +169,7 @@ def _refuse_slow(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @dataclasses.dataclass
-class _Run:
+class _TimedStep:
     """A step that is called again and again with the buffers that it returns.
 
     Attributes:

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
@@ -18,8 +18,9 @@ from fbuf.xla.varying import varying
 def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     """Remove all rows and all faults; ids from before become stale.
 
-    It says nothing about your environments: with `autoreset="next_step"`, the row after an end is
-    a dummy, also if the end was before. If you reset them as well, call `fbuf.end_episode`.
+    It says nothing about your environments. With `autoreset="next_step"`, the row after an end is a
+    dummy, also if the end was before the call. If you reset the environments too, call
+    `fbuf.end_episode`.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
@@ -39,13 +40,12 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
         >>> int(fbuf.size(fbuf.clear(state)))
         0
     """
-    one_buffer("clear", state)
     ring = state.ring
     follow = ring.open is not None
     new = rings.empty(
         ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, follow, ring.shards
     )
-    # Both together: the new index takes the memory of the old one, which jit else would leave out.
+    # Both go together, so that the new index takes the memory of the old one. Else jit drops that.
     _, index = lax.optimization_barrier(
         (state.index, varying(state.sampler.init(new), state.fault))
     )
@@ -54,6 +54,6 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
         ring=ring.cleared(),
         next_obs=None if state.next_obs is None else state.next_obs.cleared(),
         index=index,
-        # Used, and so consumed like the rest: an argument that jit leaves out is not.
+        # The fault is used, and so consumed like the rest: jit drops unused arguments.
         fault=state.fault & jnp.uint32(0),
     )

@@ -1,4 +1,4 @@
-"""Closing the episodes that are open."""
+"""Ending the open episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import chex
 import jax
 
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.store import Item
@@ -23,12 +23,12 @@ def end_episode(
 
     The newest row of each environment becomes truncated, and the next row that you add begins an
     episode. An environment without rows stays as it is, and so does one whose newest row ended its
-    episode; with `autoreset="next_step"`, the next row of that one begins an episode and is no
-    dummy.
+    episode. With `autoreset="next_step"`, the next row after an ended episode begins an episode,
+    and is no dummy.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
-        mask: bool `[num_envs]`, or one bool for all: which environments. None is all.
+        mask: bool `[num_envs]`, or one bool for all: the environments. None is all.
         donate: As for `fbuf.add`.
 
     Returns:
@@ -52,7 +52,6 @@ def end_episode(
         >>> state.ring.flags.tolist()
         [0, 0, 2, 0]
     """
-    one_buffer("end_episode", state)
     state = read_before_write.tied("end_episode", state)
     ring = state.ring
     shape = () if ring.num_envs is None else (ring.num_envs,)
@@ -61,8 +60,8 @@ def end_episode(
 
 
 def ended(state: State[Item], lanes: jax.Array) -> State[Item]:
-    """The buffer after the open episodes of some lanes were truncated, bool `[lanes]`."""
-    # The fault is known once all that was asked of the buffer before this has been read.
+    """Truncate the open episodes of some lanes, bool `[lanes]`."""
+    # The fault is known once all earlier reads of the buffer are done.
     ring, slots = state.ring.end(tie(lanes, state.fault))
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fbuf.dispatch.call import one_buffer, operation, require_state
+from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
-from fbuf.ops.lanes import Dealt, Episodes, Lanes, Source, appended, dealt, unread_of_lanes
+from fbuf.ops.lanes import Dealt, Lanes, Source, appended, dealt, in_one_lane, unread_of_lanes
 from fbuf.samplers import queues
 from fbuf.state import State
 from fbuf.storage.episode_order import whole_episodes
@@ -32,19 +32,20 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     training goes on as if you had added the rows yourself. If they are more than `state` has room
     for, the newest stay, as with `fbuf.add`. The rows of `state` keep their ids.
 
-    With the same number of environments each lane is added to its own, and one without rows in
-    `other` stays as it is. Otherwise all episodes of `other` are added whole and one after another,
-    those that ended first first, and at one time environment by environment; so demonstrations come
-    into the buffer of several environments that goes on to collect. Its environments get about as
-    many rows each. Where they step together, slots before the shorter parts stay empty, as if rows
-    had been removed there: fewer than twice the rows of the longest episode, in each. `other`'s
-    open episodes are truncated, too, and what no view can read is left out: rows of resets, and
-    episodes of which every row was removed.
+    With the same number of environments, each lane is added to its own, and one without rows in
+    `other` stays as it is. Otherwise all episodes of `other` are added whole, one after another, in
+    the order of their ends. Episodes that ended at one time go environment by environment. So
+    demonstrations come into the buffer of several environments that goes on to collect.
+
+    Its environments get about as many rows each. Where they step together, slots before the shorter
+    parts stay empty, as if rows had been removed there. In each part these are fewer than twice the
+    rows of the longest episode. The open episodes of `other` are truncated, too. Rows that no view
+    can read are left out: rows of resets, and episodes of which every row was removed.
 
     Priorities stay as they are stored if both samplers are `fbuf.Prioritized`, or both are
     `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that
-    `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; of another `fbuf.Fifo` it
-    takes only those that nobody has read. What it has no room for is left out, as by `fbuf.add`.
+    `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; it takes only the unread rows
+    of another `fbuf.Fifo`. Rows without room are left out, as by `fbuf.add`.
 
     Args:
         state: The buffer; not consumed. Inside `jit`, donate it at the outermost `jit`, and the
@@ -55,8 +56,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     Returns:
         The buffer with the rows in it. Faults of both stay set.
 
-        Of an episode whose first rows are left behind, or have been overwritten, no row counts as a
-        first step, as after `fbuf.resize`.
+        No row counts as the first step of an episode whose first rows are left behind, or have been
+        overwritten, as after `fbuf.resize`.
 
     Raises:
         ValueError: When traced, if the items, `next_of`, or the environments do not fit.
@@ -90,8 +91,6 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
 def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
     """As `extend`."""
     state, other = states
-    one_buffer("extend", state)
-    one_buffer("extend", other)
     _check_rows(state, other)
     source = _source(state, other)
     ring, steps = state.ring, source.steps()
@@ -115,10 +114,10 @@ def _extend(states: tuple[State[Item], State[Item]]) -> State[Item]:
 def _with_resets(
     new: State[Item], state: State[Item], other: State[Item], source: Source, kept: Array
 ) -> State[Item]:
-    """`new`, whose environments are to be reset as those are whose rows came last."""
+    """Take over from the newest rows which environments are to be reset."""
     if new.ring.open is None or state.ring.open is None:
         return new
-    if isinstance(source, Dealt):  # dealt out: the environments go on as they were
+    if source.number > 1 and isinstance(source, Dealt):  # the environments go on as they were
         resets = state.ring.open.resets
     elif isinstance(source, Lanes) and other.ring.open is not None:
         resets = jnp.where(kept > 0, other.ring.open.resets, new.ring.open.resets)
@@ -129,7 +128,7 @@ def _with_resets(
 
 
 def _source(state: State[Any], other: State[Any]) -> Source:
-    """The rows of `other`, as they fit the environments of `state`."""
+    """Return the rows of `other`, as they fit the environments of `state`."""
     ring, its = state.ring, other.ring
     lanes = f"num_envs={its.num_envs}"
     if ring.lanes == its.lanes and (ring.autoreset == "next_step") == (
@@ -155,11 +154,11 @@ def _source(state: State[Any], other: State[Any]) -> Source:
             "only; take them with fbuf.pop, and add them"
         )
     order, _, count = whole_episodes(its)
-    return Episodes(other, order, count)
+    return in_one_lane(other, order, count)
 
 
 def _check_rows(state: State[Any], other: State[Any]) -> None:
-    """Refuse rows that are of another item, or that know of other next observations."""
+    """Refuse rows of another item, or with other next observations."""
     one, two = state.storage, other.storage
     if one.layout.tree != two.layout.tree:
         raise ValueError(_other_fields(one.item, two.item))
@@ -180,7 +179,7 @@ def _check_rows(state: State[Any], other: State[Any]) -> None:
 
 
 def _other_fields(one: Any, two: Any) -> str:
-    """The message of items of two structures: the leaves that only one of them has."""
+    """Return the message that two items differ: the leaves that only one of them has."""
     names = [dict.fromkeys(map(_name, jax.tree.leaves_with_path(item))) for item in (one, two)]
     told = "fbuf.extend: both buffers must hold the same item"
     for own, other, of in ((names[0], names[1], "state"), (names[1], names[0], "other")):
@@ -194,5 +193,5 @@ def _other_fields(one: Any, two: Any) -> str:
 
 
 def _name(leaf: tuple[Any, Any]) -> str:
-    """A leaf, as a message names it."""
+    """Return the name of a leaf, for messages."""
     return f"item{jax.tree_util.keystr(leaf[0])}"

@@ -1,4 +1,4 @@
-"""A buffer whose items have some fields more, or less."""
+"""Adding fields to the items of a buffer, and dropping fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class _New:
-    """What all rows have in a leaf that is new."""
+    """The value of a new leaf, the same in all rows."""
 
     value: jax.Array
 
@@ -36,15 +36,15 @@ def changed(
     """Make a buffer of the same rows with other fields; all else is the same.
 
     Args:
-        function: Who asks.
+        function: The called function, for errors.
         state: The buffer; not consumed. Both are in memory until it is dropped.
-        fill: The new fields by name, and what the rows that are there have in them: an array of the
-            shape and dtype of the field, or a tree of arrays.
+        fill: The new fields by name, each with its value in the stored rows. A value is an array of
+            the shape and dtype of the field, or a tree of arrays.
         drop: The names of fields to leave out.
 
     Raises:
-        ValueError: If a field to drop is not there, or one to fill is; if the buffer keeps next
-            observations of one to drop; or if items are no dicts.
+        ValueError: If a field to drop is not there, or a field to fill is. Also if the buffer keeps
+            next observations of a dropped field, or if items are no dicts.
     """
     sources = _sources(function, state.storage, fill, drop)
     if not jax.tree.leaves(sources):
@@ -69,7 +69,7 @@ def changed(
 def _sources(
     function: str, storage: Storage[Any], fill: Mapping[str, Any], drop: Collection[str]
 ) -> Any:
-    """The new item: a tree of what each leaf is taken from, a leaf by its number, or `_New`."""
+    """Return the new item: a tree with the number of an old leaf, or a `_New`, as each leaf."""
     layout = storage.layout
     tree = _copied(jax.tree.unflatten(layout.tree, list(range(len(layout.fields)))))
     for name in drop:
@@ -86,7 +86,7 @@ def _sources(
 
 
 def _remove(function: str, tree: Any, name: str) -> None:
-    """Take a field out, and each dict that is left without one."""
+    """Remove a field, and each dict that is left without fields."""
     node, last = _place(function, "drop", tree, name)
     if last not in node:
         raise ValueError(
@@ -99,7 +99,7 @@ def _remove(function: str, tree: Any, name: str) -> None:
 
 
 def _new(function: str, name: str, path: Any, leaf: Any) -> _New:
-    """What a new leaf has; a number that JAX would cut is refused."""
+    """Return the value of a new leaf; refuse a number that JAX would narrow."""
     argument = f"fill[{name!r}]{jax.tree_util.keystr(path)}"
     check.array(function, argument, leaf)
     if isinstance(leaf, int | float):
@@ -109,12 +109,12 @@ def _new(function: str, name: str, path: Any, leaf: Any) -> _New:
 
 
 def _copied(tree: Any) -> Any:
-    """Dicts that may be changed."""
+    """Copy the dicts of a tree."""
     return {key: _copied(tree[key]) for key in tree} if type(tree) is dict else tree
 
 
 def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str, Any], str]:
-    """The dict that has a field, or is to have it, and the name of the field there."""
+    """Return the dict that has a field, or is to have it, and the field's name there."""
     if not isinstance(name, str):
         raise TypeError(
             f"fbuf.{function}: {argument} must have names such as 'obs.depth', got {name!r}"
@@ -137,7 +137,7 @@ def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str
 
 
 def _moved(old: Storage[Any], sources: Any) -> Storage[Any]:
-    """A store of all rows, with the leaves of `sources`."""
+    """Return a store of all rows, with the leaves of `sources`."""
     leaves, tree = jax.tree.flatten(sources)
     new = [leaf.value for leaf in leaves if isinstance(leaf, _New)]
     numbers = tuple(None if isinstance(leaf, _New) else leaf for leaf in leaves)
@@ -149,7 +149,7 @@ def _moved(old: Storage[Any], sources: Any) -> Storage[Any]:
 def _written(
     old: Storage[Any], new: list[jax.Array], *, tree: Any, numbers: tuple[int | None, ...]
 ) -> Storage[Any]:
-    """The same, compiled: of each leaf the number it had, or None for the next new one."""
+    """Write all rows anew: `numbers` has each leaf's old number, or None for the next new one."""
     capacity, fields = old.words.shape[0], old.layout.fields
     values = iter(new)
     specs = [fields[n] if n is not None else next(values) for n in numbers]

@@ -1,4 +1,4 @@
-"""Naming rows by where they are."""
+"""Naming rows by their slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 
@@ -18,8 +18,8 @@ from fbuf.storage.ids import Ids
 def ids_at(state: State[Any], slots: chex.Array) -> Ids:
     """Name the rows that lie in these slots now.
 
-    It is for programs that know only slots. The ids of a batch are better: they name the rows that
-    were drawn, also when other rows have taken their slots since.
+    It is for programs that know only slots. The ids of a batch are better: they name the drawn
+    rows, also when other rows have taken their slots since.
 
     Args:
         state: The buffer; never consumed.
@@ -41,7 +41,6 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
         >>> fbuf.ids_at(state, jnp.array([0, 2, 3])).slot
         Array([ 0,  2, -1], dtype=int32)
     """
-    one_buffer("ids_at", state)
     check.no_list("ids_at", "slots", slots)
     if jnp.result_type(slots) != jnp.int32:
         raise TypeError(

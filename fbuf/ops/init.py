@@ -57,11 +57,12 @@ def init(
             and `fbuf.add` takes rows with a leading axis of this length. None is for one
             environment, and for rows whose order does not matter.
         sampler: Which rows may be drawn, and how likely each is.
-        autoreset: What an environment does at the end of an episode, in Gymnasium's words.
-            `"same_step"` (gymnax, brax and most others in JAX): the step that ends an episode also
-            resets, and the next row begins the next episode. `"next_step"` (Gymnasium's default):
-            the next step ignores its action and resets. The buffer stores the row of that step, but
-            never draws it. `"disabled"`: you reset; the buffer treats it like `"same_step"`.
+        autoreset: The reset of an environment at the end of an episode, in Gymnasium's words. With
+            `"same_step"` (gymnax, brax and most others in JAX) the step that ends an episode also
+            resets, and the next row begins the next episode. With `"next_step"` (Gymnasium's
+            default) the next step ignores its action and resets. The buffer stores the row of that
+            step, but never draws it. With `"disabled"` you reset; the buffer treats it like
+            `"same_step"`.
         lockstep: Whether all environments step together. With False each lane has a write position
             of its own, and `fbuf.add` takes a `mask` of the environments that have stepped. It
             costs a little more at every call.
@@ -69,10 +70,10 @@ def init(
             field). Give it to have next observations without storing them twice: `fbuf.add` then
             takes `next_observation`, and `fbuf.Transition`, `fbuf.NStep` and `fbuf.Hindsight` read
             it from the following row.
-        max_ends: How many ends of episodes to keep the last observation of, because no following
-            row has it. None is a sixteenth of the capacity, or up to a quarter as long as that
-            takes less than 1 MiB. `Fault.LOST_NEXT` says that it was too few. With `lockstep=False`
-            every environment has an equal share.
+        max_ends: The number of ends of episodes whose last observation to keep, because no
+            following row has it. None is a sixteenth of the capacity, or up to a quarter where that
+            takes less than 1 MiB. The fault `LOST_NEXT` says that the number was too small. With
+            `lockstep=False` every environment has an equal share.
 
     Returns:
         An empty buffer.
@@ -81,10 +82,10 @@ def init(
         MemoryError: If the device has no room for the buffer. Nothing has been allocated then. The
             message says how much was asked, how much is free, and which capacity would fit. Inside
             `jit` nothing is checked, nor on a device that does not say how much it has.
-        ValueError: If an argument is out of range, `capacity` is not a multiple of `num_envs`,
-            `item` holds no array, or the lanes are too short for the sampler's window.
-        TypeError: If the buffer cannot store a leaf as it is: it is 64-bit while JAX's 64-bit types
-            are off, it is a PRNG key, or it is not an array.
+        ValueError: If an argument is out of range, or `capacity` is not a multiple of `num_envs`.
+            Also if `item` holds no array, or the lanes are too short for the sampler's window.
+        TypeError: If the buffer cannot store a leaf as it is. The leaf is 64-bit while JAX's 64-bit
+            types are off, or it is a PRNG key, or it is not an array.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
@@ -96,6 +97,27 @@ def init(
     flax.register(State)
     capacity = check.integer("init", "capacity", capacity, check.LARGEST_CAPACITY)
     specs = parse.item_specs("init", item)
+    make = maker(specs, capacity, num_envs, sampler, autoreset, lockstep, next_of, max_ends)
+    with allocating():
+        check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
+        return settled(varying(make(capacity)))
+
+
+def maker(
+    specs: Any,
+    capacity: int,
+    num_envs: int | None,
+    sampler: Sampler,
+    autoreset: Autoreset,
+    lockstep: bool,
+    next_of: str | None,
+    max_ends: int | None,
+    shards: int = 1,
+) -> Callable[[int], State[Any]]:
+    """Check options of `init`, and return a function that makes such a buffer of a capacity.
+
+    The buffer is one of `shards` of a buffer over a mesh.
+    """
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
     check.choice("init", "autoreset", autoreset, get_args(Autoreset))
@@ -107,19 +129,18 @@ def init(
             )
         max_ends = check.integer("init", "max_ends", max_ends, capacity)
 
-    def make(capacity: int) -> State[Item]:
-        ring = rings.empty(capacity, num_envs, lockstep, autoreset, sampler.follows_episodes)
+    def make(capacity: int) -> State[Any]:
+        follow = sampler.follows_episodes
+        ring = rings.empty(capacity, num_envs, lockstep, autoreset, follow, shards)
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
-    with allocating():
-        check_room("init", specs, capacity, (num_envs or 1) * sampler.stride, make)
-        return settled(varying(make(capacity)))
+    return make
 
 
 def of_ring(
     specs: Any, ring: Ring, sampler: Sampler, next_of: str | None, max_ends: int | None
 ) -> State[Any]:
-    """A buffer of no row, for an empty ring."""
+    """Return a buffer without rows, for an empty ring."""
     storage, next_obs = store.empty(specs, ring.capacity), None
     if next_of is not None:
         ends = max_ends or ends_by_default(ring, storage, next_of)
@@ -127,11 +148,23 @@ def of_ring(
     return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
 
 
-def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
-    """How many ends of episodes to keep the last observation of, if nobody says.
+def empty_like(
+    state: State[Any], capacity: int, num_envs: int | None, max_ends: int | None, shards: int = 1
+) -> State[Any]:
+    """Return an empty buffer with other lanes, otherwise as `state`."""
+    old, kept = state.ring, state.next_obs
+    lockstep = old.lockstep or num_envs is None
+    follow = old.open is not None
+    ring = rings.empty(capacity, num_envs, lockstep, old.autoreset, follow, shards)
+    next_of, ends = (None, None) if kept is None else (kept.field, max_ends)
+    return of_ring(state.storage.item, ring, state.sampler, next_of, ends)
 
-    In a short lane the number of ends is far from its mean now and then, and on-policy rollouts are
-    short, with short episodes at first. More room for them is cheap there.
+
+def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
+    """Return the default number of ends of episodes whose last observation to keep.
+
+    In a short lane the number of ends is sometimes far from its mean. On-policy rollouts are short,
+    with short episodes at first. More room for ends is cheap there.
     """
     cheap = _CHEAP // sizes.nbytes(next_observations.of_one_end(storage, next_of))
     return max(ring.capacity // 16, ring.lanes, min(ring.capacity // 4, cheap))
@@ -140,13 +173,13 @@ def ends_by_default(ring: Ring, storage: Storage[Any], next_of: str) -> int:
 def check_room(
     function: str, specs: Any, capacity: int, step: int, make: Callable[[int], State[Any]]
 ) -> None:
-    """Refuse what the device has no room for, before any of it is taken.
+    """Refuse a buffer that the device has no room for, before any memory is taken.
 
     Args:
-        function: Who asks.
+        function: The called function, for errors.
         specs: The item.
-        capacity: The rows it shall have.
-        step: What a capacity is a multiple of.
+        capacity: The number of rows.
+        step: The number that a capacity is a multiple of.
         make: Makes a buffer of a capacity.
     """
     probe = jnp.zeros(())
@@ -154,7 +187,7 @@ def check_room(
         return
     device = next(iter(probe.devices()))
     free = sizes.free(device)
-    # To know the size takes a trace. Far below what is free that is not worth its time.
+    # The exact size takes a trace, which is not worth its time far below the free memory.
     if free is None or capacity * (3 * sizes.nbytes(specs) + 64) < free:
         return
     takes = lambda capacity: sizes.nbytes(jax.eval_shape(lambda: make(capacity)))
@@ -171,7 +204,7 @@ def check_room(
 
 
 def _environments(num_envs: Any, capacity: int, lockstep: Any) -> int | None:
-    """How many environments there are, each with a lane of the same length."""
+    """Return the number of environments, each with a lane of the same length."""
     check.boolean("init", "lockstep", lockstep)
     if num_envs is None:
         if not lockstep:

@@ -1,7 +1,6 @@
 """Moving rows from buffer to buffer: a lane at a time, or episode by episode.
 
-So a buffer gets another capacity, the environments of several shards come into one, and buffers are
-joined and taken apart.
+Resizing a buffer, joining buffers, splitting a buffer and another number of shards all use it.
 """
 
 from __future__ import annotations
@@ -35,69 +34,38 @@ class Lanes(NamedTuple):
     number: int
 
     def of(self, per_lane: jax.Array) -> jax.Array:
-        """Theirs of `[..., lanes]`."""
+        """Return the part of these lanes of `[..., lanes]`."""
         return lax.slice_in_dim(per_lane, self.first, self.first + self.number, axis=-1)
 
     def steps(self) -> jax.Array:
-        """How many steps of each are stored: int32 `[number]`."""
+        """Return the number of stored steps of each: int32 `[number]`."""
         return self.of(self.state.ring.lane_steps())
 
     def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
-        """The slots of steps `[steps, 1]` of the newest so many of each lane `[number]`."""
+        """Return the slots of steps `[steps, 1]` among the newest `kept` of each lane."""
         ring = self.state.ring
         newest = self.of(ring.clamp(ring.newest()))
         return ring.later(newest[None], jnp.minimum(step - kept[None] + 1, 0))
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """The flags that rows get for their ends: episodes that are open stay open."""
+        """Return the flags of ends that rows get: open episodes stay open."""
         return flags & ENDS
 
     def fills(self, step: jax.Array, kept: jax.Array) -> None:
-        """No row only fills a lane up."""
-
-
-class Episodes(NamedTuple):
-    """Whole episodes of any lanes, one after another in one lane: their slots, int32 `[rows]`.
-
-    Of these only the first `rows` are meant, an int32 scalar.
-    """
-
-    state: State[Any]
-    order: jax.Array
-    rows: jax.Array
-    number: int = 1
-
-    def steps(self) -> jax.Array:
-        """How many rows there are: int32 `[1]`."""
-        return self.rows[None]
-
-    def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
-        """The slots of steps `[steps, 1]` of the last so many rows `[1]`."""
-        return self.order[jnp.clip(self.rows - kept[None] + step, 0, self.order.shape[0] - 1)]
-
-    def of(self, per_lane: jax.Array) -> jax.Array:
-        """Of `[..., lanes]` all: they are of any lane."""
-        return per_lane
-
-    def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """The flags that rows get for their ends: what is open is truncated."""
-        return _closed(self.state.ring, slots, flags)
-
-    def fills(self, step: jax.Array, kept: jax.Array) -> None:
-        """No row only fills a lane up."""
+        """Return None: every row of a lane is stored."""
 
 
 class Dealt(NamedTuple):
-    """Whole episodes of any lanes, dealt out to several: in each lane one after another.
+    """Whole episodes of any lanes, dealt out to one lane or several: in each one after another.
 
     Attributes:
-        state: The buffer that they are in.
+        state: The buffer of the episodes.
         order: int32 `[rows]`; the slots of all episodes, one after another.
         first: int32 `[number]`; the place in `order` where the part of each lane begins.
-        size: int32 `[number]`; how many rows the part has.
-        number: How many lanes; static.
-        together: Whether the lanes step together. Then a shorter part has rows before it that only
-            fill the lane up, and count as removed; static.
+        size: int32 `[number]`; the number of rows of the part.
+        number: The number of lanes; static.
+        together: Whether the lanes step together. Then a shorter part has filling rows before it,
+            which count as removed; static.
     """
 
     state: State[Any]
@@ -108,39 +76,45 @@ class Dealt(NamedTuple):
     together: bool
 
     def steps(self) -> jax.Array:
-        """How many steps each lane gets: int32 `[number]`."""
+        """Return the number of steps that each lane gets: int32 `[number]`."""
         longest = jnp.broadcast_to(self.size.max(), self.size.shape)
         return longest if self.together else self.size
 
     def _place(self, step: jax.Array, kept: jax.Array) -> jax.Array:
-        """Which row of its part each step is; below 0 for one that only fills up."""
+        """Return the row of its part that each step is; below 0 for a filling row."""
         return self.size[None] - kept[None] + step
 
     def slots(self, step: jax.Array, kept: jax.Array) -> jax.Array:
-        """The slots of steps `[steps, 1]` of the last so many of each lane `[number]`."""
+        """Return the slots of steps `[steps, 1]` among the last `kept` of each lane `[number]`."""
         place = self.first[None] + self._place(step, kept)
         return self.order[jnp.clip(place, 0, self.order.shape[0] - 1)]
 
     def of(self, per_lane: jax.Array) -> jax.Array:
-        """Of `[..., lanes]` all: they are of any lane."""
+        """Return all of `[..., lanes]`: the episodes are of any lane."""
         return per_lane
 
     def closed(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
-        """The flags that rows get for their ends: what is open is truncated."""
-        return _closed(self.state.ring, slots, flags)
+        """Return the flags of ends that rows get: open episodes are truncated."""
+        is_open = (flags & ENDS == 0) & (self.state.ring.newer(slots) == 0)
+        return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
 
     def fills(self, step: jax.Array, kept: jax.Array) -> jax.Array | None:
-        """Which rows only fill a lane up: bool `[steps, number]`."""
+        """Tell which rows only fill a lane: bool `[steps, number]`; None if no row does."""
         return self._place(step, kept) < 0 if self.together else None
 
 
-Source = Lanes | Episodes | Dealt
+Source = Lanes | Dealt
+
+
+def in_one_lane(state: State[Any], order: jax.Array, rows: jax.Array) -> Dealt:
+    """Return the first `rows` of `order`, the slots of whole episodes, as one lane."""
+    return Dealt(state, order, jnp.zeros(1, jnp.int32), rows[None], 1, together=False)
 
 
 def dealt(state: State[Any], number: int, together: bool) -> Dealt:
-    """All episodes of a buffer, dealt out to so many lanes, about as many rows to each.
+    """Deal all episodes of a buffer out to `number` lanes, about as many rows to each.
 
-    They stay in the order of time: the first lane gets those that ended first.
+    The episodes stay in the order of time: the first lane gets the earliest ones.
     """
     order, episode, count = whole_episodes(state.ring)
     place = jnp.arange(order.shape[0], dtype=jnp.int32)
@@ -154,24 +128,19 @@ def dealt(state: State[Any], number: int, together: bool) -> Dealt:
     return Dealt(state, order, cut[:-1], cut[1:] - cut[:-1], number, together)
 
 
-def _closed(ring: Ring, slots: jax.Array, flags: jax.Array) -> jax.Array:
-    """The flags that rows get for their ends, where open episodes are truncated."""
-    is_open = (flags & ENDS == 0) & (ring.newer(slots) == 0)
-    return flags & ENDS | jnp.where(is_open, jnp.uint8(TRUNCATED), jnp.uint8(0))
-
-
 def filled(
     new: State[Item], sources: Sequence[Source], lap: jax.Array | None = None
 ) -> State[Item]:
-    """An empty buffer, filled with the newest rows of the sources, whose lanes lie side by side.
+    """Fill an empty buffer with the newest rows of the sources, whose lanes lie side by side.
 
     If environments step together, all lanes must have as many steps.
 
     Args:
-        new: It has room for them.
-        sources: Where the rows come from.
-        lap: That of the newest ids which must be stale, int32. None if an id from before may only
-            meet rows of its own lane, or if there is one lane: it is then the latest of these.
+        new: The empty buffer, with room for the rows.
+        sources: The sources of the rows.
+        lap: The lap of the newest ids which must be stale, int32. None is the lap of each lane, or
+            the latest one if there is one lane. With None, an old id may meet rows of its own lane
+            only.
     """
     kept = joined([jnp.minimum(of.steps(), new.ring.lane_length) for of in sources])
     # Ids from before have one of the last two laps.
@@ -204,13 +173,13 @@ def filled(
 def appended(
     new: State[Item], sources: Sequence[Source], kept: jax.Array, taken: jax.Array
 ) -> State[Item]:
-    """A buffer with rows of the sources behind its own; what was open in it has been closed.
+    """Append rows of the sources to a buffer without open episodes.
 
     Args:
         new: The buffer.
-        sources: Whose lanes lie side by side.
-        kept: int32 `[lanes]`; how many of the newest rows of each lane are meant.
-        taken: int32 `[lanes]`; how many of these there is room for, the oldest first.
+        sources: The sources of the rows, whose lanes lie side by side.
+        kept: int32 `[lanes]`; the number of newest rows of each lane that are meant.
+        taken: int32 `[lanes]`; the number of these with room, the oldest first.
     """
     lanes, step_rows = new.ring.lanes, new.ring.lane_length
     nothing = jnp.full(1, new.capacity, jnp.int32)
@@ -240,41 +209,41 @@ def appended(
 
 
 def joined(parts: list[jax.Array]) -> jax.Array:
-    """`[..., lanes]` each, side by side."""
+    """Join arrays `[..., lanes]` side by side."""
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
 def _longest(of: Source) -> int:
-    """How many steps a lane of a source can have."""
+    """Return the most steps that a lane of a source can have."""
     return of.state.ring.lane_length if isinstance(of, Lanes) else of.order.shape[0]
 
 
 def unread_of_lanes(state: State[Any]) -> jax.Array:
-    """How many steps of each lane are still to be read: int32 `[lanes]`."""
+    """Return the number of unread steps of each lane: int32 `[lanes]`."""
     unread = queue_of(state.sampler).unread(state.index, state.ring)
     return jnp.broadcast_to(unread, (state.ring.lanes,))
 
 
 def _latest(laps: list[jax.Array]) -> jax.Array:
-    """The latest of laps that are not far from each other: int32 `[1]`; they wrap around."""
+    """Return the latest of laps that are not far apart: int32 `[1]`; laps wrap around."""
     every = joined(laps)
     return every[:1] + jnp.max(every - every[:1])
 
 
 def _is_cut(ring: Ring, slots: jax.Array, flags: jax.Array, step: jax.Array) -> jax.Array:
-    """Whether the episodes of rows began before them, in rows that are not kept: `[steps, n]`."""
+    """Tell whether the episodes of rows began in earlier rows, not kept: bool `[steps, n]`."""
     oldest = ring.older(slots) == 0
     before = ring.flags[ring.later(slots, -1)]
-    # Of the first one that is kept, the rows before it in its lane are left behind.
+    # The rows before the first kept row of a lane are left behind.
     goes_on = (step == 0) & ~oldest & (before & (ENDS | DUMMY) == 0)
     return (flags & CUT > 0) | (oldest & ring.full(slots)) | goes_on
 
 
-class _Steps(NamedTuple):
+class _SourceSteps(NamedTuple):
     """Some steps of a source: leaves `[steps, lanes, ...]`.
 
-    `given` is the flags that the rows get; `following` is their next observations, and which of
-    these are known; None if they are not kept.
+    `given` is the new flags of the rows. `following` is their next observations, and which of these
+    are known; None if the buffer keeps none.
     """
 
     slots: jax.Array
@@ -284,8 +253,8 @@ class _Steps(NamedTuple):
     following: Any
 
 
-def _read(of: Source, step: jax.Array, kept: jax.Array) -> _Steps:
-    """Some steps of a source."""
+def _read(of: Source, step: jax.Array, kept: jax.Array) -> _SourceSteps:
+    """Read some steps of a source."""
     old, following = of.state, None
     slots = of.slots(step, kept)
     flags = old.ring.flags[slots]
@@ -300,17 +269,17 @@ def _read(of: Source, step: jax.Array, kept: jax.Array) -> _Steps:
         given = jnp.where(fills, jnp.uint8(TRUNCATED), given)
         if following is not None:
             following = following[0], following[1] & ~fills
-    return _Steps(slots, flags, given, old.storage.read(slots), following)
+    return _SourceSteps(slots, flags, given, old.storage.read(slots), following)
 
 
 def _read_flags(of: Source, step: jax.Array, kept: jax.Array) -> jax.Array:
-    """The flags of some steps of a source, where what only fills up is removed."""
+    """Read the flags of some steps of a source, in which filling rows are removed."""
     flags, fills = of.state.ring.flags[of.slots(step, kept)], of.fills(step, kept)
     return flags if fills is None else jnp.where(fills, jnp.uint8(REMOVED), flags)
 
 
 def _each(sources: Sequence[Source], per_lane: jax.Array) -> list[tuple[Source, int, jax.Array]]:
-    """Each source, its first lane, and its own of `[lanes]`."""
+    """List each source with its first lane, and its part of `[lanes]`."""
     found, at = [], 0
     for of in sources:
         found.append((of, at, lax.slice_in_dim(per_lane, at, at + of.number)))
@@ -326,14 +295,14 @@ def _with_steps(
     kept: jax.Array,
     taken: jax.Array,
 ) -> State[Item]:
-    """The new buffer with some steps of the old ones, all of whose rows count as there."""
+    """Add some steps of the sources to the new buffer, removed rows included."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
     there = (step < taken[None]).reshape(-1)
     each = _each(sources, kept)
     read = [_read(of, step, own) for of, _, own in each]
 
     def in_turn(*parts: jax.Array) -> jax.Array:
-        """Step by step, and in a step lane by lane: `[rows, ...]`."""
+        """Join parts step by step, and in a step lane by lane: `[rows, ...]`."""
         return flat(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1))
 
     given = in_turn(*[part.given for part in read])
@@ -370,7 +339,7 @@ def _without_removed(
     kept: jax.Array,
     taken: jax.Array,
 ) -> State[Item]:
-    """The new buffer without those of some steps that were removed from the old ones."""
+    """Remove the rows of some steps from the new buffer that the sources had removed."""
     step = first + jnp.arange(steps, dtype=jnp.int32)[:, None]
     flags = joined([_read_flags(of, step, own) for of, _, own in _each(sources, kept)])
     gone = (step < taken[None]) & (flags & (REMOVED | DUMMY) == REMOVED)

@@ -15,11 +15,11 @@ from fbuf.storage.faults import Fault, bits_where
 def named(
     function: str, state: State[Any], ids: Any, mask: Any
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """The slots that ids name.
+    """Look up the slots that ids name.
 
     Returns:
-        int32 `[B]`, the capacity where an id names no row or `mask` leaves it out; the fault bits
-        of each, uint32 `[B]`; and the shape of the ids.
+        int32 `[B]` slots: the capacity where an id names no row or `mask` leaves it out. Then the
+        fault bits of each id, uint32 `[B]`, and the shape of the ids.
     """
     flat, shape = parse.ids(function, ids)
     chosen = parse.mask(function, mask, shape, "ids")

@@ -1,4 +1,4 @@
-"""Knowing the size of a buffer beforehand."""
+"""Computing the size of a buffer before it is made."""
 
 from __future__ import annotations
 
@@ -36,11 +36,20 @@ def nbytes(item: Any, capacity: int, **options: Any) -> int:
         >>> fbuf.nbytes(frame, 1_000, num_envs=10, sampler=fbuf.Prioritized())
         28229568
     """
-    try:
-        inspect.signature(init).bind(item, capacity, **options)
-    except TypeError as error:
-        raise TypeError(f"fbuf.nbytes: {error}") from None
+    arguments_of_init("nbytes", item, capacity, options)
     specs = parse.item_specs("nbytes", item)
     capacity = check.integer("nbytes", "capacity", capacity, check.LARGEST_CAPACITY)
     state = jax.eval_shape(lambda: init(specs, capacity, **options))
     return sizes.nbytes(state)
+
+
+def arguments_of_init(
+    function: str, item: Any, capacity: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all arguments of `init` by name; refuse unknown options."""
+    try:
+        given = inspect.signature(init).bind(item, capacity, **options)
+    except TypeError as error:
+        raise TypeError(f"fbuf.{function}: {error}") from None
+    given.apply_defaults()
+    return given.arguments

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
+from fbuf.ops.lane_slots import slots_back
 from fbuf.state import State
-from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.storage.ids import Ids
+
+_IS_INT = functools.partial(check.integer, smallest=-check.LARGEST_INT)
+"""A check of a static int; the largest depends on the buffer."""
 
 
-def _is_int(function: str, argument: str, value: Any) -> int:
-    """A static int; the largest depends on the buffer."""
-    return check.integer(function, argument, value, smallest=-check.LARGEST_INT)
-
-
-@operation(static=("count",), checks={"count": _is_int})
+@operation(static=("count",), checks={"count": _IS_INT})
 def newest_ids(state: State[Any], count: int) -> Ids:
     """Name the newest rows, oldest first.
 
     Args:
         state: The buffer; never consumed.
-        count: How many rows, a static int from 1 to the capacity. With `num_envs`, how many of each
-            environment, from 1 to `capacity // num_envs`.
+        count: The number of rows, a static int from 1 to the capacity. With `num_envs`, the number
+            of rows of each environment, from 1 to `capacity // num_envs`.
 
     Returns:
         Their ids, `[count]`, or `[num_envs, count]`, the newest row last. Ids of removed rows name
@@ -44,13 +44,9 @@ def newest_ids(state: State[Any], count: int) -> Ids:
         >>> fbuf.newest_ids(state, 3).slot
         Array([3, 0, 1], dtype=int32)
     """
-    one_buffer("newest_ids", state)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
     back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
-    newest = ring.clamp(ring.newest())
-    rows = ring.lane_steps()
-    slots = jnp.where(back < rows[:, None], ring.later(newest[:, None], -back), NO_SLOT)
-    ids = ring.name_live(slots if ring.num_envs is not None else slots[0])
+    ids = ring.name_live(slots_back(ring, back, back < ring.lane_steps()[:, None]))
     read_before_write.note_read(state, ids.slot)
     return ids

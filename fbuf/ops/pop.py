@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.after import after
+from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.ops.unread import queue
 from fbuf.state import Batch, State
-from fbuf.storage.ids import NO_SLOT, Ids
-from fbuf.storage.ring import Ring
+from fbuf.storage.ids import Ids
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 
-
-def _is_count(function: str, argument: str, value: Any) -> int:
-    """A static int; the largest depends on the buffer."""
-    return check.integer(function, argument, value, smallest=0)
+_IS_COUNT = functools.partial(check.integer, smallest=0)
+"""A check of a static int; the largest depends on the buffer."""
 
 
 @operation(
     static=("count", "keep", "view"),
-    checks={"count": _is_count, "keep": _is_count, "view": is_view},
+    checks={"count": _IS_COUNT, "keep": _IS_COUNT, "view": is_view},
 )
 def pop(
     state: State[Any],
@@ -40,24 +38,24 @@ def pop(
     view: View[Data] = Item(),
     donate: bool = True,
 ) -> tuple[State[Any], Batch[Data]]:
-    """Read the oldest unread rows of each environment; they count as read from then on.
+    """Read the oldest unread rows of each environment; these rows then count as read.
 
     With `keep=0` no row is handed out twice, and none is left out. The buffer must be made with
     `sampler=fbuf.Fifo()`.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
-        count: How many rows of each environment, a static int from 1 to those that it has room for.
-            If fewer are unread, you get those. Removed rows and dummies of resets count.
-        keep: How many of the rows that are handed out stay unread, a static int below `count`. The
-            next call begins with them. With `keep=1` the last row of a segment is the first of the
-            next one: learn from all but the last, whose observation serves to bootstrap. Wait for
-            whole segments then (see `mask`); else the kept row alone comes again and again.
+        count: The number of rows of each environment, a static int from 1 to the room of one. If
+            fewer are unread, you get the unread ones. Removed rows and dummies of resets count.
+        keep: The number of returned rows that stay unread, a static int below `count`. The next
+            call begins with them. With `keep=1` the last row of a segment is the first row of the
+            next one. Learn from all rows but the last, whose observation serves to bootstrap. Wait
+            for whole segments then (see `mask`); else the kept row alone comes again and again.
         mask: bool, whether to read at all; may be traced. If environments do not step together,
-            also `[num_envs]`: which of them. None is all. `mask=fbuf.unread(state) >= count` waits
-            for whole segments.
-        view: What a row turns into, as for `fbuf.read`; static. A view of several steps may look at
-            rows that are still unread.
+            also `[num_envs]`, a bool for each. None is all. `mask=fbuf.unread(state) >= count`
+            waits for whole segments.
+        view: The view of each row, as for `fbuf.read`; static. A view of several steps may read
+            unread rows.
         donate: As for `fbuf.add`.
 
     Returns:
@@ -66,8 +64,8 @@ def pop(
         removed, or of the dummy of a reset. Data is 0 where it is False.
 
     Raises:
-        ValueError: When traced, if the sampler is not `fbuf.Fifo`, if `count` or `keep` is out of
-            range, if `mask` has another shape, or if the view leaves something to chance.
+        ValueError: When traced, if the sampler is not `fbuf.Fifo`, or if `count` or `keep` is out
+            of range. Also if `mask` has another shape, or if the view is random.
         TypeError: When traced, if `count` or `keep` is not an int, or if `mask` is not bool.
         RuntimeError: If `state` has been consumed.
 
@@ -90,8 +88,7 @@ def pop(
 def popped(
     state: State[Any], count: int, keep: int, mask: Any, view: View
 ) -> tuple[State[Any], Ids]:
-    """The buffer with its oldest unread rows read, and their ids; see `pop`."""
-    one_buffer("pop", state)
+    """Return the buffer with its oldest unread rows read, and their ids; see `pop`."""
     ring, sampler = state.ring, queue("pop", state)
     check.integer("pop", "count", count, ring.lane_length)
     check.integer("pop", "keep", keep, count - 1, smallest=0)
@@ -104,17 +101,7 @@ def popped(
     chosen = parse.mask("pop", mask, shape, "the environments")
     unread = sampler.unread(state.index, ring)
     given = jnp.where(chosen, jnp.minimum(unread, count), 0)
-    ids = ring.name_live(_oldest(ring, unread, given, count))
-    # The rows that stay are among those that were given, and not those from before.
+    ids = ring.name_live(oldest_slots(ring, unread, given, count))
+    # The kept rows are among the rows of this call.
     read = jnp.maximum(given - keep, 0)
     return dataclasses.replace(state, index=sampler.popped(state.index, read)), ids
-
-
-def _oldest(ring: Ring, unread: jax.Array, given: jax.Array, count: int) -> jax.Array:
-    """The slots of the oldest unread rows, so many of each head: `[count]` or `[lanes, count]`."""
-    step = jnp.arange(count, dtype=jnp.int32)[None]
-    of_lane = lambda steps: jnp.broadcast_to(steps, (ring.lanes,))[:, None]
-    newest = ring.clamp(ring.newest())[:, None]
-    back = jnp.maximum(of_lane(unread) - 1 - step, 0)
-    slots = jnp.where(step < of_lane(given), ring.later(newest, -back), NO_SLOT)
-    return slots if ring.num_envs is not None else slots[0]

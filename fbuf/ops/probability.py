@@ -1,4 +1,4 @@
-"""How likely rows are to be drawn."""
+"""The probability of drawing a row."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 
 
 @operation()
 def probability(state: State[Any], ids: Ids) -> jax.Array:
-    """Compute how likely one draw is to be each of these rows, from the buffer as it is now.
+    """Compute the probability that one draw is each of these rows, from the buffer as it is now.
 
     Args:
         state: The buffer; never consumed.
-        ids: Which rows, of any shape.
+        ids: The rows, of any shape.
 
     Returns:
-        float32, shaped like `ids`. It is 0 where an id names no row, a row that was overwritten or
-        removed, or a row that the sampler does not draw, because its window is not complete for
-        example. For `fbuf.Shuffled` it is the share of an epoch's draws that the row has on
+        float32, shaped like `ids`. It is 0 where an id names no row, or an overwritten or removed
+        row. It is also 0 for a row that the sampler does not draw, such as one whose window is not
+        complete. For `fbuf.Shuffled` it is the share of an epoch's draws that the row has on
         average: 1 / starts, or by episode 1 / (episodes * starts of its episode).
 
     Raises:
@@ -42,7 +42,6 @@ def probability(state: State[Any], ids: Ids) -> jax.Array:
         >>> fbuf.probability(state, fbuf.newest_ids(state, 2))
         Array([0.25, 0.75], dtype=float32)
     """
-    one_buffer("probability", state)
     flat, shape = parse.ids("probability", ids)
     live, _, _ = state.ring.find(flat)
     found = state.sampler.probability(state.index, state.ring, jnp.where(live, flat.slot, 0))

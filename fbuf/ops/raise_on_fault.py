@@ -18,8 +18,8 @@ from fbuf.storage.ring import DUMMY, ENDS, Ring
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
     """Raise if compiled code has skipped a bad value since the last `fbuf.clear`.
 
-    Call it from the host loop now and then: it waits until the state is computed. The buffer stays
-    usable, whatever the report: bad entries were skipped, and all others applied.
+    Call it from the host loop now and then: it waits until the state is computed. The buffer always
+    stays usable: bad entries were skipped, and all other entries applied.
 
     Args:
         state: The buffer, or a `vmap`ped batch of buffers.
@@ -27,10 +27,10 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
             actors meets them all the time, and they do no harm. `Fault(0)` ignores none.
 
     Raises:
-        RuntimeError: If any other fault bit is set; the message says what happened and what to do.
-            `NOTHING_TO_DRAW` while a full buffer has nothing, also where its rows were removed or
-            their priorities became 0; batches that were masked before do no harm.
-            Also if `state` was consumed.
+        RuntimeError: If any other fault bit is set. The message says what happened and what to do.
+            The bit `NOTHING_TO_DRAW` is set while a full buffer has nothing to draw, also where its
+            rows were removed or their priorities became 0. Batches that were masked before do no
+            harm. Also if `state` was consumed.
         TypeError: If called inside `jit`, where values cannot be read.
 
     Examples:
@@ -39,11 +39,7 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
         >>> fbuf.raise_on_fault(state)
     """
     require_state("raise_on_fault", state)
-    if isinstance(state.fault, jax.core.Tracer):
-        raise TypeError(
-            "fbuf.raise_on_fault: state is traced, and a compiled function cannot raise; "
-            "call raise_on_fault on the host, with the state that the compiled function returned"
-        )
+    refuse_traced("raise_on_fault", state.fault)
     refuse_consumed("raise_on_fault", state)
     bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
     # Rows that lost their priorities, or were removed, set no bit.
@@ -55,8 +51,17 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
     raise_for("raise_on_fault", bits, more)
 
 
+def refuse_traced(function: str, fault: Any) -> None:
+    """Refuse fault bits without values, inside a compiled function."""
+    if isinstance(fault, jax.core.Tracer):
+        raise TypeError(
+            f"fbuf.{function}: state is traced, and a compiled function cannot raise; call "
+            "raise_on_fault on the host, with the state that the compiled function returned"
+        )
+
+
 def raise_for(function: str, bits: Fault, more: str = "") -> None:
-    """Raise if any bit is set; `more` is said at the end."""
+    """Raise if any bit is set; the message ends with `more`."""
     if bits:
         reasons = "; ".join(text for bit, text in MEANING.items() if bit in bits) + more
         raise RuntimeError(f"fbuf.{function}: the buffer skipped bad values ({bits!r}): {reasons}")
@@ -78,7 +83,7 @@ def _is_full_of_nothing(state: State[Any]) -> jax.Array:
 
 
 def _lengths(state: State[Any]) -> str:
-    """Say how long the window is, and the longest stored episode. O(N)."""
+    """Return the lengths of the window and of the longest stored episode, in words. O(N)."""
     window = state.sampler.window
     if window == 1 or state.ring.cursor.ndim > 2:
         return f" (window={window})"
@@ -102,6 +107,6 @@ def _lengths(state: State[Any]) -> str:
 
 
 def _in_order(ring: Ring) -> tuple[jax.Array, jax.Array]:
-    """The flags of all slots, the oldest first, and which of them hold rows."""
+    """Return the flags of all slots, oldest first, and whether each holds a row."""
     slots = in_order(ring)
     return ring.flags[slots], ring.holds(slots)

@@ -11,7 +11,7 @@ from jax import lax
 
 from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.state import State
 from fbuf.storage.episode_order import same_episodes
@@ -22,7 +22,7 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 _CHUNK = 1024
-"""How many rows of episodes are removed at a time."""
+"""Rows of episodes that are removed at a time."""
 
 
 @operation(static=("episodes",), checks={"episodes": check.boolean})
@@ -60,7 +60,8 @@ def remove(
         STALE_ID: A row has been overwritten, or removed before; that entry is skipped.
 
     Cost: O(B log N) time, O(B) memory; with a window of L rows, L times that. It sorts more than
-    1024 ids. Of fewer it compares every pair.
+    1024 ids. It compares every pair
+    of fewer ids.
     By episode it looks at the flags of all rows: O(N + R log N) time to remove R rows, O(N) memory.
 
     Examples:
@@ -74,32 +75,31 @@ def remove(
         >>> int(fbuf.size(state))  # the first episode, of three rows, is gone
         1
     """
-    one_buffer("remove", state)
     state = read_before_write.tied("remove", state, ids)
     slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The fault is known once all that was asked of the buffer before this has been read.
+    # The fault is known once all earlier reads of the buffer are done.
     slots = tie(slots, state.fault)
     state = dataclasses.replace(state, fault=collected(state.fault, faults))
     return _without_episodes(state, slots) if episodes else _without(state, slots)
 
 
 def _without(state: State[Item], slots: jax.Array) -> State[Item]:
-    """The buffer without rows: int32 `[B]` slots of stored rows, or `capacity`; none twice."""
+    """Remove rows: int32 `[B]` slots of stored rows, or `capacity`, each slot once."""
     ring = state.ring.remove(slots)
     index = state.sampler.remove(state.index, ring, slots)
     return dataclasses.replace(state, ring=ring, index=index)
 
 
 def _without_episodes(state: State[Item], slots: jax.Array) -> State[Item]:
-    """The same without all rows of their episodes."""
+    """Remove all rows of the episodes of these rows."""
     found = same_episodes(state.ring, slots)
     rank = jnp.cumsum(found, dtype=jnp.int32)
     number = jnp.arange(1, min(_CHUNK, state.capacity) + 1, dtype=jnp.int32)
 
     def some(carry: tuple[jax.Array, State[Item]]) -> tuple[jax.Array, State[Item]]:
         done, state = carry
-        # What lies behind the last one is found at `capacity`.
+        # Numbers behind the last row are found at `capacity`.
         slots = jnp.searchsorted(rank, done + number).astype(jnp.int32)
         return done + number.size, _without(state, slots)
 

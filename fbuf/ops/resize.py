@@ -1,13 +1,12 @@
-"""Giving a buffer another capacity."""
+"""Changing the capacity of a buffer."""
 
 from __future__ import annotations
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation, require_state
-from fbuf.ops.init import check_room, ends_by_default, of_ring
+from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
-from fbuf.storage import ring as rings
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
@@ -24,15 +23,15 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
 
     Args:
         state: The buffer; never consumed. Both are in memory until you drop this one.
-        capacity: How many rows the new one keeps: as for `fbuf.init`, and static. If fewer than are
-            stored, the oldest rows of each environment are left behind.
+        capacity: The number of rows of the new buffer: as for `fbuf.init`, and static. If more rows
+            are stored, the oldest rows of each environment are left behind.
 
     Returns:
         The buffer of that capacity. Faults stay set.
 
-        Of an episode whose first rows are left behind, or have been overwritten, the oldest row
-        that is kept does not count as a first step. In a full buffer nobody knows what came before
-        the oldest row of an environment: that one does not count as a first step either.
+        Where the first rows of an episode are left behind, or have been overwritten, its oldest
+        kept row does not count as a first step. In a full buffer the oldest row of an environment
+        does not count as a first step either, because the row before it is unknown.
 
     Raises:
         MemoryError: If the device has no room for the new buffer beside this one.
@@ -42,7 +41,7 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
 
     Faults:
         LOST_NEXT: With `next_of`, more ends of episodes are kept than the new buffer has room for.
-            That room grows and shrinks with the capacity.
+            The room grows and shrinks with the capacity.
 
     Cost: O(N log N) time for the N rows that are kept. Each capacity compiles a program of its own.
 
@@ -72,18 +71,16 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
 
 @operation(static=("capacity",))
 def _resize(state: State[Item], *, capacity: int) -> State[Item]:
-    """As `resize`, of a capacity that has been checked."""
+    """Act as `resize`, for a checked capacity."""
     whole = Lanes(state, 0, state.ring.lanes)
     return filled(varying(empty_as(state, capacity)), [whole])
 
 
 def empty_as(state: State[Item], capacity: int) -> State[Item]:
-    """Return an empty buffer of that capacity, and else as `state`."""
-    old, kept = state.ring, state.next_obs
-    ring = rings.empty(capacity, old.num_envs, old.lockstep, old.autoreset, old.open is not None)
-    if kept is None:
-        return of_ring(state.storage.item, ring, state.sampler, None, None)
-    ends, room = None, kept.owner.shape[0] - old.lanes
-    if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
-        ends = max(-(-room * capacity // old.capacity), 1)
-    return of_ring(state.storage.item, ring, state.sampler, kept.field, ends)
+    """Return an empty buffer of a capacity, otherwise as `state`."""
+    old, kept, ends = state.ring, state.next_obs, None
+    if kept is not None:
+        room = kept.owner.shape[0] - old.lanes
+        if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
+            ends = max(-(-room * capacity // old.capacity), 1)
+    return empty_like(state, capacity, old.num_envs, ends)

@@ -1,4 +1,4 @@
-"""The episodes that were open when a buffer was saved, once it is loaded."""
+"""Ending the open episodes of a loaded buffer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fbuf.state import State
 
 
 def check(function: str, episodes: Any) -> None:
-    """Refuse what is none of the two."""
+    """Refuse a value other than the two words."""
     values.choice(function, "episodes", episodes, get_args(Episodes))
 
 
 def resumed(buffer: Any, episodes: Episodes) -> Any:
-    """A buffer as a run goes on with it: a state, which is consumed, or a `HostStore`.
+    """Return a loaded buffer ready to continue: a state, which is consumed, or a `HostStore`.
 
-    Environments that were not restored begin episodes: no row from before goes on in one of them.
+    Environments that were not restored begin episodes: no stored row continues in one of them.
     """
     if episodes == "keep":
         return buffer

@@ -1,15 +1,14 @@
-"""Reading all rows in the order of time, for what is computed along it."""
+"""Reading all rows in the order of time, for computations along it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
+from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
-from fbuf.storage.ids import NO_SLOT, Ids
+from fbuf.storage.ids import Ids
 from fbuf.storage.ring import Ring
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
@@ -25,13 +24,13 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
 
     Args:
         state: The buffer; never consumed.
-        view: What a row turns into, as for `fbuf.read`; static. With `fbuf.Transition` each row has
+        view: The view of each row, as for `fbuf.read`; static. With `fbuf.Transition` each row has
             its next observation, also at the end of an episode and of the rollout.
 
     Returns:
-        The rows: leaves `[T, ...]`, or `[num_envs, T, ...]`, where `T` is how many rows of an
-        environment there is room for. `mask` is False behind the newest row, and where a row was
-        removed or is the dummy of a reset. Data is 0 where it is False.
+        The rows: leaves `[T, ...]`, or `[num_envs, T, ...]`. The room of an environment is `T`
+        rows. The `mask` is False behind the newest row, and where a row was removed or is the dummy
+        of a reset. Data is 0 where `mask` is False.
 
     Raises:
         ValueError: When traced, if the view leaves something to chance, or if it has
@@ -57,7 +56,6 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
     References:
         Schulman et al., arXiv:1707.06347 (PPO, which learns from one rollout for some epochs).
     """
-    one_buffer("rollout", state)
     if view.is_random:
         raise ValueError(
             f"fbuf.rollout: {type(view).__name__} is random, and fbuf.rollout takes no key; use "
@@ -67,10 +65,6 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
 
 
 def ids_in_order(ring: Ring) -> Ids:
-    """The ids of all rows, the oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
-    step = jnp.arange(ring.lane_length, dtype=jnp.int32)[None]
-    count = ring.lane_steps()[:, None]
-    newest = ring.clamp(ring.newest())[:, None]
-    back = jnp.maximum(count - 1 - step, 0)
-    slots = jnp.where(step < count, ring.later(newest, -back), NO_SLOT)
-    return ring.name_live(slots if ring.num_envs is not None else slots[0])
+    """Return the ids of all rows, oldest first: `[capacity]`, or `[num_envs, lane_length]`."""
+    stored = ring.lane_steps()
+    return ring.name_live(oldest_slots(ring, stored, stored, ring.lane_length))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.newest_ids import newest_ids
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
@@ -20,7 +20,7 @@ def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
 
     Args:
         state: The buffer; never consumed.
-        view: What a row turns into, as for `fbuf.read`; static.
+        view: The view of each row, as for `fbuf.read`; static.
 
     Returns:
         The rows: leaves `[capacity, ...]`, or `[num_envs, capacity // num_envs, ...]`. The newest
@@ -41,7 +41,6 @@ def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
         >>> fbuf.rows(state).data
         Array([2., 3., 4., 5.], dtype=float32)
     """
-    one_buffer("rows", state)
     if view.is_random:
         raise ValueError(
             f"fbuf.rows: {type(view).__name__} is random, and fbuf.rows takes no key; use "

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.read import is_view, noted
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
@@ -20,13 +20,13 @@ from fbuf.views.protocol import Data, View
 
 
 def is_key(function: str, argument: str, value: Any) -> Any:
-    """A random key, not consumed by a check."""
+    """Return a random key, unconsumed; refuse any other value."""
     check.key(function, value)
     return value
 
 
 def is_step(function: str, argument: str, value: Any) -> Any:
-    """The number of a batch, or a pair of the number of an epoch and a place in it."""
+    """Return the number of a batch, or the pair of an epoch and a place in it."""
     if not isinstance(value, tuple):
         return check.count(function, argument, value)
     pair: tuple[Any, ...] = value
@@ -63,14 +63,14 @@ def sample(
         state: The buffer; never consumed.
         key: A key of `jax.random`. Use a key once only.
         batch_size: `B`, a static int of at least 1; it may be larger than the capacity.
-        view: What a drawn row turns into; static.
+        view: The view of each drawn row; static.
         beta: A number of at least 0, may be traced. It replaces the sampler's `beta` in the
             importance weights. A traced one that is negative, infinite or NaN counts as 0.
-        step: For `fbuf.Shuffled`: which batch to draw, counted from 0; may be traced. Or a pair
-            `(epoch, first)`: of this epoch the `batch_size` rows from this place on, both counted
+        step: For `fbuf.Shuffled`: the number of the batch, counted from 0; may be traced. Or a pair
+            `(epoch, first)`: the `batch_size` rows of this epoch from this place on, both counted
             from 0. So batches of several sizes can share an epoch.
-        count: How many rows to draw, an integer of at least 0; may be traced, so one program
-            serves batches of many sizes. The rows behind are masked, with weights 0, and weights
+        count: The number of rows to draw, an integer of at least 0; may be traced, so one program
+            serves batches of many sizes. The rows behind are masked, with weights 0. The weights
             are those of a batch of `count`. None, or more than `batch_size`, is all.
 
     Returns:
@@ -79,15 +79,15 @@ def sample(
         0, and `update_priority` ignores such ids.
 
     Raises:
-        ValueError: If `beta`, `step` or `count` is out of range. When traced, if `batch_size` is,
-            if `fbuf.Shuffled` gets no `step` or another sampler gets one, if the sampler is
+        ValueError: If `beta`, `step` or `count` is out of range. When traced, if `batch_size` is.
+            Also if `fbuf.Shuffled` gets no `step` or another sampler gets one, if the sampler is
             `fbuf.Fifo`, or if the view does not fit the buffer.
         TypeError: If `key` is no key of `jax.random`. When traced, if `batch_size` is not a Python
             int, or `view` is not a view.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(B) if every row is as likely; O(B log N) by priority, with a window, by episode, or
-    after a removal. Then what the view reads.
+    after a removal. The reads of the view come on top.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -101,13 +101,12 @@ def sample(
         Lin, Self-Improving Reactive Agents, Machine Learning 8, 1992 (uniform);
         Schaul et al., arXiv:1511.05952 (prioritised).
     """
-    one_buffer("sample", state)
     require_step("sample", state.sampler, step)
     return drawn(state, key, beta, step, batch_size, view, count)[0]
 
 
 def require_step(function: str, sampler: Sampler, step: Any) -> None:
-    """The number of a batch, where batches are numbered, and nowhere else."""
+    """Require the number of a batch where batches are numbered, and refuse it elsewhere."""
     name = type(sampler).__name__
     if sampler.without_replacement and step is None:
         raise ValueError(
@@ -121,7 +120,7 @@ def require_step(function: str, sampler: Sampler, step: Any) -> None:
 
 
 def place_in_epoch(size: jax.Array, step: jax.Array, batch_size: int) -> Step:
-    """The epoch of a batch, and the place of its first row there, for epochs of this size."""
+    """Return the epoch of a batch, and the place of its first row, for epochs of this size."""
     batches = (jnp.maximum(size, 1) - 1) // batch_size + 1
     return step // batches, step % batches * batch_size
 
@@ -135,7 +134,7 @@ def drawn(
     view: View,
     count: Any = None,
 ) -> tuple[Sample[Any], jax.Array]:
-    """A batch, and the logarithms of its weights before they were divided by the largest."""
+    """Draw a batch; also return the logarithms of its weights before their division."""
     draw, view_key = planned(state, key, beta, step, batch_size, view, count)
     # A sampler may read its index for the probabilities alone.
     reads = (draw.probability,)
@@ -152,7 +151,7 @@ def planned(
     view: View,
     count: Any = None,
 ) -> tuple[Draw, Any]:
-    """The draws of a batch, of which no row is read yet, and the key of the view."""
+    """Plan the draws of a batch, before any row is read; also return the key of the view."""
     if step is not None and not isinstance(step, tuple):
         step = place_in_epoch(state.sampler.epoch_size(state.index, state.ring), step, batch_size)
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
@@ -162,7 +161,7 @@ def planned(
 
 
 def weighted(batch: Batch[Any], draw: Draw) -> Sample[Any]:
-    """The batch of some draws."""
+    """Return a batch with the probabilities and weights of its draws."""
     return Sample(
         data=batch.data,
         ids=batch.ids,
@@ -175,7 +174,7 @@ def weighted(batch: Batch[Any], draw: Draw) -> Sample[Any]:
 
 
 def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
-    """The first `count` draws, with the weights of a batch of that size."""
+    """Keep the first `count` draws, with the weights of a batch of that size."""
     mask = draw.mask & (jnp.arange(draw.mask.shape[0], dtype=jnp.int32) < count)
     weight = draw.weight
     if by_batch:
@@ -186,7 +185,7 @@ def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
 
 
 def weights_of_batch(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
-    """The weights of a batch, the largest of those that the mask leaves is 1: float32 `[B]`."""
+    """Return the weights of a batch, the largest unmasked one being 1: float32 `[B]`."""
     # No infinity: `jax_debug_infs` would report it.
     log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
     return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))

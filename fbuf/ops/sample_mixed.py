@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, operation, require_state
+from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.sample import CHECKS, drawn, weights_of_batch
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
@@ -27,10 +27,10 @@ class MixedSample(Generic[Item]):
     """A batch drawn by `fbuf.sample_mixed`: the draws of the first buffer, then those of the next.
 
     Attributes:
-        sample: A sample as from `fbuf.sample`, leaves `[batch_size, ...]`. `probability` is that
-            within each buffer. `weight` is normalised over the whole batch.
+        sample: A sample as from `fbuf.sample`, leaves `[batch_size, ...]`. `probability` is the
+            probability within each buffer. `weight` is normalised over the whole batch.
         source: int32 `[batch_size]`: the number of the buffer that each draw is from.
-        counts: How many draws are from each buffer; static.
+        counts: The number of draws from each buffer; static.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -45,11 +45,11 @@ class MixedSample(Generic[Item]):
     counts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def ids(self, source: int) -> Ids:
-        """The ids of one buffer's draws, for `fbuf.update_priority` of that buffer."""
+        """Return the ids of one buffer's draws, for `fbuf.update_priority` of that buffer."""
         return jax.tree.map(lambda leaf: self.of(source, leaf), self.sample.ids)
 
     def of(self, source: int, values: jax.Array) -> jax.Array:
-        """One buffer's part of `[batch_size, ...]` values, such as TD errors."""
+        """Return one buffer's part of `[batch_size, ...]` values, such as TD errors."""
         begin = sum(self.counts[:source])
         return values[begin : begin + self.counts[source]]
 
@@ -70,8 +70,8 @@ def sample_mixed(
             * batch_size` draws if that is a whole number. If not, it is rounded down, and the draws
             left over go to the buffers that lost most.
         key: A key of `jax.random`. Use a key once only.
-        batch_size: How many draws in all, a static int: at least one for each buffer.
-        view: What a drawn row turns into; static.
+        batch_size: The number of draws in all, a static int: at least one for each buffer.
+        view: The view of each drawn row; static.
         beta: As for `fbuf.sample`, for all buffers.
 
     Returns:
@@ -82,8 +82,8 @@ def sample_mixed(
         weights 0.
 
     Raises:
-        ValueError: When traced, if there are no sources, if a share is not above 0, if the items
-            differ, if a buffer draws by `fbuf.Shuffled`, or if a buffer would get no draw.
+        ValueError: When traced, if there are no sources, if a share is not above 0, or if the items
+            differ. Also if a buffer draws by `fbuf.Shuffled`, or if a buffer would get no draw.
         TypeError: When traced, if a source is not a pair of a state and a Python number.
         RuntimeError: If a state has been consumed.
 
@@ -113,7 +113,7 @@ def sample_mixed(
 
 
 def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
-    """The states and the shares, which must be right."""
+    """Return the states and the shares, all checked."""
     if not isinstance(sources, list | tuple) or not sources:
         raise ValueError(
             f"fbuf.sample_mixed: sources must be a list of (state, share), got {sources!r}"
@@ -125,7 +125,6 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
             raise TypeError("fbuf.sample_mixed: each of sources must be a pair (state, share)")
         state, share = source
         require_state("sample_mixed", state)
-        one_buffer("sample_mixed", state)
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise TypeError(
                 f"fbuf.sample_mixed: a share must be a Python number because shapes depend on it, "
@@ -150,12 +149,12 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
 
 
 def _alike(one: State[Any], other: State[Any]) -> bool:
-    """Whether two buffers hold the same items."""
+    """Tell whether two buffers hold the same items."""
     return one.storage.layout == other.storage.layout
 
 
 def _counts(shares: list[float], batch_size: int) -> tuple[int, ...]:
-    """How many draws each gets: rounded down, and what is left to those that miss most."""
+    """Return the draws of each buffer: rounded down, the rest to those that lost most."""
     exact = [share / sum(shares) * batch_size for share in shares]
     counts = [math.floor(count + 1e-9) for count in exact]
     by_need = sorted(range(len(shares)), key=lambda at: counts[at] - exact[at])

@@ -1,4 +1,4 @@
-"""One priority for a sequence, from those of its steps."""
+"""Making one priority for a sequence from the priorities of its steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
-from fbuf.dispatch.call import function
+from fbuf.dispatch.call import operation
 
 
-def _share(operation: str, argument: str, value: Any) -> Any:
-    """A number from 0 to 1, or a traced one, which nobody can look at."""
+def _share(function: str, argument: str, value: Any) -> Any:
+    """Return a number from 0 to 1, or a traced number, which is not checked."""
     if value is None:
-        raise TypeError(f"fbuf.{operation}: {argument} must be a number, got None")
-    return check.scalar(operation, argument, value, 1)
+        raise TypeError(f"fbuf.{function}: {argument} must be a number, got None")
+    return check.scalar(function, argument, value, 1)
 
 
-@function(checks={"eta": _share})
+@operation(state_type=None, checks={"eta": _share})
 def sequence_priority(
     priority: chex.Array, loss_mask: chex.Array, *, eta: chex.Array | float = 0.9
 ) -> jax.Array:
-    """Make one priority for a sequence from those of its steps: `eta * max + (1 - eta) * mean`.
+    """Make one priority of a sequence from its steps: `eta * max + (1 - eta) * mean`.
 
     The mean alone would hide one large error among many small ones. The largest alone would draw a
     whole sequence for the sake of one step.
@@ -32,7 +32,7 @@ def sequence_priority(
     Args:
         priority: Real `[..., T]`, at least 0: the size of the error at each step, without its sign.
         loss_mask: bool `[..., T]`: the steps that count, as in `fbuf.SequenceSteps`. The other
-            steps may hold anything, also NaN.
+            steps may hold any value, also NaN.
         eta: From 0 (the mean) to 1 (the largest). A traced scalar is not checked.
 
     Returns:
@@ -73,9 +73,9 @@ def sequence_priority(
         )
     priority = parse.priorities("sequence_priority", priority, steps, "loss_mask")
     loss_mask, eta = jnp.asarray(loss_mask), jnp.asarray(eta).astype(jnp.float32)
-    # A sign given by mistake would otherwise come out as a small priority, and nobody notice: NaN.
+    # A sign given by mistake becomes NaN: it must not silently make a small priority.
     priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)
-    # Also the largest of none, or of what is not to count: no priority is below 0.
+    # Masked steps count as 0: no priority is below 0.
     priority = jnp.where(loss_mask, priority, 0)
     count = jnp.maximum(loss_mask.sum(axis=-1), 1).astype(jnp.float32)
     mean = priority.sum(axis=-1) / count

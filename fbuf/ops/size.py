@@ -1,4 +1,4 @@
-"""How many rows there are."""
+"""Counting rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 
 
@@ -28,5 +28,4 @@ def size(state: State[Any]) -> jax.Array:
         >>> int(fbuf.size(fbuf.add(fbuf.init(jnp.zeros(()), capacity=2), jnp.arange(3.0))))
         2
     """
-    one_buffer("size", state)
     return state.ring.live()

@@ -1,4 +1,4 @@
-"""How many more rows can be written."""
+"""Counting the rows that can still be added."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.unread import of_environments, queue
 from fbuf.state import State
 
 
 @operation()
 def space(state: State[Any]) -> jax.Array:
-    """Count the rows of each environment that can be added before an unread one is in the way.
+    """Count the rows of each environment that can be added before an unread row is in the way.
 
     Args:
         state: The buffer, made with `sampler=fbuf.Fifo()`; never consumed.
@@ -31,6 +31,5 @@ def space(state: State[Any]) -> jax.Array:
         >>> int(fbuf.space(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
         1
     """
-    one_buffer("space", state)
     sampler = queue("space", state)
     return of_environments(state, sampler.space(state.index, state.ring))

@@ -1,4 +1,4 @@
-"""Taking a buffer apart, episode by episode."""
+"""Splitting a buffer into two, episode by episode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, refuse_consumed, require_state
-from fbuf.ops.init import of_ring
-from fbuf.ops.lanes import Episodes, filled
+from fbuf.ops.init import empty_like
+from fbuf.ops.lanes import filled, in_one_lane
 from fbuf.state import State
-from fbuf.storage import ring as rings
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.store import Item
 from fbuf.xla.place import settled
@@ -30,29 +29,30 @@ def split(
     Every row is in exactly one of the two, and no episode is in both. Flags, priorities, next
     observations and removed rows stay as they are.
 
-    Call it from Python: how large the parts are depends on where episodes end.
+    Call it from Python: the sizes of the parts depend on the ends of episodes.
 
     Args:
         state: The buffer; never consumed. All three are in memory until you drop this one.
-        key: A key of `jax.random`: which episodes go where is left to chance. None is by time: the
-            episodes that ended first go into the first part.
-        fraction: How many of the episodes go into the first part, a Python number above 0 and
-            below 1. The number of them is rounded, and each part gets at least one. Episodes count
+        key: A key of `jax.random`: the episodes of each part are drawn at random. None is by time:
+            the episodes that ended first go into the first part.
+        fraction: The fraction of the episodes that go into the first part, a Python number above 0
+            and below 1. Their number is rounded, and each part gets at least one. Episodes count
             alike, however long.
 
     Returns:
-        Two buffers without `num_envs`, of the sampler of `state`, and just large enough: all
-        episodes whole and one after another, those that ended first first, and at one time
-        environment by environment. To add more, give a part another capacity with `fbuf.resize`, or
-        add it to a buffer of environments' rows with `fbuf.extend`. Faults stay set in both.
+        Two buffers without `num_envs`, of the sampler of `state`, and just large enough. Their
+        episodes are whole, one after another, in the order of their ends. Episodes that ended at
+        one time go environment by environment. To add more rows, give a part another capacity with
+        `fbuf.resize`, or add it to a buffer of environments' rows with `fbuf.extend`. Faults stay
+        set in both.
 
-        An open episode counts as an episode; it is truncated. Of one whose first rows have been
-        overwritten, no row counts as a first step. In neither part are rows of resets, and episodes
+        An open episode counts as an episode; it is truncated. No row counts as the first step of an
+        episode whose first rows have been overwritten. Neither part has rows of resets, or episodes
         of which every row was removed.
 
     Raises:
-        ValueError: If there are fewer than two episodes, if `fraction` is out of range, if `state`
-            is a batch of buffers, or if its rows are used once.
+        ValueError: If there are fewer than two episodes, or if `fraction` is out of range. Also if
+            `state` is a batch of buffers, or if its rows are used once.
         TypeError: If `state` is not a `fbuf.State`, or lies over a mesh; if an argument is traced.
         RuntimeError: If `state` has been consumed.
 
@@ -86,7 +86,7 @@ def split(
 
 
 def _check(state: Any, key: Any, fraction: Any) -> None:
-    """Refuse what cannot be taken apart."""
+    """Refuse a buffer that cannot be split."""
     require_state("split", state)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, key))):
         raise TypeError("fbuf.split: state or key is traced; call fbuf.split outside of jit")
@@ -113,14 +113,14 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
 
 @operation()
 def _in_order(state: State[Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The slots of all episodes, see `whole_episodes`."""
+    """Return the slots of all episodes, see `whole_episodes`."""
     return whole_episodes(state.ring)
 
 
 def _part(
     state: State[Item], order: np.ndarray, number: np.ndarray, chosen: np.ndarray
 ) -> State[Item]:
-    """A buffer of the episodes that are chosen."""
+    """Return a buffer of the chosen episodes."""
     slots, sampler = order[chosen[number]], state.sampler
     capacity = -(-max(slots.size, sampler.window) // sampler.stride) * sampler.stride
     slots = jax.device_put(slots)
@@ -129,10 +129,6 @@ def _part(
 
 @operation(static=("capacity", "ends"))
 def _filled(state: State[Item], slots: jax.Array, *, capacity: int, ends: int) -> State[Item]:
-    """A buffer of that capacity, and with room for so many ends, of episodes in their order."""
-    old = state.ring
-    ring = rings.empty(capacity, None, True, old.autoreset, old.open is not None)
-    next_of, most = (None, None) if state.next_obs is None else (state.next_obs.field, ends)
-    new = of_ring(state.storage.item, ring, sampler=state.sampler, next_of=next_of, max_ends=most)
-    count = jnp.int32(slots.shape[0])
-    return filled(varying(new), [Episodes(state, slots, count)])
+    """Return a buffer of a capacity, with room for some ends, of episodes in their order."""
+    new, count = empty_like(state, capacity, None, ends), jnp.int32(slots.shape[0])
+    return filled(varying(new), [in_one_lane(state, slots, count)])

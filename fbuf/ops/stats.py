@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import sizes
 from fbuf.checks import values as check
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.ring import ENDS, REMOVED
 
@@ -20,20 +20,26 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
 
     Args:
         state: The buffer; never consumed.
-        detailed: Also return what takes a look at every row; static.
+        detailed: Also return the figures that take a look at every row; static.
 
     Returns:
-        `size` and `capacity`, in rows; `fill`, the part of the slots that hold a row, removed ones
-        included; `oldest`, how many rows ago its environment wrote the oldest row, that row
-        included; `removed` (removed rows and dummies that are not overwritten yet); `bytes`, as
-        float32, of all arrays; `fault` (bits of `fbuf.Fault`); and what the sampler adds. With a
-        window: `num_starts`, the number of rows that may be drawn. By episode: `num_episodes`, the
-        number of episodes with a start. For `Shuffled`: `epoch_size`, the number of draws of an
-        epoch. For `Prioritized`: `priority_total`, the sum of all stored priorities, and
-        `new_priority`, what a new row would get. For `Fifo`: `unread`, the number of unread rows.
+        A dict of the following figures, and those of the sampler:
 
-        If `detailed`: `ends`, the number of episodes whose last row is stored; and
-        `effective_sample_size`, the number of rows that, drawn uniformly, would repeat as often:
+        - `size` and `capacity`, in rows;
+        - `fill`, the part of the slots that hold a row, removed rows included;
+        - `oldest`, the age of the oldest row, in rows of its environment, that row included;
+        - `removed`, the removed rows and dummies that are not overwritten yet;
+        - `bytes` of all arrays, as float32;
+        - `fault`, the bits of `fbuf.Fault`.
+
+        With a window: `num_starts`, the number of rows that may be drawn. By episode:
+        `num_episodes`, the number of episodes with a start. For `Shuffled`: `epoch_size`, the
+        number of draws of an epoch. For `Prioritized`: `priority_total`, the sum of all stored
+        priorities, and `new_priority`, the priority of a new row. For `Fifo`: `unread`, the number
+        of unread rows.
+
+        If `detailed`: `ends`, the number of episodes whose last row is stored. Also
+        `effective_sample_size`, the number of rows that would repeat as often if drawn uniformly:
         `1 / sum(p ** 2)` over the probabilities `p` of one draw. 0 if there is nothing to draw.
 
     Raises:
@@ -53,7 +59,6 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
     References:
         Kish, Survey Sampling, 1965 (the effective sample size).
     """
-    one_buffer("stats", state)
     sampler, index, ring = state.sampler, state.index, state.ring
     epoch = {"epoch_size": sampler.epoch_size(index, ring)} if sampler.without_replacement else {}
     return {
@@ -71,7 +76,7 @@ def stats(state: State[Any], *, detailed: bool = False) -> dict[str, jax.Array]:
 
 
 def _of_every_row(state: State[Any]) -> dict[str, jax.Array]:
-    """What takes a look at every row."""
+    """Return the figures that take a look at every row."""
     ring, slots = state.ring, jnp.arange(state.capacity, dtype=jnp.int32)
     there = ring.holds(slots) & (ring.flags & REMOVED == 0)
     likely = state.sampler.probability(state.index, ring, jnp.where(there, slots, 0))

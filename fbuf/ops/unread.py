@@ -1,4 +1,4 @@
-"""How many rows are to be read."""
+"""Counting unread rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.samplers.queues import QueueSampler
 from fbuf.state import State
 
@@ -33,13 +33,12 @@ def unread(state: State[Any]) -> jax.Array:
         >>> int(fbuf.unread(fbuf.add(state, jnp.arange(3, dtype=jnp.int32))))
         3
     """
-    one_buffer("unread", state)
     sampler = queue("unread", state)
     return of_environments(state, sampler.unread(state.index, state.ring))
 
 
 def of_environments(state: State[Any], steps: jax.Array) -> jax.Array:
-    """A number of each head, in the shape that the user knows."""
+    """Return a number of each head, in the shape for users."""
     ring = state.ring
     return steps if ring.num_envs is not None and not ring.lockstep else steps[0]
 

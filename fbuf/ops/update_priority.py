@@ -8,7 +8,7 @@ import chex
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.add import no_priorities
 from fbuf.ops.named import named
 from fbuf.state import State
@@ -69,12 +69,11 @@ def update_priority(
     References:
         Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
     """
-    one_buffer("update_priority", state)
     state = read_before_write.tied("update_priority", state, ids)
     if not state.sampler.keeps_priorities:
         raise ValueError(no_priorities("update_priority", state))
     slots, faults, shape = named("update_priority", state, ids, mask)
-    # The count of removed rows is known once all that `fbuf.after` was given has been read.
+    # The count of removed rows is known once all reads given to `fbuf.after` are done.
     slots = tie(slots, state.ring.removed)
     given = parse.priorities("update_priority", priority, shape, "ids").reshape(-1)
     index, bad = state.sampler.update_priority(state.index, state.ring, slots, given, alpha)

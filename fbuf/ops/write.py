@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
-from fbuf.dispatch.call import one_buffer, operation
+from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
 from fbuf.state import State
 from fbuf.storage.faults import collected
@@ -22,8 +22,8 @@ from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
 
 
-def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
-    """A dict of names to values."""
+def _by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
+    """Return a dict of names to values; refuse any other value."""
     if not isinstance(value, Mapping):
         raise TypeError(
             f"fbuf.{function}: {argument} must be a dict of names to values, got "
@@ -34,19 +34,16 @@ def by_name(function: str, argument: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def numbers_fit(function: str, state: State[Any], fields: Mapping[str, Any]) -> None:
+def _numbers_fit(function: str, state: State[Any], given: dict[str, Any]) -> None:
     """Refuse Python numbers that a field cannot store."""
     layout = state.storage.layout
-    for name, values in fields.items():
+    for name, values in given["fields"].items():
         numbers = layout.find(function, "fields", name)
         specs = jax.tree.map(lambda number: layout.fields[number], numbers)
         parse.python_numbers(function, f"fields[{name!r}]", specs, values)
 
 
-@operation(
-    checks={"fields": by_name},
-    host_check=lambda state, given: numbers_fit("write", state, given["fields"]),
-)
+@operation(checks={"fields": _by_name}, host_check=_numbers_fit)
 def write(
     state: State[Item],
     ids: Ids,
@@ -92,30 +89,43 @@ def write(
         >>> float(fbuf.sample(state, jax.random.key(1), 1).data["value"][0])
         5.0
     """
-    one_buffer("write", state)
     state = read_before_write.tied("write", state, ids)
-    slots, faults, shape = named("write", state, ids, mask)
-    slots = jnp.where(last_of_each(slots), slots, state.capacity)
-    # The count of removed rows is known once all that `fbuf.after` was given has been read.
-    slots = tie(slots, state.ring.removed)
-    changed: dict[int, jax.Array] = {}
+    _, shape = parse.ids("write", ids)
+    return with_fields(state, ids, mask, parsed_fields("write", state, fields, shape))
+
+
+def parsed_fields(
+    function: str, state: State[Any], fields: Mapping[str, Any], shape: tuple[int, ...]
+) -> dict[int, jax.Array]:
+    """Check values of fields, one for each id, and return them by the numbers of their leaves."""
+    layout, changed = state.storage.layout, dict[int, jax.Array]()
     for name, values in fields.items():
-        field = state.storage.layout.find("write", "fields", name)
+        argument, field = f"fields[{name!r}]", layout.find(function, "fields", name)
         if jax.tree.structure(values) != jax.tree.structure(field):
             raise ValueError(
-                f"fbuf.write: fields[{name!r}] must have the tree of the field, "
+                f"fbuf.{function}: {argument} must have the tree of the field, "
                 f"{jax.tree.structure(field)}, got {jax.tree.structure(values)}"
             )
         for number, leaf in zip(jax.tree.leaves(field), jax.tree.leaves(values), strict=True):
             if number in changed:
                 raise ValueError(
-                    f"fbuf.write: fields[{name!r}] overlaps with another field; name each field "
-                    "once"
+                    f"fbuf.{function}: {argument} overlaps with another field; name each field once"
                 )
-            spec = state.storage.layout.fields[number]
+            spec = layout.fields[number]
             changed[number] = parse.field_values(
-                "write", f"fields[{name!r}]", leaf, shape, spec.shape, spec.dtype
+                function, argument, leaf, shape, spec.shape, spec.dtype
             )
+    return changed
+
+
+def with_fields(
+    state: State[Item], ids: Ids, mask: Any, changed: dict[int, jax.Array]
+) -> State[Item]:
+    """Change leaves of rows; see `write`."""
+    slots, faults, _ = named("write", state, ids, mask)
+    slots = jnp.where(last_of_each(slots), slots, state.capacity)
+    # The count of removed rows is known once all reads given to `fbuf.after` are done.
+    slots = tie(slots, state.ring.removed)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)
     return dataclasses.replace(state, storage=storage, ring=ring, fault=fault)

@@ -1,1 +1,1 @@
-"""What is there for XLA alone: order of reads and writes, loops over a batch, rows of an array."""
+"""Code for XLA alone: order of reads and writes, loops over a batch, rows of an array."""

@@ -1,4 +1,4 @@
-"""Duplicates in a batch: of several entries for one slot the last one counts."""
+"""Duplicates in a batch: the last of several entries for one slot counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SORTED = 1024
 
 
 def last_of_each(values: jax.Array) -> jax.Array:
-    """True for exactly one entry of each distinct value: its last. bool `[B]`.
+    """Mark exactly one entry of each distinct value, the last one: bool `[B]`.
 
     O(B**2) in two kernels for small B; a stable sort for large B.
     """

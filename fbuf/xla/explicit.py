@@ -1,7 +1,7 @@
-"""Arrays on a mesh whose axes JAX calls explicit: there their types say how they lie on it.
+"""Arrays on a mesh with explicit axes: there the type of an array says how the array lies on it.
 
 Functions of `fbuf` make arrays of their own, whose types say nothing, and JAX refuses to take both
-together. So such a function is traced as on a mesh of automatic axes. What it returns lies whole on
+together. So such a function is traced as on a mesh of automatic axes. Its result lies whole on
 every device.
 """
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def on_automatic_axes(run: Callable[P, R]) -> Callable[P, R]:
-    """A function that is traced on automatic axes if any array that it gets has explicit ones."""
+    """Return a function that is traced on automatic axes if an argument has explicit ones."""
 
     @functools.wraps(run)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -38,14 +38,14 @@ def on_automatic_axes(run: Callable[P, R]) -> Callable[P, R]:
 
         whole = jax.NamedSharding(mesh, jax.P())
         automatic: Any = jax.sharding.auto_axes(of_arrays, out_sharding=whole)
-        # A part of the rows on each device, XLA would have to put together what each finds wrong.
+        # With a part of the rows on each device, XLA would have to join the faults of all devices.
         return automatic(*jax.sharding.reshard([leaves[number] for number in at], whole))
 
     return call
 
 
 def explicit_mesh(tree: Any) -> Any:
-    """The mesh that an array of a tree lies on if its type says how, None if no array does."""
+    """Return the mesh of an array of a tree whose type says so, or None."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):
             mesh = getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None)

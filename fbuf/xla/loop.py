@@ -1,16 +1,16 @@
-"""Loops over the entries of a batch: what makes them fast where XLA runs them on a CPU.
+"""Loops over the entries of a batch that are fast where XLA runs them on a CPU.
 
 There a `fori_loop` whose body touches little is one kernel, and runs in the thread that comes to
-it. Three things have to be seen to:
+it. Three rules keep it there:
 
-- XLA runs whatever is ready. Where more than eight things are, it wakes other threads, which takes
-  longer than all of the work. The counter and the results of a loop, if they begin as constants,
-  are ready from the first. So they begin as something that is known only once the batch is.
+- XLA runs every instruction that is ready. Where more than eight are, it wakes other threads, which
+  takes longer than all of the work. The counter and the results of a loop are ready from the first
+  if they begin as constants. So they begin as values that are known only once the batch is.
 - XLA also wakes other threads for every gather from a large array, however few rows are read. A
   gather that fills a part of an array stays in its thread: see `by_halves`.
-- A core that copies each row it reads, or works on it, waits for the rows one by one. Those of a
-  large array are therefore looked at beforehand, a number of each cache line: many are then under
-  way at once. See `fetched`.
+- A core that copies each row it reads, or works on it, waits for the rows one by one. So the rows
+  of a large array are read beforehand, one number of each cache line: many are then under way at
+  once. See `fetched`.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ LINE = 64
 """Bytes of a cache line."""
 
 _FEW = 8
-"""So few numbers of a row are read as fast without looking at them first."""
+"""The most numbers of a row that are read as fast without reading them beforehand."""
 
 
 @jax.custom_batching.custom_vmap
 def zero_after(batch: jax.Array) -> jax.Array:
-    """0 as int32, known only once a batch is. The batch has at least one entry."""
+    """Return 0 as int32, known only once a batch is. The batch has at least one entry."""
     return 1 - tie(jnp.int32(1), batch)
 
 
 @zero_after.def_vmap
 def _(size: int, batched: list[bool], batch: jax.Array) -> tuple[jax.Array, bool]:
-    # One for all: with a counter for each, a loop would have to end for each by itself.
+    # One zero for all: with a counter for each, a loop would have to end for each by itself.
     return zero_after(batch), False
 
 
 def blank(zero: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """An array for a loop to write its results to, known only once `zero` is."""
+    """Return an array for the results of a loop, known only once `zero` is."""
     return jnp.full(shape, zero.astype(dtype))
 
 
 def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Array) -> jax.Array:
-    """`make(source, *batch)`; on CPU made for one half of the batch, and then for the other.
+    """Return `make(source, *batch)`; on CPU made for one half of the batch, then for the other.
 
     Args:
-        make: Gathers something for each entry of a batch; of some entries for these alone.
-        source: What it gathers from.
+        make: Gathers something for each entry of a batch, or for some of its entries.
+        source: The array to gather from.
         batch: `[B]` each, of at least one entry.
 
     Returns:
@@ -77,7 +77,7 @@ def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Arr
             ]
 
         def body(turn: jax.Array, made: jax.Array) -> jax.Array:
-            start = turn * (count - half)  # of an odd number the one in the middle is made twice
+            start = turn * (count - half)  # an entry in the middle is made twice
             return lax.dynamic_update_slice_in_dim(
                 made, make_half(source, *some(start)), start, 0, allow_negative_indices=False
             )
@@ -92,10 +92,10 @@ def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Arr
 def with_room(
     make: Callable[[jax.Array, jax.Array], jax.Array], source: jax.Array, batch: jax.Array
 ) -> jax.Array:
-    """As `by_halves`, for a few entries; on CPU put into an array with room for one more.
+    """Act as `by_halves`, for a few entries; on CPU put into an array with room for one more.
 
-    Faster than a loop of two turns, but only where what is gathered from is small: from a large
-    array XLA gathers in several threads all the same, and anew for everyone who uses it.
+    It is faster than a loop of two turns, but only for a small source. XLA gathers from a large
+    array in several threads all the same, and anew for every use.
     """
 
     def part(source: jax.Array, batch: jax.Array) -> jax.Array:
@@ -107,7 +107,7 @@ def with_room(
 
 
 def is_large(size: int, dtype: jnp.dtype) -> bool:
-    """Whether so many numbers are more than a core's own cache has room for."""
+    """Tell whether this many numbers are more than a core's own cache has room for."""
     return size * dtype.itemsize > _CACHED
 
 
@@ -117,17 +117,17 @@ def fetched(
     batch: jax.Array,
     columns: tuple[int, int] | None = None,
 ) -> jax.Array:
-    """`batch`, on CPU known only once rows of an array have been brought into the cache.
+    """Return `batch`, on CPU known only once rows of an array are in the cache.
 
-    Nothing is done about a small array, or where a few numbers of each row are wanted: reading
-    these takes no longer than looking at them.
+    It does nothing for a small array, or for a few numbers of each row: reading them takes no
+    longer than fetching them.
 
     Args:
         array: `[n, ...]`.
         rows: int32 `[B]`, each in range.
-        batch: `[B]`; what they are needed for.
-        columns: Which numbers of each row are wanted: the first, and the one behind the last. None
-            is all.
+        batch: `[B]`; the batch that needs them.
+        columns: The wanted numbers of each row: the first, and the one behind the last. None is
+            all.
     """
     size = array.size // array.shape[0]
     first, last = columns or (0, size)
@@ -135,13 +135,13 @@ def fetched(
         return batch
     looked_at = {*range(first, last, max(LINE // array.dtype.itemsize, 1))}
     width = size * array.dtype.itemsize
-    # What is wanted may begin anywhere in a line, and then end in one more.
+    # The numbers may begin anywhere in a line, and then end in one more line.
     if LINE % width and (width % LINE or first * array.dtype.itemsize % LINE):
         looked_at.add(last - 1)
     places = [tuple(map(int, np.unravel_index(at, array.shape[1:]))) for at in sorted(looked_at)]
 
     def look(array: jax.Array, rows: jax.Array) -> jax.Array:
-        # Something that needs the numbers.
+        # The comparison needs the numbers.
         seen = [gathered(array, rows, at) == 1 for at in places]
         return functools.reduce(operator.or_, seen).astype(jnp.int32)
 
@@ -155,7 +155,7 @@ def fetched(
 
 
 def gathered(array: jax.Array, rows: jax.Array, at: tuple[int, ...] | None = None) -> jax.Array:
-    """Rows of an array at `[B]` places, each in range; of each the number `at` a place, or all."""
+    """Gather rows at `[B]` places, each in range: the number `at` a place in each row, or all."""
     size = rows.shape[0]
     # Not `array.at[...]`, which takes several times as long to trace.
     if at is None:

@@ -1,7 +1,7 @@
-"""Where arrays lie: what is made inside `jax.default_device` stays there.
+"""Devices of arrays: an array made inside `jax.default_device` stays on that device.
 
-JAX takes an array that nobody has put anywhere to the device that is the default when it is used.
-For a buffer this is a copy of all of it at every call, which then cannot be consumed either.
+JAX moves an uncommitted array to the device that is the default when the array is used. For a
+buffer this is a copy of all arrays at every call, and the call then cannot consume them either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def allocating() -> Any:
-    """A context in which a call may make arrays of its own, also under a guard of transfers.
+    """Return a context in which a call may make arrays, also under a guard of transfers.
 
     JAX takes the number that an array is filled with for a transfer from the host.
     """
@@ -24,9 +24,9 @@ def allocating() -> Any:
 
 
 def settled(tree: T) -> T:
-    """Arrays that were just made, committed to their device if that is no default outside.
+    """Commit new arrays to their device if that is no default device outside.
 
-    Those on the default device of the process stay as they are: JAX may take them along to a mesh.
+    Arrays on the default device of the process stay as they are: JAX may take them to a mesh.
     """
     array = next(iter(jax.tree.leaves(tree)))
     # JAX makes the names of its options at run time.
@@ -38,7 +38,7 @@ def settled(tree: T) -> T:
 
 
 def _outside() -> Any:
-    """The default device outside of all `jax.default_device`, which count in one thread only."""
+    """Return the default device outside of `jax.default_device`, which counts in one thread."""
     config: Any = jax.config
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(config.jax_default_device))

@@ -1,9 +1,9 @@
 """One meaning in two forms: one for CPU, and one for every other platform.
 
-The program is traced in the form for CPU. The other one is traced when a program is lowered for
-another platform, and only then: so the form is always that of the platform, also where the program
-is exported for one that is not here, and no form is traced in vain. `jax.lax.platform_dependent`
-would trace both.
+The program is traced in the form for CPU. The other form is traced only when a program is lowered
+for another platform. So the form is always the right one, also where the program is exported for
+another platform, and no form is traced in vain. The function `jax.lax.platform_dependent` would
+trace both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _Form = Callable[..., Sequence[Any]]
 
 
 def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _T]) -> _T:
-    """`cpu(*operands)` where the program is made for CPU, elsewhere `default(*operands)`.
+    """Return `cpu(*operands)` in a program for CPU, elsewhere `default(*operands)`.
 
     Args:
         operands: Arrays, or trees of them.
-        cpu: The form for CPU. There must be no traced array in it but the operands.
+        cpu: The form for CPU. It must hold no traced array but the operands.
         default: The form for every other platform, of the same meaning, shapes and dtypes; as
             `cpu`.
     """
@@ -36,8 +36,8 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         return (cpu if _lie_on_cpu(arrays) else default)(*operands)
     trees: list[Any] = []
-    # A Python number stays one, and the program knows it. The forms outlive this trace: they are
-    # kept in the program, and must hold no traced array.
+    # A Python number stays one, and the program knows its value. The forms outlive this trace in
+    # the program, and must hold no traced array.
     fixed = [_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
     def flat(form: Callable[..., _T]) -> _Form:
@@ -62,12 +62,12 @@ _two_forms.multiple_results = True
 
 
 def _bound(leaves: Sequence[Any], cpu: _Form, default: _Form) -> Sequence[Any]:
-    """Both forms as one operation."""
+    """Bind both forms as one primitive."""
     # By `jit`, which keeps what it has traced: to lower it takes no second trace.
     jitted, settings = jax.jit(cpu), _Settings()
     with settings.again():
         avals = tuple(jitted.trace(*leaves).jaxpr.out_avals)
-    on_cpu, elsewhere = _Later(jitted, settings), _Later(default, settings)
+    on_cpu, elsewhere = _DeferredForm(jitted, settings), _DeferredForm(default, settings)
     return _two_forms.bind(*leaves, avals=avals, cpu=on_cpu, default=elsewhere)
 
 
@@ -82,7 +82,7 @@ class _Settings:
 
     @contextlib.contextmanager
     def again(self) -> Generator[None]:
-        """In here they are as they were."""
+        """Enter a context with these settings."""
         with jax.sharding.use_abstract_mesh(self._mesh):
             if self._config.jax_enable_x64 == self._x64:
                 yield
@@ -92,8 +92,8 @@ class _Settings:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Later:
-    """A form, traced under the settings that there were."""
+class _DeferredForm:
+    """A form that is traced later under the settings of now."""
 
     form: _Form
     settings: _Settings
@@ -129,7 +129,7 @@ def _differentiated(
         found = _two_forms.bind(*leaves, **forms)
         zero: Any = ad.Zero
         return found, [zero.from_primal_value(leaf) for leaf in found]
-    # No gradient flows out of a buffer, so nobody waits for this: the form for CPU does.
+    # No gradient flows out of a buffer, so the speed does not matter: the form for CPU does.
     whole = [ad.instantiate_zeros(tangent) for tangent in tangents]
     return jax.jvp(forms["cpu"], tuple(leaves), tuple(whole))
 
@@ -149,6 +149,6 @@ mlir.register_lowering(_two_forms, mlir.lower_fun(_on_cpu, multiple_results=True
 
 
 def _lie_on_cpu(leaves: Sequence[Any]) -> bool:
-    """Whether arrays that are no tracers lie on CPUs; JAX keeps a number in no device's memory."""
+    """Tell whether arrays that are no tracers lie on CPUs; a Python number lies on no device."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and hasattr(leaf, "devices")]
     return all(device.platform == "cpu" for array in arrays for device in array.devices())

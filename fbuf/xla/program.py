@@ -1,8 +1,8 @@
 """A compiled program: which large arrays are written whole, and which are results in place.
 
 A step of a buffer changes some rows of its arrays. In the text of the program such a change is a
-scatter or a `dynamic-update-slice`. Whatever else has an array of the buffer as its result computes
-every entry of it.
+scatter or a `dynamic-update-slice`. Any other instruction that results in an array of the buffer
+computes every entry of the array.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PASSES_ON = frozenset(
 """Instructions that hand arrays on as they are."""
 
 _MAKES_ANEW = frozenset(("dot", "convolution", "iota", "rng", "rng-bit-generator", "constant"))
-"""Instructions whose result is no array of a buffer, only one that is as large by chance."""
+"""Instructions whose result is no array of a buffer, but may be as large by chance."""
 
 _WRITES_ROWS = frozenset(("scatter", "dynamic-update-slice"))
 """Instructions that write some entries of their first operand, in place."""
@@ -49,7 +49,7 @@ class Array(NamedTuple):
 
 
 def array_of(shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Return what XLA calls an array of this shape and dtype."""
+    """Return the type that XLA gives an array of this shape and dtype."""
     kind = {"b": "pred", "u": "u", "i": "s", "f": "f", "c": "c"}.get(dtype.kind)
     bits = "" if dtype.kind == "b" else str(8 * dtype.itemsize)
     name = str(dtype) if kind is None else kind + bits
@@ -66,8 +66,8 @@ class _Instruction:
         name: Its name.
         arrays: Those of its result.
         opcode: Its kind.
-        operands: The names of what it takes.
-        called: The computation that it is made of, if it is a fusion.
+        operands: The names of its operands.
+        called: The computation that a fusion is made of.
     """
 
     name: str

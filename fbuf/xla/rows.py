@@ -22,16 +22,16 @@ _MANY = 2**13
 def read_rows(
     leaf: jax.Array, slots: jax.Array, columns: tuple[int, int] | None = None
 ) -> jax.Array:
-    """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
+    """Read the rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
-    On CPU a few short rows are read in one thread: for a gather from a large array XLA wakes
-    others, which takes longer than the rows do (`benchmarks/ablations/row_access.py`).
+    On CPU a few short rows are read in one thread. XLA wakes other threads for a gather from a
+    large array, which takes longer than the rows do (`benchmarks/ablations/row_access.py`).
 
     Args:
         leaf: `[capacity, ...]`.
         slots: int32 `[B]`.
-        columns: Of `[capacity, columns]` the first to read and the one behind the last. None is
-            all.
+        columns: The first column of `[capacity, columns]` to read, and the one behind the last.
+            None is all.
     """
     first, last = columns or (0, leaf.size // leaf.shape[0])
     size = last - first
@@ -39,8 +39,8 @@ def read_rows(
     if slots.shape[0] == 0 or size == 0:
         return jnp.zeros((slots.shape[0], *inner), leaf.dtype)
     if slots.shape[0] == 1:
-        # A single row XLA would read again wherever it is used, also after the array is written,
-        # and would copy the whole array to be able to.
+        # XLA would read a single row again at every use, also after the array is written. For that
+        # it would copy the whole array.
         return read_rows(leaf, jnp.concatenate([slots, slots]), columns)[:1]
 
     def gather(leaf: jax.Array, slots: jax.Array) -> jax.Array:
@@ -57,10 +57,10 @@ def read_rows(
 
 
 def flat(leaf: jax.Array, axes: int = 2) -> jax.Array:
-    """An array whose first axes are one: `[B, ...]`. The other ones may be of length 0."""
+    """Join the first axes of an array: `[B, ...]`. The other axes may be of length 0."""
     return leaf.reshape(math.prod(leaf.shape[:axes]), *leaf.shape[axes:])
 
 
 def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
-    """The array with `[B]` rows written to distinct slots; a slot of `capacity` is left out."""
+    """Write `[B]` rows to distinct slots of an array; a slot of `capacity` is left out."""
     return leaf.at[slots].set(rows, mode="drop", unique_indices=True)

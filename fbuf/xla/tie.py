@@ -1,9 +1,10 @@
-"""Order: how a read is made to come before a write.
+"""Order: making a read come before a write.
 
-XLA writes an array in place only if it can see that every read of the old content comes first. It
-sees that where what is written depends on what was read. Elsewhere it copies the whole array, to
-be safe. `tie` makes a value depend on reads, through a condition that never holds, which XLA does
-not know. `docs/design.md` says where it is used; `benchmarks/ablations/order.py` measures it.
+XLA writes an array in place only if it can see that every read of the old content comes first. XLA
+sees the order where the written value depends on the read one. Elsewhere XLA copies the whole
+array, to be safe. The function `tie` makes a value depend on reads, through a condition that never
+holds, which XLA does not know. The page `docs/design.md` says where it is used. The script
+`benchmarks/ablations/order.py` measures it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax import lax
 
 
 def tie(value: jax.Array, *reads: Any) -> jax.Array:
-    """`value`, known only once all reads have been made.
+    """Return `value`, known only once all reads have been made.
 
     Tie the slots that you write to, before you write:
 
@@ -28,7 +29,7 @@ def tie(value: jax.Array, *reads: Any) -> jax.Array:
 
     Args:
         value: An array, or a random key.
-        reads: What was read: arrays, or trees of them, of any shape and dtype.
+        reads: The read arrays, or trees of them, of any shape and dtype.
 
     Returns:
         The same value.
@@ -45,7 +46,7 @@ def tie(value: jax.Array, *reads: Any) -> jax.Array:
 
 
 def unfolded(zeros: jax.Array, read: jax.Array) -> jax.Array:
-    """Zeros that XLA takes for unknown: what is computed of many it would compute as it compiles.
+    """Return zeros that XLA takes for unknown: else it computes with them as it compiles.
 
     Args:
         zeros: The array.
@@ -59,11 +60,11 @@ def unfolded(zeros: jax.Array, read: jax.Array) -> jax.Array:
 
 @jax.custom_batching.custom_vmap
 def once(read: Any) -> Any:
-    """What was read of an array, before that array is written.
+    """Return a read of an array, made before the array is written.
 
-    Under `vmap` XLA would else make, on a GPU, one kernel of the read and of the write, and copy
-    the whole array to read the old content of one and write the other. Without `vmap` it makes
-    two kernels already.
+    Else XLA would make one kernel of the read and of the write under `vmap` on a GPU. It would copy
+    the whole array, to read the old content of one and write the other. Without `vmap` it makes two
+    kernels already.
 
     Args:
         read: Arrays, or trees of them.
@@ -80,11 +81,11 @@ def _(size: int, batched: list[Any], read: Any) -> tuple[Any, Any]:
 
 
 def _never(read: jax.Array, rows: tuple[int, ...]) -> jax.Array:
-    """False, known only once an array has been read: for each of its rows, or for all of it."""
+    """Return False, known only once an array is read: for each of its rows, or for all of it."""
     if jnp.issubdtype(read.dtype, jnp.complexfloating):
         read = read.real
     if read.ndim and read.shape[:1] == rows:
-        # A row for a row: on a GPU one number for all would be one more kernel.
+        # One number for each row: on a GPU one number for all would be one more kernel.
         number = read.reshape(read.shape[0], -1)[:, 0]
     else:
         number = read[(0,) * read.ndim]

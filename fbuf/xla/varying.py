@@ -1,4 +1,4 @@
-"""Arrays made inside `shard_map`: as far as JAX is concerned they differ from shard to shard."""
+"""Arrays made inside `shard_map`, which for JAX differ from shard to shard."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def varying(tree: T, like: jax.Array | None = None) -> T:
-    """Constants, as what a shard has of its own; outside of `shard_map` as they are.
+    """Return constants as arrays of a shard's own; outside of `shard_map` as they are.
 
-    An array of zeros is the same on all shards until something is written to it, and JAX's checks
-    refuse a loop that carries it: what comes out is of another type than what went in.
+    An array of zeros is the same on all shards until a write changes it. JAX refuses a loop that
+    carries such an array: its result is of another type than its argument.
 
     Args:
         tree: The constants.
-        like: What differs along the same axes as they shall; None is all axes.
+        like: An array that differs along the wanted axes; None is all axes.
     """
     axes = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
@@ -31,7 +31,7 @@ def varying(tree: T, like: jax.Array | None = None) -> T:
             return leaf
         if hasattr(lax, "pcast"):
             return lax.pcast(leaf, missing, to="varying")
-        # JAX 0.8.0 has it by a name that is gone since, and type checkers would look for it.
+        # JAX 0.8.0 has it under an old name, which type checkers do not find.
         pvary: Any = getattr(lax, "pvary")  # noqa: B009
         return pvary(leaf, missing)
 
@@ -39,7 +39,7 @@ def varying(tree: T, like: jax.Array | None = None) -> T:
 
 
 def _axes_of(array: jax.Array) -> frozenset[str]:
-    """The axes of a mesh along which an array differs, as far as JAX knows."""
+    """Return the axes of a mesh along which an array differs, as far as JAX knows."""
     kind: Any = jax.typeof(array)
     kind = getattr(kind, "manual_axis_type", kind)  # JAX 0.8.0 has it in the type itself
     return frozenset(getattr(kind, "varying", None) or getattr(kind, "vma", None) or ())

@@ -88,7 +88,7 @@ def test_options_are_those_of_init() -> None:
 
 
 def test_what_does_not_fit_is_said_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much was asked, how much is free, and what would fit; and that fits."""
+    """The message has the asked size, the free size and a capacity that fits; and it fits."""
     monkeypatch.setattr(sizes, "free", lambda device: 3_000_000)
     with pytest.raises(MemoryError) as caught:
         fbuf.init(ITEM, 10**9, sampler=fbuf.Prioritized())

@@ -17,7 +17,7 @@ import fbuf
 ITEM = {"x": jnp.zeros(3), "n": jnp.int32(0)}
 EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
 ROWS = 512
-"""Of that many rows JAX reads a NumPy array in another thread, after the call has returned."""
+"""Rows of a NumPy array that JAX reads in another thread, after the call has returned."""
 
 
 def aligned(array):
@@ -46,7 +46,7 @@ def ids(count=2):
 
 
 def spoil(tree):
-    """What an owner does with arrays of his own, as soon as the call has returned."""
+    """Overwrite arrays, as their owner may as soon as the call has returned."""
     for leaf in jax.tree.leaves(tree):
         leaf[...] = 1 if leaf.dtype == bool else 77
 

@@ -1,4 +1,4 @@
-"""What holds of the compiled programs: one trace, in place, no copies, the same under vmap."""
+"""Contracts of the compiled programs: one trace, in place, no copies, the same under vmap."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_donate_false_keeps_the_state():
 
 
 def test_flags_that_nobody_gave_are_not_computed_with_beforehand():
-    """Of many rows that takes XLA seconds, and it says so."""
+    """XLA would take seconds for many rows, and would say so."""
     rows = 4096
     state = fbuf.init(jnp.zeros(()), rows, sampler=fbuf.Uniform(window=4))
 

@@ -1,4 +1,4 @@
-"""What cannot be right: misuse is refused by name, bad values are skipped and recorded."""
+"""Errors: misuse is refused by name, bad values are skipped and recorded."""
 
 from __future__ import annotations
 

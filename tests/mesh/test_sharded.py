@@ -18,7 +18,7 @@ from fbuf.mesh import exchange
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
 FEW = {"prioritized": ("item",)}
-"""What `make test` looks at: a sampler and its views."""
+"""The cases of `make test`: a sampler and its views."""
 
 WHOLE = {
     "prioritized": ("item", "hindsight"),
@@ -99,7 +99,7 @@ def build(sampler, shards=4, devices=4, filled=(8, 8, 8, 8), priority=None, **op
 
 
 def counted(state, draws, step=None):
-    """How often each row was drawn, by each device."""
+    """Count the draws of each row, by each device."""
     batch = sharded.sample(state, jax.random.key(5), draws, step=step)
     assert bool(batch.mask.all())
     return np.asarray(batch.data).reshape(state.num_devices, -1), batch
@@ -194,7 +194,7 @@ def test_an_epoch_has_every_row_once(filled):
 
 @pytest.mark.sweep
 def test_each_shard_is_a_plain_buffer_of_its_environments():
-    """What the shards hold after a history is what plain buffers hold that were given the same."""
+    """After a history the shards hold the same as plain buffers with the same history."""
     sampler, turns = SAMPLERS["priority_window"], 26
     state, (batches, _) = meshes.run(sampler, ("item",), 4, turns)
     given = meshes.inputs(0, turns)
@@ -285,9 +285,9 @@ def test_a_step_inside_shard_map_is_that_from_outside():
 
 
 def in_place(sampler, shards, devices, capacity=2**18):
-    """Of a compiled step: bytes of the state on a device, those aliased, and copies of its arrays.
+    """Return the state's bytes on a device, the aliased ones, and copies of its arrays, in a step.
 
-    Left out are arrays of up to 2,000 entries: those of a batch may have the same size.
+    Arrays of up to 2,000 entries are left out: arrays of a batch may have the same size.
     """
     mesh = meshes.mesh(devices)
     item = {"obs": jnp.zeros(8), "image": jnp.zeros((12, 12), jnp.uint8)}

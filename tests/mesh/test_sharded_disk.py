@@ -214,7 +214,7 @@ def test_ids_from_before_are_stale_though_lanes_are_not_in_step(shards, way, tmp
     state, seen = sharded.init(jnp.int32(0), 32, **options), set()
     lanes = jnp.arange(8)
     for turn in range(24):
-        # Of one lane there are as many laps as it has been around; of others fewer, or none.
+        # The last lane goes around the ring most often, and the first lane never.
         state = sharded.add(state, jnp.full(8, turn, jnp.int32), mask=turn < 3 * lanes)
         ids = sharded.sample(state, jax.random.key(turn), 64).ids
         seen |= set(zip(*(np.asarray(leaf).tolist() for leaf in jax.tree.leaves(ids)), strict=True))

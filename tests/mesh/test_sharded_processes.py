@@ -55,7 +55,7 @@ def start(what, *args, count=2, devices=4, **environment):
 
 
 def ended(processes, seconds=400):
-    """What each has printed, its errors and its exit status."""
+    """Return the output of each process, its errors and its exit status."""
     found = []
     try:
         for process in processes:
@@ -77,7 +77,7 @@ def results(processes):
 
 
 def parts(tree):
-    """Of each device of this process, a digest of its part of a tree."""
+    """Return a digest of each device's part of a tree, for the devices of this process."""
     found = {}
     for leaf in jax.tree.leaves(tree):
         for part in leaf.addressable_shards:

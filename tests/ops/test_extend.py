@@ -41,7 +41,7 @@ CASES = [  # environments, the other's, sampler, autoreset, in lockstep, next ob
 def test_it_has_the_rows_of_both(
     envs, others, sampler, autoreset, lockstep, next_of, lengths, request
 ):
-    """Of histories of any length; and then both go on."""
+    """Histories have any length, and both buffers go on afterwards."""
     together = lockstep if envs else True
     swept = request.node.get_closest_marker("sweep") is not None
     steps = [(6, 4), (13, 12), (0, 3), (4, 0), (7, 13)]

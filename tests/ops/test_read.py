@@ -51,7 +51,7 @@ def stored():
 
 
 def names():
-    """Of the third row and the second, a removed one, none, a stale one, and one outside."""
+    """Ids of the third row and the second, a removed row, no row, a stale one, and one outside."""
     slots = jnp.array([[2, 1, 3], [-1, 1, 6]], jnp.int32)
     return fbuf.Ids(slots, jnp.array([[0, 0, 0], [0, 7, 0]], jnp.int32))
 

@@ -26,7 +26,7 @@ def seen(state, following=False):
 
 
 def snapshot(state, following):
-    """What is known of each row, by its number."""
+    """Return the observed values of each row, by its number."""
     batch, led_to, likely = jax.tree.map(np.asarray, seen(state, following))
     found = {}
     for at in zip(*np.nonzero(batch.mask), strict=True):

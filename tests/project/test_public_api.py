@@ -42,6 +42,23 @@ def test_every_name_over_a_mesh_is_documented(name):
         assert set(own) - set(plain) <= {"mesh", "axis", "shards"}
 
 
+def test_dir_shows_the_public_names_and_the_two_packages():
+    assert dir(fbuf) == sorted([*fbuf.__all__, "host", "sharded"])
+    assert all(hasattr(fbuf, name) for name in dir(fbuf))
+
+
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("adapters/fbuf_adapters/*/__init__.py"))
+
+
+@pytest.mark.parametrize(
+    "name", ["fbuf.sharded", "fbuf.host", *(f"fbuf_adapters.{name}" for name in PACKAGES)]
+)
+def test_dir_of_a_package_shows_its_public_names(name):
+    module = pytest.importorskip(name, exc_type=ImportError)
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in dir(module))
+
+
 def test_the_api_page_names_everything_once():
     named = [name for names in api_table().THEMES.values() for name in names]
     assert sorted(named) == sorted(fbuf.__all__)

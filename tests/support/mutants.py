@@ -223,7 +223,6 @@ MUTANTS = [
     *of(
         "ops/newest_ids.py",
         ("jnp.arange(count - 1, -1, -1,", "jnp.arange(0, count, 1,", "read", READ),
-        ("newest[:, None], -back)", "newest[:, None], back)", "read", READ),
     ),
     *of(
         "ops/probability.py",
@@ -319,22 +318,25 @@ MUTANTS = [
         ('end_episode(found.state)) if episodes', 'found.state) if episodes', "episode end", ("test_sharded_disk.py", "open_episodes")),
     ),
     *of(
-        "dispatch/call.py",
+        "dispatch/host_arrays.py",
         ("        return np.array(leaf)\n", "        return leaf\n", "door", DOOR),
-        ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
-        ("fixed = entry.looked_at(types, fixed)", "fixed = dict(fixed)", "door", ("test_call.py", "equals")),
-        ("            given = self.passed(self.of_types, given)\n            before", "            before", "door", ("test_call.py", "equals")),
         ("check.array(function, argument + jax.tree_util.keystr(path), leaf)", "del path", "door", ("test_call.py", "64_bits")),
-        ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
-        ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
-        ("            if by_place:", "            if given:", "door", DOOR),
-        ("checked.isdisjoint(self._names[:count])", "count", "door", REFUSED),
-        ("arrays, given = entry.by_place(arrays, given)", "fixed = dict(fixed)", "door", ("test_call.py", "one_program")),
-        ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
-        ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
         ("leaf = jax.dtypes.canonicalize_dtype(np.uint64).type(leaf)", "return leaf", "door", ("test_call.py", "unsigned")),
         ("jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64)).max:", "2**31 - 1:", "door", ("test_call.py", "unsigned")),
-        ("self._host_check(before[0], given)", "self._host_check(before[0], owned)", "door", ("test_guards.py", "cannot_hold")),
+    ),
+    *of(
+        "dispatch/call.py",
+        ("if donate and len(set(map(id, leaves))) < len(leaves):", "if False:", "door", DOOR),
+        ("fixed = self.checked_static(types, fixed)", "fixed = dict(fixed)", "door", ("test_call.py", "equals")),
+        ("            given = self.passed(self.of_types, given)\n            if self._type", "            if self._type", "door", ("test_call.py", "equals")),
+        ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
+        ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
+        ("                if by_position:", "                if given:", "door", DOOR),
+        ("checked.isdisjoint(self._names[:count])", "count", "door", REFUSED),
+        ("arrays, given = self.by_position(arrays, given)", "fixed = dict(fixed)", "door", ("test_call.py", "one_program")),
+        ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
+        ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
+        ("self._host_check(self.name, before[0], given)", "self._host_check(self.name, before[0], copies)", "door", ("test_guards.py", "cannot_hold")),
         ("any(issubclass(of, int | float) for of in types)", "any(issubclass(of, float) for of in types)", "door", ("test_call.py", "misuse")),
     ),
     *of(
@@ -626,7 +628,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/add.py",
-        ("shard = dataclasses.replace(shard, index=index)", "pass", "weights", ("test_sharded.py", "largest_priority")),
+        ("added(informed(shard), given, time_major)", "added(shard, given, time_major)", "weights", ("test_sharded.py", "largest_priority")),
     ),
     *of(
         "mesh/call.py",
@@ -660,7 +662,6 @@ MUTANTS = [
         "ops/pop.py",
         ("read = jnp.maximum(given - keep, 0)", "read = given", "queue", ("test_fifo.py", "segments")),
         ("jnp.where(chosen, jnp.minimum(unread, count), 0)", "jnp.minimum(unread, count)", "queue", FIFO),
-        ("of_lane(unread) - 1 - step", "of_lane(given) - 1 - step", "queue", FIFO),
         ("return after(state, batch), batch", "return state, batch", "order", ("test_fifo.py", "byte")),
     ),
     *of(
@@ -710,7 +711,12 @@ MUTANTS = [
     ),
     *of(
         "ops/rollout.py",
-        ("back = jnp.maximum(count - 1 - step, 0)", "back = jnp.maximum(ring.lane_length - 1 - step, 0)", "queue", ("test_rollout.py", "rollout")),
+        ("oldest_slots(ring, stored, stored,", "oldest_slots(ring, stored * 0 + ring.lane_length, stored,", "queue", ("test_rollout.py", "rollout")),
+    ),
+    *of(
+        "ops/lane_slots.py",
+        ("ring.clamp(ring.newest())[:, None], -back)", "ring.clamp(ring.newest())[:, None], back)", "read", READ),
+        ("of_lane(rows) - 1 - step", "of_lane(given) - 1 - step", "queue", FIFO),
     ),
     *of(
         "pace.py",
@@ -845,7 +851,7 @@ MUTANTS = [
     ),
     *of(
         "dispatch/torch_compile.py",
-        ("function._torchdynamo_disable = _ASKED", "pass", "compile", ("test_torch_compile.py", "say_so")),
+        ("function._torchdynamo_disable = _MARK", "pass", "compile", ("test_torch_compile.py", "say_so")),
         ("        _tell()\n        return True", "        return True", "compile", ("test_torch_compile.py", "when_it_asks")),
         ("(value.fget, value.fset) if isinstance(value, property) else (value,)", "(value,)", "compile", ("test_torch_compile.py", "say_so")),
         ('and "<" not in function.__code__.co_filename', "and True", "compile", ("test_torch_compile.py", "say_so")),
@@ -888,7 +894,7 @@ MUTANTS = [
     ),
     *of(
         "ops/add.py",
-        ("if terminated is None and truncated is None and new.lead.size >= _MANY:", "if False:", "order", ("test_contracts.py", "beforehand")),
+        ("if given.terminated is None and given.truncated is None and new.lead.size >= _MANY:", "if False:", "order", ("test_contracts.py", "beforehand")),
     ),
     *of(
         "ops/check_finite.py",
@@ -988,7 +994,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/split.py",
-        ("        return full & ~can", "        return full", "mask", ("test_windows.py", "lost_their")),
+        ("return _all_bits(state), full & ~can", "return _all_bits(state), full", "mask", ("test_windows.py", "lost_their")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_contents.py",

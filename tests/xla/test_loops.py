@@ -1,4 +1,4 @@
-"""What keeps a draw in one thread: gathers by halves, rows looked at first, random bits."""
+"""Gathers by halves, rows read beforehand, random bits: they keep a draw in one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = np.arange(3000, dtype=np.float32).reshape(300, 10)
     "count", [17, *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 2, 16, 40))]
 )
 def test_by_halves_is_what_the_whole_is(count: int) -> None:
-    """Of few, and of an even and of an odd number of more; and under vmap."""
+    """Few slots, an even and an odd number of more slots, also under vmap."""
     slots = jnp.arange(count, dtype=jnp.int32) * 7 % 300
     table = jnp.asarray(TABLE)
     read = jax.jit(lambda slots: by_halves(gathered, table, slots))
@@ -53,7 +53,7 @@ def test_read_rows_reads_the_columns_asked_for(columns: tuple[int, int] | None) 
 
 @pytest.mark.parametrize("shape", [(300_000, 3, 4), (300_000, 16), (300_000, 20)])
 def test_fetched_changes_nothing(shape: tuple[int, ...]) -> None:
-    """Whatever the width of a row, and if a number looked at is NaN."""
+    """The result is right for every width of a row, and if a read number is NaN."""
     array = jnp.full(shape, jnp.nan)
     rows, batch = jnp.array([0, 299_999, 7]), jnp.array([1.0, 2.0, jnp.nan])
     np.testing.assert_array_equal(jax.jit(fetched)(array, rows, batch), batch)

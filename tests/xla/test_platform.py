@@ -36,7 +36,7 @@ def buffer(sampler: str = "prioritized") -> fbuf.State[Any]:
 
 
 def step(state: fbuf.State[Any], key: jax.Array) -> fbuf.State[Any]:
-    """What a training does with a buffer."""
+    """A step of a training with a buffer."""
     state = fbuf.add(state, {"x": jnp.ones(16, jnp.float32)}, terminated=jnp.ones(16, bool))
     batch = fbuf.sample(state, key, 4, step=0 if state.sampler.without_replacement else None)
     if state.sampler.keeps_priorities:
@@ -165,7 +165,7 @@ def test_derivatives_go_through_the_form_for_cpu() -> None:
     x, n = jnp.float32(3), jnp.int32(1)
     gradient = jax.jit(jax.grad(lambda x: both(x, n)[0]))(x)
     assert float(gradient) == 6
-    # Of what does not depend on it there is none.
+    # The rest does not depend on it, and has no gradient.
     assert float(jax.jit(jax.grad(lambda y: both(x, n)[0] * y))(x)) == 9
 
 

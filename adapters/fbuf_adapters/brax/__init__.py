@@ -10,3 +10,4 @@ if importlib.util.find_spec("brax") is None:
 from fbuf_adapters.brax._collector import Collector as Collector
 
 __all__ = ["Collector"]
+__dir__ = __all__.copy  # `dir` shows the public names alone

@@ -20,3 +20,4 @@ __all__ = [
     "to_minari",
     "to_npz",
 ]
+__dir__ = __all__.copy  # `dir` shows the public names alone

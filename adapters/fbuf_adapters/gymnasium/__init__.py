@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fbuf_adapters.gymnasium._process_collector import ProcessCollector as ProcessCollector
 
 __all__ = ["Collector", "CollectorError", "ProcessCollector"]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 
 _MODULES = {"Collector": "_collector", "ProcessCollector": "_process_collector"}

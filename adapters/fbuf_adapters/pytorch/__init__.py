@@ -23,5 +23,6 @@ from fbuf_adapters.pytorch._replay_buffer import ReplayBuffer as ReplayBuffer
 from fbuf_adapters.pytorch._to_torch import to_torch as to_torch
 
 __all__ = ["InteropError", "ReplayBuffer", "add_from_torch", "callback", "from_torch", "to_torch"]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 _opaque_all(globals()[name] for name in __all__)

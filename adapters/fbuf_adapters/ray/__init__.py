@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fbuf_adapters.ray._collector import Collector as Collector
 
 __all__ = ["Collector", "CollectorError"]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 
 def __getattr__(name: str) -> Any:

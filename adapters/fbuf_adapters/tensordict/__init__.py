@@ -20,5 +20,6 @@ from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
 
 __all__ = ["TensorDictReplayBuffer", "from_torchrl"]
+__dir__ = __all__.copy  # `dir` shows the public names alone
 
 _opaque_all(globals()[name] for name in __all__)

@@ -201,7 +201,7 @@ def test_blank_fields_that_cannot_be(blank, error, message):
 def test_three_programs_for_all_lengths():
     with Collector(vector(3), policy, chunk=16) as collector:
         state = buffer(collector)
-        programs = fbuf.add.__dict__["_entry"].consume
+        programs = fbuf.add.__dict__["_dispatcher"].consume
         before = programs._cache_size()
         lengths = (16, 1, 7, 2, 3, 33, 50, 16)
         for steps in lengths:

@@ -69,7 +69,7 @@ def assert_whole(rows, seed):
 
 
 def programs():
-    return fbuf.add.__dict__["_entry"].consume._cache_size()
+    return fbuf.add.__dict__["_dispatcher"].consume._cache_size()
 
 
 @pytest.mark.sweep
