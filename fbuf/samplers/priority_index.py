@@ -97,7 +97,7 @@ def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -
         old = sum_tree.values(index.tree, ring.clamp(found))
         lost = last_of_each(found) & (found < ring.capacity) & _is_start(old)
         total -= jnp.sum(lost, dtype=jnp.int32)
-        # Of two values for a slot the last one counts, and that of a removed row is 0.
+        # The last of two values for a slot counts, and the value of a removed row is 0.
         slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
     tree = sum_tree.write(index.tree, slots, new)
     return PriorityIndex(tree, index.largest_ever, total)

@@ -2,8 +2,8 @@
 
 The starts of an episode follow each other in its lane: a segment. A missing start, whose window
 lost a row, splits a segment in two. Two bit trees mark the first and the last start of every
-segment. In these trees the rows lie lane by lane, each lane from its first slot to its last. So the
-r-th segment begins with the r-th first start, and ends with the next last start in the same lane,
+segment. In these trees the rows lie lane by lane, each lane from its first slot to its last. The
+r-th segment begins with the r-th first start. It ends with the next last start in the same lane,
 around the seam if need be. A segment grows at its end, shrinks at its beginning and is split by
 removing rows. Each of these changes a few bits.
 """
@@ -138,7 +138,7 @@ def remove(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class SegmentPicks:
     """Draws of starts: the numbers of their segments, int32 `[B]`, and bits, uint32 `[2, B]`."""
 
     segments: jax.Array
@@ -149,11 +149,11 @@ def plan(counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
     """Draw segments of all shards, each alike; int32 `[S]` counts are those of the shards."""
     first, bits = random_bits.bits(key, (2, 2, batch_size), counts)
     shard, segment = shards.by_count(counts, key, first)
-    return Plan(shard, Picks(segment, bits))
+    return Plan(shard, SegmentPicks(segment, bits))
 
 
 def pick(
-    segments: Segments, starts: StartIndex, ring: Ring, picks: Picks, window: Window
+    segments: Segments, starts: StartIndex, ring: Ring, picks: SegmentPicks, window: Window
 ) -> tuple[jax.Array, jax.Array]:
     """Draw a start in each of these segments, each alike.
 
@@ -163,7 +163,7 @@ def pick(
     segment, room = picks.segments, ring.lane_length
     first = bit_tree.select(segments.firsts, segment)
     lane = first // room
-    # One segment of a lane may go around its seam: its last start is then the first last start of
+    # One segment of a lane may go around its seam. Its last start is then the first last start of
     # the lane, before all first starts.
     begin, end = _bounds(segments, ring, lane)
     number = segment + _around_seam(segments, starts, ring, lane)

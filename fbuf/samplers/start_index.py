@@ -103,7 +103,7 @@ def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class StartPicks:
     """Draws of starts in one shard: their ranks, and random bits `[2, B]` if a slot is drawn first.
 
     A slot is drawn first, and if the slot is no start, a start by its rank: either way all starts
@@ -124,10 +124,10 @@ def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch
     else:
         bits, words = random_bits.bits(key, (2, 2, batch_size))
     shard, ranks = shards.by_count(counts, key, words)
-    return Plan(shard, Picks(ranks, bits))
+    return Plan(shard, StartPicks(ranks, bits))
 
 
-def pick(index: StartIndex, ring: Ring, picks: Picks) -> jax.Array:
+def pick(index: StartIndex, ring: Ring, picks: StartPicks) -> jax.Array:
     """Return the drawn slots: int32 `[B]`, in range even where there is no start."""
     if picks.bits is None:
         return select(index, ring, picks.ranks)

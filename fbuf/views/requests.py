@@ -27,19 +27,15 @@ class Source(Protocol):
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
         """Read leaves of the rows at slots, by number: `[*slots.shape, *shape]` each."""
-        ...
 
     def kept(self, slots: jax.Array) -> list[jax.Array]:
         """Read the next observations at `[B]` places of their store: leaves `[B, *shape]`."""
-        ...
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
         """Return a function that reads `CHUNK` rows from a step on: a leaf `[B, CHUNK]`."""
-        ...
 
     def record(self, read: jax.Array) -> None:
         """Keep a result that was made with `steps`."""
-        ...
 
 
 class Wanted(abc.ABC):
@@ -52,7 +48,7 @@ class Wanted(abc.ABC):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows(Wanted):
+class WantedRows(Wanted):
     """A request for leaves of the rows at slots; the view gets them in a tree.
 
     Attributes:
@@ -81,7 +77,7 @@ class NextObservations(Wanted):
     """
 
     where: Where
-    following: Rows
+    following: WantedRows
 
     def read(self, source: Source) -> Any:
         """Read the observations of the following rows, and the ones kept aside."""
