@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fbuf.samplers import random_bits, shards
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.start_index import Change, StartIndex
+from fbuf.samplers.starts import int32_sum
 from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -76,7 +77,7 @@ def add(
         ),
         jnp.concatenate([-last_gone, new, -joined]),
     )
-    count = segments.count + _sum(new_firsts[1])
+    count = segments.count + int32_sum(new_firsts[1])
     made = Segments(
         firsts=bit_tree.change(segments.firsts, *new_firsts),
         lasts=bit_tree.change(segments.lasts, *new_lasts),
@@ -124,13 +125,13 @@ def remove(
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
     lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
     follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
-    looked_at = _sum(begins) + _sum(ends)
+    looked_at = int32_sum(begins) + int32_sum(ends)
     assert starts.total is not None
     return (
         Segments(
             firsts=bit_tree.change(segments.firsts, jnp.concatenate([where, follows]), firsts),
             lasts=bit_tree.change(segments.lasts, jnp.concatenate([where, precedes]), lasts),
-            count=segments.count + _sum(firsts),
+            count=segments.count + int32_sum(firsts),
         ),
         dataclasses.replace(starts, total=tie(starts.total, looked_at)),
     )
@@ -222,7 +223,3 @@ def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
     """Return the places of slots where the lanes come one after the other."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step
-
-
-def _sum(counts: jax.Array) -> jax.Array:
-    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

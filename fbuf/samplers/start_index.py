@@ -10,6 +10,7 @@ from jax import lax
 
 from fbuf.samplers import random_bits, shards, starts
 from fbuf.samplers.planned import Plan
+from fbuf.samplers.starts import int32_sum
 from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -67,7 +68,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
     bits = bit_tree.change(
         index.bits, jnp.concatenate([written, slots]), jnp.concatenate([-gone, new])
     )
-    total = index.total + _sum(new) - _sum(gone)
+    total = index.total + int32_sum(new) - int32_sum(gone)
     return StartIndex(bits, total), Change(evicted, slots, is_start)
 
 
@@ -87,7 +88,7 @@ def remove(
     lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, inside, change)
-    total = None if index.total is None else index.total + _sum(change)
+    total = None if index.total is None else index.total + int32_sum(change)
     return StartIndex(bits, total), jnp.where(lost, found, ring.capacity)
 
 
@@ -153,7 +154,3 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
 def _all_at_first(index: StartIndex, ring: Ring) -> bool:
     """Return whether all used slots are starts, unless rows have been removed."""
     return index.total is None and ring.heads == 1
-
-
-def _sum(counts: jax.Array) -> jax.Array:
-    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64
