@@ -27,15 +27,19 @@ class Source(Protocol):
 
     def rows(self, slots: jax.Array, leaves: Sequence[int]) -> list[jax.Array]:
         """Read leaves of the rows at slots, by number: `[*slots.shape, *shape]` each."""
+        ...
 
     def kept(self, slots: jax.Array) -> list[jax.Array]:
         """Read the next observations at `[B]` places of their store: leaves `[B, *shape]`."""
+        ...
 
     def steps(self, ahead: Ahead) -> Callable[[jax.Array], jax.Array]:
         """Return a function that reads `CHUNK` rows from a step on: a leaf `[B, CHUNK]`."""
+        ...
 
     def record(self, read: jax.Array) -> None:
         """Keep a result that was made with `steps`."""
+        ...
 
 
 class Wanted(abc.ABC):
