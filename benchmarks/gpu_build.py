@@ -118,7 +118,7 @@ WANTED = {
     ("Prioritized(window=4)", "add"): (
         12,
         "Whose windows are complete now is known only after the flags have been read; then both "
-        "the new leaves and those that were woken climb three levels",
+        "the new leaves and those that were activated climb three levels",
     ),
 }
 """The kernels that we would like, at N = SMALL, and why there are more."""

@@ -73,7 +73,7 @@ PARTS = {
     "rows.update_priority": "update",
 }
 """The parts of a call, by a function of fbuf that all of a part is called by."""
-OF_SAMPLERS = {"plan": "plan", "pick": "exchange", "weigh": "weigh", "mass": "agreement"}
+OF_SAMPLERS = {"plan": "plan", "pick": "exchange", "weigh": "weigh", "shard_totals": "agreement"}
 """The same, by a method of a sampler."""
 ORDER = ("agreement", "plan", "routes", "exchange", "weigh", "update", "add", "rest")
 

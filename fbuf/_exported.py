@@ -17,7 +17,7 @@ from fbuf.ops.sample_mixed import MixedSample
 from fbuf.pace import PaceCounter
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.mixture import MixedIndex
-from fbuf.samplers.prioritized import PriorityIndex
+from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex

@@ -24,7 +24,7 @@ from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.views.episode import CHUNK
 from fbuf.views.gather import Requested, build_batch, request_rows, reshaped
-from fbuf.views.requests import Ahead, NextObservations, Rows, Wanted
+from fbuf.views.requests import Ahead, NextObservations, Wanted, WantedRows
 
 
 def init(item: Any, spec: BufferSpec) -> Any:
@@ -163,7 +163,7 @@ def take(
 def _taken(
     wanted: Wanted, ring: Any, rows: HostRows | SavedRows, kept: HostRows | None
 ) -> list[Any]:
-    if isinstance(wanted, Rows):
+    if isinstance(wanted, WantedRows):
         return [rows.take(np.asarray(wanted.slots), wanted.leaves)]
     if isinstance(wanted, NextObservations):
         assert kept is not None

@@ -25,7 +25,7 @@ from fbuf.storage.ids import NO_SLOT
 from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
-from fbuf.views.reader import Draws
+from fbuf.views.reader import BatchPart
 
 
 @sharded_operation(plain_sample)
@@ -133,8 +133,8 @@ def drawn(
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
         slots, found = sampler.pick(shard.index, shard.ring, picks)
         reads = tuple(jax.tree.leaves(found))
-        draws = Draws(numbers, batch_size)
-        batch = gather(shard, slots, there, view, view_key, reads, draws=draws)
+        own = BatchPart(numbers, batch_size)
+        batch = gather(shard, slots, there, view, view_key, reads, part=own)
         return _turned(noted(shard, batch), view), found
 
     def is_there(numbers: jax.Array) -> jax.Array:

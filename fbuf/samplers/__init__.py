@@ -10,3 +10,4 @@ from fbuf.samplers.protocol import Sampler as Sampler
 from fbuf.samplers.queues import QueueSampler as QueueSampler
 from fbuf.samplers.shuffled import Shuffled as Shuffled
 from fbuf.samplers.uniform import Uniform as Uniform
+from fbuf.samplers.windows import WindowedSampler as WindowedSampler

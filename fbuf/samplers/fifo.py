@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.samplers.protocol import Scalar
 from fbuf.samplers.queues import QueueSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -35,7 +35,7 @@ class Fifo(QueueSampler):
     `fbuf.sample` is not for such a buffer. Rows that were read stay stored until new rows
     replace them: until then their ids are good for `fbuf.read` and `fbuf.write`.
 
-    A buffer full of unread rows takes no more rows. `fbuf.add` then writes the first rows of a
+    A buffer full of unread rows takes no more rows. Then `fbuf.add` writes the first rows of a
     batch that fit, leaves out the other ones, and sets `Fault.FULL`. It truncates the newest row,
     because the next row to be written will not follow it. The next row need not be the first step
     of its episode, but `is_first` of `fbuf.Sequence` is True there. Look at `fbuf.space` before you
@@ -79,12 +79,7 @@ class Fifo(QueueSampler):
         return FifoIndex(jnp.zeros(ring.heads, jnp.int32))
 
     def add(
-        self,
-        index: FifoIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: chex.Array | float | None,
+        self, index: FifoIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[FifoIndex, jax.Array]:
         """Count the new rows as unread, besides the earlier unread rows that are still stored."""
         steps = span.count // ring.lanes_per_head

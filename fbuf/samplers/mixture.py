@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +12,7 @@ from fbuf.checks import values as check
 from fbuf.samplers import random_bits, shards, start_index, weights
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex, PriorityTotals
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.windows import Window, WindowedSampler
 from fbuf.storage.ring import Ring, Span
@@ -41,7 +40,7 @@ class MixedTotals:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class MixedPicks:
     """Draws in one shard: the way of each, and its rank or picks in each way."""
 
     which: jax.Array
@@ -160,12 +159,7 @@ class Mixture(WindowedSampler):
         return MixedIndex(start_index.empty(ring, self._window), priorities)
 
     def add(
-        self,
-        index: MixedIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: chex.Array | float | None,
+        self, index: MixedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[MixedIndex, jax.Array]:
         """Index the new starts, and store the priorities."""
         found, _ = start_index.add(index.starts, ring, span, self._window)
@@ -173,12 +167,7 @@ class Mixture(WindowedSampler):
         return MixedIndex(found, priorities), faults
 
     def update_priority(
-        self,
-        index: MixedIndex,
-        ring: Ring,
-        slots: jax.Array,
-        priority: jax.Array,
-        alpha: chex.Array | float | None,
+        self, index: MixedIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
     ) -> tuple[MixedIndex, jax.Array]:
         """Store the valid priorities."""
         given = index.priorities
@@ -254,10 +243,10 @@ class Mixture(WindowedSampler):
         shard = jnp.where(which == 2, recent[0], uniform[0])
         return Plan(
             jnp.where(which == 1, by_priority.shards, shard),
-            Picks(which, uniform[1], recent[1], by_priority.picks),
+            MixedPicks(which, uniform[1], recent[1], by_priority.picks),
         )
 
-    def pick(self, index: MixedIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, Odds]:
+    def pick(self, index: MixedIndex, ring: Ring, picks: MixedPicks) -> tuple[jax.Array, Odds]:
         """Find the row in the way chosen, and its odds in the other ways."""
         total = start_index.total(index.starts, ring)
         oldest, _ = self._newest(index, ring, total)
@@ -274,7 +263,7 @@ class Mixture(WindowedSampler):
         slots: jax.Array,
         aux: Odds,
         positions: jax.Array,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:

@@ -6,11 +6,10 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Draw, Index, Sampler, Step
+from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
 from fbuf.storage.ring import Ring
 
 
@@ -100,7 +99,7 @@ class PlannedSampler(Sampler):
         slots: jax.Array,
         aux: Any,
         positions: jax.Array,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
@@ -132,7 +131,7 @@ class PlannedSampler(Sampler):
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
     ) -> Draw:
         """Draw from this buffer alone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal
 
-import chex
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from fbuf.checks import values as check
 from fbuf.samplers import priority_index, random_bits, shards, weights
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.priority_index import PriorityIndex
-from fbuf.samplers.protocol import Draw, Sampler, Step
+from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.windows import WindowedSampler
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -45,7 +44,7 @@ class PriorityTotals:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class PriorityPicks:
     """Draws in one shard: a uniform number a level, float32 `[picks, B]`, and where they begin.
 
     `points` is None if draws are independent.
@@ -168,7 +167,7 @@ class Prioritized(WindowedSampler):
         ring: Ring,
         span: Span,
         priority: jax.Array | None,
-        alpha: chex.Array | float | None,
+        alpha: Scalar,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; a bad priority becomes the default."""
         default = priority_index.default(index)
@@ -182,12 +181,7 @@ class Prioritized(WindowedSampler):
         return priority_index.add(index, ring, span, values, self._window), faults
 
     def update_priority(
-        self,
-        index: PriorityIndex,
-        ring: Ring,
-        slots: jax.Array,
-        priority: jax.Array,
-        alpha: chex.Array | float | None,
+        self, index: PriorityIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the valid priorities."""
         values, valid = self._stored(priority, alpha, ring)
@@ -245,15 +239,17 @@ class Prioritized(WindowedSampler):
         picks, total = sum_tree.picks(index.tree), totals.total
         if self.draws == "independent":
             uniforms = random_bits.uniforms(key, (picks, batch_size), total)
-            return Plan(shards.by_total(total, key, batch_size), Picks(uniforms, None))
+            return Plan(shards.by_total(total, key, batch_size), PriorityPicks(uniforms, None))
         order_key, next_key = jax.random.split(tie(key, total))
         where, *uniforms = random_bits.uniforms(next_key, (1 + picks, batch_size))
         share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
         places = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)
         shard, points = shards.by_point(total, key, places)
-        return Plan(shard, Picks(jnp.stack(uniforms), points))
+        return Plan(shard, PriorityPicks(jnp.stack(uniforms), points))
 
-    def pick(self, index: PriorityIndex, ring: Ring, picks: Picks) -> tuple[jax.Array, jax.Array]:
+    def pick(
+        self, index: PriorityIndex, ring: Ring, picks: PriorityPicks
+    ) -> tuple[jax.Array, jax.Array]:
         """Walk down the tree. Return the slots and their values."""
         if picks.points is None:
             return sum_tree.draw(index.tree, picks.uniforms)
@@ -266,7 +262,7 @@ class Prioritized(WindowedSampler):
         slots: jax.Array,
         aux: jax.Array,
         positions: jax.Array,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:
@@ -304,7 +300,7 @@ class Prioritized(WindowedSampler):
         }
 
     def _stored(
-        self, priority: jax.Array, alpha: chex.Array | float | None, ring: Ring
+        self, priority: jax.Array, alpha: Scalar, ring: Ring
     ) -> tuple[jax.Array, jax.Array]:
         """Return the value to store for each priority, and whether the priority is valid."""
         base = priority + jnp.float32(self.eps)

@@ -64,7 +64,7 @@ def add(
     # The overwritten values have been read by then.
     span = dataclasses.replace(span, slots=tie(span.slots, before))
     tree = _written(index.tree, ring, span, -values, activated)
-    change = jnp.sum(is_start, dtype=jnp.int32) - jnp.sum(evicted, dtype=jnp.int32)
+    change = starts.int32_sum(is_start) - starts.int32_sum(evicted)
     return PriorityIndex(tree, largest_ever, index.num_starts + change)
 
 
@@ -96,8 +96,8 @@ def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -
         found = starts.containing(ring, slots, window)
         old = sum_tree.values(index.tree, ring.clamp(found))
         lost = last_of_each(found) & (found < ring.capacity) & _is_start(old)
-        total -= jnp.sum(lost, dtype=jnp.int32)
-        # Of two values for a slot the last one counts, and that of a removed row is 0.
+        total -= starts.int32_sum(lost)
+        # The last of two values for a slot counts, and the value of a removed row is 0.
         slots, new = jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])
     tree = sum_tree.write(index.tree, slots, new)
     return PriorityIndex(tree, index.largest_ever, total)

@@ -21,6 +21,9 @@ from fbuf.checks.renamed import CurrentNames
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
+Scalar = chex.Array | float | None
+"""An exponent that may be traced. None is the sampler's own."""
+
 Step = tuple[jax.Array, jax.Array]
 """The number of an epoch, and the place of the batch's first row in it, from 0. int32 scalars."""
 
@@ -105,12 +108,7 @@ class Sampler(CurrentNames, abc.ABC):
 
     @abc.abstractmethod
     def add(
-        self,
-        index: Index,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: chex.Array | float | None,
+        self, index: Index, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[Index, jax.Array]:
         """Index the rows just written. Return the fault bits of each, uint32 `[B]`.
 
@@ -132,7 +130,7 @@ class Sampler(CurrentNames, abc.ABC):
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
     ) -> Draw:
         """Draw rows with replacement; if `without_replacement` is True, those of an epoch.
@@ -146,12 +144,7 @@ class Sampler(CurrentNames, abc.ABC):
         """Return the probability of each stored row in one draw: float32 `[B]`, like `slots`."""
 
     def update_priority(
-        self,
-        index: Index,
-        ring: Ring,
-        slots: jax.Array,
-        priority: jax.Array,
-        alpha: chex.Array | float | None,
+        self, index: Index, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
     ) -> tuple[Index, jax.Array]:
         """Change the priorities of stored rows. Return the fault bits of each, uint32 `[B]`.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers.protocol import Draw, Index, Sampler, Step
+from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
 from fbuf.storage.ring import Ring
 
 
@@ -50,7 +49,7 @@ class QueueSampler(Sampler):
         ring: Ring,
         key: jax.Array,
         batch_size: int,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
     ) -> Draw:
         """Refuse: nothing is left to chance."""

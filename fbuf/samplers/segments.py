@@ -2,8 +2,8 @@
 
 The starts of an episode follow each other in its lane: a segment. A missing start, whose window
 lost a row, splits a segment in two. Two bit trees mark the first and the last start of every
-segment. In these trees the rows lie lane by lane, each lane from its first slot to its last. So the
-r-th segment begins with the r-th first start, and ends with the next last start in the same lane,
+segment. In these trees the rows lie lane by lane, each lane from its first slot to its last. The
+r-th segment begins with the r-th first start. It ends with the next last start in the same lane,
 around the seam if need be. A segment grows at its end, shrinks at its beginning and is split by
 removing rows. Each of these changes a few bits.
 """
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from fbuf.samplers import random_bits, shards
 from fbuf.samplers.planned import Plan
 from fbuf.samplers.start_index import Change, StartIndex
+from fbuf.samplers.starts import int32_sum
 from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -76,7 +77,7 @@ def add(
         ),
         jnp.concatenate([-last_gone, new, -joined]),
     )
-    count = segments.count + _sum(new_firsts[1])
+    count = segments.count + int32_sum(new_firsts[1])
     made = Segments(
         firsts=bit_tree.change(segments.firsts, *new_firsts),
         lasts=bit_tree.change(segments.lasts, *new_lasts),
@@ -124,13 +125,13 @@ def remove(
     firsts = jnp.concatenate([-first.astype(jnp.int32), begins])
     lasts = jnp.concatenate([-last.astype(jnp.int32), ends])
     follows, precedes = _lane_by_lane(ring, following), _lane_by_lane(ring, previous)
-    looked_at = _sum(begins) + _sum(ends)
+    looked_at = int32_sum(begins) + int32_sum(ends)
     assert starts.total is not None
     return (
         Segments(
             firsts=bit_tree.change(segments.firsts, jnp.concatenate([where, follows]), firsts),
             lasts=bit_tree.change(segments.lasts, jnp.concatenate([where, precedes]), lasts),
-            count=segments.count + _sum(firsts),
+            count=segments.count + int32_sum(firsts),
         ),
         dataclasses.replace(starts, total=tie(starts.total, looked_at)),
     )
@@ -138,7 +139,7 @@ def remove(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class SegmentPicks:
     """Draws of starts: the numbers of their segments, int32 `[B]`, and bits, uint32 `[2, B]`."""
 
     segments: jax.Array
@@ -149,11 +150,11 @@ def plan(counts: jax.Array, key: jax.Array, batch_size: int) -> Plan:
     """Draw segments of all shards, each alike; int32 `[S]` counts are those of the shards."""
     first, bits = random_bits.bits(key, (2, 2, batch_size), counts)
     shard, segment = shards.by_count(counts, key, first)
-    return Plan(shard, Picks(segment, bits))
+    return Plan(shard, SegmentPicks(segment, bits))
 
 
 def pick(
-    segments: Segments, starts: StartIndex, ring: Ring, picks: Picks, window: Window
+    segments: Segments, starts: StartIndex, ring: Ring, picks: SegmentPicks, window: Window
 ) -> tuple[jax.Array, jax.Array]:
     """Draw a start in each of these segments, each alike.
 
@@ -163,7 +164,7 @@ def pick(
     segment, room = picks.segments, ring.lane_length
     first = bit_tree.select(segments.firsts, segment)
     lane = first // room
-    # One segment of a lane may go around its seam: its last start is then the first last start of
+    # One segment of a lane may go around its seam. Its last start is then the first last start of
     # the lane, before all first starts.
     begin, end = _bounds(segments, ring, lane)
     number = segment + _around_seam(segments, starts, ring, lane)
@@ -222,7 +223,3 @@ def _lane_by_lane(ring: Ring, slots: jax.Array) -> jax.Array:
     """Return the places of slots where the lanes come one after the other."""
     step = slots // ring.lanes
     return (slots - step * ring.lanes) * ring.lane_length + step
-
-
-def _sum(counts: jax.Array) -> jax.Array:
-    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.samplers import permutation, random_bits, segments, shards, start_index, weights
 from fbuf.samplers.planned import Plan
-from fbuf.samplers.protocol import Draw, Step
+from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform, UniformIndex, UniformTotals
 from fbuf.samplers.wide import Wide
@@ -104,7 +103,7 @@ class Shuffled(Uniform):
         else:
             low = ranks.astype(jnp.uint32)
             shard, ranks = shards.of_rank(counts, Wide(jnp.zeros_like(low), low))
-        return Plan(shard, ranks if bits is None else segments.Picks(ranks, bits))
+        return Plan(shard, ranks if bits is None else segments.SegmentPicks(ranks, bits))
 
     def pick(self, index: UniformIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
         """Find the start of a rank; in one shard the plan has the slots already."""
@@ -120,7 +119,7 @@ class Shuffled(Uniform):
         slots: jax.Array,
         aux: jax.Array | None,
         positions: jax.Array,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:

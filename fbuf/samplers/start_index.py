@@ -10,6 +10,7 @@ from jax import lax
 
 from fbuf.samplers import random_bits, shards, starts
 from fbuf.samplers.planned import Plan
+from fbuf.samplers.starts import int32_sum
 from fbuf.samplers.windows import Window
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -67,7 +68,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
     bits = bit_tree.change(
         index.bits, jnp.concatenate([written, slots]), jnp.concatenate([-gone, new])
     )
-    total = index.total + _sum(new) - _sum(gone)
+    total = index.total + int32_sum(new) - int32_sum(gone)
     return StartIndex(bits, total), Change(evicted, slots, is_start)
 
 
@@ -87,7 +88,7 @@ def remove(
     lost = bit_tree.read(index.bits, inside) & (found < ring.capacity)
     change = -lost.astype(jnp.int32)
     bits = bit_tree.change(index.bits, inside, change)
-    total = None if index.total is None else index.total + _sum(change)
+    total = None if index.total is None else index.total + int32_sum(change)
     return StartIndex(bits, total), jnp.where(lost, found, ring.capacity)
 
 
@@ -103,7 +104,7 @@ def is_start(index: StartIndex, slots: jax.Array) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Picks:
+class StartPicks:
     """Draws of starts in one shard: their ranks, and random bits `[2, B]` if a slot is drawn first.
 
     A slot is drawn first, and if the slot is no start, a start by its rank: either way all starts
@@ -124,10 +125,10 @@ def plan(index: StartIndex, ring: Ring, counts: jax.Array, key: jax.Array, batch
     else:
         bits, words = random_bits.bits(key, (2, 2, batch_size))
     shard, ranks = shards.by_count(counts, key, words)
-    return Plan(shard, Picks(ranks, bits))
+    return Plan(shard, StartPicks(ranks, bits))
 
 
-def pick(index: StartIndex, ring: Ring, picks: Picks) -> jax.Array:
+def pick(index: StartIndex, ring: Ring, picks: StartPicks) -> jax.Array:
     """Return the drawn slots: int32 `[B]`, in range even where there is no start."""
     if picks.bits is None:
         return select(index, ring, picks.ranks)
@@ -153,7 +154,3 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
 def _all_at_first(index: StartIndex, ring: Ring) -> bool:
     """Return whether all used slots are starts, unless rows have been removed."""
     return index.total is None and ring.heads == 1
-
-
-def _sum(counts: jax.Array) -> jax.Array:
-    return jnp.sum(counts, dtype=jnp.int32)  # with 64-bit types on, it would be int64

@@ -62,3 +62,8 @@ def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
         contains &= lax.cummax(ended.astype(jnp.int32), axis=1) == 0
         contains &= earlier <= ring.older(inside)[:, None]
     return jnp.where(contains, starts, ring.capacity).reshape(-1)
+
+
+def int32_sum(counts: jax.Array) -> jax.Array:
+    """Return the sum of counts, in int32 also where JAX has 64-bit types: a scalar."""
+    return jnp.sum(counts, dtype=jnp.int32)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import segments, shards, start_index, weights
 from fbuf.samplers.planned import Plan
-from fbuf.samplers.protocol import Draw, Step
+from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.windows import Window, WindowedSampler
@@ -99,12 +98,7 @@ class Uniform(WindowedSampler):
         return UniformIndex(start_index.empty(ring, self._window), in_segments)
 
     def add(
-        self,
-        index: UniformIndex,
-        ring: Ring,
-        span: Span,
-        priority: jax.Array | None,
-        alpha: chex.Array | float | None,
+        self, index: UniformIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[UniformIndex, jax.Array]:
         """Index the new starts, and drop the overwritten ones."""
         found, change = start_index.add(index.starts, ring, span, self._window)
@@ -156,7 +150,7 @@ class Uniform(WindowedSampler):
         slots: jax.Array,
         aux: jax.Array | None,
         positions: jax.Array,
-        beta: chex.Array | float | None,
+        beta: Scalar,
         step: Step | None,
         axes: tuple[str, ...],
     ) -> Draw:

@@ -31,6 +31,11 @@ class Field:
     dtype: np.dtype[Any]
 
     @property
+    def spec(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype, as JAX takes them."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+    @property
     def size(self) -> int:
         """The count of numbers."""
         return math.prod(self.shape)
@@ -64,9 +69,7 @@ class Layout:
     @property
     def item(self) -> Any:
         """One item, of `jax.ShapeDtypeStruct`."""
-        return jax.tree.unflatten(
-            self.tree, [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in self.fields]
-        )
+        return jax.tree.unflatten(self.tree, [field.spec for field in self.fields])
 
     def find(self, function: str, argument: str, name: str) -> Any:
         """Find a field by name: its tree with the numbers of its leaves.
@@ -151,5 +154,4 @@ def of(item: Any) -> Layout:
 
 def leaves_of(layout: Layout, leaves: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
     """Return shape and dtype of some leaves."""
-    found = [layout.fields[leaf] for leaf in leaves]
-    return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in found]
+    return [layout.fields[leaf].spec for leaf in leaves]

@@ -336,6 +336,4 @@ def _picked(size: int) -> np.ndarray[Any, Any] | None:
 
 def _observation(storage: Storage[Any], field: str) -> Any:
     leaves, tree = jax.tree.flatten(storage.layout.find("init", "next_of", field))
-    specs = [storage.layout.fields[leaf] for leaf in leaves]
-    item = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs]
-    return jax.tree.unflatten(tree, item)
+    return jax.tree.unflatten(tree, [storage.layout.fields[leaf].spec for leaf in leaves])

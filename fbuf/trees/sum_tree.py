@@ -33,8 +33,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -110,11 +111,9 @@ def of(values: jax.Array) -> SumTree:
     """Return a tree of float32 `[N]` values, each at least 0. O(N)."""
     tree = empty(values.shape[0])
     spare = tree.leaves.size - values.shape[0]
-    made = [jnp.pad(values, (0, spare)).reshape(tree.leaves.shape)]
+    leaves = jnp.pad(values, (0, spare)).reshape(tree.leaves.shape)
     everything = jnp.arange(tree.leaves.shape[0], dtype=jnp.int32)
-    for parent in tree.nodes:
-        made.append(levels.refresh(parent, made[-1], everything, 0, _reduction(tree)))
-    return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
+    return _climbed(tree, leaves, itertools.repeat((everything, 0)))
 
 
 def total(tree: SumTree) -> jax.Array:
@@ -152,10 +151,7 @@ def write(
     if activated is not None:
         leaves = _activated(leaves, activated)
         touched = jnp.concatenate([slots, activated])
-    made = [leaves]
-    for depth, parent in enumerate(tree.nodes, start=1):
-        made.append(levels.refresh(parent, made[-1], touched, depth, _reduction(tree)))
-    return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
+    return _climbed(tree, leaves, ((touched, depth) for depth in itertools.count(1)))
 
 
 def write_span(
@@ -174,17 +170,33 @@ def write_span(
     leaves = tree.leaves.at[row_and_child(slots)].set(new, mode="promise_in_bounds")
     if activated is not None:
         leaves = _activated(leaves, activated)
+    return _climbed(tree, leaves, _rows_above(tree, span, activated))
+
+
+def _rows_above(
+    tree: SumTree, span: Span, activated: jax.Array | None
+) -> Iterator[tuple[jax.Array, int]]:
+    """Yield the rows of each level that lie above a span and some slots."""
     first, most = span.first, span.most
-    made = [leaves]
-    for parent in tree.nodes:
-        count = made[-1].shape[0]
+    for level in (tree.leaves, *tree.nodes):
+        count = level.shape[0]
         first = row_and_child(first)[0]
         most = min(count, levels.most_rows(most))
         rows = (first + jnp.arange(most, dtype=jnp.int32)) % count
         if activated is not None:
             activated = jnp.minimum(row_and_child(activated)[0], count - 1)
             rows = jnp.concatenate([rows, activated])
-        made.append(levels.refresh(parent, made[-1], rows, 0, _reduction(tree)))
+        yield rows, 0
+
+
+def _climbed(tree: SumTree, leaves: jax.Array, touched: Iterable[tuple[jax.Array, int]]) -> SumTree:
+    """Return the tree with new leaves, and the nodes above computed anew.
+
+    `touched` has `below` and `depth` of `levels.refresh` for each level.
+    """
+    made = [leaves]
+    for parent, (below, depth) in zip(tree.nodes, touched, strict=False):
+        made.append(levels.refresh(parent, made[-1], below, depth, _reduction(tree)))
     return dataclasses.replace(tree, leaves=made[0], nodes=tuple(made[1:]))
 
 

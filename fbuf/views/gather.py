@@ -14,7 +14,7 @@ from fbuf.storage.layout import Layout
 from fbuf.storage.masks import select
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.views.protocol import Request, View
-from fbuf.views.reader import Draws, Reader
+from fbuf.views.reader import BatchPart, Reader
 from fbuf.views.stored import Stored
 from fbuf.xla.tie import tie
 
@@ -43,7 +43,7 @@ def gather(
     key: Any,
     reads: tuple[jax.Array, ...] = (),
     zeros: bool = False,
-    draws: Draws | None = None,
+    part: BatchPart | None = None,
 ) -> Batch[Any]:
     """Read rows at `[B]` slots through a view.
 
@@ -58,9 +58,9 @@ def gather(
         key: The key of the view; None unless the view is random.
         reads: Further reads that the ids wait for.
         zeros: Set the data of masked rows to 0; else it is the data of some row.
-        draws: Which draws of the batch these are; None if they are all, in order.
+        part: Which draws of the batch these are; None if they are all, in order.
     """
-    requested, flags = request_rows(state, slots, mask, view, key, draws)
+    requested, flags = request_rows(state, slots, mask, view, key, part)
     source = Stored(state)
     rows = {name: wanted.read(source) for name, wanted in requested.request.rows.items()}
     batch = build_batch(state.storage.layout, requested, rows, view, zeros)
@@ -74,10 +74,10 @@ def request_rows(
     mask: jax.Array,
     view: View,
     key: Any,
-    draws: Draws | None = None,
+    part: BatchPart | None = None,
 ) -> tuple[Requested, list[jax.Array]]:
     """Run the first half of a view. Return the request, and the flags that were read for it."""
-    reader = Reader(type(view).__name__, state, mask, draws)
+    reader = Reader(type(view).__name__, state, mask, part)
     request = view.request(reader, slots, key)
     return Requested(request, state.ring.name(slots, mask), mask), reader.reads
 

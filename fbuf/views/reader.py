@@ -17,11 +17,11 @@ from fbuf.state import State
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import Ring
 from fbuf.views import episode
-from fbuf.views.requests import Ahead, NextObservations, Rows
+from fbuf.views.requests import Ahead, NextObservations, WantedRows
 from fbuf.xla.rows import read_rows
 
 
-class Draws(NamedTuple):
+class BatchPart(NamedTuple):
     """Some draws of a batch: their positions, int32 `[B]`, and the size of the batch."""
 
     positions: jax.Array
@@ -48,7 +48,7 @@ class Reader:
         view: str,
         state: State[Any],
         mask: jax.Array | None = None,
-        draws: Draws | None = None,
+        part: BatchPart | None = None,
     ) -> None:
         """Read for a view of this name.
 
@@ -56,7 +56,7 @@ class Reader:
             view: The name, for errors.
             state: The buffer.
             mask: As the attribute.
-            draws: The draws of the batch that these are; None if they are all, in order.
+            part: Which draws of the batch these are; None if they are all, in order.
         """
         self.view = view
         self.ring: Ring = state.ring
@@ -65,7 +65,7 @@ class Reader:
         self.reads: list[jax.Array] = []
         self.mask = mask
         self._state = state
-        self._draws = draws
+        self._part = part
 
     @property
     def layout(self) -> Layout:
@@ -83,28 +83,28 @@ class Reader:
         Over a mesh a device reads some draws of a batch only. A draw gets the same bits on every
         device.
         """
-        if self._draws is None:
+        if self._part is None:
             return random_bits.bits(key, (words, batch_size))
-        whole = random_bits.bits(key, (words, self._draws.of))
-        return whole[:, self._draws.positions]
+        whole = random_bits.bits(key, (words, self._part.of))
+        return whole[:, self._part.positions]
 
     def flags(self, slots: jax.Array) -> jax.Array:
         """Read the flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""
         found = read_rows(self.ring.flags, slots.reshape(-1)).reshape(slots.shape)
         return self.record(found)
 
-    def rows(self, slots: jax.Array, fields: Fields = None) -> Rows:
+    def rows(self, slots: jax.Array, fields: Fields = None) -> WantedRows:
         """Request rows, leaves `[*slots.shape, *shape]`: whole, or a dict of some fields."""
         return _wanted(slots, self.layout.numbers(self.view, fields))
 
-    def field(self, slots: jax.Array, name: str, argument: str) -> Rows:
+    def field(self, slots: jax.Array, name: str, argument: str) -> WantedRows:
         """Request a field of the rows: its tree, leaves `[*slots.shape, *shape]`.
 
         `argument` is the view's word for the name, for the message if there is no such field.
         """
         return _wanted(slots, self.numbers(name, argument))
 
-    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> Rows:
+    def leaves(self, slots: jax.Array, numbers: Sequence[int]) -> WantedRows:
         """Request leaves of the rows by their numbers: a list, `[*slots.shape, *shape]` each."""
         return _wanted(slots, list(numbers))
 
@@ -130,12 +130,7 @@ class Reader:
 
     def specs(self, numbers: Any) -> Any:
         """Return a tree of numbers of leaves as the same tree of `jax.ShapeDtypeStruct`."""
-
-        def spec(number: int) -> jax.ShapeDtypeStruct:
-            field = self.layout.fields[number]
-            return jax.ShapeDtypeStruct(field.shape, field.dtype)
-
-        return jax.tree.map(spec, numbers)
+        return jax.tree.map(lambda number: self.layout.fields[number].spec, numbers)
 
     @property
     def next_of(self) -> str | None:
@@ -193,7 +188,7 @@ class Reader:
             )
 
 
-def _wanted(slots: jax.Array, numbers: Any) -> Rows:
+def _wanted(slots: jax.Array, numbers: Any) -> WantedRows:
     """Request the leaves of a tree of numbers."""
     leaves, tree = jax.tree.flatten(numbers)
-    return Rows(slots, tuple(leaves), tree)
+    return WantedRows(slots, tuple(leaves), tree)

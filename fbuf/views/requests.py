@@ -52,7 +52,7 @@ class Wanted(abc.ABC):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows(Wanted):
+class WantedRows(Wanted):
     """A request for leaves of the rows at slots; the view gets them in a tree.
 
     Attributes:
@@ -81,7 +81,7 @@ class NextObservations(Wanted):
     """
 
     where: Where
-    following: Rows
+    following: WantedRows
 
     def read(self, source: Source) -> Any:
         """Read the observations of the following rows, and the ones kept aside."""

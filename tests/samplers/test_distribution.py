@@ -1,4 +1,4 @@
-"""What is drawn, how often: chi-square tests with fixed keys."""
+"""Frequencies of draws: chi-square tests with fixed keys."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert fbuf.Fault(int(state.fault)) == fbuf.Fault.FULL
     state, batch = fbuf.pop(state, 8)
     assert batch.data.tolist() == list(range(8))
-    # What comes next does not follow what is there.
+    # The next row does not follow the last stored one.
     assert batch.truncated.tolist() == [False] * 7 + [True]
     state = fbuf.add(state, numbers(20, 2))
     assert fbuf.pop(state, 8)[1].data[:2].tolist() == [20, 21]

@@ -111,7 +111,7 @@ def test_a_batch_from_several_buffers(jitted):
     # N * probability is 1 where all are alike, whatever N is.
     relative = np.r_[np.ones(200), 40 * priority[200:300] / 100, np.ones(100)]
     np.testing.assert_allclose(sample.weight, relative.min() / relative, rtol=1e-4)
-    # What was drawn by priority counts, weighted, as much as if drawn uniformly.
+    # With weights, draws by priority count as much as uniform ones.
     mean = np.average(priority[200:300], weights=sample.weight[200:300])
     assert abs(mean - 2.5) < 0.4
     per = fbuf.update_priority(per, mixed.ids(1), mixed.of(1, sample.weight), donate=False)
@@ -145,7 +145,7 @@ def test_the_same_buffer_twice_is_drawn_from_anew():
 
 
 def test_weights_of_an_empty_batch_are_finite():
-    """What the mask leaves out is no part of the largest weight."""
+    """Masked draws do not count for the largest weight."""
     weight = weights_of_batch(jnp.array([0.0, -1.0, 9.0]), jnp.array([True, True, False]))
     np.testing.assert_allclose(weight[:2], np.exp([0.0, -1.0]), rtol=1e-6)
     assert float(weight[2]) == 0

@@ -128,7 +128,7 @@ def rows(count):
     [EVENTS[0], *(pytest.param(*event, marks=SWEEP) for event in EVENTS[1:])],
 )
 def test_an_epoch_in_which_something_happens(sampler, options, event, changed):
-    """Of all that is drawn before and after it, only a few come twice or not at all."""
+    """Only a few of the draws before and after the change come twice or not at all."""
     for stored in (1000, 760):
         an_epoch_with(sampler, options, event, changed, stored)
 

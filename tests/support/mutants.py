@@ -365,7 +365,7 @@ MUTANTS = [
         "samplers/start_index.py",
         ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", FLAT),
         ("span.drawable.astype(jnp.int32) - gone", "span.drawable.astype(jnp.int32)", "count", FLAT),
-        ("total = index.total + _sum(new) - _sum(gone)", "total = index.total + _sum(new)", "count", STRIDE),
+        ("total = index.total + int32_sum(new) - int32_sum(gone)", "total = index.total + int32_sum(new)", "count", STRIDE),
         ("bit_tree.read(index.bits, inside) & (found < ring.capacity)", "bit_tree.read(index.bits, inside)", "mask", FLAT),
         ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found + 0", "windows", STRIDE),
         ("return index.total is None and ring.heads == 1", "return index.total is None", "count", SHUFFLED_APART),

@@ -44,7 +44,7 @@ class Kept(Pair):
             for lane, rows in enumerate(self.oracle.lanes)
             for at, row in enumerate(rows[before[lane] :])
         ]
-        # Of one head the order of all lanes counts, and there all lanes have as many rows.
+        # With one head the order of all lanes counts, and all lanes have as many rows.
         for _, _, row in sorted(new, key=lambda entry: entry[:2]):
             self.led_to[row.item] = -row.item if row.end else row.item + self.oracle.envs
             self.ended += [row.item] if row.end else []
@@ -61,7 +61,7 @@ class Kept(Pair):
         self.lost = False
 
     def expected(self, row):
-        """What a row led to, None if that has been lost."""
+        """The observation after a row, None if it has been lost."""
         if row.end:
             ring, ended = self.state.ring, self.ended
             room = self.state.next_obs.owner.shape[0] - self.oracle.envs

@@ -75,7 +75,7 @@ def played(shape, autoreset, seed, often):
 
 
 def every(view, shape, autoreset, key=None, count=None):
-    """What a view makes of every row of every history: the oracle, the row's slot, and that."""
+    """Yield the oracle, the slot and the reading of every row of every history."""
     for history in HISTORIES:
         pair = played(shape, autoreset, *history)
         slots = pair.oracle.stored()
