@@ -162,7 +162,7 @@ def values(
             values[some] = np.asarray(read).reshape(-1).astype(np.float64)
 
     for segment in found.segments["rows"]:
-        places = row_ranges.of_segment(segment)
+        places = segment.places
         rows = zip(range(0, row_ranges.size(places), store.step), store.rows(places), strict=True)
         put(folder / segment.file, row_ranges.size(places), rows, number, store.widths)
     if found.written is not None:

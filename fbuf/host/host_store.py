@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.checkpoint import config, incremental, manifest, paths, reader, row_ranges
+from fbuf.checkpoint import config, lineage, manifest, paths, reader, row_ranges, seen
 from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checks import sizes
@@ -508,9 +507,9 @@ class HostStore(Generic[Item]):
                 return
             fbuf.wait(folder)
             self._follow(rows)
-            before = incremental.last(folder)
+            before = manifest.numbers(folder)
             self._save(path, extra, keep, background)
-            rows.saving(0 if before is None else before.number)
+            rows.saving(before[-1] if before else 0)
             if not background:
                 self._follow(rows)
 
@@ -521,11 +520,13 @@ class HostStore(Generic[Item]):
 
     def _follow(self, rows: SavedRows) -> None:
         """Read rows that were being saved from their files, once these are written."""
-        written, before = incremental.last(rows.folder), rows.saved_before
-        if written is None or before is None or written.number <= before:
+        numbers, before = manifest.numbers(rows.folder), rows.saved_before
+        if before is None or not numbers or numbers[-1] <= before:
             return
-        if incremental.has_mark(incremental.look(self._index), written):  # else of another store
-            rows.saved(written.manifest)
+        with contextlib.suppress(CheckpointError):  # damaged: the rows stay in memory
+            written = manifest.read(rows.folder, numbers[-1])
+            if written.save_id in lineage.ancestors(lineage.of_state(self._index)):
+                rows.saved(written)  # else another store has saved there
 
     @classmethod
     def load(
@@ -621,7 +622,7 @@ class HostStore(Generic[Item]):
             parse.item_specs("HostStore.open", item)
         folder = paths.local("HostStore.open", path)
         fbuf.wait(folder)
-        heads = manifest.heads(folder) if folder.is_dir() else {}
+        heads = manifest.heads(folder)
         known = list(heads)
         if not known:
             raise CheckpointError(f"HostStore.open: there is no checkpoint in {folder}")
@@ -639,11 +640,8 @@ class HostStore(Generic[Item]):
             whole = dataclasses.replace(store.whole(), storage=like.storage)
             whole, arrays = reader.fill(folder, found, whole, rows=False)
             beside = extras.joined(found.extra, arrays, extra if with_extra else extras.LEFT_OUT)
-        # The next save to the directory goes on from here.
-        mark = secrets.randbelow(2**31 - 1) + 1
-        store._index = deferred.without_rows(incremental.marked(whole, mark))
-        incremental.opened(folder, known[-1], found, store._index, mark)
-        incremental.saw(folder, heads.values())
+        store._index = deferred.without_rows(whole)
+        seen.note(folder, heads.values())
         return resume.resumed(store, episodes), beside
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -74,7 +74,7 @@ class Ring:
     holds no row mean nothing.
 
     Attributes:
-        cursor: int32 `[4, heads]`; `head`, `lap`, `stored` and `mark`. One array, for every array
+        cursor: int32 `[4, heads]`; `head`, `lap`, `stored`, `save_id`. One array, for every array
             of a state costs time whenever a function is called from Python.
         removed: int32 scalar; how many stored rows have been removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
@@ -135,8 +135,8 @@ class Ring:
         return self.cursor[2]
 
     @property
-    def mark(self) -> jax.Array:
-        """What `fbuf.save` has marked the buffer with, to know its successors. int32 `[heads]`."""
+    def save_id(self) -> jax.Array:
+        """The id of the save that the buffer descends from, 0 for none. int32 `[heads]`."""
         return self.cursor[3]
 
     # What is stored.
@@ -386,10 +386,10 @@ class Ring:
             inside &= ~in_episode.dummy
         lap = self.lap.astype(jnp.uint32) + end // size
         stored = jnp.minimum(self.stored.astype(jnp.uint32) + count, size)
-        mark = self.mark.astype(jnp.uint32)
+        save_id = self.save_id.astype(jnp.uint32)
         written = dataclasses.replace(
             self,
-            cursor=jnp.stack([end % size, lap, stored, mark]).astype(jnp.int32),
+            cursor=jnp.stack([end % size, lap, stored, save_id]).astype(jnp.int32),
             removed=removed,
             flags=write_rows(self.flags, slots, flags),
             open=now_open,
@@ -452,7 +452,7 @@ class Ring:
             now_open = dataclasses.replace(none, resets=now_open.resets)
         return dataclasses.replace(
             self,
-            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.mark]),
+            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.save_id]),
             removed=self.removed & 0,
             open=now_open,
         )

@@ -227,7 +227,7 @@ def _seed(saved: Mapping[str, Any]) -> int:
 
 def _is_plain(tree: Any) -> bool:
     """Whether a tree can be made again without an example."""
-    return not tree_json.classes(tree_json.described(tree, lambda leaf: None))
+    return not tree_json.classes(tree_json.encode(tree, lambda leaf: None))
 
 
 def _check(
