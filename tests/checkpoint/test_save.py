@@ -374,7 +374,7 @@ def test_what_is_joined_is_checked_first(tmp_path, monkeypatch):
     for _ in range(2):  # everything is written, once
         state = fbuf.save(tmp_path, state, keep=1)
         check_saved(tmp_path, state)
-    assert [name for name in files(tmp_path) if "rows" in name] == ["shard-00000/rows-00000005.npy"]
+    assert [name for name in files(tmp_path) if "rows" in name] == ["shard-00000/rows-00000004.npy"]
 
 
 def test_by_its_save_id_a_buffer_is_known_through_everything(tmp_path):
