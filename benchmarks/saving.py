@@ -8,9 +8,8 @@ It needs fbuf, JAX, orbax and TorchRL. What is not installed is left out of the 
 A full buffer of a million rows is saved to an empty directory; then 1 % of its rows are added, and
 it is saved again to the same place. fbuf then writes what is new; the others write everything to a
 directory of its own. "Stopped" is how long the call keeps the training loop with
-`background=True`; the time of a save is until all is on the disk. With "mark" the loop goes on with
-the buffer that `fbuf.save` returns; without it fbuf looks at all older rows. All figures are
-medians over the saves, after one that compiles.
+`background=True`; the time of a save is until all is on the disk. The loop goes on with the buffer
+that `fbuf.save` returns. All figures are medians over the saves, after one that compiles.
 
 fbuf brings every file to the disk (`fsync`) before it counts, holds all bytes against checksums
 when it loads, and a save that is stopped leaves the one before it. orbax is its
@@ -106,20 +105,14 @@ def of_fbuf(folder: pathlib.Path, rows: int, width: int) -> dict[str, float]:
     with phase(found, "full"):
         state = fbuf.save(path, state)
     stopped: list[float] = []
-    marked: list[float] = []
-    unmarked: list[float] = []
+    new_rows: list[float] = []
     for _ in range(1 + _LATER):
         state = jax.block_until_ready(fbuf.add(state, new))
         begun = time.perf_counter()
         state = fbuf.save(path, state, background=True)
         stopped.append(time.perf_counter() - begun)
         fbuf.wait()
-        marked.append(time.perf_counter() - begun)
-    for _ in range(2 + _LATER):
-        state = jax.block_until_ready(fbuf.add(state, new))
-        begun = time.perf_counter()
-        fbuf.save(path, state)
-        unmarked.append(time.perf_counter() - begun)
+        new_rows.append(time.perf_counter() - begun)
     del state
     with phase(found, "load"):
         loaded = fbuf.load(path).state
@@ -128,9 +121,7 @@ def of_fbuf(folder: pathlib.Path, rows: int, width: int) -> dict[str, float]:
         **found,
         "bytes": size,
         "stopped": harness.median(stopped[1:]),
-        "new": harness.median(marked[1:]),
-        # The first one still finds a mark, and the second one then writes everything.
-        "unmarked": harness.median(unmarked[2:]),
+        "new": harness.median(new_rows[1:]),
     }
 
 
@@ -237,10 +228,7 @@ def tables(records: list[Record]) -> list[str]:
     body = [
         [
             f"rows of {row}",
-            *(
-                report.number((own(what, row) or 0) * 1000)
-                for what in ("stopped", "new", "unmarked")
-            ),
+            *(report.number((own(what, row) or 0) * 1000) for what in ("stopped", "new")),
             report.number((own("resident", row) or 0) / (own("bytes", row) or 1)),
             report.number((own("programs", row) or 0) / 10**6),
         ]
@@ -249,8 +237,7 @@ def tables(records: list[Record]) -> list[str]:
     head = [
         "fbuf, 1 % new",
         "stopped, ms",
-        "with mark, ms",
-        "without, ms",
+        "saved, ms",
         "resident",
         "programs, MB",
     ]

@@ -70,7 +70,7 @@ def _read(written: bytearray | bytes) -> tuple[Any, ...]:
 def _data(name: str, value: Any) -> Any:
     """Encode the static fields as JSON."""
     if isinstance(value, Layout):
-        item = tree_json.described(value.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype))
+        item = tree_json.encode(value.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype))
         own = tree_json.classes(item)
         if own:
             raise TypeError(
@@ -104,7 +104,7 @@ def _value(data: Any) -> Any:
     match kind:
         case "layout":
             specs = [tree_json.spec(leaf) for leaf in tree_json.leaves(content)]
-            return layouts.of(tree_json.made(content, specs, "item"))
+            return layouts.of(tree_json.decode(content, specs, "item"))
         case "sampler":
             return config.sampler_of(content)
         case "aggregate":

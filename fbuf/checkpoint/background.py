@@ -1,4 +1,4 @@
-"""Writing in threads: one at a time for each directory, and no failure is lost."""
+"""Writing in threads: one at a time for each directory, without a lost failure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 
 class _Job:
-    """Something that is done in a thread, and what became of it.
+    """Work in a thread, and its failure.
 
-    Its end is waited for at a bare lock: once a `Thread.join` was interrupted, Python takes a
-    thread that runs for one that has ended.
+    `wait` uses a bare lock. After an interrupted `Thread.join`, Python takes a running thread for
+    one that has ended.
     """
 
     def __init__(self, folder: pathlib.Path, work: Callable[[], None]) -> None:
         self.failure: BaseException | None = None
         self._running = _thread.allocate_lock()
         self._running.acquire()
-        # Not a daemon: a checkpoint that was begun is written before Python ends.
+        # Not a daemon: Python ends only after the checkpoint is written.
         threading.Thread(target=self._run, args=(work,), name=f"fbuf.save {folder}").start()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -43,13 +43,13 @@ _jobs: dict[pathlib.Path, _Job] = {}
 
 
 def turn(folder: pathlib.Path) -> threading.Lock:
-    """What a thread holds that saves to a directory: of several, one after the other does."""
+    """Return the lock that a save to a directory holds, so that several come one after another."""
     with _lock:
         return _turns.setdefault(folder, threading.Lock())
 
 
 def start(folder: pathlib.Path, work: Callable[[], None]) -> None:
-    """Begin with some work for a directory. What was begun for it before has been waited for."""
+    """Begin with work for a directory. Wait for earlier work first."""
     with _lock:
         _jobs[folder] = _Job(folder, work)
 
@@ -78,5 +78,5 @@ if hasattr(os, "register_at_fork"):  # a process that was forked off has none of
 
 @atexit.register
 def _at_exit() -> None:
-    """Who never waits hears of a failure at the end: Python prints what is raised here."""
+    """Raise a failure that nobody has waited for: Python prints it."""
     wait(None)

@@ -1,8 +1,8 @@
 """Joining small files of rows, so that many small saves do not leave thousands of files.
 
-Where there are more than `MOST`, the `TOGETHER` neighbours of the fewest rows become one. A row is
-then written anew about once for every `TOGETHER`-fold growth of its file: few times in its life.
-Where more than half of all rows in files have been overwritten, those with the most of these are
+With more than `MOST` files, the `TOGETHER` neighbours of the fewest rows become one. A row is then
+written anew about once for every `TOGETHER`-fold growth of its file: few times in its life. Where
+more than half of all rows in files have been overwritten, the files with the most such rows are
 written anew without them.
 """
 
@@ -16,80 +16,80 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fbuf.checkpoint import npy, row_ranges
-from fbuf.checkpoint.files import CHUNK, Block
+from fbuf.checkpoint.files import CHUNK, RowBlock
 from fbuf.checkpoint.manifest import Manifest, Segment
 
 MOST = 64
 """The most files of rows that a checkpoint has before some are joined."""
 
 TOGETHER = 32
-"""How many become one."""
+"""The number of files that become one."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Joined:
-    """Files that are to become one.
+class Compaction:
+    """Files that become one.
 
     Attributes:
-        old: What they hold, the oldest first.
-        new: What the new one holds.
-        blocks: What is to be written.
+        old: Their rows, the oldest first.
+        new: The rows of the new file.
+        blocks: The content of the new file.
     """
 
     old: tuple[Segment, ...]
     new: Segment
-    blocks: list[Block]
+    blocks: list[RowBlock]
 
 
-def joined(
+def compaction(
     folder: pathlib.Path, name: str, store: str, manifest: Manifest, widths: Sequence[int]
-) -> Joined | None:
-    """Some files of a store as one; None if there are few.
+) -> Compaction | None:
+    """Return some files of a store as one; None if there are few.
 
     Args:
         folder: The directory.
-        name: What the new file is to be called.
+        name: The name of the new file.
         store: The store, by name.
         manifest: A manifest with these files.
         widths: The bytes of a row of each array of the store.
     """
-    segments, size = manifest.segments[store], lambda at: row_ranges.size(row_ranges.of_segment(at))
-    oldest = _oldest(manifest, store)
-    live = lambda at: row_ranges.size(row_ranges.newer(row_ranges.of_segment(at), oldest))
+    segments, oldest = manifest.segments[store], _oldest(manifest, store)
+    size = lambda some: sum(sum(segment.counts) for segment in some)
+    live = lambda some: sum(row_ranges.size(row_ranges.newer(at.places, oldest)) for at in some)
     count = min(TOGETHER, len(segments))
     candidates = [segments[at : at + count] for at in range(len(segments) - count + 1)]
     candidates = [some for some in candidates if _is_one_stretch(some, oldest)]
     if not candidates:
         return None
     if len(segments) > MOST:
-        old = min(candidates, key=lambda some: sum(map(size, some)))
-    elif sum(map(size, segments)) > 2 * max(sum(map(live, segments)), sum(manifest.live[store])):
-        # Of rows that heads of several speeds have written, many may be overwritten.
-        old = max(candidates, key=lambda some: sum(map(size, some)) - sum(map(live, some)))
+        old = min(candidates, key=size)
+    elif size(segments) > 2 * max(live(segments), sum(manifest.live[store])):
+        # Heads of several speeds may leave many overwritten rows.
+        old = max(candidates, key=lambda some: size(some) - live(some))
     else:
         return None
     first = tuple(map(max, old[0].first, oldest))
     new = Segment(name, first, tuple(map(max, first, old[-1].last)))
     views = []
     for segment in old:
-        # What is copied is checked first: damage must not get a checksum of its own.
+        # The check comes before the copy: damage must not get a checksum of its own.
         npy.check(folder, segment.file, manifest.files[segment.file])
-        views.append(npy.views(folder / segment.file, size(segment), widths))
+        views.append(npy.views(folder / segment.file, sum(segment.counts), widths))
     blocks = [
-        Block(size(new), width, _rows(old, new, [view[at] for view in views]))
+        RowBlock(sum(new.counts), width, _rows(old, new, [view[at] for view in views]))
         for at, width in enumerate(widths)
     ]
-    return Joined(old, new, blocks)
+    return Compaction(old, new, blocks)
 
 
 def _oldest(manifest: Manifest, store: str) -> tuple[int, ...]:
-    """Of each head the place where the rows begin that still count."""
+    """Return, for each head, the place of the oldest row that still counts."""
     total, live = manifest.totals[store], manifest.live[store]
     return tuple(t - n for t, n in zip(total, live, strict=True))
 
 
 def _is_one_stretch(segments: Sequence[Segment], oldest: tuple[int, ...]) -> bool:
-    """Whether each begins where the one before it ends, but for rows that do not count."""
+    """Return whether each begins where the one before it ends, but for rows that do not count."""
     return all(
         last == first or first <= begin
         for one, two in itertools.pairwise(segments)
@@ -100,10 +100,10 @@ def _is_one_stretch(segments: Sequence[Segment], oldest: tuple[int, ...]) -> boo
 def _rows(
     old: Sequence[Segment], new: Segment, arrays: Sequence[np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """The rows of the new file in their order: head by head, the oldest first."""
+    """Yield the rows of the new file in their order: head by head, the oldest first."""
     for head, begin in enumerate(new.first):
         for segment, array in zip(old, arrays, strict=True):
-            counts = [b - a for a, b in zip(segment.first, segment.last, strict=True)]
+            counts = segment.counts
             at = sum(counts[:head])
             first = at + max(begin - segment.first[head], 0)
             last, step = at + counts[head], max(CHUNK // max(array.shape[1], 1), 1)

@@ -1,4 +1,4 @@
-"""What a buffer was made with, as data: the arguments of `fbuf.init`."""
+"""The arguments of `fbuf.init` for a buffer, as JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mi
 
 
 def described(state: State[Any]) -> Data:
-    """The arguments that make an empty buffer like this one."""
+    """Return the arguments that make an empty buffer like this one."""
     ring, kept = state.ring, state.next_obs
     return {
-        "item": tree_json.described(
+        "item": tree_json.encode(
             state.storage.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype)
         ),
         "capacity": state.capacity,
@@ -36,10 +36,10 @@ def described(state: State[Any]) -> Data:
 
 
 def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
-    """The arguments for `fbuf.init`.
+    """Return the arguments for `fbuf.init`.
 
     Args:
-        data: What `described` has made.
+        data: The result of `described`.
         item: An example of an item, or None to make one.
         sampler: The sampler, or None to make one.
     """
@@ -54,12 +54,12 @@ def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
 
 
 def is_known(data: Data) -> bool:
-    """Whether a sampler can be made again from what is said of it."""
+    """Return whether this encoded sampler is one of fbuf's."""
     return isinstance(data, dict) and data.get("name") in _SAMPLERS
 
 
 def sampler_data(sampler: Any) -> Data:
-    """A sampler by its name and options; an option may be a sampler."""
+    """Encode a sampler as its name and options; an option may be a sampler."""
     kind = type(sampler)
     known = _SAMPLERS.get(kind.__name__) is kind
     name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
@@ -81,13 +81,13 @@ def sampler_data(sampler: Any) -> Data:
                 f"fbuf.save: {option} of {kind.__name__} is a {type(value).__name__}, {value!r}; "
                 "use a plain number"
             )
-        else:  # of a sampler of somebody's own it is for people to read
+        else:  # an option of a sampler of your own is for people to read
             found[option] = repr(value)
     return {"name": name, "options": found}
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:
-    """The sampler, which must be as described."""
+    """Decode a sampler; the given one must be the same."""
     if given is not None:
         if sampler_data(given) != data:
             raise Mismatch(_differing(data, sampler_data(given)))
@@ -108,12 +108,12 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
 
 
 def sampler_of(data: Data) -> Sampler:
-    """The sampler of `fbuf` that `sampler_data` was given."""
+    """Decode a sampler of `fbuf`: the inverse of `sampler_data`."""
     return _sampler(data, None)
 
 
 def _differing(saved: Data, given: Data) -> str:
-    """What is wrong with a sampler that is another one than the one saved."""
+    """Return the difference between a given sampler and the saved one."""
     advice = "leave sampler out, or give the same one"
     if saved["name"] != given["name"] or saved["options"].keys() != given["options"].keys():
         return (
@@ -131,7 +131,7 @@ def _differing(saved: Data, given: Data) -> str:
 
 
 def sampler_words(data: Data) -> str:
-    """A sampler as people write it."""
+    """Return a sampler in words."""
     options = ", ".join(
         f"{name}={sampler_words(value) if isinstance(value, dict) else repr(value)}"
         for name, value in data["options"].items()
@@ -140,7 +140,7 @@ def sampler_words(data: Data) -> str:
 
 
 def _item(data: Data, example: Any) -> Any:
-    """One item of shapes and dtypes, in the tree of the example if there is one."""
+    """Decode an item of shapes and dtypes, in the tree of the example if there is one."""
     specs = [tree_json.spec(leaf) for leaf in tree_json.leaves(data)]
     wide = {spec.dtype for spec in specs if jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype}
     if wide:
@@ -148,19 +148,10 @@ def _item(data: Data, example: Any) -> Any:
             f"fbuf.load: the checkpoint has items with {', '.join(sorted(map(str, wide)))}, and "
             "JAX's 64-bit types are off; switch them on as they were (jax_enable_x64)"
         )
-    if example is None:
-        return tree_json.made(data, specs, "item")
-    found = tree_json.described(
-        example, lambda leaf: tree_json.array(jax.numpy.shape(leaf), _dtype(leaf))
-    )
-    if found != data:
-        raise Mismatch(
-            f"fbuf.load: the checkpoint has items {tree_json.words(data)}, and item is "
-            f"{tree_json.words(found)}; leave item out, or give the one that was saved: fill and "
-            "drop change fields"
-        )
-    return jax.tree.unflatten(jax.tree.structure(example), specs)
+    return tree_json.decode(data, specs, "item", example, _array)
 
 
-def _dtype(leaf: Any) -> Any:
-    return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
+def _array(leaf: Any) -> Data:
+    """Encode the shape and dtype of a leaf of an example, as JAX has them."""
+    dtype = jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
+    return tree_json.array(jax.numpy.shape(leaf), dtype)

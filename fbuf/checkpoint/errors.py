@@ -1,4 +1,4 @@
-"""What goes wrong with a checkpoint."""
+"""The errors of checkpoints."""
 
 from __future__ import annotations
 

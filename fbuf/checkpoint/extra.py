@@ -1,4 +1,4 @@
-"""What a caller saves beside the buffer: keys, counters, parameters."""
+"""The tree that is saved beside a buffer: keys, counters, parameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from fbuf.checkpoint.errors import Mismatch
 from fbuf.checkpoint.tree_json import Data
 
 LEFT_OUT = object()
-"""An example that stands for leaving out what was saved beside the buffer."""
+"""An example that leaves out the tree that was saved beside the buffer."""
 
 
 def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
-    """A tree as data, and its arrays, which are copies.
+    """Encode a tree, and copy its arrays.
 
     Raises:
         TypeError: If a leaf is neither an array nor a number, a string or a bool.
     """
     arrays: list[np.ndarray] = []
 
+    def spec_of(array: np.ndarray) -> Data:
+        arrays.append(array)
+        return tree_json.array(array.shape, array.dtype)
+
     def leaf(value: Any) -> Data:
-        # Of a class that is made from one of these, such as an IntEnum, the class would be lost.
+        # A derived class, such as an IntEnum, would be lost.
         if type(value) in (bool, int, str):
             return {"value": value}
         if type(value) is float:
@@ -33,8 +37,8 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
         if isinstance(value, np.generic) and not isinstance(value, str | bytes):
             return {**leaf(np.asarray(value)), "array": "scalar"}
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            arrays.append(np.array(jax.random.key_data(value)))
-            return {"key": str(jax.random.key_impl(value)), **_of(arrays[-1])}
+            words = np.array(jax.random.key_data(value))
+            return {"key": str(jax.random.key_impl(value)), **spec_of(words)}
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(
                 "fbuf.save: extra has a masked array, whose mask would be lost; give its data and "
@@ -45,26 +49,25 @@ def split(extra: Any) -> tuple[Data, list[np.ndarray]]:
             if not tree_json.is_known(found.dtype.name):
                 raise TypeError(f"fbuf.save: extra has an array of {found.dtype}")
             found = found.astype(found.dtype.newbyteorder("="), copy=False)
-            arrays.append(found)
-            return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **_of(found)}
+            return {"array": "jax" if isinstance(value, jax.Array) else "numpy", **spec_of(found)}
         raise TypeError(
             f"fbuf.save: extra has a leaf of type {type(value).__name__}; give arrays, and plain "
             "numbers, bools and strings of Python"
         )
 
-    return tree_json.described(extra, leaf), arrays
+    return tree_json.encode(extra, leaf), arrays
 
 
 def specs(data: Data) -> list[jax.ShapeDtypeStruct]:
-    """The arrays there are, in their order."""
+    """Return the shapes and dtypes of the arrays, in their order."""
     return [tree_json.spec(leaf) for leaf in tree_json.leaves(data) if "shape" in leaf]
 
 
 def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
-    """The tree again.
+    """Decode a tree.
 
     Args:
-        data: What `split` has made.
+        data: The result of `split`.
         arrays: Its arrays.
         example: A tree of the same structure, for one with classes of its own; or None, or
             `LEFT_OUT`.
@@ -91,31 +94,4 @@ def joined(data: Data, arrays: list[np.ndarray], example: Any) -> Any:
         return jnp.asarray(array)
 
     leaves = [leaf(found) for found in tree_json.leaves(data)]
-    if example is None:
-        return tree_json.made(data, leaves, "extra")
-    given = tree_json.described(example, lambda leaf: None)
-    if given != _shape(data):
-        raise Mismatch(
-            f"fbuf.load: the checkpoint has the extra {tree_json.words(_shape(data))}, and extra "
-            f"is {tree_json.words(given)}; give an example of the structure that was saved, or "
-            "with_extra=False to read the buffer alone"
-        )
-    return jax.tree.unflatten(jax.tree.structure(example), leaves)
-
-
-def _of(array: np.ndarray) -> Data:
-    return tree_json.array(array.shape, array.dtype)
-
-
-def _shape(data: Data) -> Data:
-    """A tree without what was said of its leaves."""
-    kind, content = tree_json.only(data)
-    match kind:
-        case "leaf":
-            return {"leaf": None}
-        case "dict":
-            return {kind: [[key, _shape(child)] for key, child in content]}
-        case "other":
-            return {kind: [content[0], [_shape(child) for child in content[1]]]}
-        case _:
-            return {kind: [_shape(child) for child in content]}
+    return tree_json.decode(data, leaves, "extra", example)

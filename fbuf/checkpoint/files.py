@@ -1,8 +1,8 @@
 """Files that are there whole or not at all.
 
 A file is written under another name, brought to the disk, and renamed; then the directory is
-brought to the disk. Whoever finds the final name finds all of the file, after a crash of the
-machine too. `tests/checkpoint/test_save_crash.py` holds the order against every moment of a crash.
+brought to the disk. A final name always stands for a whole file, even after a crash of the machine.
+The tests in `tests/checkpoint/test_save_crash.py` check the order at every moment of a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from fbuf.checkpoint import progress
 
 UNFINISHED = ".unfinished"
-"""How the names of files end that are being written."""
+"""The end of the name of a file that is being written."""
 
 CHUNK = 2**24
 """Bytes that are read or written at a time."""
@@ -36,15 +36,15 @@ _warned: set[int] = set()
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """What a file must be: its length in bytes, and the CRC-32 of them."""
+class Checksum:
+    """The length of a file in bytes, and their CRC-32."""
 
     length: int
     crc32: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class RowBlock:
     """An array to write: so many rows of so many bytes, in chunks."""
 
     rows: int
@@ -56,7 +56,7 @@ Content = Callable[[BinaryIO], None]
 """Writes what a file holds."""
 
 
-class Summed(io.RawIOBase):
+class ChecksumFile(io.RawIOBase):
     """A file to write to that counts and checks what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -76,7 +76,7 @@ class Summed(io.RawIOBase):
         return len(view)
 
 
-def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Written]:
+def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Checksum]:
     """Write files of a directory.
 
     Args:
@@ -85,7 +85,7 @@ def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Wr
             the directory.
 
     Returns:
-        What each file is now.
+        The length and the checksum of each file.
     """
     found = {name: _written(folder / name, content) for name, content in contents.items()}
     for parent in {(folder / name).parent for name in contents}:
@@ -93,12 +93,12 @@ def write(folder: pathlib.Path, contents: Mapping[str, Content]) -> dict[str, Wr
     return found
 
 
-def _written(final: pathlib.Path, content: Content) -> Written:
+def _written(final: pathlib.Path, content: Content) -> Checksum:
     """Write a file; its name is not on the disk yet."""
     unfinished = final.with_name(final.name + UNFINISHED)
     try:
         with open(unfinished, "wb") as file:
-            summed = Summed(file)
+            summed = ChecksumFile(file)
             content(summed)  # pyright: ignore[reportArgumentType]  it is a file as far as it is used
             file.flush()
             _bring(file.fileno(), final)
@@ -106,7 +106,7 @@ def _written(final: pathlib.Path, content: Content) -> Written:
     except BaseException:
         unfinished.unlink(missing_ok=True)  # on a full disk the next save needs the room
         raise
-    return Written(summed.length, summed.crc32)
+    return Checksum(summed.length, summed.crc32)
 
 
 def make_folder(path: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
     """Refuse to begin with what the disk of a directory has no room for.
 
     Args:
-        where: Who asks, such as `"to_npz"`.
+        where: The function to name in the error, such as `"to_npz"`.
         folder: The directory, which is there.
         nbytes: How much will be written.
 
@@ -33,8 +33,8 @@ def require(where: str, folder: pathlib.Path, nbytes: int) -> None:
 def explained(where: str, folder: pathlib.Path, nbytes: int) -> Generator[None]:
     """Say of a disk that gets full how much was to be written, and how much is free.
 
-    What was written in vain should be deleted within. Other failures of a disk name the directory:
-    one may come up in the background, or at the end of a program.
+    The block should delete its unfinished files. Other failures of a disk name the directory,
+    because an error may come from the background, or at the end of a program.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """A lock where the disk has none: a file that only one process can make.
 
-A file stays when its process is killed. It is taken over if that process was one of this machine,
-and is gone; of a process elsewhere nothing can be known, and the user is asked.
+A file stays when its process is killed. Another process of the same machine takes the file over
+once its process is gone. A process elsewhere may be alive or not, so the user is asked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Holder:
     Attributes:
         process: Its number.
         host: The name of its machine.
-        place: That machine since it was started, and the name space of the number: processes can
-            be looked up by their numbers only within one.
+        place: The start of the machine, and the name space of the number. Numbers can be looked up
+            only within one place.
         started: When the process was started; empty if the system does not say.
     """
 
@@ -81,7 +81,7 @@ def _made(path: pathlib.Path, own: Holder) -> bool:
 
 
 def _holder(path: pathlib.Path) -> Holder | None:
-    """Who has made the file; None if that cannot be read, or not yet."""
+    """Return the process that made the file; None if the file cannot be read, or not yet."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -89,11 +89,11 @@ def _holder(path: pathlib.Path) -> Holder | None:
 
 
 def _is_gone(holder: Holder | None, own: Holder) -> bool:
-    """Whether a process has ended for sure."""
+    """Return whether a process has ended for sure."""
     if holder is None or not own.place or (holder.host, holder.place) != (own.host, own.place):
         return False
     started = _started(holder.process)
-    # Of a process whose start nobody may see it is not known whether it is another one.
+    # Without the start of a process, its number may be that of another one.
     return started is None or ("" not in (started, holder.started) and started != holder.started)
 
 

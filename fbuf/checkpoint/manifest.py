@@ -1,68 +1,73 @@
-"""The manifest: the one file that says what a checkpoint is, and what every other file must be.
-
-Its first line names the format, the length of the rest and the rest's checksum. So a manifest that
-is damaged is told from one that never was. The manifests of a directory are numbered; none is ever
-written over.
-"""
+"""The manifest: the one file that describes a checkpoint and all its other files."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import pathlib
 import re
-import zlib
-from collections.abc import Mapping
 from typing import Any
 
-from fbuf.checkpoint import files, npy
-from fbuf.checkpoint.errors import CheckpointError, Mismatch
-from fbuf.checkpoint.files import Written
+from fbuf.checkpoint import files
+from fbuf.checkpoint.errors import CheckpointError
+from fbuf.checkpoint.files import Checksum
+from fbuf.checkpoint.signed_json import SignedJson
 from fbuf.checkpoint.tree_json import Data
 
-FORMAT = 2
+FORMAT = 3
 """The newest format. A release reads all formats up to its own."""
 
-_NAME = re.compile(r"MANIFEST-(\d{8})")
-_HEAD = re.compile(rb"fbuf checkpoint (\d{1,6}), (\d{1,12}) bytes, crc32 ([0-9a-f]{8})\n")
-_FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
-_LONGEST = 200
-"""Bytes of a first line that are looked at."""
+_MANIFESTS = SignedJson("MANIFEST", "fbuf checkpoint", "load")
+name_of, numbers = _MANIFESTS.name_of, _MANIFESTS.numbers
+head, heads = _MANIFESTS.head, _MANIFESTS.heads
 
-_MOST = 2**28
-"""Bytes of a manifest, beyond which it is none of ours."""
+_NAME = re.compile(r"MANIFEST-\d{8}")
+_FILE = re.compile(r"shard-\d{5}/((joined-)?(rows|ends)|written|index)-\d{8}\.npy")
+
+Range = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each head: the first place, and the one behind the last."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A file of rows: of each head those from one place on, up to another one.
+    """A file of rows: a range of places for each head.
 
-    Places are counted from the first row that was ever written there.
+    Places are counted from the first row ever written there.
     """
 
     file: str
     first: tuple[int, ...]
     last: tuple[int, ...]
 
+    @property
+    def places(self) -> Range:
+        """The range of places."""
+        return self.first, self.last
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rows for each head."""
+        return [last - first for first, last in zip(self.first, self.last, strict=True)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is.
+    """The description of a checkpoint.
 
     Attributes:
-        config: What the buffer was made with, see `fbuf.checkpoint.config`.
+        save_id: The id that `fbuf.save` has put into the buffer; 0 in formats before 3.
+        config: The arguments of `fbuf.init`, see `fbuf.checkpoint.config`.
         index: The arrays of the file `index`, by the path in the state, in their order.
-        extra: What the caller had saved beside the buffer; its arrays come after those.
-        segments: The files of rows, the oldest first, by the store they are of.
-        totals: How many rows were ever written, of each head, by the store.
-        live: How many of them count, the newest ones, likewise.
-        written: The file of rows that `fbuf.write` has changed, and how many there are; None if
-            there are none.
-        files: What each file must be.
-        about: What a reader may want to know: the version of fbuf, the time.
+        extra: The tree that was saved beside the buffer. Its arrays follow those of the index.
+        segments: The files of rows by store, the oldest first.
+        totals: For each head, the number of rows ever written; by store.
+        live: For each head, the number of newest rows that count; by store.
+        written: The file of rows that `fbuf.write` has changed, and their number; None if there are
+            none.
+        files: The length and the checksum of each file.
+        about: The version of fbuf and the time, for people.
     """
 
+    save_id: int
     config: Data
     index: dict[str, Data]
     extra: Data
@@ -70,96 +75,37 @@ class Manifest:
     totals: dict[str, tuple[int, ...]]
     live: dict[str, tuple[int, ...]]
     written: tuple[str, int] | None
-    files: dict[str, Written]
+    files: dict[str, Checksum]
     about: dict[str, Any]
-
-
-def name_of(number: int) -> str:
-    """The file of a manifest."""
-    return f"MANIFEST-{number:08}"
-
-
-def numbers(folder: pathlib.Path) -> list[int]:
-    """The manifests that a directory has, the oldest first."""
-    found = map(_NAME.fullmatch, (entry.name for entry in folder.iterdir()))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def head(path: pathlib.Path) -> bytes:
-    """The first line of a manifest, by which one checkpoint is told from another one."""
-    with open(path, "rb") as file:
-        return file.readline(_LONGEST)
-
-
-def heads(folder: pathlib.Path) -> dict[int, bytes]:
-    """The first lines of all manifests of a directory, by number, the oldest first."""
-    return of_those_there({number: folder / name_of(number) for number in numbers(folder)})
-
-
-def of_those_there(paths: Mapping[int, pathlib.Path]) -> dict[int, bytes]:
-    """The first lines of manifests, without those that another process has deleted meanwhile."""
-    found: dict[int, bytes] = {}
-    for number, path in paths.items():
-        with contextlib.suppress(FileNotFoundError):
-            found[number] = head(path)
-    return found
 
 
 def write(folder: pathlib.Path, number: int, manifest: Manifest) -> None:
     """Write a manifest; with this the checkpoint is there."""
-    body = json.dumps(dataclasses.asdict(manifest), indent=1, allow_nan=False).encode()
-    head = f"fbuf checkpoint {FORMAT}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
-
-    def content(file: Any) -> None:
-        file.write(head.encode() + body)
-
-    files.write(folder, {name_of(number): content})
+    _MANIFESTS.write(folder, number, manifest, FORMAT)
 
 
 def read(folder: pathlib.Path, number: int) -> Manifest:
-    """Read a manifest, and look at the files that it names.
+    """Read a manifest, and check that its files are there, with the right lengths.
 
     Raises:
         CheckpointError: If it or one of the files is damaged, or its format is newer.
     """
-    path = folder / name_of(number)
-    with npy.opened(path) as file:
-        text = file.read(_MOST + 1)
-    if len(text) > _MOST:
-        raise CheckpointError(f"fbuf.load: {path} is damaged: it is too large for a manifest")
-    head = _HEAD.match(text)
-    if head is None:
-        raise CheckpointError(f"fbuf.load: {path} is damaged: its first line is not that of one")
-    body = text[head.end() :]
-    if len(body) != int(head[2]) or zlib.crc32(body) != int(head[3], 16):
-        raise CheckpointError(f"fbuf.load: {path} is damaged: its length or checksum is wrong")
-    if not int(head[1]):
-        raise CheckpointError(f"fbuf.load: {path} is damaged: there is no format 0")
-    if int(head[1]) > FORMAT:
-        raise Mismatch(
-            f"fbuf.load: {path} has format {int(head[1])}, and this fbuf reads formats up to "
-            f"{FORMAT}; install a newer fbuf"
-        )
-    try:
-        found = _parsed(json.loads(body))
-        if int(head[1]) == 1:
-            found = _from_format_1(found)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"fbuf.load: {path} is no manifest of fbuf: {error!r}") from None
+    found = _MANIFESTS.read(folder, number, FORMAT, _parsed)
     for name, expected in found.files.items():
         _check_file(folder, name, expected)
     return found
 
 
-def _parsed(data: Data) -> Manifest:
-    """A manifest of what JSON had."""
+def _parsed(data: Data, version: int) -> Manifest:
+    """Make a manifest of JSON data."""
+    if version < 3:
+        data = {"save_id": 0, **data}
     names = {field.name for field in dataclasses.fields(Manifest)}
     if set(data) != names:
         raise ValueError(f"it has the entries {sorted(data)}")
     written = data["written"]
     found = Manifest(
+        save_id=_count(data["save_id"]),
         config=data["config"],
         index=dict(data["index"]),
         extra=data["extra"],
@@ -174,7 +120,7 @@ def _parsed(data: Data) -> Manifest:
         live={store: _counts(counts) for store, counts in data["live"].items()},
         written=None if written is None else (str(written[0]), _count(written[1])),
         files={
-            name: Written(_count(of["length"]), _count(of["crc32"]))
+            name: Checksum(_count(of["length"]), _count(of["crc32"]))
             for name, of in data["files"].items()
         },
         about=dict(data["about"]),
@@ -186,11 +132,11 @@ def _parsed(data: Data) -> Manifest:
         raise ValueError("the files that it uses are not those it describes")
     if not found.segments.keys() == found.totals.keys() == found.live.keys():
         raise ValueError("its stores are not all described")
-    return found
+    return _from_format_1(found) if version == 1 else found
 
 
 def _from_format_1(found: Manifest) -> Manifest:
-    """The trees of priorities had an axis of length 1 where there is one number for each node."""
+    """Remove the last axis, of length 1, from the trees of priorities."""
 
     def newer(path: str, data: Data) -> Data:
         in_tree = path.endswith(".leaves") or ".nodes[" in path
@@ -201,27 +147,32 @@ def _from_format_1(found: Manifest) -> Manifest:
     )
 
 
+def index_file(manifest: Manifest) -> str:
+    """Return the name of the file `index`."""
+    (name,) = (name for name in manifest.files if name.split("/")[-1].startswith("index-"))
+    return name
+
+
 def used(manifest: Manifest) -> set[str]:
-    """The files of a checkpoint, the manifest left out."""
+    """Return the files of a checkpoint without the manifest."""
     found = {of.file for segments in manifest.segments.values() for of in segments}
-    found |= {name for name in manifest.files if name.split("/")[-1].startswith("index-")}
+    found.add(index_file(manifest))
     return found if manifest.written is None else found | {manifest.written[0]}
 
 
 def ours(folder: pathlib.Path) -> set[str]:
-    """The files of a directory that are those of checkpoints, also unfinished ones."""
-    there = {path for path in folder.iterdir() if path.is_file()}
-    there |= {path for shard in folder.glob("shard-*") for path in shard.glob("*-*")}
+    """Return all checkpoint files of a directory but the manifests; also unfinished files."""
+    there = [*folder.iterdir(), *(path for of in folder.glob("shard-*") for path in of.glob("*-*"))]
     names = {str(path.relative_to(folder)) for path in there if path.is_file()}
-    unfinished = {name for name in names if _is_ours(name.removesuffix(files.UNFINISHED))}
-    return {name for name in unfinished if _NAME.fullmatch(name) is None}
+    return {name for name in names if _is_ours(name) and _NAME.fullmatch(name) is None}
 
 
 def _is_ours(name: str) -> bool:
+    name = name.removesuffix(files.UNFINISHED)
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 
 
-def _check_file(folder: pathlib.Path, name: str, expected: Written) -> None:
+def _check_file(folder: pathlib.Path, name: str, expected: Checksum) -> None:
     path = folder / name
     if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
         raise CheckpointError(f"fbuf.load: {path} is missing, or is no file")

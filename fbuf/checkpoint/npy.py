@@ -1,17 +1,18 @@
 """The container of arrays: NumPy's `.npy`, several of them one after the other in a file.
 
 `.npy` needs no package beside NumPy, anyone can read it, and a file is written and read from its
-beginning to its end. All arrays are bytes, `[rows, bytes of a row]`: what numbers they are the
-manifest says, for NumPy has no bfloat16 or float8. Their checksums are in the manifest, too.
+beginning to its end. All arrays are bytes, `[rows, bytes of a row]`. Their dtypes are in the
+manifest, for NumPy has no bfloat16 or float8. So are their checksums.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.lib import format as npy
 
 from fbuf.checkpoint import progress
 from fbuf.checkpoint.errors import CheckpointError
-from fbuf.checkpoint.files import CHUNK, Block, Written
+from fbuf.checkpoint.files import CHUNK, Checksum, RowBlock
 
 
 def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -28,14 +29,14 @@ def row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _header(rows: int, width: int) -> bytes:
-    """What stands before the bytes of an array."""
+    """Return the header of an array."""
     header = io.BytesIO()
     about = {"descr": "|u1", "fortran_order": False, "shape": (rows, width)}
     npy.write_array_header_1_0(header, about)
     return header.getvalue()
 
 
-def put(file: BinaryIO, blocks: Iterable[Block]) -> None:
+def put(file: BinaryIO, blocks: Iterable[RowBlock]) -> None:
     """Write arrays, one after the other."""
     for block in blocks:
         file.write(_header(block.rows, block.width))
@@ -61,14 +62,27 @@ def views(path: pathlib.Path, rows: int, widths: Sequence[int]) -> list[np.ndarr
     return found
 
 
-def check(folder: pathlib.Path, name: str, expected: Written) -> None:
-    """Read a file of a directory, and hold it against what it must be.
+def check(folder: pathlib.Path, name: str, expected: Checksum) -> None:
+    """Read a file, and compare its length and checksum.
 
     Raises:
         CheckpointError: If it is damaged.
     """
+    with reading(folder, name, expected):
+        pass
+
+
+@contextlib.contextmanager
+def reading(folder: pathlib.Path, name: str, expected: Checksum) -> Generator[NpyReader]:
+    """Read the arrays of a file in a block, and check all of the file at the end.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is damaged.
+    """
     with opened(folder / name) as file:
-        Reader(file, str(folder / name), expected).end()
+        reader = NpyReader(file, str(folder / name), expected)
+        yield reader
+        reader.end()
 
 
 def opened(path: pathlib.Path) -> BinaryIO:
@@ -83,22 +97,22 @@ def opened(path: pathlib.Path) -> BinaryIO:
         raise CheckpointError(f"fbuf.load: {path} cannot be read: {error}") from error
 
 
-class Reader:
+class NpyReader:
     """Reads the arrays of a file from its beginning to its end, and checks all that it reads.
 
     Args:
         file: The file, open to be read.
-        name: What it is called, for messages.
-        expected: What it must be.
+        name: Its name, for messages.
+        expected: Its length and checksum.
     """
 
-    def __init__(self, file: BinaryIO, name: str, expected: Written) -> None:
+    def __init__(self, file: BinaryIO, name: str, expected: Checksum) -> None:
         self._file, self._name, self._expected = file, name, expected
         self._crc32 = self._length = 0
 
     def array(self, rows: int, width: int, step: int) -> Iterator[np.ndarray]:
         """The next array, which must be of so many rows and bytes a row; `step` rows at a time."""
-        # Of this array there is one header; so none has to be understood.
+        # Such an array has exactly one header, so none has to be parsed.
         expected = _header(rows, width)
         if self.read(len(expected)) != expected:
             raise self._damaged(f"has no array of ({rows}, {width}) where one must be")

@@ -17,8 +17,8 @@ def local(where: str, path: Any) -> pathlib.Path:
     `~` is the home directory, as in a shell, and links are followed.
 
     Args:
-        where: Who asks, such as `"fbuf.save"`.
-        path: What the user has given.
+        where: The function to name in errors, such as `"fbuf.save"`.
+        path: The argument of the user.
 
     Raises:
         ValueError: If it is empty, or a URL.

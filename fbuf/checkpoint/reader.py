@@ -1,16 +1,17 @@
-"""Reading a checkpoint: a buffer of its shape is made, and filled chunk by chunk."""
+"""Reading a checkpoint: an empty buffer is filled chunk by chunk."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checkpoint import extra, npy, row_ranges, tree_json, writer
+from fbuf.checkpoint import extra, lineage, manifest, npy, row_ranges, tree_json, writer
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
@@ -41,7 +42,7 @@ def check_shapes(found: Manifest, like: State[Any]) -> None:
             of_heads += [segment.first, segment.last]
             if any(a > b for a, b in zip(segment.first, segment.last, strict=False)):
                 raise CheckpointError(f"fbuf.load: {segment.file} ends before it begins")
-            count = row_ranges.size(row_ranges.of_segment(segment))
+            count = sum(segment.counts)
             if count > store.heads * store.room:
                 raise CheckpointError(f"fbuf.load: {segment.file} has more rows than the buffer")
             if found.files[segment.file].length != npy.nbytes(count, store.widths):
@@ -99,10 +100,13 @@ def fill(
 
 
 def _check_cursor(cursor: np.ndarray, found: Manifest) -> None:
-    """Refuse a manifest that counts other rows than the buffer has."""
-    stored = tuple(map(int, cursor[2]))
-    if stored != found.live["rows"]:
+    """Refuse a cursor of another buffer; formats before 3 lose the save id, which they lack."""
+    if tuple(map(int, cursor[2])) != found.live["rows"]:
         raise CheckpointError("fbuf.load: the manifest counts other rows than the buffer has")
+    if found.save_id == lineage.NONE:
+        cursor[3] = lineage.NONE
+    elif lineage.of_cursor(cursor) != found.save_id:
+        raise CheckpointError("fbuf.load: the manifest has another save id than the buffer")
 
 
 def _cover(store: Store, found: Manifest) -> None:
@@ -147,10 +151,9 @@ def read_index(
 ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """All arrays of a buffer but its rows, by their path; and those that were saved beside it."""
     specs = [tree_json.spec(data) for data in found.index.values()] + extra.specs(found.extra)
-    (name,) = (file for file in found.files if file.split("/")[-1].startswith("index-"))
+    name = manifest.index_file(found)
     arrays = []
-    with npy.opened(folder / name) as file:
-        reader = npy.Reader(file, str(folder / name), found.files[name])
+    with npy.reading(folder, name, found.files[name]) as reader:
         for spec in specs:
             width = npy.row_bytes(spec.shape, np.dtype(spec.dtype))
             if width > found.files[name].length:
@@ -158,7 +161,6 @@ def read_index(
             (chunk,) = reader.array(1, width, 1)
             # A copy, for an array that JAX takes over must lie as JAX wants it.
             arrays.append(np.array(chunk).reshape(-1).view(spec.dtype).reshape(spec.shape))
-        reader.end()
     count = len(found.index)
     return dict(zip(found.index, arrays[:count], strict=True)), arrays[count:]
 
@@ -167,15 +169,8 @@ def _read_rows(
     folder: pathlib.Path, found: Manifest, store: Store, segment: Segment, own: list[Any]
 ) -> None:
     """Write the rows of a segment into the arrays; later ones are written over them."""
-    places = row_ranges.of_segment(segment)
-    count = row_ranges.size(places)
-    with npy.opened(folder / segment.file) as file:
-        reader = npy.Reader(file, str(folder / segment.file), found.files[segment.file])
-        for at, width in enumerate(store.widths):
-            chunks = reader.array(count, width, store.step)
-            for rows, chunk in zip(store.rows(places), chunks, strict=True):
-                own[at] = _put(own[at], rows, chunk, store.step)
-        reader.end()
+    with npy.reading(folder, segment.file, found.files[segment.file]) as reader:
+        _put(reader, store, own, sum(segment.counts), lambda: store.rows(segment.places))
 
 
 def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list[Any]) -> None:
@@ -185,20 +180,25 @@ def _read_written(folder: pathlib.Path, found: Manifest, store: Store, own: list
     capacity = store.heads * store.room
     if count > capacity:
         raise CheckpointError(f"fbuf.load: {folder / name} has more rows than the buffer")
-    with npy.opened(folder / name) as file:
-        reader = npy.Reader(file, str(folder / name), found.files[name])
+    with npy.reading(folder, name, found.files[name]) as reader:
         (data,) = reader.array(count, 8, count)
         rows = data.reshape(-1).view(np.int64)
         if not ((rows >= 0) & (rows < capacity)).all():
             raise CheckpointError(f"fbuf.load: {folder / name} names rows that are none")
-        for at, width in enumerate(store.widths):
-            chunks = reader.array(count, width, store.step)
-            for done, chunk in zip(range(0, count, store.step), chunks, strict=True):
-                own[at] = _put(own[at], rows[done : done + store.step], chunk, store.step)
-        reader.end()
+        parts = lambda: (rows[at : at + store.step] for at in range(0, count, store.step))
+        _put(reader, store, own, count, parts)
 
 
-def _put(array: Any, rows: np.ndarray, chunk: np.ndarray, step: int) -> Any:
-    """An array with the bytes of a chunk of rows written."""
-    new = np.array(chunk).reshape(-1).view(array.dtype).reshape(rows.size, *array.shape[1:])
-    return row_ranges.put(array, rows, new, step)
+def _put(
+    reader: npy.NpyReader,
+    store: Store,
+    own: list[Any],
+    count: int,
+    rows: Callable[[], Iterator[np.ndarray]],
+) -> None:
+    """Read so many rows of all arrays of a store, and write them at some rows of its own."""
+    for at, width in enumerate(store.widths):
+        for slots, chunk in zip(rows(), reader.array(count, width, store.step), strict=True):
+            new = np.array(chunk).reshape(-1).view(own[at].dtype)
+            new = new.reshape(slots.size, *own[at].shape[1:])
+            own[at] = row_ranges.put(own[at], slots, new, store.step)

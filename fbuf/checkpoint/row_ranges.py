@@ -1,8 +1,8 @@
 """The large arrays of a buffer: written place by place, around and around.
 
 A store has one head, or one for each lane, and each head goes around its own places. Places are
-counted from the first that was ever written, so that what is new since a moment is a range of them,
-and what has been overwritten since is one, too.
+counted from the first row ever written. So the rows added since some moment are a range of places,
+and so are the rows overwritten since.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import numpy as np
 
 from fbuf.checkpoint import npy
 from fbuf.checkpoint.files import CHUNK
-from fbuf.checkpoint.manifest import Segment
+from fbuf.checkpoint.manifest import Range
 from fbuf.state import State
 from fbuf.xla.explicit import on_automatic_axes
-
-Range = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of each head the first place, and the one behind the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +28,13 @@ class Store:
     """Rows that heads write, around and around.
 
     Attributes:
-        name: What it is called in a manifest.
+        name: Its name in a manifest.
         arrays: `[rows, ...]` each; or their shapes and dtypes.
-        heads: How many heads write it.
-        room: How many places each has.
+        heads: The number of heads.
+        room: The number of places of each head.
         begin: The row of the first place of the first head.
-        stride: How many rows further the next place of a head is.
-        beside: How many rows further the same place of the next head is.
+        stride: The number of rows from one place of a head to the next one.
+        beside: The number of rows from a place of a head to the same place of the next head.
     """
 
     name: str
@@ -55,11 +52,11 @@ class Store:
 
     @property
     def step(self) -> int:
-        """How many rows to move at a time."""
+        """The number of rows to move at a time."""
         return max(1, min(CHUNK // max(*self.widths, 1), 2**14))
 
     def rows(self, places: Range) -> Iterator[np.ndarray]:
-        """The rows of a range, head by head; `step` of them at a time."""
+        """Yield the rows of a range, head by head; `step` of them at a time."""
         first = np.array(places[0], np.int64)
         counts = np.array(places[1], np.int64) - first
         ends = np.cumsum(counts)
@@ -71,7 +68,7 @@ class Store:
 
 
 def of_state(state: State[Any]) -> list[Store]:
-    """The stores of a buffer: its rows, and the next observations of ends of episodes."""
+    """Return the stores of a buffer: its rows, and the next observations of ends of episodes."""
     ring, storage, kept = state.ring, state.storage, state.next_obs
     arrays = (storage.words, *storage.wide)
     heads, room = ring.heads, ring.head_capacity
@@ -84,27 +81,22 @@ def of_state(state: State[Any]) -> list[Store]:
 
 
 def size(places: Range) -> int:
-    """How many rows a range has."""
+    """Return the number of rows in a range."""
     return sum(last - first for first, last in zip(*places, strict=True))
 
 
 def newer(places: Range, than: Sequence[int]) -> Range:
-    """The part of a range that is not before some places."""
+    """Return the part of a range from some places on."""
     first = tuple(max(a, b) for a, b in zip(places[0], than, strict=True))
     return first, tuple(max(a, b) for a, b in zip(first, places[1], strict=True))
 
 
-def of_segment(segment: Segment) -> Range:
-    """The range of a segment."""
-    return segment.first, segment.last
-
-
 SIZES = (64, 1024)
-"""What a few rows are padded to; three programs serve any number of them."""
+"""Sizes that a few rows are padded to; three programs serve any number of rows."""
 
 
 def padded_size(count: int, step: int) -> int:
-    """The number of rows to pad so many to, of those moved `step` at a time."""
+    """Return the padded number of rows, for rows moved `step` at a time."""
     return min(step, next((size for size in SIZES if count <= size), step))
 
 
@@ -115,7 +107,7 @@ def _taken(array: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.ndarray]:
-    """Copies of some rows of an array, as NumPy has them; nothing of the array itself is held."""
+    """Yield copies of rows of an array, as arrays of NumPy; nothing of the array itself is held."""
     if not isinstance(array, jax.Array):
         yield from (array[some] for some in rows)
         return
@@ -125,7 +117,7 @@ def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.nda
 
 
 def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
-    """An array with some rows written, of those moved `step` at a time; in place."""
+    """Write rows to an array in place, and return it; rows are moved `step` at a time."""
     if isinstance(array, np.ndarray):
         array[rows] = new
         return array
@@ -139,5 +131,5 @@ def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:
 @functools.partial(jax.jit, donate_argnums=0)
 @on_automatic_axes
 def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
-    """An array with some rows written; a row behind its end is left out."""
+    """Write rows to an array, and return it; a row behind its end is left out."""
     return array.at[rows].set(new, mode="drop")

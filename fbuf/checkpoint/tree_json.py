@@ -1,12 +1,12 @@
-"""Trees of arrays as data: what they are made of, in JSON, and the arrays by number.
+"""The codec for trees of arrays: their structure as JSON, without the arrays.
 
-Dicts, lists, tuples and None are made again as they were. Of a class of somebody's own only the
-name is kept: to make one could run anything. Such a tree is made again from an example.
+Dicts, lists, tuples and None are decoded as they were. For classes of your own only the name is
+kept: to make an object could run anything. Such a tree is decoded with an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,21 +17,28 @@ from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.pace import PaceCounter
 
 Data = Any
-"""What JSON has."""
+"""JSON data."""
 
 
 _OWN: dict[str, Any] = {f"{PaceCounter.__module__}.{PaceCounter.__qualname__}": PaceCounter}
-"""Classes of fbuf by name, which can be made again."""
+"""The classes of fbuf that can be decoded, by name."""
+
+_ADVICE = {
+    "item": "leave item out, or give the one that was saved: fill and drop change fields",
+    "extra": "give an example of the structure that was saved, or with_extra=False to read the "
+    "buffer alone",
+}
+"""Advice for an example of another structure, by argument."""
 
 
-def described(tree: Any, leaf: Any) -> Data:
-    """A tree as data; `leaf` says what a leaf is."""
+def encode(tree: Any, leaf: Callable[[Any], Data]) -> Data:
+    """Encode a tree; `leaf` encodes a leaf."""
     if tree is None:
         return {"none": []}
     if type(tree) is dict and all(isinstance(key, str) for key in tree):
-        return {"dict": [[key, described(tree[key], leaf)] for key in sorted(tree)]}
+        return {"dict": [[key, encode(tree[key], leaf)] for key in sorted(tree)]}
     if type(tree) in (list, tuple):
-        return {type(tree).__name__: [described(child, leaf) for child in tree]}
+        return {type(tree).__name__: [encode(child, leaf) for child in tree]}
     children, whole = jax.tree.flatten(tree, is_leaf=lambda node: node is not tree)
     if whole.num_leaves and jax.tree_util.treedef_is_leaf(whole):  # not an empty object
         return {"leaf": leaf(tree)}
@@ -39,52 +46,96 @@ def described(tree: Any, leaf: Any) -> Data:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(tree, dict):
         name += f" with the keys {sorted(map(repr, tree))}"
-    return {"other": [name, [described(child, leaf) for child in children]]}
+    return {"other": [name, [encode(child, leaf) for child in children]]}
+
+
+def fold(
+    data: Data, leaf: Callable[[Data], Any], node: Callable[[str, Any, list[Any]], Any]
+) -> Any:
+    """Return the value of an encoded tree, from its leaves upwards.
+
+    Args:
+        data: The encoded tree.
+        leaf: Returns the value of an encoded leaf. The leaves come in JAX's order.
+        node: Returns the value of a node, from its kind, its names and the values of its children.
+            The names are the keys of a dict, or the name of a class.
+    """
+    kind, content = only(data)
+    if kind == "leaf":
+        return leaf(content)
+    names, children = None, content
+    if kind == "dict":
+        names, children = [key for key, _ in content], [child for _, child in content]
+    elif kind == "other":
+        names, children = content
+    return node(kind, names, [fold(child, leaf, node) for child in children])
 
 
 def leaves(data: Data) -> list[Data]:
-    """What was said of the leaves, in JAX's order."""
-    kind, content = only(data)
-    if kind == "leaf":
-        return [content]
-    if kind == "other":
-        content = content[1]
-    children = [child for _, child in content] if kind == "dict" else content
-    return [leaf for child in children for leaf in leaves(child)]
+    """Return the encoded leaves, in JAX's order."""
+    together = lambda _kind, _names, children: [leaf for child in children for leaf in child]
+    return fold(data, lambda leaf: [leaf], together)
 
 
 def classes(data: Data) -> list[str]:
-    """The names of the classes that cannot be made again."""
-    kind, content = only(data)
-    if kind == "leaf":
-        return []
-    own = [content[0]] if kind == "other" and content[0] not in _OWN else []
-    children = content[1] if kind == "other" else content
-    children = [child for _, child in children] if kind == "dict" else children
-    return own + [name for child in children for name in classes(child)]
+    """Return the names of the classes that cannot be decoded."""
+
+    def node(kind: str, names: Any, children: list[list[str]]) -> list[str]:
+        own = [names] if kind == "other" and names not in _OWN else []
+        return own + [name for child in children for name in child]
+
+    return fold(data, lambda _leaf: [], node)
+
+
+def without_leaves(data: Data) -> Data:
+    """Return the structure alone, as `encode` does with a `leaf` that returns None."""
+    return fold(data, lambda _leaf: {"leaf": None}, _node)
 
 
 def without_classes(data: Data) -> Data:
-    """The same with tuples in place of objects whose classes cannot be made again."""
-    kind, content = only(data)
-    match kind:
-        case "leaf" | "none":
-            return data
-        case "dict":
-            return {kind: [[key, without_classes(child)] for key, child in content]}
-        case _:
-            children = content[1] if kind == "other" else content
-            kind = "tuple" if kind == "other" else kind
-            return {kind: [without_classes(child) for child in children]}
+    """Return the tree with tuples in place of objects whose classes cannot be decoded."""
+    node = lambda kind, names, children: _node(
+        "tuple" if kind == "other" else kind, names, children
+    )
+    return fold(data, lambda leaf: {"leaf": leaf}, node)
 
 
-def made(data: Data, of: Sequence[Any], argument: str) -> Any:
-    """The tree, with these leaves.
+def _node(kind: str, names: Any, children: list[Data]) -> Data:
+    """Encode a node."""
+    if kind == "dict":
+        return {kind: [list(pair) for pair in zip(names, children, strict=True)]}
+    return {kind: [names, children] if kind == "other" else children}
+
+
+def decode(
+    data: Data,
+    values: Sequence[Any],
+    argument: str,
+    example: Any = None,
+    leaf: Callable[[Any], Data] | None = None,
+) -> Any:
+    """Return the tree with these leaves.
+
+    Args:
+        data: The encoded tree.
+        values: Its leaves, in JAX's order.
+        argument: The argument that an example is given as: "item" or "extra".
+        example: A tree of the same structure; or None, if the tree has no classes of your own.
+        leaf: Encodes the leaves of the example, which must be the same; None ignores them.
 
     Raises:
-        CheckpointError: If it has classes of somebody's own. The message says to give an example as
-            `argument`.
+        CheckpointError: If an example is needed, or has another structure.
     """
+    if example is not None:
+        expected = data if leaf else without_leaves(data)
+        given = encode(example, leaf or (lambda _: None))
+        if given != expected:
+            what = {"item": "items", "extra": "the extra"}[argument]
+            raise Mismatch(
+                f"fbuf.load: the checkpoint has {what} {words(expected)}, and {argument} is "
+                f"{words(given)}; {_ADVICE[argument]}"
+            )
+        return jax.tree.unflatten(jax.tree.structure(example), values)
     own = classes(data)
     if own:
         raise Mismatch(
@@ -92,96 +143,88 @@ def made(data: Data, of: Sequence[Any], argument: str) -> Any:
             f"has only the names of classes; give an example of the same structure as {argument}="
             + (", or with_extra=False to read the buffer alone" if argument == "extra" else "")
         )
-    rest = iter(of)
+    rest = iter(values)
 
-    def node(data: Data) -> Any:
-        kind, content = only(data)
+    def node(kind: str, names: Any, children: list[Any]) -> Any:
         match kind:
-            case "leaf":
-                return next(rest)
             case "none":
                 return None
             case "dict":
-                return {key: node(child) for key, child in content}
+                return dict(zip(names, children, strict=True))
             case "list":
-                return [node(child) for child in content]
+                return children
             case "other":
-                return _OWN[content[0]](*map(node, content[1]))
+                return _OWN[names](*children)
             case _:
-                return tuple(node(child) for child in content)
+                return tuple(children)
 
-    return node(data)
+    return fold(data, lambda _leaf: next(rest), node)
 
 
 def only(data: Data) -> tuple[str, Any]:
-    """The one entry of a node."""
-    if not isinstance(data, dict) or len(data) != 1:
-        raise CheckpointError("fbuf.load: the manifest describes a tree that is none")
-    ((kind, content),) = data.items()
-    well = kind in ("leaf", "none", "dict", "list", "tuple", "other")
-    if kind in ("none", "dict", "list", "tuple"):
-        well = isinstance(content, list)
-    if kind == "dict":
-        well = well and all(
-            isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
-            for pair in content
-        )
-    if kind == "other":
-        well = (
-            isinstance(content, list)
-            and len(content) == 2
-            and isinstance(content[0], str)
-            and isinstance(content[1], list)
-        )
-    if not well:
-        raise CheckpointError("fbuf.load: the manifest describes a tree that is none")
-    return kind, content
+    """Return the kind and the content of an encoded node."""
+    if isinstance(data, dict) and len(data) == 1:
+        ((kind, content),) = data.items()
+        if _is_well(kind, content):
+            return kind, content
+    raise CheckpointError("fbuf.load: the manifest is damaged: it describes no valid tree")
+
+
+def _is_well(kind: str, content: Any) -> bool:
+    is_list = isinstance(content, list)
+    has_name = lambda pair: isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+    match kind:
+        case "dict":
+            return is_list and all(map(has_name, content))
+        case "other":
+            return has_name(content) and isinstance(content[1], list)
+        case _:
+            return kind == "leaf" or (is_list and kind in ("none", "list", "tuple"))
 
 
 def words(data: Data) -> str:
-    """A tree as people write it; of leaves it says what they are, as far as that is known."""
-    kind, content = only(data)
-    match kind:
-        case "leaf":
-            if not isinstance(content, dict):
-                return "leaf"
-            if "shape" not in content:
-                return "number" if "float" in content else type(content.get("value")).__name__
-            return f"{content['dtype']}{content['shape']}"
-        case "none":
+    """Return a tree in words, with the kinds of its leaves as far as they are known."""
+
+    def node(kind: str, names: Any, children: list[str]) -> str:
+        if kind == "none":
             return "None"
-        case "dict":
-            return "{" + ", ".join(f"{key}: {words(child)}" for key, child in content) + "}"
-        case "list":
-            return f"[{', '.join(map(words, content))}]"
-        case "tuple":
-            return f"({', '.join(map(words, content))})"
-        case _:
-            return f"{content[0]}({', '.join(map(words, content[1]))})"
+        if kind == "dict":
+            children = [f"{key}: {child}" for key, child in zip(names, children, strict=True)]
+        before, after = {"dict": "{}", "list": "[]"}.get(kind, "()")
+        return f"{names if kind == 'other' else ''}{before}{', '.join(children)}{after}"
+
+    return fold(data, _leaf_in_words, node)
+
+
+def _leaf_in_words(leaf: Data) -> str:
+    if not isinstance(leaf, dict):
+        return "leaf"
+    if "shape" not in leaf:
+        return "number" if "float" in leaf else type(leaf.get("value")).__name__
+    return f"{leaf['dtype']}{leaf['shape']}"
 
 
 # --- arrays --------------------------------------------------------------------------------------
 
 
 def array(shape: tuple[int, ...], dtype: Any) -> Data:
-    """An array as data."""
+    """Encode the shape and dtype of an array."""
     return {"shape": list(map(int, shape)), "dtype": np.dtype(dtype).name}
 
 
 def spec(data: Data) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array."""
+    """Decode the shape and dtype of an array."""
     shape = data.get("shape") if isinstance(data, dict) else None
     if not isinstance(shape, list) or not all(_is_size(size) for size in shape):
         raise CheckpointError(f"fbuf.load: the manifest has an array of shape {shape!r}")
     name = data.get("dtype")
     if not is_known(name):
         raise CheckpointError(f"fbuf.load: the manifest has an array of {name!r}")
-    dtype = jnp.dtype(name)
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(name))
 
 
 def is_known(name: object) -> bool:
-    """Whether numbers of this name can be made again."""
+    """Return whether a dtype of this name can be decoded."""
     if not isinstance(name, str) or not name.replace("_", "").isalnum():
         return False
     try:

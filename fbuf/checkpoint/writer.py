@@ -1,4 +1,4 @@
-"""Writing a checkpoint: first what must be copied, then all that takes long."""
+"""Writing a checkpoint: the copies come first, and then everything that takes long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import functools
 import pathlib
-import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,49 +19,64 @@ from fbuf.checkpoint import (
     files,
     free_space,
     incremental,
+    lineage,
     manifest,
     npy,
     progress,
     row_ranges,
+    seen,
     tree_json,
 )
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
-from fbuf.checkpoint.files import UNFINISHED, Block
-from fbuf.checkpoint.incremental import Saved
+from fbuf.checkpoint.files import UNFINISHED, RowBlock
+from fbuf.checkpoint.incremental import Places
 from fbuf.checkpoint.manifest import Manifest, Segment
+from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
 from fbuf.state import State
 
 SHARD = "shard-00000"
-"""Where the files of a buffer lie that is not sharded."""
+"""The directory for the files of a buffer that is not sharded."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PendingCheckpoint:
     """A checkpoint that is ready to be written.
 
     Attributes:
-        number: That of its manifest.
-        manifest: The manifest, but for the files that are still to be written.
-        files: What these will hold, by name.
-        widths: The bytes of a row of each array, by the store.
-        mark: What the buffer is to be marked with.
-        saved: What there is to remember, but for the manifest.
-        before: The checkpoint that the buffer goes on from; None if all is written.
+        number: The number of the manifest.
+        manifest: The manifest, without the files that are still to be written.
+        files: The contents of these files, by name.
+        widths: The bytes of a row of each array, by store.
+        base: The checkpoint that the buffer descends from; None if all rows are written.
+        rewrites: Whether all rows are written, although this process has saved rows there.
     """
 
     number: int
     manifest: Manifest
-    files: dict[str, list[Block]]
+    files: dict[str, list[RowBlock]]
     widths: dict[str, list[int]]
-    mark: int
-    saved: Callable[[Manifest], Saved]
-    before: Saved | None
+    base: Manifest | None
+    rewrites: bool
 
     @property
     def nbytes(self) -> int:
-        """How much is to be written."""
+        """The number of bytes to write."""
         return sum(block.rows * block.width for blocks in self.files.values() for block in blocks)
+
+
+class _NewFiles:
+    """The contents of files to write, by name."""
+
+    def __init__(self, number: int, now: bool) -> None:
+        self.contents: dict[str, list[RowBlock]] = {}
+        self._number, self._now = number, now
+
+    def add(self, kind: str, blocks: list[RowBlock]) -> str:
+        """Add a file, and return its name."""
+        name = f"{SHARD}/{kind}-{self._number:08}.npy"
+        self.contents[name] = _read_now(blocks) if self._now else blocks
+        return name
 
 
 def prepare(
@@ -72,101 +86,104 @@ def prepare(
     *,
     now: bool,
     version: str,
-) -> Prepared:
-    """Look at a buffer, and copy what is to be written.
+) -> PendingCheckpoint:
+    """Find what a checkpoint has to add, and copy it.
 
     Args:
         folder: The directory, which is there.
         state: The buffer.
-        beside: What `fbuf.checkpoint.extra` has made of what is saved beside it.
+        beside: The result of `fbuf.checkpoint.extra.split`.
         now: Copy all rows before this returns. Else they are read while the files are written.
-        version: That of fbuf.
+        version: The version of fbuf.
     """
-    known = manifest.numbers(folder)
-    if known:
-        _check_newest(folder, known[-1], state)
-    number, mark = known[-1] + 1 if known else 1, secrets.randbelow(2**31 - 1) + 1
-    description, arrays = beside
-    looked, before, hashes = incremental.look(state), incremental.last(folder), None
-    if before is not None and not (
-        _is_there(folder, known, before) and before.manifest.config == config.described(state)
-    ):
-        before = None
-    if before is None or not incremental.has_mark(looked, before):
-        hashes = incremental.hashes(state)
-        if before is not None and not incremental.goes_on(state, looked, hashes, before):
-            before = None
-    incremental.passed_on(looked, mark, None if before is None else folder)
-    found, written = incremental.places(state, looked, before)
-    contents: dict[str, list[Block]] = {}
-
-    def file(kind: str, blocks: list[Block]) -> str:
-        name = f"{SHARD}/{kind}-{number:08}.npy"
-        if now:
-            blocks = _read_now(blocks)
-        contents[name] = blocks
-        return name
-
-    segments: dict[str, tuple[Segment, ...]] = {}
-    for store in row_ranges.of_state(state):
-        at = found[store.name]
-        kept = list(before.manifest.segments[store.name]) if before else []
-        kept = [
-            of
-            for of in kept
-            if row_ranges.size(row_ranges.newer(row_ranges.of_segment(of), at.all[0]))
-        ]
-        count = row_ranges.size(at.new)
-        if count:
-            blocks = [
-                Block(count, width, row_ranges.copied(array, store.rows(at.new), store.step))
-                for array, width in zip(store.arrays, store.widths, strict=True)
-            ]
-            kept.append(Segment(file(store.name, blocks), *at.new))
-        segments[store.name] = tuple(kept)
-    rows = row_ranges.of_state(state)[0]
-    changed = None
-    if written.size:
-        some = lambda: (written[at : at + rows.step] for at in range(0, written.size, rows.step))
-        blocks = [Block(written.size, 8, [written])]
-        blocks += [
-            Block(written.size, width, row_ranges.copied(array, some(), rows.step))
-            for array, width in zip(rows.arrays, rows.widths, strict=True)
-        ]
-        changed = (file("written", blocks), int(written.size))
-    index = {name: np.asarray(leaf) for name, leaf in _index(state).items()}
-    file("index", [_whole(array) for array in [*index.values(), *arrays]])
-    retained = {of.file for kept in segments.values() for of in kept} - contents.keys()
-    return Prepared(
-        number,
-        Manifest(
-            config=config.described(state),
-            index={
-                name: tree_json.array(array.shape, array.dtype) for name, array in index.items()
-            },
-            extra=description,
+    numbers = manifest.numbers(folder)
+    number = numbers[-1] + 1 if numbers else 1
+    described = config.described(state)
+    newest = _newest(folder, numbers, described["item"])
+    carried = lineage.of_state(state)
+    base = incremental.find_base(folder, numbers, carried, described)
+    save_id = lineage.new_id(carried)
+    copies = by_path(_copied(small(lineage.with_id(state, save_id))))
+    index = {name: np.asarray(copy) for name, copy in copies.items()}
+    places, stores = incremental.places(state, index, base), row_ranges.of_state(state)
+    new_files = _NewFiles(number, now)
+    segments = {of.name: _segments(of, places[of.name], base, new_files) for of in stores}
+    written = _written_rows(index[".ring.flags"], stores[0], places[stores[0].name], new_files)
+    extra, arrays = beside
+    new_files.add("index", [_whole(array) for array in [*index.values(), *arrays]])
+    retained = {of.file for kept in segments.values() for of in kept} - new_files.contents.keys()
+    return PendingCheckpoint(
+        number=number,
+        manifest=Manifest(
+            save_id=save_id,
+            config=described,
+            index={name: tree_json.array(a.shape, a.dtype) for name, a in index.items()},
+            extra=extra,
             segments=segments,
-            totals={name: at.total for name, at in found.items()},
-            live={name: at.live for name, at in found.items()},
-            written=changed,
-            files={name: before.manifest.files[name] for name in retained} if before else {},
-            about={
-                "fbuf": version,
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            },
+            totals={name: at.total for name, at in places.items()},
+            live={name: at.live for name, at in places.items()},
+            written=written,
+            files={name: base.files[name] for name in retained} if base else {},
+            about=about(version),
         ),
-        contents,
-        {store.name: store.widths for store in row_ranges.of_state(state)},
-        mark,
-        lambda written: Saved(number, written, (mark,), looked, hashes),
-        before,
+        files=new_files.contents,
+        widths={store.name: store.widths for store in stores},
+        base=base,
+        rewrites=base is None and newest is not None and _is_wasteful(newest, described),
     )
 
 
-def _read_now(blocks: list[Block]) -> list[Block]:
-    """Blocks of which all is in the host's memory."""
+def about(version: str) -> dict[str, str]:
+    """Return the version of fbuf and the time, for a manifest."""
+    now = datetime.datetime.now(datetime.UTC)
+    return {"fbuf": version, "time": now.isoformat(timespec="seconds")}
 
-    def chunks(block: Block) -> Iterator[np.ndarray]:
+
+def _is_wasteful(newest: Manifest, described: Data) -> bool:
+    """Return whether this process saved a checkpoint of a buffer like this one, with rows."""
+    rows = any(newest.live["rows"])
+    return rows and newest.config == described and lineage.is_given(newest.save_id)
+
+
+def _segments(
+    store: Store, places: Places, base: Manifest | None, new_files: _NewFiles
+) -> tuple[Segment, ...]:
+    """Return the files of a store: those with rows that still count, and one with new rows."""
+    kept = [
+        segment
+        for segment in (base.segments[store.name] if base else ())
+        if row_ranges.size(row_ranges.newer(segment.places, places.all[0]))
+    ]
+    if row_ranges.size(places.new):
+        blocks = _rows(store, lambda: store.rows(places.new), row_ranges.size(places.new))
+        kept.append(Segment(new_files.add(store.name, blocks), *places.new))
+    return tuple(kept)
+
+
+def _written_rows(
+    flags: np.ndarray, store: Store, places: Places, new_files: _NewFiles
+) -> tuple[str, int] | None:
+    """Return the file of older rows that `fbuf.write` has changed, and their number."""
+    changed = incremental.changed_rows(flags, store, places)
+    if not changed.size:
+        return None
+    parts = lambda: (changed[at : at + store.step] for at in range(0, changed.size, store.step))
+    blocks = [RowBlock(changed.size, 8, [changed]), *_rows(store, parts, changed.size)]
+    return new_files.add("written", blocks), int(changed.size)
+
+
+def _rows(store: Store, rows: Callable[[], Iterator[np.ndarray]], count: int) -> list[RowBlock]:
+    """Return some rows of all arrays of a store."""
+    return [
+        RowBlock(count, width, row_ranges.copied(array, rows(), store.step))
+        for array, width in zip(store.arrays, store.widths, strict=True)
+    ]
+
+
+def _read_now(blocks: list[RowBlock]) -> list[RowBlock]:
+    """Read blocks into host memory."""
+
+    def chunks(block: RowBlock) -> Iterator[np.ndarray]:
         for chunk in block.chunks:
             yield chunk
             progress.moved(chunk.nbytes)
@@ -175,81 +192,67 @@ def _read_now(blocks: list[Block]) -> list[Block]:
         return [dataclasses.replace(block, chunks=list(chunks(block))) for block in blocks]
 
 
-def _check_newest(folder: pathlib.Path, number: int, state: State[Any]) -> None:
-    """Refuse to write over what a newer fbuf has written, or over buffers of other items."""
+def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | None:
+    """Return the newest checkpoint; None if there is none, or if it is damaged.
+
+    Raises:
+        CheckpointError: If a newer fbuf has written it, or if it has other items.
+    """
+    if not numbers:
+        return None
     try:
-        found = manifest.read(folder, number)
+        found = manifest.read(folder, numbers[-1])
     except Mismatch as error:
         raise CheckpointError(
             str(error).replace("fbuf.load", "fbuf.save", 1) + ", or save to another directory"
         ) from None
     except CheckpointError:
-        return
-    own = config.described(state)["item"]
-    if found.config["item"] != own:
+        return None
+    if found.config["item"] != item:
         raise CheckpointError(
             f"fbuf.save: {folder} has checkpoints of items "
             f"{tree_json.words(found.config['item'])}, and those of this buffer are "
-            f"{tree_json.words(own)}; save to another directory"
+            f"{tree_json.words(item)}; save to another directory"
         )
+    return found
 
 
-def _is_there(folder: pathlib.Path, known: list[int], before: Saved) -> bool:
-    """Whether the newest checkpoint of a directory is the one that is known, with its files."""
-    if not known or before.number != known[-1]:
-        return False
-    try:
-        return manifest.read(folder, before.number) == before.manifest
-    except (CheckpointError, OSError):
-        return False
+def commit(folder: pathlib.Path, pending: PendingCheckpoint, keep: int | None) -> None:
+    """Write a checkpoint, and delete older ones with the files that no checkpoint needs any more.
 
-
-def commit(folder: pathlib.Path, prepared: Prepared, keep: int | None) -> None:
-    """Write the files of a checkpoint, and its manifest last; then delete what nobody needs.
-
-    `keep` is how many checkpoints to keep; None deletes none.
+    `keep` is the number of checkpoints to keep; None deletes none.
     """
-    with free_space.explained("fbuf.save", folder, prepared.nbytes):
-        whole = _committed(folder, prepared)
-    incremental.remember(folder, prepared.saved(whole))
-    incremental.saw(folder, _head(folder, prepared))
+    with free_space.explained("fbuf.save", folder, pending.nbytes):
+        _write(folder, pending)
+    seen.note(folder, [manifest.head(folder, pending.number)])
     if keep is not None:
         clean(folder, keep)
-        incremental.forget_but(folder, manifest.heads(folder).values())
+        seen.forget_but(folder, manifest.heads(folder).values())
 
 
-def _committed(folder: pathlib.Path, prepared: Prepared) -> Manifest:
-    """Write the files of a checkpoint, and its manifest last; nothing is left if that fails."""
+def _write(folder: pathlib.Path, pending: PendingCheckpoint) -> None:
+    """Write the files of a checkpoint, and its manifest last; no file is left if that fails."""
     files.make_folder(folder / SHARD)
     files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(UNFINISHED)})
     try:
-        whole = _written(folder, prepared)
-        manifest.write(folder, prepared.number, whole)
+        manifest.write(folder, pending.number, _write_files(folder, pending))
     except BaseException as error:
-        if isinstance(error, CheckpointError):  # of an older file; then all is written next time
-            incremental.remember(folder, None)
-        if prepared.number in manifest.numbers(folder):  # which names the files
-            incremental.saw(folder, _head(folder, prepared))
+        if isinstance(error, CheckpointError) and pending.base is not None:
+            lineage.distrust(pending.base.save_id)  # the next save writes all rows
+        if pending.number in manifest.numbers(folder):  # which names the files
+            seen.note(folder, [manifest.head(folder, pending.number)])
         else:
-            files.delete(folder, {name for name in manifest.ours(folder) if _is_of(name, prepared)})
+            own = f"-{pending.number:08}.npy"
+            files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(own)})
         raise
-    return whole
 
 
-def _head(folder: pathlib.Path, prepared: Prepared) -> list[bytes]:
-    return [manifest.head(folder / manifest.name_of(prepared.number))]
-
-
-def _is_of(name: str, prepared: Prepared) -> bool:
-    return name.endswith(f"-{prepared.number:08}.npy")
-
-
-def _written(folder: pathlib.Path, prepared: Prepared) -> Manifest:
-    """Write all files of a checkpoint but the manifest, and return what that is to say."""
-    whole = _with_files(folder, prepared.manifest, prepared.files)
-    for store, widths in prepared.widths.items():
-        name = f"{SHARD}/joined-{store}-{prepared.number:08}.npy"
-        found = compact.joined(folder, name, store, whole, widths)
+def _write_files(folder: pathlib.Path, pending: PendingCheckpoint) -> Manifest:
+    """Write all files of a checkpoint but the manifest, and return the manifest."""
+    whole = _with_files(folder, pending.manifest, pending.files)
+    for store, widths in pending.widths.items():
+        name = f"{SHARD}/joined-{store}-{pending.number:08}.npy"
+        found = compact.compaction(folder, name, store, whole, widths)
         if found is not None:
             kept = whole.segments[store]
             at = kept.index(found.old[0])
@@ -265,41 +268,42 @@ def _written(folder: pathlib.Path, prepared: Prepared) -> Manifest:
 
 
 def _with_files(
-    folder: pathlib.Path, found: Manifest, contents: dict[str, list[Block]]
+    folder: pathlib.Path, found: Manifest, contents: dict[str, list[RowBlock]]
 ) -> Manifest:
-    """Write files, and take note of them."""
+    """Write files, and return the manifest with them."""
     put = {name: functools.partial(npy.put, blocks=blocks) for name, blocks in contents.items()}
     return dataclasses.replace(found, files={**found.files, **files.write(folder, put)})
 
 
 def clean(folder: pathlib.Path, keep: int) -> None:
-    """Delete all but the newest checkpoints that are whole, and what these do not need.
+    """Delete all but the newest whole checkpoints, and the files that these do not need.
 
-    Manifests go first, and for good, so that none is left that names a file which is gone.
+    Manifests go first, and for good, so that none is left that names a missing file.
     """
-    known, kept, needed = manifest.numbers(folder), list[int](), set[str]()
-    for number in reversed(known):
+    kept, needed = set[int](), set[str]()
+    for number in reversed(manifest.numbers(folder)):
         if len(kept) == keep:
             break
         try:
             needed |= manifest.used(manifest.read(folder, number))
         except Mismatch:
-            raise  # of a newer fbuf: what it needs is not known
+            raise  # of a newer fbuf: its files are not known
         except CheckpointError:
             if not kept:
                 raise  # the one that was just written
             continue
-        kept.append(number)
-    _delete_but(folder, set(kept), needed)
+        kept.add(number)
+    _delete_but(folder, kept, needed)
 
 
 def clean_but(folder: pathlib.Path, kept: set[int]) -> None:
-    """Delete all checkpoints but some, and what these do not need."""
+    """Delete all checkpoints but some, and the files that these do not need."""
     there = kept & set(manifest.numbers(folder))
-    needed: set[str] = set()
-    for number in there:
-        needed |= manifest.used(manifest.read(folder, number))
-    _delete_but(folder, there, needed)
+    _delete_but(
+        folder,
+        there,
+        set().union(*(manifest.used(manifest.read(folder, number)) for number in there)),
+    )
 
 
 def _delete_but(folder: pathlib.Path, kept: set[int], needed: set[str]) -> None:
@@ -310,9 +314,9 @@ def _delete_but(folder: pathlib.Path, kept: set[int], needed: set[str]) -> None:
     files.delete(folder, manifest.ours(folder) - needed)
 
 
-def _whole(array: np.ndarray) -> Block:
-    """An array as one row."""
-    return Block(1, array.nbytes, [array])
+def _whole(array: np.ndarray) -> RowBlock:
+    """Return an array as one row."""
+    return RowBlock(1, array.nbytes, [array])
 
 
 @jax.jit
@@ -321,7 +325,7 @@ def _copied(tree: Any) -> Any:
 
 
 def small(state: State[Any]) -> Any:
-    """A buffer without its stores."""
+    """Return a buffer without its stores."""
     kept = state.next_obs
     if kept is not None:
         lanes = state.ring.lanes
@@ -330,11 +334,6 @@ def small(state: State[Any]) -> Any:
     return dataclasses.replace(state, storage=None, next_obs=kept)
 
 
-def _index(state: State[Any]) -> dict[str, Any]:
-    """Copies of all arrays but the stores, by their path."""
-    return by_path(_copied(small(state)))
-
-
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their path."""
+    """Return the leaves of a tree by their path."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import secrets
 from typing import Any
 
 import jax
 
 import fbuf
-from fbuf.checkpoint import config, incremental, manifest, paths, reader
+from fbuf.checkpoint import config, lineage, manifest, paths, reader, seen
 from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checks import values as check
@@ -35,9 +35,9 @@ def save(contents: Contents, path: str | os.PathLike[str], **options: Any) -> No
             return
         fbuf.wait(folder)
         _follow(contents, rows)
-        before = incremental.last(folder)
+        before = manifest.numbers(folder)
         _write(contents, path, options)
-        rows.saving(0 if before is None else before.number)
+        rows.saving(before[-1] if before else 0)
         if not options["background"]:
             _follow(contents, rows)
 
@@ -50,11 +50,13 @@ def _write(contents: Contents, path: str | os.PathLike[str], options: dict[str, 
 
 def _follow(contents: Contents, rows: SavedRows) -> None:
     """Read rows that were being saved from their files, once these are written."""
-    written, before = incremental.last(rows.folder), rows.saved_before
-    if written is None or before is None or written.number <= before:
+    numbers, before = manifest.numbers(rows.folder), rows.saved_before
+    if before is None or not numbers or numbers[-1] <= before:
         return
-    if incremental.has_mark(incremental.look(contents.index), written):  # else another store's
-        rows.saved(written.manifest)
+    with contextlib.suppress(CheckpointError):  # damaged: the rows stay in memory
+        written = manifest.read(rows.folder, numbers[-1])
+        if written.save_id in lineage.ancestors(lineage.of_state(contents.index)):
+            rows.saved(written)  # else another store has saved there
 
 
 def check_options(
@@ -74,7 +76,7 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
     """Return the contents of the newest checkpoint, whose rows stay in the files; and the extra."""
     folder = paths.local("HostStore.open", path)
     fbuf.wait(folder)
-    heads = manifest.heads(folder) if folder.is_dir() else {}
+    heads = manifest.heads(folder)
     known = list(heads)
     if not known:
         raise CheckpointError(f"HostStore.open: there is no checkpoint in {folder}")
@@ -89,9 +91,6 @@ def opened(path: Any, item: Any, sampler: Any, extra: Any) -> tuple[Contents, An
         whole = dataclasses.replace(contents.whole(), storage=like.storage)
         whole, arrays = reader.fill(folder, found, whole, rows=False)
         beside = extras.joined(found.extra, arrays, extra)
-    # The next save to the directory goes on from here.
-    mark = secrets.randbelow(2**31 - 1) + 1
-    contents.index = deferred.without_rows(incremental.marked(whole, mark))
-    incremental.opened(folder, known[-1], found, contents.index, mark)
-    incremental.saw(folder, heads.values())
+    contents.index = deferred.without_rows(whole)
+    seen.note(folder, heads.values())
     return contents, beside

@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fbuf.checkpoint import extra as extras
-from fbuf.checkpoint import incremental, manifest, paths, reader, sharded_manifest
+from fbuf.checkpoint import manifest, paths, reader, seen, sharded_manifest
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
-from fbuf.checkpoint.sharded_manifest import Whole
+from fbuf.checkpoint.sharded_manifest import ShardedManifest
 from fbuf.checks import values as check
 from fbuf.dispatch import parse
 from fbuf.mesh.init import axis_of
@@ -26,17 +26,17 @@ from fbuf.mesh.shards import assembled
 from fbuf.mesh.split import end_episode
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.init import init
-from fbuf.ops.load import Episodes, as_damage, read, saved
+from fbuf.ops.load import Episodes, as_damage, read
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 
 
 class ShardedCheckpoint(NamedTuple):
-    """What `fbuf.sharded.load` has read.
+    """The result of `fbuf.sharded.load`.
 
     Attributes:
         state: The buffer.
-        extra: What was saved beside it; None if nothing was.
+        extra: The tree that was saved beside it; None if there is none.
     """
 
     state: ShardedState[Any]
@@ -58,10 +58,9 @@ def load(
 ) -> ShardedCheckpoint:
     """Read the newest checkpoint of `fbuf.sharded.save`; as `fbuf.load`.
 
-    The buffer is the one that was saved, on any mesh with a number of devices that divides the
-    number of shards, in any number of processes. Its open episodes are ended; with
-    `episodes="keep"` it is the same bit for bit. In several processes all must call it. For other
-    numbers of devices give another number of `shards`.
+    The buffer is the one that was saved, in any number of processes. The number of devices must
+    divide the number of shards; else give another number of `shards`. Open episodes are ended; with
+    `episodes="keep"` the buffer is the same bit for bit. In several processes all must call it.
 
     Args:
         path: The directory.
@@ -77,7 +76,7 @@ def load(
         episodes: As for `fbuf.load`.
 
     Returns:
-        The buffer, and what was saved beside it, in every process.
+        The buffer, and the tree that was saved beside it, in every process.
 
     Raises:
         CheckpointError: As `fbuf.load`; also if the shards do not fit the mesh, or the files of a
@@ -122,7 +121,7 @@ def load(
             all_have(False, alone)
             raise
         if all_have(failure is None, alone) and found is not None:
-            incremental.saw(folder, heads.values())
+            seen.note(folder, heads.values())
             return found._replace(state=end_episode(found.state)) if episodes == "end" else found
         if failure is None:
             failure = CheckpointError(
@@ -136,7 +135,7 @@ def load(
 
 
 def _known_to_all(folder: pathlib.Path, alone: bool) -> dict[int, bytes]:
-    """The checkpoints that are there, see `whole.heads`; the same ones for all processes."""
+    """Return the first lines of all manifests; the same ones in all processes."""
     try:
         heads = sharded_manifest.heads(folder)
     except BaseException:
@@ -198,26 +197,24 @@ def _read(
 
 
 def _read_shard(
-    folder: pathlib.Path, found: Whole, shard: int, item: Any, sampler: Sampler | None
+    folder: pathlib.Path, found: ShardedManifest, shard: int, item: Any, sampler: Sampler | None
 ) -> State[Any]:
-    """The buffer of one shard."""
+    """Read the buffer of one shard."""
     expected = found.parts[shard]
     own = sharded_manifest.check_part(folder, shard, expected)
-    plan, state, _ = read(own, expected.number, item, sampler, init)
-    incremental.remember(own, saved(expected.number, plan, state))
-    return state
+    return read(own, expected.number, item, sampler, init)[1]
 
 
-def _cursor(folder: pathlib.Path, found: Whole, shard: int) -> np.ndarray:
-    """That of the ring of one shard."""
+def _cursor(folder: pathlib.Path, found: ShardedManifest, shard: int) -> np.ndarray:
+    """Read the cursor of the ring of one shard."""
     own = sharded_manifest.check_part(folder, shard, found.parts[shard])
     plan = manifest.read(own, found.parts[shard].number)
     with as_damage(own, found.parts[shard].number):
         return reader.read_index(own, plan)[0][".ring.cursor"]
 
 
-def _beside(folder: pathlib.Path, found: Whole, example: Any) -> Any:
-    """What was saved beside the buffer: it is with the first shard."""
+def _beside(folder: pathlib.Path, found: ShardedManifest, example: Any) -> Any:
+    """Read the tree that was saved beside the buffer, with the first shard."""
     expected = found.parts[0]
     own = sharded_manifest.check_part(folder, 0, expected)
     plan = manifest.read(own, expected.number)

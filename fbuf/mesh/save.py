@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import pathlib
 from collections.abc import Generator
@@ -16,8 +15,8 @@ import numpy as np
 
 from fbuf._versions import VERSION
 from fbuf.checkpoint import extra as extras
-from fbuf.checkpoint import files, incremental, lock, manifest, paths, sharded_manifest, writer
-from fbuf.checkpoint.sharded_manifest import Part, Whole
+from fbuf.checkpoint import files, incremental, lock, paths, seen, sharded_manifest, writer
+from fbuf.checkpoint.sharded_manifest import ShardCheckpoint, ShardedManifest
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh.call import require_sharded
@@ -52,7 +51,7 @@ def save(
         keep: As for `fbuf.save`.
 
     Returns:
-        The same buffer, marked as what the directory holds.
+        The same buffer with new save ids, as `fbuf.save`.
 
     Raises:
         BlockingIOError: If somebody else is saving to the directory.
@@ -87,14 +86,14 @@ def save(
     folder = paths.local(f"fbuf.{name}", path)
     alone = is_alone(name, state.mesh)
     leads = alone or jax.process_index() == 0
-    # Of each shard the number of its checkpoint, the checksum, and the mark; 0 for those of others.
+    # For each shard of this process: number and checksum of its checkpoint, and the save id.
     parts = np.zeros((state.num_shards, 3), np.int64)
     with contextlib.ExitStack() as held:
         with _told_to_all(name, alone):
             files.make_folder(folder)
             if leads:
                 held.enter_context(lock.held(folder))
-                incremental.require_seen(name, folder, sharded_manifest.heads(folder))
+                seen.require(name, folder, sharded_manifest.heads(folder))
         with _told_to_all(name, alone):
             for number, shard in shards_here(state):
                 parts[number] = _write(folder, number, shard, extra if number == 0 else None)
@@ -104,13 +103,13 @@ def save(
             if leads:
                 _commit(folder, parts, keep)
         for number in written:
-            # What is left behind is deleted at the next save.
+            # The next save deletes what this one leaves behind.
             with contextlib.suppress(OSError):
                 writer.clean_but(
                     sharded_manifest.folder_of(folder, number),
                     sharded_manifest.kept_of_shard(folder, number),
                 )
-    return _marked(state, parts[:, 2])
+    return _with_save_ids(state, parts[:, 2])
 
 
 @contextlib.contextmanager
@@ -131,45 +130,45 @@ def _told_to_all(function: str, alone: bool) -> Generator[None]:
 def _write(
     folder: pathlib.Path, number: int, shard: State[Any], extra: Any
 ) -> tuple[int, int, int]:
-    """Write the checkpoint of a shard: its number, its checksum, and the mark of the shard."""
+    """Write the checkpoint of a shard, and return its number, its checksum and its save id."""
     own = sharded_manifest.folder_of(folder, number)
     files.make_folder(own)
     with lock.held(own):
-        # What no manifest names was never committed.
+        # A checkpoint that no manifest names was never committed.
         writer.clean_but(own, sharded_manifest.kept_of_shard(folder, number))
-        prepared = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
-        writer.commit(own, prepared, None)
-    return prepared.number, sharded_manifest.part(own, prepared.number).crc32, prepared.mark
+        pending = writer.prepare(own, shard, extras.split(extra), now=False, version=VERSION)
+        if pending.rewrites:
+            incremental.warn_of_rewriting("sharded.save", folder)
+        writer.commit(own, pending, None)
+    crc32 = sharded_manifest.part(own, pending.number).crc32
+    return pending.number, crc32, pending.manifest.save_id
 
 
 def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
     """Write the manifest of all shards, and forget old ones."""
     known = sharded_manifest.numbers(folder)
-    about = {
-        "fbuf": VERSION,
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    found = Whole(tuple(Part(int(number), int(crc)) for number, crc, _ in parts), about)
-    for shard, part in enumerate(found.parts):  # those of other processes, too
+    of_shards = tuple(ShardCheckpoint(int(number), int(crc)) for number, crc, _ in parts)
+    found = ShardedManifest(of_shards, writer.about(VERSION))
+    for shard, part in enumerate(found.parts):  # also the shards of other processes
         sharded_manifest.check_part(folder, shard, part, "sharded.save")
     number = known[-1] + 1 if known else 1
     sharded_manifest.write(folder, number, found)
-    incremental.saw(folder, [manifest.head(folder / sharded_manifest.name_of(number))])
+    seen.note(folder, [sharded_manifest.head(folder, number)])
     sharded_manifest.clean(folder, keep)
-    incremental.forget_but(folder, sharded_manifest.heads(folder).values())
+    seen.forget_but(folder, sharded_manifest.heads(folder).values())
 
 
-def _marked(state: ShardedState[Item], marks: np.ndarray) -> ShardedState[Item]:
-    """The buffer with the marks of its shards; all other arrays are the same ones."""
+def _with_save_ids(state: ShardedState[Item], save_ids: np.ndarray) -> ShardedState[Item]:
+    """Return the buffer with the save ids of its shards; all other arrays are the same ones."""
     sharding = jax.NamedSharding(state.mesh, state.spec)
     placed = jax.make_array_from_callback(
-        marks.shape, sharding, lambda index: marks[index].astype(np.int32)
+        save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)
     )
     cursor = state.blocks.ring.cursor
 
-    def put(cursor: jax.Array, marks: jax.Array) -> jax.Array:
-        rows = cursor.reshape(marks.shape[0], 4, -1)
-        return rows.at[:, 3].set(marks[:, None]).reshape(cursor.shape)
+    def put(cursor: jax.Array, save_ids: jax.Array) -> jax.Array:
+        rows = cursor.reshape(save_ids.shape[0], 4, -1)
+        return rows.at[:, 3].set(save_ids[:, None]).reshape(cursor.shape)
 
     both = (state.spec, state.spec)
     on_each = jax.shard_map(put, mesh=state.mesh, in_specs=both, out_specs=state.spec)

@@ -14,11 +14,12 @@ import jax
 from fbuf.checkpoint import (
     background,
     config,
-    incremental,
+    lineage,
     manifest,
     paths,
     progress,
     reader,
+    seen,
     sharded_manifest,
 )
 from fbuf.checkpoint import extra as extras
@@ -38,7 +39,7 @@ _NOT_OURS = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
     *(RecursionError, StopIteration, AssertionError),
 )
-"""What a manifest can cause that somebody has edited, checksum and all."""
+"""The errors that an edited manifest with a right checksum can cause."""
 
 
 Episodes = Literal["end", "keep"]
@@ -46,11 +47,11 @@ Episodes = Literal["end", "keep"]
 
 
 class Checkpoint(NamedTuple):
-    """What `fbuf.load` has read.
+    """The result of `fbuf.load`.
 
     Attributes:
         state: The buffer.
-        extra: What was saved beside it; None if nothing was.
+        extra: The tree that was saved beside it; None if there is none.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile
@@ -81,9 +82,12 @@ def load(
     """Read the newest checkpoint of a directory.
 
     A run that goes on from there resets its environments, as a rule. So the episodes that were open
-    are ended, as by `fbuf.end_episode`; all else is bit for bit as it was saved. With
+    are ended, as by `fbuf.end_episode`; all else is bit for bit as `fbuf.save` returned it. With
     `episodes="keep"` all of it is, and training goes on as if it had never stopped: restore the
     environments, too. All bytes are held against their checksums. Nothing that a file says is run.
+
+    The buffer carries the save id of the checkpoint, so the next save to the directory writes only
+    what is new. Checkpoints of fbuf 0.2 have no save id; the first save after them writes all rows.
 
     The arrays lie on JAX's default device; put the call into `jax.default_device(device)` for
     another one.
@@ -91,36 +95,35 @@ def load(
     Args:
         path: The directory that was given to `fbuf.save`.
         item: An example of an item, as it was saved. Needed if items are made of classes of your
-            own, or of named tuples; for dicts, lists and tuples only to check that the checkpoint
-            is of these.
+            own, or of named tuples. With dicts, lists and tuples it only checks the checkpoint.
         sampler: The sampler. Needed if it is one of your own; else only to check.
-        extra: A tree of the structure of what was saved beside the buffer; needed if that has
+        extra: A tree of the structure that was saved beside the buffer; needed if that has
             classes of your own, as most optimisers have. Its leaves are not read.
         with_extra: False reads the buffer alone: `extra` of the result is then None.
         capacity: Another capacity for the buffer, as for `fbuf.resize`. None is the one it had.
         fallback: If the newest checkpoint is damaged, warn, and read the one before it. A save that
             was stopped is no damage: it has never been the newest.
         episodes: `"end"` ends the open episodes: the next row of each environment begins one.
-            `"keep"` leaves them open: the next row goes on where the last one saved has ended. To
-            end episodes may set `LOST_NEXT`, as for `fbuf.end_episode`.
-        fill: New fields of the item by name (`"obs.depth"` is inside a dict), and what the rows
-            that are there have in them: an array of the shape and dtype of the field, or a tree of
-            arrays. All else stays, ids too. Items must be dicts. Save such a buffer to another
-            directory.
+            `"keep"` leaves them open: the next row continues the newest one. To end episodes may
+            set `LOST_NEXT`, as for `fbuf.end_episode`.
+        fill: New fields of the item by name (`"obs.depth"` is inside a dict), each with its value
+            in the rows that are there. A value is an array of the shape and dtype of the field, or
+            a tree of arrays. All else stays, row ids too. Items must be dicts. Save such a buffer
+            to another directory.
         drop: Names of fields to leave out; otherwise as `fill`.
 
     Returns:
-        The buffer, and what was saved beside it; arrays of JAX and of NumPy are so again.
+        The buffer, and the tree that was saved beside it; arrays of JAX and of NumPy are so again.
 
     Raises:
         CheckpointError: If there is no checkpoint, or it is damaged, of a newer fbuf, or of
             another item or sampler. The message says what was found.
         TypeError: If a leaf of `item` is no array, or `sampler` is no sampler.
         ValueError: If `item` has no leaf, `path` is empty or a URL, `episodes` is something else,
-            `capacity` does not fit (see `fbuf.resize`); if a field to `drop` is not there, or keeps
-            next observations; or if one to `fill` is there.
+            or `capacity` does not fit (see `fbuf.resize`). Also if a field to `drop` is not there,
+            or keeps next observations; or if a field to `fill` is there.
         MemoryError: If the device has no room for it.
-        Exception: What a save to the directory has failed with in the background.
+        Exception: The error of a save to the directory in the background.
 
     Cost: it reads every byte once. Memory is that of the buffer and of some 64 MB; with `capacity`,
     `fill` or `drop` that of both buffers.
@@ -145,8 +148,9 @@ def load(
     state = end_episode(found.state) if episodes == "end" else found.state
     if fill or drop:
         with allocating():
-            # Without a mark: no save may take its rows for those of a checkpoint.
-            state = incremental.marked(fields.changed("load", state, fill or {}, drop), 0)
+            # Without a save id: no save may take its rows for those of a checkpoint.
+            state = fields.changed("load", state, fill or {}, drop)
+            state = lineage.with_id(state, lineage.NONE)
     if capacity is not None:
         state = resize(state, capacity)
     return found._replace(state=state)
@@ -168,7 +172,7 @@ def newest(
         parse.item_specs("load", item)
     folder = paths.local("fbuf.load", path)
     background.wait(folder)
-    heads = manifest.heads(folder) if folder.is_dir() else {}
+    heads = manifest.heads(folder)
     known = list(heads)
     if not known:
         sharded = " of a plain buffer; of one over a mesh there is: use fbuf.sharded.load"
@@ -191,8 +195,7 @@ def newest(
                 raise
             warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
             continue
-        incremental.remember(folder, saved(number, found, state))
-        incremental.saw(folder, heads.values())
+        seen.note(folder, heads.values())
         return Checkpoint(state, beside)
     raise AssertionError("the last one is read, or raises")
 
@@ -225,9 +228,3 @@ def as_damage(folder: pathlib.Path, number: int) -> Generator[None]:
         raise CheckpointError(
             f"fbuf.load: checkpoint {number} of {folder} is not what fbuf writes: {error!r}"
         ) from error
-
-
-def saved(number: int, found: Manifest, state: State[Any]) -> incremental.Saved:
-    """What a later save has to know."""
-    looked = incremental.look(state)
-    return incremental.Saved(number, found, (), looked, incremental.hashes(state))

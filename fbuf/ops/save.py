@@ -12,7 +12,17 @@ import jax.core
 from fbuf._versions import VERSION
 from fbuf.checkpoint import background as _background
 from fbuf.checkpoint import extra as extras
-from fbuf.checkpoint import files, incremental, lock, manifest, paths, progress, writer
+from fbuf.checkpoint import (
+    files,
+    incremental,
+    lineage,
+    lock,
+    manifest,
+    paths,
+    progress,
+    seen,
+    writer,
+)
 from fbuf.checks import values as check
 from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.runtime.interrupts import uninterrupted
@@ -30,18 +40,19 @@ def save(
 ) -> State[Item]:
     """Save a buffer, and what you give beside it, to a directory.
 
-    Go on with the buffer that is returned: `state = fbuf.save(path, state)`. It has a mark by which
-    the next save knows it, or what has become of it, without a look at its rows.
+    Go on with the buffer that is returned: `state = fbuf.save(path, state)`. It carries a save id,
+    which tells the next save that the buffer descends from this checkpoint. A buffer that
+    `fbuf.load` returns carries the save id, too.
 
-    The directory may hold earlier checkpoints. If this process has saved or loaded the newest one,
-    and the buffer goes on from there, only what is new since is written: the rows added, those that
-    `fbuf.write` has changed, and the flags and the sampler's index. Without the mark, a save
-    compares all older rows with what was saved: a quarter of a second a GB on CPU. Where the buffer
-    does not go on from there, it writes everything.
+    A save of such a buffer writes only what is new: the added rows, the rows that `fbuf.write`
+    changed, the flags and the index. A save of any other buffer writes all rows, which is as right,
+    but slower. The save warns, once a directory, if this process has saved rows there before.
+    `fbuf.init`, `fbuf.resize` and `fbuf.split` return buffers without a save id. So does
+    `fbuf.load` with `capacity`, `fill` or `drop`.
 
-    A checkpoint is there whole or not at all, whenever the process or the machine stops: files are
-    written and brought to the disk under other names first, and the manifest, which names them and
-    their checksums, comes last. `fbuf.load` reads the newest checkpoint.
+    A checkpoint is there whole or not at all, whenever the process or the machine stops. Files are
+    first written to the disk under other names. The manifest, which names them and their
+    checksums, comes last. `fbuf.load` reads the newest checkpoint.
 
     Args:
         path: The directory. It is made if it is not there. One process at a time may save to it.
@@ -56,25 +67,25 @@ def save(
             printed when Python ends.
 
     Returns:
-        The same buffer, marked as what the directory holds. It has the arrays of `state`, but for
-        the few numbers that say where the next row goes: go on with one of the two.
+        The same buffer with a new save id. It has the arrays of `state`, but for the few numbers
+        that say where the next row goes: go on with one of the two.
 
     Raises:
         BlockingIOError: If another process is saving to the directory; the message says which.
         OSError: If the directory cannot be written to, or the disk is full. Earlier checkpoints
             stay as they are.
         CheckpointError: If a checkpoint of the directory was neither saved by this process, nor
-            there when it loaded one: another run would lose it. Or if the directory has
-            checkpoints of a newer fbuf, or of buffers of another item; or if a file there that is
-            to be joined with others is damaged. In the last case the next save writes everything.
+            there when it loaded one: another run would lose it. Also if the directory has
+            checkpoints of a newer fbuf, or of buffers of another item. Also if this save joins
+            files, and one of them is damaged; the next save then writes all rows.
         TypeError: If `extra` has a leaf that cannot be saved, or inside `jit`.
         ValueError: If `state` is a batch of buffers, or `path` is empty or a URL.
         RuntimeError: If `state` has been consumed.
 
-    Cost: time in proportion to what is written; the flags and the index are 1 to 6 bytes a row,
+    Cost: time in proportion to the bytes written. The flags and the index are 1 to 6 bytes a row,
     and up to 5 more with `next_of`.
-    Memory, besides the background: that of the flags and the index, and some 64 MB. What takes
-    more than a second before this returns shows a progress bar, if there is a terminal.
+    Memory, besides the background: that of the flags and the index, and some 64 MB. A progress bar
+    is shown after a second, if there is a terminal.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp, tempfile
@@ -103,22 +114,24 @@ def save(
         files.make_folder(folder)
         with contextlib.ExitStack() as until_written:
             until_written.enter_context(lock.held(folder))
-            incremental.require_seen("save", folder, manifest.heads(folder))
-            prepared = writer.prepare(folder, state, beside, now=background, version=VERSION)
-            marked = incremental.marked(state, prepared.mark)
+            seen.require("save", folder, manifest.heads(folder))
+            pending = writer.prepare(folder, state, beside, now=background, version=VERSION)
+            if pending.rewrites:
+                incremental.warn_of_rewriting("save", folder)
+            saved = lineage.with_id(state, pending.manifest.save_id)
             if not background:
-                with progress.shown("fbuf.save", prepared.nbytes):
-                    writer.commit(folder, prepared, keep)
-                return marked
+                with progress.shown("fbuf.save", pending.nbytes):
+                    writer.commit(folder, pending, keep)
+                return saved
 
             def work() -> None:
                 with held:
-                    writer.commit(folder, prepared, keep)
+                    writer.commit(folder, pending, keep)
 
             with uninterrupted():  # else nobody would know of the thread
                 held = until_written.pop_all()
                 _background.start(folder, work)
-        return marked
+        return saved
 
 
 def wait(path: str | os.PathLike[str] | None = None) -> None:
@@ -128,8 +141,8 @@ def wait(path: str | os.PathLike[str] | None = None) -> None:
         path: The directory of those to wait for; None waits for all.
 
     Raises:
-        Exception: What a save has failed with; of several a `BaseExceptionGroup`. It is not raised
-            again.
+        Exception: The error of a save that failed, or a `BaseExceptionGroup` of several. It is not
+            raised again.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp, tempfile

@@ -93,10 +93,10 @@ def append(
         inside &= ~in_episode.dummy
     lap = ring.lap.astype(jnp.uint32) + end // size
     stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
-    mark = ring.mark.astype(jnp.uint32)
+    save_id = ring.save_id.astype(jnp.uint32)
     written = dataclasses.replace(
         ring,
-        cursor=jnp.stack([end % size, lap, stored, mark]).astype(jnp.int32),
+        cursor=jnp.stack([end % size, lap, stored, save_id]).astype(jnp.int32),
         removed=removed,
         flags=write_rows(ring.flags, slots, flags),
         open=now_open,

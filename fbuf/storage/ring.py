@@ -74,8 +74,8 @@ class Ring:
     flags of a slot that holds no row mean nothing.
 
     Attributes:
-        cursor: int32 `[4, heads]`; `head`, `lap`, `stored` and `mark`. They share an array, because
-            every array of a state costs time in each call from Python.
+        cursor: int32 `[4, heads]`; `head`, `lap`, `stored` and `save_id`. They share an array,
+            because every array of a state costs time in each call from Python.
         removed: int32 scalar; the number of stored rows that have been removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
@@ -140,8 +140,8 @@ class Ring:
         return self.cursor[2]
 
     @property
-    def mark(self) -> jax.Array:
-        """The number that `fbuf.save` gave the buffer, to know its successors. int32 `[heads]`."""
+    def save_id(self) -> jax.Array:
+        """The id of the save that the buffer descends from, 0 for none. int32 `[heads]`."""
         return self.cursor[3]
 
     # Stored rows.
@@ -292,7 +292,7 @@ class Ring:
             now_open = dataclasses.replace(none, resets=now_open.resets)
         return dataclasses.replace(
             self,
-            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.mark]),
+            cursor=jnp.stack([self.head & 0, self.lap + 1, self.stored & 0, self.save_id]),
             removed=self.removed & 0,
             open=now_open,
         )

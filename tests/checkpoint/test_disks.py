@@ -91,7 +91,7 @@ def test_without_locks_a_file_is_one(no_locks, tmp_path):
 
 HOLDING = """
 import pathlib, sys
-from fbuf.disk import lock_file
+from fbuf.checkpoint import lock_file
 with lock_file.held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -394,13 +394,14 @@ def test_such_a_buffer_is_saved_elsewhere_and_goes_on(tmp_path):
 
 @pytest.mark.sweep
 def test_no_save_takes_its_rows_for_those_that_were_saved(tmp_path):
-    """Of two directories each knows the buffer by its mark; fields of the same names are others."""
+    """Both directories know the buffer by its save id; fields of the same names are others."""
     item = {"o": jnp.float32(0), "bonus": jnp.float32(0)}
     rows = {"o": jnp.arange(3.0), "bonus": jnp.ones(3)}
     state = fbuf.save(tmp_path / "a", fbuf.add(fbuf.init(item, 4), rows))
     fbuf.save(tmp_path / "b", state)
     changed, _ = fbuf.load(tmp_path / "b", drop=["bonus"], fill={"bonus": jnp.float32(7)})
-    fbuf.save(tmp_path / "a", changed)
+    with pytest.warns(UserWarning, match="all rows are written"):
+        fbuf.save(tmp_path / "a", changed)
     batch = fbuf.rows(restored.load(tmp_path / "a").state)
     assert batch.data["bonus"][batch.mask].tolist() == [7, 7, 7]
 

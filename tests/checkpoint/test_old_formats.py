@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import restored
-from test_save import forget, same
+from test_save import same, without_id
 
 import fbuf
+from fbuf.checkpoint import manifest
 
 KEPT = pathlib.Path(__file__).parents[1] / "checkpoints"
 ITEM = {"obs": jnp.zeros(3), "image": jnp.zeros((9, 9), jnp.uint8), "of": (jnp.bfloat16(0),)}
@@ -54,18 +55,37 @@ def without_newest(state):
     return dataclasses.replace(state, next_obs=next_obs, fault=fault)
 
 
+def rows_of(folder):
+    """The files of rows, and how many rows each has."""
+    newest = manifest.read(folder, manifest.numbers(folder)[-1])
+    return {of.file: sum(of.counts) for of in newest.segments["rows"]}
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", [pytest.param("format-1", marks=pytest.mark.sweep), "format-2"])
-def test_it_is_read_as_it_was_saved(tmp_path, name):
-    """And goes on in today's format."""
+@pytest.mark.parametrize(
+    ("name", "has_save_id"), [("format-1", False), ("format-2", False), ("format-3", True)]
+)
+def test_it_is_read_as_it_was_saved(tmp_path, name, has_save_id):
+    """And goes on in today's format: with what is new where it has a save id, else with all."""
     folder = tmp_path / name
     shutil.copytree(KEPT / name, folder)
+    before = rows_of(folder)
     *_, (expected, extra) = history()
+    expected = expected if has_save_id else without_newest(expected)
     state, beside = restored.load(folder)
-    same(state, without_newest(expected))
+    assert (state.ring.save_id > 0).all() == has_save_id
+    same(without_id(state), expected)
     assert beside["turn"] == extra["turn"]
     assert beside["key"] == extra["key"]
-    state = fbuf.end_episode(state)
-    fbuf.save(folder, state)
-    forget(folder)
+    state = fbuf.save(folder, fbuf.end_episode(state))
     same(restored.load(folder).state, state)
+    if has_save_id:
+        assert rows_of(folder) == before  # there are no new rows
+    else:
+        assert [*rows_of(folder).values()] == [int(fbuf.stats(state)["size"]) + 1]  # a removed one
+        assert not rows_of(folder).keys() & before.keys()
+    before = rows_of(folder)
+    rows = jax.tree.map(functools.partial(filled, jnp.arange(2) + 9), ITEM)
+    state = fbuf.save(folder, fbuf.add(state, rows, next_observation=rows["obs"] + 2))
+    same(restored.load(folder).state, state)
+    assert [count for name, count in rows_of(folder).items() if name not in before] == [2]

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from support import restored
 from support.small_disk import small_disk
-from test_save import same, seen
+from test_save import REWRITES, same, seen
 
 import fbuf
-from fbuf.checkpoint import compact, incremental, manifest
+from fbuf.checkpoint import compact, lineage, manifest
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -111,6 +111,7 @@ def there(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.filterwarnings(REWRITES)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -128,9 +129,9 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
     state = fbuf.init(jnp.int32(0), 8)
     for turn in range(3):
         state = fbuf.add(state, jnp.full(3, turn, jnp.int32))
-        fbuf.save(folder, state, extra=turn, keep=1)
+        state = fbuf.save(folder, state, extra=turn, keep=1)
     if kind == "whole":
-        incremental.remember(folder, None)
+        state = lineage.with_id(state, 0)
     first = there(folder)
     state = fbuf.add(state, jnp.full(3, 3, jnp.int32))
     with monkeypatch.context() as patched:
@@ -163,8 +164,8 @@ def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
 SAVING = textwrap.dedent(
     """
     import sys, tempfile, jax, jax.numpy as jnp, fbuf
-    from fbuf.disk import merge
-    merge.MOST, merge.TOGETHER = 6, 4
+    from fbuf.checkpoint import compact
+    compact.MOST, compact.TOGETHER = 6, 4
     path, background = sys.argv[1], sys.argv[2] == "background"
     state, turn = None, 0
     if sys.argv[3] == "go on":
@@ -246,7 +247,6 @@ class Killed:
                 restored.load(self.path)
             return
         state, turn = restored.load(self.path)
-        incremental.remember(self.path, None)
         assert turn in legal
         while self.turn < turn:
             self.turn += 1
@@ -338,7 +338,7 @@ def input():
 
 HOLDING = """
 import pathlib, sys
-from fbuf.disk import lock
+from fbuf.checkpoint import lock
 with lock.held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     input()
@@ -349,7 +349,7 @@ with lock.held(pathlib.Path(sys.argv[1])):
 def test_a_failure_is_said_at_the_end_of_python(tmp_path):
     program = """
 import sys, jax.numpy as jnp, fbuf
-from fbuf.disk import manifest
+from fbuf.checkpoint import manifest
 def full(*_):
     raise OSError("no space left")
 manifest.write = full

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import restored
-from test_save import forget, same
+from test_save import same
 
 import fbuf
 from fbuf.checkpoint import manifest
@@ -34,9 +34,9 @@ def saved(tmp_path_factory):
         rows = jax.tree.map(lambda leaf: jnp.full((2, *leaf.shape), turn + 1, leaf.dtype), item)  # noqa: B023
         ends = jnp.array([turn == 1, False])
         state = fbuf.add(state, rows, next_observation=rows["x"] + 1, terminated=ends)
-        fbuf.save(folder, state, extra=extra, keep=1)
+        state = fbuf.save(folder, state, extra=extra, keep=1)
     state = fbuf.write(state, fbuf.ids_at(state, jnp.array([0])), {"x": jnp.ones((1, 3))})
-    fbuf.save(folder, state, extra=extra, keep=1)
+    state = fbuf.save(folder, state, extra=extra, keep=1)
     (folder / "LOCK").unlink()
     kinds = {path.name.split("-")[0] for path in folder.rglob("*") if path.is_file()}
     assert kinds == {"MANIFEST", "rows", "ends", "written", "index"}
@@ -45,7 +45,6 @@ def saved(tmp_path_factory):
 
 def refused_or_right(folder, saved, may_be_another=False):
     """Load it; whether it was refused, as it must be unless it is the buffer that was saved."""
-    forget(folder)
     try:
         state, extra = restored.load(folder)
     except fbuf.CheckpointError as error:
@@ -112,7 +111,6 @@ def test_files_that_are_missing_or_swapped(saved, tmp_path):
 @pytest.mark.sweep
 def test_a_newer_one_that_is_damaged_is_not_passed_over(saved, tmp_path):
     folder = copied(saved, tmp_path)
-    forget(folder)
     state = restored.load(folder).state
     fbuf.save(folder, fbuf.clear(state), extra="newer")
     newest = folder / manifest.name_of(manifest.numbers(folder)[-1])
@@ -126,8 +124,8 @@ def test_a_newer_one_that_is_damaged_is_not_passed_over(saved, tmp_path):
 def test_a_format_of_the_future(saved, tmp_path):
     folder = copied(saved, tmp_path)
     path = folder / manifest.name_of(manifest.numbers(folder)[-1])
-    path.write_bytes(path.read_bytes().replace(b"checkpoint 2,", b"checkpoint 3,", 1))
-    with pytest.raises(fbuf.CheckpointError, match="has format 3, and this fbuf reads formats up"):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 3,", b"checkpoint 4,", 1))
+    with pytest.raises(fbuf.CheckpointError, match="has format 4, and this fbuf reads formats up"):
         restored.load(folder)
 
 

@@ -93,8 +93,8 @@ def chunks(
             put(block, at, count)
             at, filled = at + count, filled + count
             if filled == size:
-                yield Chunk(items, next_observation, *flags, size)
+                yield Chunk(items, next_observation, flags[0], flags[1], flags[2], flags[3], size)
                 filled = 0
     if filled:
         flags[:, filled:] = False
-        yield Chunk(items, next_observation, *flags, filled)
+        yield Chunk(items, next_observation, flags[0], flags[1], flags[2], flags[3], filled)

@@ -319,7 +319,7 @@ def _on_cpu(arrays: dict[str, jax.Array]) -> dict[str, torch.Tensor]:
 
 def _is_plain(tree: Any) -> bool:
     """Tell whether a tree can be made again without an example."""
-    return not tree_json.classes(tree_json.described(tree, lambda leaf: None))
+    return not tree_json.classes(tree_json.encode(tree, lambda leaf: None))
 
 
 def _name(path: Any) -> str:

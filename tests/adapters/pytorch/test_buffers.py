@@ -26,7 +26,7 @@ import pytest
 from support.few import few
 
 import fbuf
-from fbuf.checkpoint import incremental, manifest
+from fbuf.checkpoint import manifest
 
 torch = pytest.importorskip("torch")
 
@@ -866,11 +866,9 @@ def test_a_run_goes_on_where_it_was(kind, prefetch, laps, way, tmp_path):
         load(resumed)
         for number, wanted in zip(range(5, 9), expected, strict=True):
             assert_same(step(kind, resumed, number), wanted)
-        # Which has the mark of the save.
         end = kind.core(buffer).state
-        mark = int(end.ring.mark[0])
-        assert (mark != 0) == (way == "directory")
-        assert_same(incremental.marked(kind.core(resumed).state, mark), end)
+        assert (int(end.ring.save_id[0]) != 0) == (way == "directory")
+        assert_same(kind.core(resumed).state, end)
         resumed.close()
     buffer.close()
 
@@ -918,9 +916,7 @@ def test_saves_into_one_directory(kind, prefetch, tmp_path):
         step(kind, buffer, turn)
         buffer.save(tmp_path)
         again = kind.make(sampler=EXACT, prefetch=prefetch)
-        known = incremental.last(tmp_path)
         again.load(tmp_path, episodes="keep")
-        incremental.remember(tmp_path, known)
         assert_same(kind.core(again).state.storage, kind.core(buffer).state.storage)
         again.close()
     assert len(manifest.numbers(tmp_path)) == 2

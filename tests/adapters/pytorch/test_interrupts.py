@@ -243,12 +243,12 @@ def test_a_buffer_is_whole_when_memory_has_run_out():
 FORKED = """
 import os, pathlib, sys, threading
 sys.path.insert(0, "adapters")
-from fbuf.disk import background
-from fbuf_adapters import _worker
+from fbuf.checkpoint import background
+from fbuf.runtime import thread
 may_end = threading.Event()
 background.start(pathlib.Path("x"), lambda: may_end.wait(60))
-worker = _worker.Worker("worker")
-worker.submit(_worker.Task(lambda: may_end.wait(60)))
+worker = thread.Worker("worker")
+worker.submit(thread.Task(lambda: may_end.wait(60)))
 child = os.fork()
 if child:
     assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,91 @@
+"""Save ids: random numbers by which a save knows the checkpoint that a buffer descends from.
+
+Each save gives the returned buffer a new id, and writes the id into the manifest. Every function
+that changes a buffer keeps the id. So a buffer with the id of a checkpoint descends from the buffer
+saved there. This process also remembers the ancestors of the ids that it gave. So a directory knows
+a buffer after saves to other directories, and after saves that failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.state import State
+from fbuf.xla.explicit import on_automatic_axes
+
+NONE = 0
+"""The id of a buffer that descends from no checkpoint."""
+
+_MOST = 2**16
+"""The number of given ids to remember."""
+
+_parents: dict[int, int] = {}
+"""The ids that this process gave, each with the id that the buffer had before; the oldest first."""
+
+_distrusted: set[int] = set()
+"""The ids of checkpoints with a damaged file."""
+
+_lock = threading.Lock()
+
+
+def new_id(parent: int) -> int:
+    """Return a new id for a buffer that has had the id `parent`."""
+    with _lock:
+        given = parent
+        while given in (NONE, parent) or given in _parents:
+            given = secrets.randbelow(2**31 - 1) + 1
+        _parents[given] = parent
+        if len(_parents) > _MOST:
+            del _parents[next(iter(_parents))]
+    return given
+
+
+def is_given(save_id: int) -> bool:
+    """Return whether this process gave an id."""
+    return save_id in _parents
+
+
+def ancestors(save_id: int) -> Iterator[int]:
+    """Yield an id, then the id before it, and so on; up to that of a damaged checkpoint."""
+    seen: set[int] = {NONE}
+    while save_id not in seen and save_id not in _distrusted:
+        yield save_id
+        seen.add(save_id)
+        save_id = _parents.get(save_id, NONE)
+
+
+def distrust(save_id: int) -> None:
+    """No longer let any buffer descend from a checkpoint, because a file of it is damaged."""
+    _distrusted.add(save_id)
+    _parents.pop(save_id, None)
+
+
+def of_cursor(cursor: np.ndarray) -> int:
+    """Return the id in the cursor of a ring, int32 `[4, heads]`."""
+    found = set(map(int, cursor[3]))
+    return found.pop() if len(found) == 1 else NONE
+
+
+def of_state(state: State[Any]) -> int:
+    """Return the id of a buffer. No array of it is held."""
+    return of_cursor(np.asarray(jnp.copy(state.ring.cursor)))
+
+
+@jax.jit
+@on_automatic_axes
+def _with_id(cursor: jax.Array, save_id: jax.Array) -> jax.Array:
+    return cursor.at[3].set(save_id)
+
+
+def with_id(state: State[Any], save_id: int) -> State[Any]:
+    """Return the buffer with an id; all other arrays are the same ones."""
+    cursor = _with_id(state.ring.cursor, np.int32(save_id))
+    return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))

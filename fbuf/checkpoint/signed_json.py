@@ -1,0 +1,118 @@
+"""Numbered JSON files with a first line that names the format, the length and the checksum.
+
+The first line tells a damaged file from one that was never written. No file is ever written over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fbuf.checkpoint import files, npy
+from fbuf.checkpoint.errors import CheckpointError, Mismatch
+
+T = TypeVar("T")
+
+_LONGEST = 200
+"""The longest first line, in bytes."""
+
+_MOST = 2**28
+"""The longest manifest, in bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SignedJson:
+    """One kind of manifest.
+
+    Attributes:
+        prefix: The file name without its number.
+        title: The beginning of the first line.
+        function: The function that error messages name.
+    """
+
+    prefix: str
+    title: str
+    function: str
+
+    def name_of(self, number: int) -> str:
+        """Return a file name."""
+        return f"{self.prefix}-{number:08}"
+
+    def numbers(self, folder: pathlib.Path) -> list[int]:
+        """Return the numbers of all manifests in a directory, the oldest first."""
+        if not folder.is_dir():
+            return []
+        pattern = re.compile(rf"{self.prefix}-(\d{{8}})")
+        found = map(pattern.fullmatch, (entry.name for entry in folder.iterdir()))
+        return sorted(int(match[1]) for match in found if match)
+
+    def head(self, folder: pathlib.Path, number: int) -> bytes:
+        """Return a first line. Two checkpoints of the same number differ in it."""
+        with open(folder / self.name_of(number), "rb") as file:
+            return file.readline(_LONGEST)
+
+    def heads(self, folder: pathlib.Path) -> dict[int, bytes]:
+        """Return all first lines by number, the oldest first.
+
+        Another process may delete a manifest meanwhile; the result then lacks it.
+        """
+        found: dict[int, bytes] = {}
+        for number in self.numbers(folder):
+            with contextlib.suppress(FileNotFoundError):
+                found[number] = self.head(folder, number)
+        return found
+
+    def write(self, folder: pathlib.Path, number: int, content: Any, version: int) -> None:
+        """Write a dataclass in a format of this version; with this the checkpoint is there."""
+        body = json.dumps(dataclasses.asdict(content), indent=1, allow_nan=False).encode()
+        head = f"{self.title} {version}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
+
+        def write(file: Any) -> None:
+            file.write(head.encode() + body)
+
+        files.write(folder, {self.name_of(number): write})
+
+    def read(
+        self, folder: pathlib.Path, number: int, newest: int, parse: Callable[[Any, int], T]
+    ) -> T:
+        """Read a manifest.
+
+        Args:
+            folder: The directory.
+            number: The number of the manifest.
+            newest: The newest known format.
+            parse: Makes the result from JSON data and their format.
+
+        Raises:
+            CheckpointError: If the file is damaged, or its format is newer.
+        """
+        path = folder / self.name_of(number)
+        refuse = f"fbuf.{self.function}: {path}"
+        with npy.opened(path) as file:
+            text = file.read(_MOST + 1)
+        pattern = rf"{self.title} (\d{{1,6}}), (\d{{1,12}}) bytes, crc32 ([0-9a-f]{{8}})\n"
+        head = re.match(pattern.encode(), text)
+        if head is None or len(text) > _MOST:
+            raise CheckpointError(f"{refuse} is damaged: it has no first line of a manifest")
+        body, version = text[head.end() :], int(head[1])
+        if len(body) != int(head[2]) or zlib.crc32(body) != int(head[3], 16):
+            raise CheckpointError(f"{refuse} is damaged: its length or checksum is wrong")
+        if not version:
+            raise CheckpointError(f"{refuse} is damaged: there is no format 0")
+        if version > newest:
+            raise Mismatch(
+                f"{refuse} has format {version}, and this fbuf reads formats up to {newest}; "
+                "install a newer fbuf"
+            )
+        try:
+            return parse(json.loads(body), version)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{refuse} is no manifest of fbuf: {error!r}") from None
