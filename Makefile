@@ -42,20 +42,21 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/mkdocs build --strict
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
-	for name in compare draw_parts agents slices saving host bridge torch_buffers collect processes \
-			exchange_rounds sharded $(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
+	for name in compare agents slices saving host torch_buffers collect processes sharded \
+			evidence.draw_parts evidence.bridge evidence.exchange_rounds \
+			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 .PHONY: ablations
 ablations: $(READY)  ## Measure one way to do a thing beside another.
-	for name in learn_every_k ablations.tree_shapes ablations.row_access; do \
+	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
-	$(BIN)/python -m benchmarks.gpu_build $(ARGS)
-	$(BIN)/python -m benchmarks.gpu_build_sharded $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs

@@ -394,16 +394,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.agents",
-            title="Whole agents in JAX, beside flashbax",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("peer", "way", "n", "prioritized"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Whole agents in JAX, beside flashbax",
+        packages=PACKAGES,
+        keys=("peer", "way", "n", "prioritized"),
     )

@@ -69,6 +69,18 @@ def _collected(envs: Any, policy: Any, options: dict[str, Any]) -> Callable[[], 
     return run
 
 
+def _clocked(run: Callable[[], None]) -> Callable[[], tuple[float, float]]:
+    """Return a function of two figures: microseconds a step of wall time and of CPU time."""
+
+    def figure() -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return wall / _STEPS * 1e6, cpu / _STEPS * 1e6
+
+    return figure
+
+
 def measure(task: Task) -> Measured:
     """Step the same environments in all ways, by turns."""
     try:
@@ -84,26 +96,17 @@ def measure(task: Task) -> Measured:
     programs: dict[str, Callable[[], None]] = {}
     for name, options in HOW.items():
         if options is None:
-            made = _nothing(envs, policy, mode)
+            programs[name] = _nothing(envs, policy, mode)
         else:
-            made = _collected(envs, policy, options)
-        made()  # compiles
-        programs[name] = made
-    taken: dict[tuple[str, str], list[float]] = {}
-    order = list(programs)
-    for _ in range(task["rounds"]):
-        for name in order:
-            wall, cpu = time.perf_counter(), time.process_time()
-            programs[name]()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            taken.setdefault((name, "wall"), []).append(wall / _STEPS * 1e6)
-            taken.setdefault((name, "cpu"), []).append(cpu / _STEPS * 1e6)
-        order = order[1:] + order[:1]  # nobody always runs behind the same one
+            programs[name] = _collected(envs, policy, options)
+    figures = {name: _clocked(run) for name, run in programs.items()}
+    taken = harness.by_turns(figures, task["rounds"])
     of = {"environments": count, "mode": mode}
     return Measured(
         [
-            {**of, "how": name, "time": kind, "us": harness.median(values)}
-            for (name, kind), values in taken.items()
+            {**of, "how": name, "time": kind, "us": harness.median(us)}
+            for name, rounds in taken.items()
+            for kind, us in zip(("wall", "cpu"), zip(*rounds, strict=True), strict=True)
         ]
     )
 
@@ -155,16 +158,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.collect",
-            title="Collecting",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "gymnasium", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("environments", "mode", "how", "time"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Collecting",
+        packages=("fbuf", "jax", "jaxlib", "gymnasium", "numpy"),
+        keys=("environments", "mode", "how", "time"),
     )

@@ -36,7 +36,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import harness, report
-from benchmarks.harness import Measured, Record, Task
+from benchmarks.harness import Box, Measured, Record, Task
 from benchmarks.report import Find, Line
 
 ADDED = 16
@@ -61,13 +61,6 @@ SEVERAL = 16
 
 
 # --- one process that measures -------------------------------------------------------------------
-
-
-class Box:
-    """The state of one buffer, passed on from one program to the next."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
 
 
 def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, int]:
@@ -114,16 +107,7 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
                 state = peer.update(state, peer.ids(drawn), priority)
         return state, rows, used
 
-    carry = (box.state, rows, used)
-    program, memory = harness.scanned(step, carry, inputs)
-    rest = carry[1:]
-
-    def run() -> int:
-        nonlocal rest
-        box.state, *rest = jax.block_until_ready(program((box.state, *rest), inputs))
-        return steps
-
-    return run, memory.temp_size_in_bytes
+    return harness.in_scan(step, box, (rows, used), inputs)
 
 
 def compiling(peer: Any, box: Box) -> harness.Run:
@@ -515,18 +499,9 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.compare",
-            title="fbuf beside its peers",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("item", "mode", "what", "prioritized", "n", "batch", "cores", "peer"),
-            tables=tables,
-            bars=bars,
-            plot=plot,
-            figures=("us", "bytes"),
-        )
+    report.script(
+        title="fbuf beside its peers",
+        packages=PACKAGES,
+        keys=("item", "mode", "what", "prioritized", "n", "batch", "cores", "peer"),
+        figures=("us", "bytes"),
     )

@@ -45,7 +45,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ import numpy as np
 import fbuf
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
-from benchmarks.peers import ITEMS, random_rows
+from benchmarks.peers import ITEMS, faster_threads, random_rows
 from benchmarks.report import Find, number
 from fbuf.host import HostStore
 
@@ -194,31 +194,11 @@ def named_files() -> Generator[None]:
 # --- rounds --------------------------------------------------------------------------------------
 
 
-def alternate(figures: Mapping[Any, Figure], rounds: int) -> dict[Any, list[float]]:
-    """The figures of each, one a round, turn by turn, after one that does not count."""
-    for figure in figures.values():
-        figure()
-    taken: dict[Any, list[float]] = {name: [] for name in figures}
-    order = list(figures)
-    for _ in range(rounds):
-        for name in order:
-            taken[name].append(figures[name]())
-        order = order[1:] + order[:1]
-    return taken
-
-
 def warm(step: Step, seconds: float) -> Figure:
     """Batches whose rows are in memory."""
     for batch in range(SEVERAL):
         step(batch)
-    run = harness.repeated(lambda i: step(i % SEVERAL), seconds)
-
-    def figure() -> float:
-        begun = time.perf_counter()
-        steps = run()
-        return (time.perf_counter() - begun) / steps * 1e6
-
-    return figure
+    return harness.timed(harness.repeated(lambda i: step(i % SEVERAL), seconds))
 
 
 def cold(step: Step, of: Files, read: list[int]) -> Figure:
@@ -347,17 +327,7 @@ class TorchRL:
 
     def choose_threads(self) -> None:
         """Have the faster number of threads."""
-
-        def seconds(threads: int) -> float:
-            self.torch.set_num_threads(threads)
-            self.draw(0)
-            begun = time.perf_counter()
-            for batch in range(5):
-                self.draw(batch)
-            return time.perf_counter() - begun
-
-        most = self.torch.get_num_threads()
-        self.torch.set_num_threads(min((1, most), key=seconds))
+        self.torch.set_num_threads(faster_threads(lambda: self.draw(0)))
 
 
 def check(name: str, values: np.ndarray, kind: str, width: int) -> None:
@@ -407,7 +377,7 @@ def mapped(task: Task) -> Measured:
             COLD: {name: cold(of_it.draw, of, read[name]) for name, of_it in libraries.items()},
         }
         for mode, figures in modes.items():
-            for name, taken in alternate(figures, few if mode == COLD else rounds).items():
+            for name, taken in harness.by_turns(figures, few if mode == COLD else rounds).items():
                 one = {**record, "peer": name, "mode": mode, "us": harness.median(taken)}
                 if mode == COLD:
                     one["bytes"] = harness.median(read[name])
@@ -442,7 +412,7 @@ def ahead(task: Task) -> Measured:
                 fill(stores[of].add, ITEMS[of], capacity)
             figures[what, FETCHING] = without_ahead(stores[of], size, steps)
             figures[what, WAITING] = with_ahead(stores[of], size, steps, opened)
-        for (what, way), taken in alternate(figures, rounds).items():
+        for (what, way), taken in harness.by_turns(figures, rounds).items():
             record = {"part": AHEAD, "what": what, "mode": way, "us": harness.median(taken)}
             measured.records.append({**record, "rounds": taken})
     return measured
@@ -479,12 +449,11 @@ def in_scan(state: fbuf.State[Any]) -> Figure:
     def run(state: Any, used: Any, given: Any) -> Any:
         return jax.lax.scan(lambda u, key: (harness.use(u, draw(state, key)), None), used, given)
 
-    def figure() -> float:
-        begun = time.perf_counter()
+    def steps() -> int:
         jax.block_until_ready(run(state, used, given))
-        return (time.perf_counter() - begun) / STEPS * 1e6
+        return STEPS
 
-    return figure
+    return harness.timed(steps)
 
 
 def tiers(task: Task) -> Measured:
@@ -523,12 +492,12 @@ def tiers(task: Task) -> Measured:
             (FILES, WARM): warm(drawn(in_files.sample), seconds),
             (OPENED, WARM): warm(drawn(checkpoint.sample), seconds),
         }
-        taken = alternate(figures, rounds)
+        taken = harness.by_turns(figures, rounds)
         cold_ones: dict[tuple[str, str], Figure] = {
             (FILES, COLD): cold(drawn(in_files.sample), mapped_files, read),
             (OPENED, COLD): cold(drawn(checkpoint.sample), saved, read),
         }
-        taken |= alternate(cold_ones, rounds)
+        taken |= harness.by_turns(cold_ones, rounds)
         record = {"part": TIERS, "item": task["item"], "stored": capacity}
         found = [
             {**record, "what": tier, "mode": mode, "us": harness.median(us), "rounds": us}
@@ -677,17 +646,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.host",
-            title="Rows on the host",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("part", "what", "mode", "peer", "width", "item", "stored"),
-            tables=tables,
-            bars=bars,
-            figures=("us", "bytes"),
-        )
+    report.script(
+        title="Rows on the host",
+        packages=PACKAGES,
+        keys=("part", "what", "mode", "peer", "width", "item", "stored"),
+        figures=("us", "bytes"),
     )

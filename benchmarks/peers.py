@@ -16,6 +16,7 @@ import importlib
 import importlib.metadata
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -446,24 +447,33 @@ class TorchRL(Peer):
 
     def prepare(self, state: Any) -> None:
         # Its gathers are up to 100 times slower with all threads than with one if a core is busy.
-
-        def seconds(threads: int) -> float:
-            self.torch.set_num_threads(threads)
-            self.sample(state, None)
-            start = time.perf_counter()
-            for _ in range(5):
-                self.sample(state, None)
-            return time.perf_counter() - start
-
-        most = self.torch.get_num_threads()
-        self.torch.set_num_threads(min((1, most), key=seconds))
+        self.torch.set_num_threads(faster_threads(lambda: self.sample(state, None)))
 
     def _rows(self, rows: Tree) -> Any:
         return self.tensordict.TensorDict(rows, batch_size=[len(rows["reward"])])
 
 
+def faster_threads(step: Callable[[], Any], times: int = 5) -> int:
+    """Return the number of PyTorch's threads, one or all, with which a step takes less time."""
+    import torch
+
+    most = torch.get_num_threads()
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        step()
+        start = time.perf_counter()
+        for _ in range(times):
+            step()
+        return time.perf_counter() - start
+
+    faster = min((1, most), key=seconds)
+    torch.set_num_threads(most)
+    return faster
+
+
 def why_no_extension() -> str:
-    """What keeps TorchRL's C++ extension from loading, or nothing."""
+    """Return the reason why TorchRL's C++ extension does not load, or nothing."""
     try:
         importlib.import_module("torchrl._torchrl")
     except ImportError as error:

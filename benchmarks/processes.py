@@ -226,17 +226,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.processes",
-            title="Collecting in processes",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "gymnasium", "torchrl", "torch", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("env", "how"),
-            tables=tables,
-            bars=bars,
-            figures=("rate", "us"),
-        )
+    report.script(
+        title="Collecting in processes",
+        packages=("fbuf", "jax", "jaxlib", "gymnasium", "torchrl", "torch", "numpy"),
+        keys=("env", "how"),
+        figures=("rate", "us"),
     )

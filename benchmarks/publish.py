@@ -23,7 +23,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, exchange_rounds, host, report, sharded, slices
+from benchmarks import compare, host, report, sharded, slices
+from benchmarks.evidence import exchange_rounds
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -218,7 +219,7 @@ def with_tables(page: str, of: str, text: str, records: list[Record]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    report.add_results(parser)
+    report.add_options(parser)
     parser.add_argument("--quick", action="store_true", help="publish a quick run, elsewhere")
     options = parser.parse_args()
     results = report.results_of(options)

@@ -275,17 +275,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.saving",
-            title="Saving and loading",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "orbax-checkpoint", "torchrl", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("library", "row", "rows", "what"),
-            tables=tables,
-            bars=bars,
-            figures=("value",),
-        )
+    report.script(
+        title="Saving and loading",
+        packages=("fbuf", "jax", "jaxlib", "orbax-checkpoint", "torchrl", "numpy"),
+        keys=("library", "row", "rows", "what"),
+        figures=("value",),
     )

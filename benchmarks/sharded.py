@@ -26,8 +26,8 @@ collective cannot take less.
 
 Bytes are read off compiled steps. The 8 B are the least weight and the largest priority, 4 each.
 "By the rule" is what `docs/scale.md` states: buckets of `fbuf.mesh.exchange.bucket_size`, words of
-a message as counted by `benchmarks.exchange_rounds`. A bucket for itself crosses nothing, and a sum
-goes around twice.
+a message as counted by `evidence/exchange_rounds.py`. A bucket for itself crosses nothing, and a
+sum goes around twice.
 
 A step adds, draws and updates in one compiled program. Its copies are those of arrays as large as
 one that a device stores: such a step takes time in proportion to the capacity.
@@ -49,7 +49,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from benchmarks import exchange_rounds, harness, report
+from benchmarks import harness, report
+from benchmarks.evidence import exchange_rounds
 from benchmarks.harness import ROOT, Measured, Record, Run, Task
 from fbuf import sharded
 from fbuf.mesh.exchange import bucket_size
@@ -473,18 +474,9 @@ def bars(records: list[Record]) -> list[str]:
     ]
 
 
-REPORT = report.Report(
-    module="benchmarks.sharded",
-    title="One buffer over many devices: calls, on simulated devices",
-    how=__doc__ or "",
-    packages=("fbuf", "jax", "numpy"),
-    tasks=tasks,
-    measure=measure,
-    keys=("among", "setting", "sampler", "call"),
-    tables=tables,
-    bars=bars,
-)
-
-
 if __name__ == "__main__":
-    report.run(REPORT)
+    report.script(
+        title="One buffer over many devices: calls, on simulated devices",
+        packages=("fbuf", "jax", "numpy"),
+        keys=("among", "setting", "sampler", "call"),
+    )

@@ -33,13 +33,13 @@ from __future__ import annotations
 import gc
 import pathlib
 import resource
-import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
+from benchmarks.peers import faster_threads
 from benchmarks.report import Find, Line
 
 ADDED, SLICES, LENGTH = 16, 256, 4
@@ -91,8 +91,8 @@ def check(name: str, values: Any, ends: Any) -> None:
 # --- the libraries -------------------------------------------------------------------------------
 
 
-class Fbuf:
-    """A buffer of fbuf, and what is done with it."""
+class Fbuf(harness.Box):
+    """A buffer of fbuf, and its steps."""
 
     def __init__(self, name: str, sampler: Any, stored: int, capacity: int) -> None:
         import jax
@@ -104,7 +104,7 @@ class Fbuf:
         item: Any = jax.ShapeDtypeStruct((), jnp.uint8)
         self.bytes = fbuf.nbytes(item, capacity, sampler=sampler)
         self.view = fbuf.Sequence(LENGTH, boundary="stop")
-        self.state = fbuf.init(item, capacity, sampler=sampler)
+        super().__init__(fbuf.init(item, capacity, sampler=sampler))
         values, ends = map(jnp.asarray, rows(0, CHUNK))
         for _ in range(stored // CHUNK):
             self.state = fbuf.add(self.state, values, truncated=ends)
@@ -188,15 +188,7 @@ class Fbuf:
             jax.random.split(jax.random.key(3), STEPS),
         )
         shapes = jax.eval_shape(draw, self.state, self.keys[0])
-        used = harness.zeros_like(shapes)
-        program, memory = harness.scanned(step, (self.state, used), inputs)
-
-        def run() -> int:
-            nonlocal used
-            self.state, used = jax.block_until_ready(program((self.state, used), inputs))
-            return STEPS
-
-        return run, memory.temp_size_in_bytes
+        return harness.in_scan(step, self, [harness.zeros_like(shapes)], inputs)
 
 
 class TorchRL:
@@ -227,9 +219,7 @@ class TorchRL:
         self.new = [given(i * ADDED, ADDED) for i in range(CYCLE)]
         batch = self.buffer.sample()
         check(PEER, *(batch[k].view(-1, LENGTH) for k in ("item", ("next", "truncated"))))
-        most = torch.get_num_threads()
-        self.threads = min((1, most), key=self._seconds)
-        torch.set_num_threads(most)
+        self.threads = faster_threads(lambda: self.step(STEP), 3)
 
     def step(self, what: str) -> None:
         """Do it once."""
@@ -238,16 +228,6 @@ class TorchRL:
             self.written += 1
         if what != "add":
             self.buffer.sample()
-
-    def _seconds(self, threads: int) -> float:
-        self.torch.set_num_threads(threads)
-        self.step(STEP)
-        taken: list[float] = []
-        for _ in range(3):
-            start = time.perf_counter()
-            self.step(STEP)
-            taken.append(time.perf_counter() - start)
-        return harness.median(taken)
 
 
 # --- one process that measures -------------------------------------------------------------------
@@ -452,17 +432,8 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.slices",
-            title="Slices of episodes, while writing",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("mode", "what", "peer", "stored", "capacity"),
-            tables=tables,
-            bars=bars,
-            plot=plot,
-        )
+    report.script(
+        title="Slices of episodes, while writing",
+        packages=PACKAGES,
+        keys=("mode", "what", "peer", "stored", "capacity"),
     )

@@ -2,7 +2,7 @@
 
 The narrow fields of a row lie side by side in one array of words. To read a row at random is then
 to read one stretch of memory, and one gather serves all of them: with four fields and a million
-rows that takes half the time of an array a field (`benchmarks/ablations/row_access.py`). It also
+rows that takes half the time of an array a field (`benchmarks/evidence/row_access.py`). It also
 leaves a state with few arrays, each of which costs time in every call from Python. Wide fields,
 such as images, have an array each: packing them would cost more than it saves.
 

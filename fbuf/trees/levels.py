@@ -6,7 +6,7 @@ of row `r // FANOUT` one level up.
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
 and as one kernel, while the vectorised form costs several times as much, and a loop that carries
-two levels copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a
+two levels copies both at every turn (`benchmarks/evidence/tree_shapes.py`). On a GPU a loop is a
 kernel a turn, and the vectorised gather and scatter is one kernel a level. Both give the same
 bits: `fbuf.xla.platform` picks one.
 """
@@ -24,7 +24,7 @@ from fbuf.xla.loop import by_halves, gathered, zero_after
 from fbuf.xla.platform import by_platform
 
 FANOUT = 16
-"""Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
+"""Children of a node: on CPU one cache line of float32 (`benchmarks/evidence/tree_shapes.py`)."""
 
 Reduce = Callable[[jax.Array, bool], jax.Array]
 """What nodes keep of their rows, which have one axis more if the second argument is True."""

@@ -25,7 +25,7 @@ def read_rows(
     """The rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
     On CPU a few short rows are read in one thread: for a gather from a large array XLA wakes
-    others, which takes longer than the rows do (`benchmarks/ablations/row_access.py`).
+    others, which takes longer than the rows do (`benchmarks/evidence/row_access.py`).
 
     Args:
         leaf: `[capacity, ...]`.

@@ -3,7 +3,7 @@
 XLA writes an array in place only if it can see that every read of the old content comes first. It
 sees that where what is written depends on what was read. Elsewhere it copies the whole array, to
 be safe. `tie` makes a value depend on reads, through a condition that never holds, which XLA does
-not know. `docs/design.md` says where it is used; `benchmarks/ablations/order.py` measures it.
+not know. `docs/design.md` says where it is used; `benchmarks/evidence/order.py` measures it.
 """
 
 from __future__ import annotations

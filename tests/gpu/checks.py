@@ -12,7 +12,7 @@ not there is left out, and said to be. It writes `benchmarks/results/gpu_checks.
   its own: some may abort it. `pytest -m gpu` asks the same of a GPU, one test a check.
 - The tests are those of `tests/adapters`, told by FBUF_TEST_DEVICE to keep their tensors on the
   GPU.
-- The benchmarks are those of `benchmarks/gpu_speed.py`, a process for each size of buffer.
+- The benchmarks are those of `benchmarks/evidence/gpu_speed.py`, a process for each size of buffer.
 
 Nothing that is timed runs beside anything else. Every part ends when its time is up, and what it
 had no time for is listed.
@@ -224,7 +224,7 @@ def run_tests(device: Device) -> Record:
 def run_speed(device: Device, notes: list[str]) -> list[Record]:
     """All benchmarks, in as many processes as there are sizes."""
     records: list[Record] = []
-    gpu_speed = benchmark("gpu_speed")
+    gpu_speed = benchmark("evidence.gpu_speed")
     todo = gpu_speed.tasks(device.quick, device.name)
     for number, task in enumerate(todo):
         label = f"{gpu_speed.THINGS[task['item']]}, N = {task['n']:,}"
@@ -250,7 +250,7 @@ def run_speed(device: Device, notes: list[str]) -> list[Record]:
 
 def report(records: list[Record], notes: list[str], about: dict[str, str]) -> list[str]:
     """All that was found, as lines of Markdown."""
-    render, gpu_speed = benchmark("report").table, benchmark("gpu_speed")
+    render, gpu_speed = benchmark("report").table, benchmark("evidence.gpu_speed")
     lines = [
         "# JAX and PyTorch on one GPU",
         "",
@@ -319,7 +319,7 @@ def driver() -> dict[str, str]:
 def work(task: dict[str, Any], out: pathlib.Path) -> None:
     """What a process of this script does that was started by another one."""
     if task.get("speed"):
-        benchmark("harness").work(benchmark("gpu_speed").measure, task, out)
+        benchmark("harness").work(benchmark("evidence.gpu_speed").measure, task, out)
         return
     if task["check"] == "machine":
         found = stage.machine()

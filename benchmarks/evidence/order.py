@@ -1,7 +1,7 @@
 """What each trick that orders things for XLA is worth: fbuf with it and without it.
 
-    python -m benchmarks.ablations.order [--do programs] [--trick NAME]    hours, on 2 cores
-    python -m benchmarks.ablations.order --quick                           a few tricks, no times
+    python -m benchmarks.evidence.order [--do programs] [--trick NAME]    hours, on 2 cores
+    python -m benchmarks.evidence.order --quick                           a few tricks, no times
 
 It needs fbuf's dependencies alone. Run it with the oldest and with the newest JAX, too. `--do gpu`
 compiles for a GPU; it needs the plugin that `gpu_build` names.
@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks import harness, report
 from benchmarks.harness import ROOT, Measured, Record, Task
 
-MODULE = "benchmarks.ablations.order"
+MODULE = "benchmarks.evidence.order"
 
 # --- the tricks ----------------------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ def large_copies(hlo: str, large: int) -> list[str]:
 def look(case: str, do: str, known: dict[str, str]) -> Record:
     """Compile a case, for the CPU or for a GPU, and read the program."""
     if do == "gpu":
-        from benchmarks import gpu_build  # before jax, which it prepares
+        from benchmarks.evidence import gpu_build  # before jax, which it prepares
     import jax
 
     seeds = SEEDS if do == "vmap" else 0
@@ -635,8 +635,7 @@ def main() -> None:
     parser.add_argument("--trick", action="append", choices=tuple(TRICKS), help="repeatable")
     parser.add_argument("--case", action="append", help="this case alone; repeatable")
     parser.add_argument("--processes", type=int, default=5, help="that take each time")
-    report.add_results(parser)
-    report.add_worker(parser)
+    report.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         harness.work(measure, json.loads(options.worker), options.out)

@@ -1,7 +1,7 @@
 """What it costs to cross between JAX and PyTorch, on CPU, in microseconds a call.
 
-    python -m benchmarks.bridge            about 2 minutes
-    python -m benchmarks.bridge --quick    in a minute
+    python -m benchmarks.evidence.bridge            about 2 minutes
+    python -m benchmarks.evidence.bridge --quick    in a minute
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
@@ -222,16 +222,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.bridge",
-            title="Crossing between JAX and PyTorch",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("part", "what", "mode"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Crossing between JAX and PyTorch",
+        packages=PACKAGES,
+        keys=("part", "what", "mode"),
     )

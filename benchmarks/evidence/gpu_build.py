@@ -1,7 +1,7 @@
 """What each public function of fbuf becomes when XLA compiles it for an NVIDIA H200.
 
     pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
-    python -m benchmarks.gpu_build [--kernels]
+    python -m benchmarks.evidence.gpu_build [--kernels]
 
 It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1) and the plugin.
 It takes two minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it says
@@ -68,6 +68,7 @@ from jax._src.lib import xla_client  # noqa: E402 (after the early exit)
 
 import fbuf  # noqa: E402 (after the early exit)
 from benchmarks import harness, report  # noqa: E402 (after the early exit)
+from benchmarks.peers import ROW as ITEM  # noqa: E402 (after the early exit)
 
 H200 = """
 gpu_device_info {
@@ -125,12 +126,6 @@ WANTED = {
 IN_PLACE = ("add", "update_priority", "remove", "clear", "step in scan")
 """The functions that must write in place: all bytes aliased, nothing copied."""
 
-ITEM = {
-    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
-    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "done": jax.ShapeDtypeStruct((), jnp.bool_),
-}
 WITH_NEXT = {**ITEM, "next_observation": ITEM["observation"]}
 FRAME = {**ITEM, "observation": jax.ShapeDtypeStruct((84, 84), jnp.uint8)}
 GOALS = {**ITEM, "goal": ITEM["observation"], "achieved_goal": ITEM["observation"]}
@@ -569,7 +564,7 @@ def wishes(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
-    report.add_results(parser)
+    report.add_options(parser)
     options = parser.parse_args()
 
     rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
@@ -589,7 +584,7 @@ def main() -> None:
     records = [dataclasses.asdict(row) for row in rows]
     title = "The GPU build"
     report.write(
-        "benchmarks.gpu_build",
+        "benchmarks.evidence.gpu_build",
         title,
         report.results_of(options),
         about,

@@ -1,7 +1,7 @@
 """TD-MPC2's use of TorchRL's replay buffer on Pendulum, and the same program with fbuf's.
 
-    python -m benchmarks.torchrl_scripts.torchrl_td_mpc2            about 9 minutes on one core
-    python -m benchmarks.torchrl_scripts.torchrl_td_mpc2 --quick    about a minute: hardly learns
+    python -m benchmarks.evidence.torchrl_td_mpc2            about 9 minutes on one core
+    python -m benchmarks.evidence.torchrl_td_mpc2 --quick    about a minute: hardly learns
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
@@ -44,9 +44,9 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import SliceSampler
 
 from benchmarks import report
+from benchmarks.evidence import torchrl
+from benchmarks.evidence.torchrl import Clock, MakeBuffer, Script
 from benchmarks.harness import Record
-from benchmarks.torchrl_scripts import comparison
-from benchmarks.torchrl_scripts.comparison import Clock, MakeBuffer, Script
 
 ENV = "Pendulum-v1"
 EPISODES, QUICK_EPISODES = 30, 10
@@ -215,7 +215,7 @@ def greedy_return(agent: Agent, seed: int) -> float:
     def act(observation: np.ndarray) -> np.ndarray:
         return agent.act(observation, noise=0.0).numpy() * TORQUE
 
-    return comparison.mean_return(ENV, act, seed)
+    return torchrl.mean_return(ENV, act, seed)
 
 
 def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
@@ -253,7 +253,7 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
         clock.stop("extend")
         if learning:
             clock.end_iteration()
-        if comparison.due(iteration, iterations):
+        if torchrl.due(iteration, iterations):
             clock.evaluate((iteration + 1) * STEPS, lambda: greedy_return(agent, seed))
     return {**clock.record(), "slices": slices, "mixed": mixed}
 
@@ -266,13 +266,13 @@ def whole_slices(name: str, records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    comparison.run(
+    torchrl.run(
         Script(
-            module="benchmarks.torchrl_scripts.torchrl_td_mpc2",
+            module="benchmarks.evidence.torchrl_td_mpc2",
             how=__doc__,
             algorithm="A small TD-MPC2",
             env=ENV,
-            buffers={"torchrl": make_slices, "fbuf": comparison.ours(make_slices)},
+            buffers={"torchrl": make_slices, "fbuf": torchrl.ours(make_slices)},
             train=train,
             iterations=EPISODES,
             quick_iterations=QUICK_EPISODES,

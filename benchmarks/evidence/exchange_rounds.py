@@ -1,7 +1,7 @@
 """What a batch costs on many devices: a simulation of the exchange of `fbuf.sharded`.
 
-    python -m benchmarks.exchange_rounds            a minute
-    python -m benchmarks.exchange_rounds --quick    fewer batches
+    python -m benchmarks.evidence.exchange_rounds            a minute
+    python -m benchmarks.evidence.exchange_rounds --quick    fewer batches
 
 It needs fbuf and JAX, one core, and no device or network beside it.
 
@@ -431,18 +431,10 @@ def tables(records: list[Record]) -> list[str]:
     ]
 
 
-REPORT = report.Report(
-    module="benchmarks.exchange_rounds",
-    title="One buffer over many devices: the exchange, simulated",
-    how=__doc__,
-    packages=("fbuf", "jax", "numpy"),
-    tasks=tasks,
-    measure=measure,
-    keys=("what", "stage", "rule", "devices", "shards", "rows", "skew", "row", "sampler"),
-    tables=tables,
-    figures=(),
-)
-
-
 if __name__ == "__main__":
-    report.run(REPORT)
+    report.script(
+        title="One buffer over many devices: the exchange, simulated",
+        packages=("fbuf", "jax", "numpy"),
+        keys=("what", "stage", "rule", "devices", "shards", "rows", "skew", "row", "sampler"),
+        figures=(),
+    )

@@ -52,7 +52,7 @@ class Script:
     """A TorchRL program, and the buffers that it is run with.
 
     Attributes:
-        module: Where it is: `benchmarks.torchrl_scripts.torchrl_dqn`.
+        module: Where it is: `benchmarks.evidence.torchrl_dqn`.
         how: Its docstring.
         algorithm: What it is called: "TorchRL's DQN".
         env: The name of the environment in Gymnasium.

@@ -1,7 +1,7 @@
 """Why the sum tree has the shape it has: ways to lay it out and to walk it, side by side.
 
-    python -m benchmarks.ablations.tree_shapes            about 8 minutes on 2 cores
-    python -m benchmarks.ablations.tree_shapes --quick    about a minute: one process, N = 1e6
+    python -m benchmarks.evidence.tree_shapes            about 8 minutes on 2 cores
+    python -m benchmarks.evidence.tree_shapes --quick    about a minute: one process, N = 1e6
 
 It needs JAX alone.
 
@@ -350,15 +350,7 @@ def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[harness.
         def step(carry: Any, given: Any) -> Any:
             return carry[0], carry[1] + draw(shape, form, carry[0], given)
 
-    carry: Any = (levels, jnp.zeros(BATCH, jnp.int32))
-    compiled, memory = harness.scanned(step, carry, inputs)
-
-    def run() -> int:
-        nonlocal carry
-        carry = jax.block_until_ready(compiled(carry, inputs))
-        return steps
-
-    return run, memory.temp_size_in_bytes
+    return harness.in_scan(step, harness.Box(levels), [jnp.zeros(BATCH, jnp.int32)], inputs)
 
 
 def check() -> None:
@@ -434,15 +426,8 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.ablations.tree_shapes",
-            title="The shape of the sum tree",
-            how=__doc__,
-            packages=("jax", "jaxlib"),
-            tasks=tasks,
-            measure=measure,
-            keys=("n", "what", "form", "fanout", "layout", "top", "sums"),
-            tables=tables,
-        )
+    report.script(
+        title="The shape of the sum tree",
+        packages=("jax", "jaxlib"),
+        keys=("n", "what", "form", "fanout", "layout", "top", "sums"),
     )

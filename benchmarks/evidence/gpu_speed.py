@@ -1,7 +1,7 @@
 """fbuf, flashbax and TorchRL with their rows on one GPU.
 
-    python -m benchmarks.gpu_speed            at most 18 minutes, on a GPU
-    python -m benchmarks.gpu_speed --quick    a minute or two, on a GPU or a CPU: does it run?
+    python -m benchmarks.evidence.gpu_speed            at most 18 minutes, on a GPU
+    python -m benchmarks.evidence.gpu_speed --quick    a minute or two, on a GPU or a CPU
 
 It needs fbuf, flashbax, TorchRL, and JAX and PyTorch that both find the GPU.
 
@@ -27,8 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, harness, report
-from benchmarks.compare import Box
-from benchmarks.harness import Measured, Record, Task
+from benchmarks.harness import Box, Measured, Record, Task
 
 NAMES = FBUF, FLASHBAX, TORCHRL = "fbuf", "flashbax", "torchrl"
 STEP, HANDED, GATHER = "step inside jit", "batch handed to PyTorch", "row gather"
@@ -198,24 +197,16 @@ def copy_rate(device: str) -> float:
 def gather(peer: Any, box: Box, steps: int) -> harness.Run:
     """Draws alone, each of which writes its batch into the carry of a scan."""
     import jax
-    import jax.numpy as jnp
 
     keys = jax.random.split(jax.random.key(5), steps)
     shapes = jax.eval_shape(lambda: peer.data(peer.sample(box.state, keys[0])[1]))
-    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    batch = harness.zeros_like(shapes)
 
     def step(carry: Any, key: Any) -> Any:
         state, drawn = peer.sample(carry[0], key)
         return state, peer.data(drawn)
 
-    program, _ = harness.scanned(step, (box.state, batch), keys)
-
-    def run() -> int:
-        nonlocal batch
-        box.state, batch = jax.block_until_ready(program((box.state, batch), keys))
-        return steps
-
-    return run
+    return harness.in_scan(step, box, [batch], keys)[0]
 
 
 def handed(peer: Any, box: Box, device: str, seconds: float) -> harness.Run:
@@ -324,6 +315,8 @@ def measure_kind(
     task: Task, prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
 ) -> None:
     """The same for one kind of buffer, which is gone when this returns."""
+    from benchmarks import peers
+
     item, device = items()[task["item"]], task["device"]
     start = time.monotonic()
     boxes = fill(task, prioritized, able, watch)
@@ -376,15 +369,9 @@ def measure_kind(
                 "what": what, "peer": name, "us": us, "rounds": taken,
             }  # fmt: skip
             if what == GATHER:
-                moved = 2 * batch * row_bytes(item)
+                moved = 2 * batch * peers.row_bytes(item)
                 record |= {"bytes": moved, "share": moved / (us * 1e-6) / rate}
             watch.records.append(record)
-
-
-def row_bytes(item: Any) -> int:
-    from benchmarks import peers
-
-    return peers.row_bytes(item)
 
 
 def compiled(
@@ -509,16 +496,9 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.gpu_speed",
-            title="fbuf and its peers on a GPU",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
-            tasks=tasks,
-            measure=measure,
-            keys=("item", "n", "prioritized", "batch", "what", "peer"),
-            tables=tables,
-            device=device_name,
-        )
+    report.script(
+        title="fbuf and its peers on a GPU",
+        packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
+        keys=("item", "n", "prioritized", "batch", "what", "peer"),
+        device=device_name,
     )

@@ -1,0 +1,1 @@
+"""One way to do a thing beside another: `python -m benchmarks.evidence.NAME`."""
