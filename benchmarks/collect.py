@@ -5,15 +5,16 @@
 
 It needs fbuf, JAX and Gymnasium.
 
-CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
-comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in its own chunks, with one `fbuf.add` a chunk (512 steps of 8 environments, 128 of 64);
-"an add a step" is the same with chunks of one step. All of them step the same environments, in
-turns of 512 steps: equal ones that lie elsewhere in memory differ by more than what is measured. (A
-buffer then lacks the steps of the others, which makes no difference to the time.)
+CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops the
+results (without automatic resets it resets, too). "Collector" puts every step into a buffer made
+with `next_of`, in its own chunks, with one `fbuf.add` a chunk. A chunk is 512 steps of 8
+environments, or 128 of 64; "an add a step" has chunks of one step. All three step the same
+environments, in turns of 512 steps. Equal environments elsewhere in memory would differ by more
+than the measured times do. (A buffer then lacks the steps of the other two ways, which makes no
+difference to the time.)
 
-Figures are microseconds a step of all environments, medians over the turns: of CPU time, which adds
-up all threads and does not know of other programs, and of wall time.
+Figures are microseconds a step of all environments, medians over the turns. They are given in CPU
+time, which adds up all threads and does not know of other programs, and in wall time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HOW: dict[str, dict[str, Any] | None] = {
     "Collector": {},
     "an add a step": {"chunk": 1},
 }
-"""What the collector of each way to step is made with."""
+"""The arguments of the collector, for each way to step."""
 
 _STEPS = 512
 
@@ -112,7 +113,7 @@ def measure(task: Task) -> Measured:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     return [
         {
             "label": f"{count} environments, {mode}",
@@ -144,7 +145,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What is promised."""
+    """Return the promises of the project, and whether each was held."""
     find = report.Find(records)
     lines: list[str] = []
     for count in ENVIRONMENTS:

@@ -137,8 +137,8 @@ def in_scan(
     The carry is donated.
 
     Returns:
-        A program of all steps, which takes the state out of the box and puts the last one back,
-        and the temporary bytes of the program.
+        A program of all steps, and the temporary bytes of the program. It takes the state out of
+        the box, and puts the last one back.
     """
     import jax
 

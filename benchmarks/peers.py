@@ -1,4 +1,4 @@
-"""fbuf and its peers behind one small interface, so that all of them do the same work.
+"""Put fbuf and its peers behind one small interface, so that all of them do the same work.
 
 Each class is one library. A buffer is functional here even where the library's is not: `state` is
 then the library's own object, changed and handed back. `sample` returns all that the library
@@ -47,7 +47,7 @@ ITEMS = {"row": ROW, "frame": FRAME}
 
 
 def row_bytes(item: Tree) -> int:
-    """What a row needs at the least."""
+    """Return the least bytes of a row."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
 
 
@@ -76,7 +76,7 @@ class Peer:
         name: The library.
         traceable: Whether its functions can be part of a JAX program.
         writes_all: An add touches the whole store (so that fewer steps are measured).
-        notes: What a reader of the figures has to know about the library.
+        notes: Facts about the library that a reader of the figures has to know.
     """
 
     name = ""
@@ -110,7 +110,7 @@ class Peer:
         return drawn
 
     def ids(self, drawn: Tree) -> Any:
-        """What names the rows of a batch."""
+        """Return the ids of the rows of a batch."""
         raise NotImplementedError
 
     def weights(self, drawn: Tree) -> Any:
@@ -205,7 +205,7 @@ class Fbuf(Peer):
 
 
 class CallAlone(Fbuf):
-    """What JAX's own calls cost: compiled functions of fbuf's arguments and results, without work.
+    """JAX's own calls: compiled functions of fbuf's arguments and results, without work.
 
     They give the state back as it is, and a batch of zeros.
     """

@@ -1,9 +1,9 @@
-"""Puts the figures of `benchmarks/results/` where they are read: the docs and the README.
+"""Put the figures of `benchmarks/results/` where they are read: the docs and the README.
 
     python -m benchmarks.publish
     python -m benchmarks.publish --quick    of a quick run, into outputs/benchmarks/published/
 
-It needs nothing beside what a run of the benchmarks has left; `make bench` ends with it.
+It needs nothing beside the files of a run of the benchmarks; `make bench` ends with it.
 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
 `docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
@@ -167,7 +167,7 @@ def summary(results: pathlib.Path) -> list[str]:
 
 
 def readme_part(results: pathlib.Path) -> str:
-    """What stands between the README's marks."""
+    """Return the part of the README between its marks."""
     about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about

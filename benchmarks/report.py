@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ class Report:
         plot: Draws the picture into a file, if there is one.
         figures: The names of the figures in a record.
         device: Returns the name of the device, if that is not the CPU.
-        commit: What an older commit is for, which the script then takes as an argument.
+        commit: The help of an argument for an older commit; without it there is none.
     """
 
     module: str
@@ -169,8 +170,10 @@ def save(
 
 
 def listed(about: dict[str, str]) -> str:
-    """Return all that figures depend on, in a sentence."""
-    return ", ".join(f"{name}: {value}" for name, value in about.items()) + "."
+    """Return all that figures depend on, in sentences."""
+    versions = [name for name, value in about.items() if re.match(r"\d+\.\d+\.|not inst", value)]
+    facts = [f"{name.capitalize()}: {about[name]}." for name in about if name not in versions]
+    return f"{' '.join(facts)} Versions: {', '.join(f'{name} {about[name]}' for name in versions)}."
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ hold as many rows as the table says at the start, and up to a fifth more of the 
 - "One call": both in one function under `jax.jit`, its buffer donated, called from Python.
 - "Calls alone": the same arguments and results, given to programs that compute nothing, from Python
   as two calls and as one. It is the part of JAX, below which no library can be.
-- "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated; all rows and flags
-  drawn are added to accumulators, for XLA leaves out what nobody uses.
+- "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated. All rows and flags
+  drawn are added to accumulators, for XLA leaves out unused numbers.
 - The samplers are `Uniform(window=4)`: every start of 4 rows alike; and with `by="episode"`: an
   episode, then a start in it, which is what TorchRL does.
 - TorchRL: `ReplayBuffer`, `LazyTensorStorage` and `SliceSampler(slice_len=4, cache_values=True,
@@ -24,7 +24,7 @@ hold as many rows as the table says at the start, and up to a fifth more of the 
   with one thread or all, whichever is the faster at this size. Its cache holds until the next
   write. "sample" alone is therefore what it does for a buffer that nobody writes to.
 
-All sizes and libraries are in one process and take turns; each figure is the median over processes
+All sizes and libraries are in one process and take turns. Each figure is the median over processes
 of the median over rounds, as XLA's programs differ from process to process.
 """
 
@@ -56,7 +56,7 @@ CYCLE = 125
 STEPS = 500
 """Steps in one scan: some cycles."""
 SEVERAL = 16
-"""How many keys are used in turn."""
+"""Keys that are used in turn."""
 PEER = "torchrl"
 STEP = "write and draw"
 ALONE = "calls alone"
@@ -152,7 +152,7 @@ class Fbuf(harness.Box):
         return state, self.fbuf.sample(state, key, SLICES, view=self.view)
 
     def _calls_alone(self) -> tuple[Any, Any, Any]:
-        """What adds, samples, and does both, as far as JAX sees from outside."""
+        """Return programs that add, sample, and do both in name only: they compute nothing."""
         jax = self.jax
         drawn = jax.eval_shape(
             lambda s, k: self.fbuf.sample(s, k, SLICES, view=self.view), self.state, self.keys[0]
@@ -268,7 +268,7 @@ def measure(task: Task) -> Measured:
     def take(
         mode: str, what: str, runs: dict[Any, harness.Run], temporary: dict[Any, int] | None = None
     ) -> None:
-        # Of TorchRL's steps at the largest size three have to do, for their length.
+        # Three steps of TorchRL at the largest size have to do, for their length.
         for key, taken in harness.alternate(runs, rounds, 2.0).items():
             name, stored, capacity = key
             measured.records.append(
@@ -382,7 +382,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us = Find(records)
     found: list[str] = []
     least, middle, largest = (stored for stored, _ in SIZES)

@@ -224,7 +224,7 @@ def _float(time: Any) -> float:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us = Find(records)
     lines: list[str] = []
     for name, most in ((PLAIN, 1.0), (TENSORDICT, 1.1)):

@@ -1,1 +1,1 @@
-"""One way to do a thing beside another: `python -m benchmarks.evidence.NAME`."""
+"""Show why fbuf is as it is: `python -m benchmarks.evidence.NAME`, from the repository's root."""

@@ -1,4 +1,4 @@
-"""What it costs to cross between JAX and PyTorch, on CPU, in microseconds a call.
+"""Cross between JAX and PyTorch, on CPU: microseconds a call.
 
     python -m benchmarks.evidence.bridge            about 2 minutes
     python -m benchmarks.evidence.bridge --quick    in a minute
@@ -10,17 +10,17 @@ uniform buffer of 100,000 rows.
 
 - "out": 8 arrays of a batch, as `torch.from_dlpack` on each hands them over, and as `to_torch`.
 - "in": adding rows, and waiting for it. The jitted `fbuf.add`, its buffer donated, is given JAX
-  arrays, or NumPy arrays on the tensors' memory, which is the least that anything made of tensors
-  can be; `add_from_torch` and `ReplayBuffer.extend` are given tensors, `int64` ones for the action
-  in the last row.
+  arrays, or NumPy arrays on the tensors' memory. No way to add tensors can take less.
+  `add_from_torch` and `ReplayBuffer.extend` are given tensors, `int64` ones for the action in the
+  last row.
 - "callback": a function of a [256, 64] array inside `jit`: multiplied in JAX, by a callback of
   PyTorch's, and by `jax.pure_callback`.
 - "buffer": `extend` and `sample` of TorchRL's `ReplayBuffer` with `LazyTensorStorage`, of ours, and
   of `TensorDictReplayBuffer`, which has to build TensorDicts.
 
-Everything runs in one process, turn by turn; medians of the rounds, and over processes. In the last
-column JAX was told to run programs in the thread that waits for them
-(`jax_cpu_enable_async_dispatch` off); by default each call goes to another one and back.
+Everything runs in one process, turn by turn; medians of the rounds, and over processes. By default
+each call goes to another thread and back. In the last column JAX was told to run programs in the
+thread that waits for them (`jax_cpu_enable_async_dispatch` off).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     lines = []
     for mode in MODES:
         us = {(r["part"], r["what"]): float(r["us"]) for r in records if r["mode"] == mode}

@@ -1,4 +1,4 @@
-"""Where each microsecond of a draw goes, in this tree and, if you name a commit, in that one.
+"""Measure the parts of a draw, in this tree and, if you name a commit, in that one.
 
     python -m benchmarks.evidence.draw_parts [COMMIT]            about 14 minutes on 2 cores
     python -m benchmarks.evidence.draw_parts [COMMIT] --quick    about a minute: short rounds
@@ -10,11 +10,11 @@ A draw is cut off after each of its parts, and what it has by then is added up i
 whole draw, and a part that runs beside another one counts for less than it would alone. Both trees
 run in the same process and take turns. Figures are medians over processes of medians over rounds.
 
-The buffer is full: rows of 97 bytes, of random priorities if it is prioritised. Of a uniform draw
-"levels" is the look at the index. "Ids and flags" are also the masks. "From Python" is what a call
-takes beyond the draw itself: JAX's own call, and the threads that it wakes. The call is made while
-Python works for 50 us between two calls, as a training loop does, for a thread that has just worked
-wakes faster. On one core there is no thread to wake.
+The buffer is full: rows of 97 bytes, of random priorities if it is prioritised. In a uniform draw
+"levels" is the look at the index. "Ids and flags" are also the masks. "From Python" is the time of
+a call beyond the draw itself: JAX's own call, and the threads that it wakes. Python works for 50 us
+between two calls, as a training loop does, for a thread that has just worked wakes faster. On one
+core there is no thread to wake.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOTHING, BITS, TOP, LEVELS, WEIGHTS, GATHER, IDS, WHOLE, CALL = (
 PARTS = (BITS, TOP, LEVELS, WEIGHTS, GATHER, IDS)
 
 Stage = Callable[[Any, Any], Any]
-"""What a draw cut off after some part has found, of a state and a key."""
+"""Returns the numbers of a draw cut off after some part, from a state and a key."""
 
 
 def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:

@@ -1,22 +1,22 @@
-"""What each function of `fbuf.sharded` becomes when XLA compiles it for eight NVIDIA H200.
+"""Compile each function of `fbuf.sharded` for eight NVIDIA H200, and read the programs.
 
     python -m benchmarks.evidence.gpu_build_sharded [--kernels]
 
 It has the needs of `gpu_build`. It takes four minutes, and exits with 1 if a bar is missed. Where
 the plugin is not installed it says so in one line, and exits with 0.
 
-No GPU is needed and nothing runs: the functions are compiled for eight described devices of one
-host, and the program of one of them is read. Rows and kernels are those of `gpu_build`.
-Copies are those of arrays that have as many numbers as an array of the state has on a device, if
-these take a kilobyte or more. A collective counts as one kernel.
+No GPU is needed and nothing runs. The functions are compiled for eight described devices of one
+host, and the program of one of them is read. Rows and kernels are those of `gpu_build`. Copies are
+those of a kilobyte or more, of arrays with as many numbers as an array of the state has on a
+device. A collective counts as one kernel.
 
-The exchange is a loop, and how many rounds it takes is known only when it runs. So kernels are
-those outside of it and those of a round, with what looks whether there is another one. "One round"
-is all of them together, as in a call that takes one round. What a collective sends and receives is
-what its result takes on a device.
+The exchange is a loop, and its number of rounds is known only when it runs. So kernels are those
+outside of it and those of a round, with the look whether there is another one. "One round" is all
+of them together, as in a call that takes one round. A collective sends and receives the bytes that
+its result takes on a device.
 
-A kernel is counted with the part that most of what it does comes from, so the table of parts says
-where kernels are, and not more.
+A kernel counts for the part that most of its operations come from. So the table of parts says where
+kernels are, and not more.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def part_of(calls: list[str]) -> str:
 
 
 def size_of(type_text: str) -> int:
-    """How many numbers the first array of an HLO type has."""
+    """Return the count of numbers of the first array of an HLO type."""
     match = gpu_build.ARRAY.search(type_text)
     return math.prod(int(n) for n in match[2].split(",") if n) if match else 0
 

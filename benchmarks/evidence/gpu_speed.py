@@ -42,15 +42,15 @@ CHUNKS = {"row": 10**5, "frame": 10**4, LARGE: 10**6}
 """Rows written at a time to fill a buffer; the capacity is a multiple of it."""
 MOST_FRAMES = 10**6
 JAX_SHARE = 0.64
-"""What JAX takes of the memory beforehand; PyTorch has the rest."""
+"""The part of the memory that JAX takes beforehand; PyTorch has the rest."""
 SEVERAL = 16
-"""How many keys are used in turn."""
+"""Keys that are used in turn."""
 STEPS_BEFORE = 400
 """The most steps in a scan: fewer with large batches."""
 
 
 def items() -> dict[str, Any]:
-    """What a row is, by name."""
+    """Return the items, by name."""
     import jax
     import jax.numpy as jnp
 
@@ -101,7 +101,7 @@ def classes(device: str, notes: list[str]) -> dict[str, Any]:
 
 
 def store_bytes(name: str, item: Any, capacity: int, prioritized: bool) -> int:
-    """What a library's buffer takes at the least, on the device."""
+    """Return the least bytes of a library's buffer, on the device."""
     import fbuf
     from benchmarks import peers
 
@@ -125,7 +125,7 @@ def pools(device: str) -> dict[str, float]:
 
 
 def plan(task: Task, room: dict[str, float], notes: list[str]) -> int:
-    """How many rows: as many as asked for, or as fit."""
+    """Return the number of rows: as many as asked for, or as fit."""
     from benchmarks import peers
 
     item, wanted, chunk = items()[task["item"]], task["n"], chunk_of(task)
@@ -152,7 +152,7 @@ def chunk_of(task: Task) -> int:
 
 
 class Stopwatch(Measured):
-    """What a process has found, and when its time is up."""
+    """The figures of a process, and the time when it has to stop."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -399,7 +399,7 @@ def compiled(
 # --- the report ----------------------------------------------------------------------------------
 
 SECONDS = 18 * 60
-"""How long all of it may take."""
+"""The most seconds of a whole run."""
 
 
 def device_of_both() -> str:
@@ -410,18 +410,18 @@ def device_of_both() -> str:
 
 
 def device_name() -> str:
-    """What the figures were taken on."""
+    """Return the name of the device."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def tasks(quick: bool, device: str | None = None) -> list[Task]:
-    """What the processes have to do, the most telling first."""
+    """Return the task of each process, the most telling first."""
     device = device or device_of_both()
     everybody = {False: NAMES, True: NAMES}
-    # Of that size, TorchRL's tree takes minutes to fill on the host; flashbax's, of which there are
-    # two at times, does not fit beside the others.
+    # At that size TorchRL's tree takes minutes to fill on the host. At times there are two of
+    # flashbax's, which do not fit beside the other libraries.
     mostly = {False: NAMES, True: (FBUF,)}
     sizes = [
         ("row", 10**6, everybody),

@@ -11,8 +11,8 @@ priorities of the batch are updated. The network has two hidden layers of 128. T
 turns, round by round; figures are microseconds a step, medians over processes of medians over
 rounds.
 
-Memory is the temporary memory of the compiled program, which XLA tells. "Two under `vmap`" are two
-buffers, each with a step counter of its own, and so with a condition of its own.
+Memory is the temporary memory of the compiled program, by XLA's own account. "Two under `vmap`" are
+two buffers, each with a step counter of its own, and so with a condition of its own.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def temporary(step: Step, capacity: int, two: bool) -> int:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     processes = 1 if quick else 3
     times: list[Task] = [
         {

@@ -1,4 +1,4 @@
-"""What each trick that orders things for XLA is worth: fbuf with it and without it.
+"""Measure each trick that orders things for XLA: fbuf with it and without it.
 
     python -m benchmarks.evidence.order [--do programs] [--trick NAME]    hours, on 2 cores
     python -m benchmarks.evidence.order --quick                           a few tricks, no times
@@ -51,7 +51,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Trick:
-    """What one would write without it, and the cases in which it can make a difference."""
+    """The code without it, and the cases in which it can make a difference."""
 
     edits: tuple[Edit, ...]
     cases: tuple[str, ...]
@@ -586,7 +586,7 @@ def bytes_text(count: int) -> str:
 
 
 def lost(record: Record) -> str:
-    """What a case that is not in place costs."""
+    """Return the cost of a case that is not in place."""
     parts = [f"temporary {bytes_text(record['temp'])}"]
     if record["copies"]:
         parts.append(f"copies {' '.join(record['copies'])}")
@@ -596,7 +596,7 @@ def lost(record: Record) -> str:
 
 
 def tables(records: list[Record]) -> list[str]:
-    """What happens to the programs without each trick, and to the times."""
+    """Return the programs without each trick, and the times."""
     lines: list[str] = []
     for do in ("programs", "vmap", "gpu"):
         rows = []
@@ -646,7 +646,7 @@ def main() -> None:
         found.records += its.records
         found.notes += its.notes
     records = harness.merged(found.records, ("do", "trick", "case", "way"))
-    title = "What each trick that orders things for XLA is worth"
+    title = "The worth of each trick that orders things for XLA"
     about = harness.about("fbuf", "jax", "jaxlib")
     sections = tables(records) + report.missing(found.notes)
     report.write(MODULE, title, report.results_of(options), about, records, sections, __doc__)

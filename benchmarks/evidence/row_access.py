@@ -6,17 +6,17 @@
 It needs fbuf alone.
 
 Every variant is compiled inside `lax.scan` with the store in the donated carry, at random slots
-made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
-read. "fbuf" is what fbuf does now.
+made beforehand. The rows are added to an accumulator of the batch's shape, so that they are really
+read. "fbuf" is the present code of fbuf.
 
 - One array, all rows at once or row by row: the evidence for the rule in `fbuf/xla/rows.py`. XLA
-  hands a gather from a large array to its thread pool, whatever the gather's size, and that costs
-  more than a few short rows do. A loop over the rows stays in the thread it is in, and so does what
-  fbuf does with short rows: it looks at them, and then gathers them by halves.
+  hands a gather from a large array to its thread pool, whatever the gather's size. The pool costs
+  more than a few short rows do. A loop over the rows stays in its thread. So does fbuf with short
+  rows: it looks at them, and then gathers them by halves.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
-  words: the evidence for the limits in `fbuf/storage/layout.py`, the most bytes of a packed field.
-  Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
-  packs fields up to these limits, and leaves wider ones alone.
+  words. It is the evidence for the limits in `fbuf/storage/layout.py`, the most bytes of a packed
+  field. Beside the observation named there is an action[6] and a reward, of float32, and a bool.
+  "fbuf" packs fields up to these limits, and leaves wider ones alone.
 
 Figures are medians over processes of medians over rounds.
 """
@@ -70,7 +70,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "uint8[1024]": item(1024, jnp.uint8),
     },
 }
-"""What is stored, by its kind; an item by its observation."""
+"""The rows to store, by their kind; an item by its observation."""
 
 
 # --- one array ------------------------------------------------------------------------------------

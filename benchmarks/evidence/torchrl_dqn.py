@@ -13,8 +13,8 @@ constructor of the buffer, and that is all that differs between the rows of the 
 - torchrl, prioritised: `TensorDictPrioritizedReplayBuffer`, where its C++ extension can be loaded.
 - fbuf, uniform and prioritised: what `fbuf_adapters.tensordict.from_torchrl` makes of these two.
 
-An iteration collects frames and extends the buffer by them, and then, a few times, samples a batch,
-takes a step of the loss and the optimiser, and calls `update_tensordict_priority`, which does
+An iteration collects frames and extends the buffer by them. Then, a few times, it samples a batch,
+takes a step of the loss and the optimiser, and calls `update_tensordict_priority`. The call does
 nothing to a uniform buffer. No episode is longer than 500 steps, and a step is worth 1.
 """
 

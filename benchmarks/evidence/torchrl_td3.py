@@ -13,8 +13,8 @@ all that differs between the rows of the table:
 - torchrl, prioritised: `TensorDictPrioritizedReplayBuffer`, where its C++ extension can be loaded.
 - fbuf, uniform and prioritised: what `fbuf_adapters.tensordict.from_torchrl` makes of these two.
 
-An iteration collects frames and extends the buffer by them, and then, a few times, samples a batch,
-takes a step for the action values and every other time one for the policy, and calls
+An iteration collects frames and extends the buffer by them. Then, a few times, it samples a batch
+and takes a step for the action values, and every other time one for the policy. At last it calls
 `update_tensordict_priority`, which does nothing to a uniform buffer. A new policy gets less than
 -1000 in an episode, and a good one about -150.
 """

@@ -18,10 +18,10 @@ was observed after the reset; its action and reward are NaN. An iteration is an 
 of its steps a batch is drawn and learned from, and at its end it is added in one call. The buffer
 is full after two thirds of the training; then the oldest episode has lost its first steps.
 
-The learner has what TD-MPC2's has: an encoder, dynamics of the latent state, reward, action values
-with a target network, and a policy, all learned from the same slices. It is smaller, and simpler:
-two values instead of five, squared errors instead of distributions, no pretraining, and it acts by
-its policy alone, without planning.
+The learner has the parts of TD-MPC2's: an encoder, dynamics of the latent state, reward, action
+values with a target network, and a policy. All are learned from the same slices. The learner is
+smaller, and simpler: two values instead of five, squared errors instead of distributions, and no
+pretraining. It acts by its policy alone, without planning.
 
 Each batch is checked. The ids of a slice must be equal. The rows have one more key, the number of
 the step in its episode, and in a slice it must go up by one. Neither buffer looks at that key.
@@ -53,7 +53,7 @@ EPISODES, QUICK_EPISODES = 30, 10
 STEPS = 200
 """In every episode."""
 RANDOM_EPISODES = 5
-"""Of random actions, before the first update."""
+"""Episodes of random actions, before the first update."""
 CAPACITY = 4_000
 """In rows."""
 HORIZON = 3
@@ -67,12 +67,12 @@ GROUP = 8
 """Latent numbers that add up to 1."""
 GAMMA = 0.975
 RHO = 0.5
-"""What each further step of a slice counts for."""
+"""The weight of each further step of a slice."""
 CONSISTENCY, REWARD, VALUE = 20.0, 1.0, 1.0
 """Weights of the losses."""
 TAU = 0.01
 ENTROPY = 0.02
-"""What the policy's entropy counts for beside the value."""
+"""The weight of the policy's entropy beside the value."""
 LOG_STD = (-5.0, 1.0)
 """Bounds of the policy's."""
 MOST_GRADIENT = 20.0
@@ -203,7 +203,7 @@ def empty_episode(number: int, observed: int, actions: int) -> TensorDict:
 
 
 def mixed_slices(batch: TensorDictBase) -> int:
-    """How many slices are not steps of one episode, one after the other."""
+    """Count the slices that are not steps of one episode, one after the other."""
     episode, step = batch["episode"], batch["step"]
     good = (episode == episode[0]) & (step == step[0] + torch.arange(HORIZON + 1).unsqueeze(1))
     return int((~good.all(0)).sum())

@@ -7,7 +7,7 @@ It needs fbuf, git, and JAX; `.venv` has them.
 
 Both trees are imported into the same process, and their programs take turns, round by round. Each
 process gives one ratio for each figure: the median over the rounds of this tree's time to the older
-one's. The table has the median of the ratios over the processes, and the least and the largest:
+one's. The table has the median of the ratios over the processes, and the least and the largest.
 XLA's programs differ from process to process, and so do their ratios. A figure counts as worse if
 the ratio is above 1 in every process, and its median is above 1.05.
 
@@ -199,7 +199,7 @@ GROUPS = (rows_figures, windows_figures, views_figures)
 def measure(task: Task) -> Measured:
     """Both trees, turn by turn."""
     quick, capacity = task["quick"], SMALL if task["quick"] else N
-    # Who is compiled and run first takes turns, too.
+    # The trees take turns in being compiled and run first, too.
     modules = {side: load(task["trees"][side]) for side in task["order"]}
     found = Measured()
     for group in GROUPS:
@@ -221,7 +221,7 @@ def measure(task: Task) -> Measured:
                     "what": name,
                     "us": us[NEW],
                     "old_us": us[OLD],
-                    # Of rounds one after the other, which a noisy minute hits alike.
+                    # Rounds one after the other are hit alike by a noisy minute.
                     "ratio": harness.median(
                         [new / old for new, old in zip(taken[NEW], taken[OLD], strict=False)]
                     ),
