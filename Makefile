@@ -12,7 +12,7 @@ demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch 
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
 # Most of the tests' time would be XLA making fast kernels of programs that then run for a
-# millisecond. What may break there is for the tests to find that are marked "optimised".
+# millisecond. Tests marked "optimised" find the faults of such kernels.
 QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -24,7 +24,7 @@ switches: $(READY)  ## Run quick tests under JAX's own switches; docs/switches.m
 	$(QUICK) $(BIN)/python tests/switches.py $(ARGS)
 
 sweep: export FBUF_SWEEP_PART := $(PART)
-sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.
+sweep: $(READY)  ## Run the cases that make test leaves out: more of the same, and long ones.
 	$(QUICK) $(PYTEST) -m "sweep and not optimised" $(ARGS)
 	$(PYTEST) -m optimised $(ARGS)
 
