@@ -24,6 +24,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from benchmarks import compare, harness, report
 from benchmarks.harness import NEW, OLD, Measured, Record, Task
@@ -41,12 +42,17 @@ Build = Callable[[], harness.Run]
 
 
 def load(tree: str) -> Any:
-    """The package `fbuf` of a tree, beside that of another one."""
+    """Import the package `fbuf` of a tree, beside that of another one."""
+    import jax.export
+
     for name in [n for n in sys.modules if n.partition(".")[0] == "fbuf"]:
         del sys.modules[name]
     sys.path.insert(0, tree)
+    # JAX refuses to know two classes by one name. No program is exported here.
+    ignore = mock.patch.object(jax.export, "register_pytree_node_serialization")
     try:
-        module = importlib.import_module("fbuf")
+        with ignore:
+            module = importlib.import_module("fbuf")
     finally:
         sys.path.remove(tree)
     if not (module.__file__ or "").startswith(tree):
