@@ -54,7 +54,7 @@ from stage import (
 )
 
 Record = dict[str, Any]
-"""What was found by one check, by the tests, or by one benchmark."""
+"""The results of one check, of the tests, or of one benchmark."""
 PARTS = CHECKS_PART, TESTS, SPEED = "checks", "tests", "speed"
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "flashbax", "torchrl", "tensordict", "numpy")
 TEST_FOLDER = "tests/adapters"
@@ -65,18 +65,18 @@ MEMORY = (
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
-"""How JAX takes memory: set for each process, whatever it was for this one."""
+"""JAX's way to take memory: set for each process, whatever it was for this one."""
 
 SECONDS = 525
-"""Of the whole run."""
+"""Seconds of the whole run."""
 CHECK_SECONDS, TESTS_SECONDS = 75, 200
-"""Of one check, and of all tests; the benchmarks share what remains."""
+"""Seconds of one check, and of all tests; the benchmarks share the rest."""
 WORKERS, TEST_WORKERS = 4, 6
 """Checks at a time, of those that bear it; and processes of tests."""
 
 
 class Device:
-    """What all processes are told, and what time there is."""
+    """The device and the time of all processes."""
 
     def __init__(self, name: str, quick: bool, seconds: float) -> None:
         self.name, self.quick = name, quick
@@ -128,7 +128,7 @@ def work_apart(
     """Have a process of this script do a task.
 
     Returns:
-        What it has written, None if nothing; its exit status; and all that it printed.
+        Return its results, None if there are none; its exit status; and all that it printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.json"
@@ -317,7 +317,7 @@ def driver() -> dict[str, str]:
 
 
 def work(task: dict[str, Any], out: pathlib.Path) -> None:
-    """What a process of this script does that was started by another one."""
+    """Do a task, in a process that another one of this script has started."""
     if task.get("speed"):
         benchmark("harness").work(benchmark("evidence.gpu_speed").measure, task, out)
         return

@@ -25,8 +25,8 @@ def faults_in(tmp_path: pathlib.Path, name: str, text: str) -> list[str]:
         (f"Short. {LONG.capitalize()}.", [f"1: {english.WORDS + 1} words"]),
         (f"{LONG.removeprefix('word ')}.", []),
         ("What it is.", ["1: opens with 'What'"]),
-        ("A start. Of this an end.", ["1: opens with 'Of'"]),
-        ("A start. (That is an end.)", ["1: opens with 'That'"]),
+        ("A start. Of this.", ["1: opens with 'Of'"]),
+        ("A start. (That is.)", ["1: opens with 'That'"]),
         ("What is it? How is it done.", []),
         ("Whatsoever. Offer. Thatch.", []),
     ],
@@ -82,14 +82,8 @@ def test_lists_tables_and_code_are_left_alone(tmp_path):
 
 
 def test_an_admonition_and_an_indented_item_are_prose(tmp_path):
-    page = """
-        !!! note "What it is"
-            What it says.
-
-        1.  One.
-
-            Of the item.
-        """
+    lines = ['!!! note "What it is"', "    What it says.", "", "1.  One.", "", "    Of the item."]
+    page = "\n".join(lines)
     found = ["2: opens with 'What'", "6: opens with 'Of'"]
     assert faults_in(tmp_path, "page.md", page) == found
 

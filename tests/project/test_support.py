@@ -1,4 +1,4 @@
-"""What the tests stand on: the wrong lines keep up with the package, the cache is bounded."""
+"""The helpers of the tests: the wrong lines keep up with the package, the cache is bounded."""
 
 from __future__ import annotations
 
