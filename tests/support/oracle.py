@@ -313,7 +313,7 @@ class Oracle:
         return {slot: value / total for slot, value in values.items() if value > 0}
 
     def mixed(self, ways):
-        """Return each slot's probability by ways `(share, likely)`, less those that draw nothing."""
+        """Return each slot's probability by ways `(share, likely)`; empty ways drop."""
         whole = sum(share for share, likely in ways if likely)
         found = {}
         for share, likely in ways:
