@@ -1,7 +1,7 @@
 """JAX and PyTorch on one memory.
 
-Where something can go wrong, the test first lets it go wrong with the bare libraries. So a change of
-the libraries shows. Then the test shows that the adapter does not go wrong.
+Where something can go wrong, the test first lets it go wrong with the bare libraries. So a change
+of the libraries shows. Then the test shows that the adapter does not go wrong.
 """
 
 import collections
