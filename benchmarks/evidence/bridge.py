@@ -5,8 +5,8 @@
 
 It needs fbuf and PyTorch.
 
-An item has 8 leaves: 6 of 8 floats, a reward, an action. A batch has 256 rows, and 16 are added to a
-uniform buffer of 100,000 rows.
+An item has 8 leaves: 6 of 8 floats, a reward, an action. A batch has 256 rows, and 16 are added to
+a uniform buffer of 100,000 rows.
 
 - "out": 8 arrays of a batch, as `torch.from_dlpack` on each hands them over, and as `to_torch`.
 - "in": adding rows, and waiting for it. The jitted `fbuf.add`, its buffer donated, is given JAX
