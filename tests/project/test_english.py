@@ -1,4 +1,4 @@
-"""The command that finds prose to mend: the faults it sees, and the text it leaves alone."""
+"""The command that finds prose to mend: the faults it sees, the text it leaves alone, our own."""
 
 from __future__ import annotations
 
@@ -186,3 +186,9 @@ def test_figures_are_not_read(tmp_path):
     for path in ("page.md", "results/page.md", "notes.txt"):
         (tmp_path / path).write_text("What it is.")
     assert english.files([str(tmp_path)]) == [tmp_path / "page.md"]
+
+
+def test_all_prose_is_read_once():
+    places = [str(english.ROOT / folder) for folder in english.FOLDERS]
+    found = [fault for file in english.files(places) for fault in english.faults(file)]
+    assert not found, "\n".join(map(str, found))
