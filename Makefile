@@ -12,8 +12,9 @@ demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch 
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
 
 # Most of the tests' time would be XLA making fast kernels of programs that then run for a
-# millisecond. What may break there is for the tests to find that are marked "optimised".
-QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+# millisecond. Tests marked "optimised" find the faults of such kernels.
+# Bytecode is kept: without it each process compiles all tests, and rewrites their assertions.
+QUICK := PYTHONDONTWRITEBYTECODE= XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -24,7 +25,7 @@ switches: $(READY)  ## Run quick tests under JAX's own switches; docs/switches.m
 	$(QUICK) $(BIN)/python tests/switches.py $(ARGS)
 
 sweep: export FBUF_SWEEP_PART := $(PART)
-sweep: $(READY)  ## Run what make test leaves out: more cases of what it has some of, and what takes long.
+sweep: $(READY)  ## Run the cases that make test leaves out: more of the same, and long ones.
 	$(QUICK) $(PYTEST) -m "sweep and not optimised" $(ARGS)
 	$(PYTEST) -m optimised $(ARGS)
 
@@ -42,20 +43,21 @@ docs: $(READY)  ## Build the site into site/.
 	$(BIN)/mkdocs build --strict
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
-	for name in compare draw_parts agents slices saving host bridge torch_buffers collect processes \
-			exchange_rounds sharded $(addprefix torchrl_scripts.torchrl_,dqn td3 td_mpc2) publish; do \
+	for name in compare agents slices saving host torch_buffers collect processes sharded \
+			evidence.draw_parts evidence.bridge evidence.exchange_rounds \
+			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 .PHONY: ablations
 ablations: $(READY)  ## Measure one way to do a thing beside another.
-	for name in learn_every_k ablations.tree_shapes ablations.row_access; do \
+	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
-	$(BIN)/python -m benchmarks.gpu_build $(ARGS)
-	$(BIN)/python -m benchmarks.gpu_build_sharded $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)
+	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
 	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs

@@ -1,1 +1,1 @@
-"""What measures: `python -m benchmarks.NAME`, from the repository's root; see `make bench`."""
+"""Measure fbuf: `python -m benchmarks.NAME`, from the repository's root; see `make bench`."""

@@ -17,10 +17,11 @@ transitions. The library of the buffer is all that differs.
   if only with what they were. The gradient alone is inside `lax.cond`. fbuf is given a mask;
   flashbax has none, and is given the old priorities, found from the probabilities.
 
-Times are of an iteration, environments and learning included, with a full buffer: medians over
-processes of medians over rounds in which all programs take turns. Returns are those of the
-program "in cond" from an empty buffer on, where both buffers are used as they are meant to be:
-the mean over all episodes that ended in the last quarter, with the standard error over seeds.
+Times are of an iteration, environments and learning included, with a full buffer. They are medians
+over processes of medians over rounds, in which all programs take turns. Returns are those of the
+program "in cond" from an empty buffer on, where both buffers are used as they are meant to be. A
+return is the mean over all episodes that ended in the last quarter, with the standard error over
+seeds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ENVS, BATCH, EVERY = 10, 128, 4
 HIDDEN = (120, 84)
 GAMMA, LEARNING_RATE, TARGET_RATE, EPS = 0.99, 3e-3, 0.03, 1e-3
 REWARD = 0.02
-"""What a reward counts, so that values are of the order of 1, too."""
+"""The weight of a reward, so that values are of the order of 1, too."""
 SCALE = (2.4, 2.0, 0.21, 2.0)
 """Observations are divided by it, which brings them to the order of 1."""
 WARM_UP = 100
@@ -372,7 +373,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us = Find(records)
     found = []
     for prioritized, kind in KINDS.items():
@@ -386,7 +387,7 @@ def bars(records: list[Record]) -> list[str]:
                     text += f", at most {most} wanted"
                     least = us(peer=FBUF, prioritized=False, way=way, n=SIZES[0])
                     cause = (
-                        "Of the agent and a small uniform buffer alone it would be "
+                        "With the agent and a small uniform buffer alone it would be "
                         f"{(least or 0) / theirs:.2f}"
                     )
                     found.append(report.bar(text, ours <= most * theirs, cause))
@@ -394,16 +395,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.agents",
-            title="Whole agents in JAX, beside flashbax",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("peer", "way", "n", "prioritized"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Whole agents in JAX, beside flashbax",
+        packages=PACKAGES,
+        keys=("peer", "way", "n", "prioritized"),
     )

@@ -5,15 +5,16 @@
 
 It needs fbuf, JAX and Gymnasium.
 
-CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops what
-comes (without automatic resets it resets, too). "Collector" puts every step into a buffer made with
-`next_of`, in its own chunks, with one `fbuf.add` a chunk (512 steps of 8 environments, 128 of 64);
-"an add a step" is the same with chunks of one step. All of them step the same environments, in
-turns of 512 steps: equal ones that lie elsewhere in memory differ by more than what is measured. (A
-buffer then lacks the steps of the others, which makes no difference to the time.)
+CartPole is stepped with fixed actions. "Nothing" calls the policy and `envs.step`, and drops the
+results (without automatic resets it resets, too). "Collector" puts every step into a buffer made
+with `next_of`, in its own chunks, with one `fbuf.add` a chunk. A chunk is 512 steps of 8
+environments, or 128 of 64; "an add a step" has chunks of one step. All three step the same
+environments, in turns of 512 steps. Equal environments elsewhere in memory would differ by more
+than the measured times do. (A buffer then lacks the steps of the other two ways, which makes no
+difference to the time.)
 
-Figures are microseconds a step of all environments, medians over the turns: of CPU time, which adds
-up all threads and does not know of other programs, and of wall time.
+Figures are microseconds a step of all environments, medians over the turns. They are given in CPU
+time, which adds up all threads and does not know of other programs, and in wall time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HOW: dict[str, dict[str, Any] | None] = {
     "Collector": {},
     "an add a step": {"chunk": 1},
 }
-"""What the collector of each way to step is made with."""
+"""The arguments of the collector, for each way to step."""
 
 _STEPS = 512
 
@@ -69,6 +70,18 @@ def _collected(envs: Any, policy: Any, options: dict[str, Any]) -> Callable[[], 
     return run
 
 
+def _clocked(run: Callable[[], None]) -> Callable[[], tuple[float, float]]:
+    """Return a function of two figures: microseconds a step of wall time and of CPU time."""
+
+    def figure() -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return wall / _STEPS * 1e6, cpu / _STEPS * 1e6
+
+    return figure
+
+
 def measure(task: Task) -> Measured:
     """Step the same environments in all ways, by turns."""
     try:
@@ -84,32 +97,23 @@ def measure(task: Task) -> Measured:
     programs: dict[str, Callable[[], None]] = {}
     for name, options in HOW.items():
         if options is None:
-            made = _nothing(envs, policy, mode)
+            programs[name] = _nothing(envs, policy, mode)
         else:
-            made = _collected(envs, policy, options)
-        made()  # compiles
-        programs[name] = made
-    taken: dict[tuple[str, str], list[float]] = {}
-    order = list(programs)
-    for _ in range(task["rounds"]):
-        for name in order:
-            wall, cpu = time.perf_counter(), time.process_time()
-            programs[name]()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            taken.setdefault((name, "wall"), []).append(wall / _STEPS * 1e6)
-            taken.setdefault((name, "cpu"), []).append(cpu / _STEPS * 1e6)
-        order = order[1:] + order[:1]  # nobody always runs behind the same one
+            programs[name] = _collected(envs, policy, options)
+    figures = {name: _clocked(run) for name, run in programs.items()}
+    taken = harness.by_turns(figures, task["rounds"])
     of = {"environments": count, "mode": mode}
     return Measured(
         [
-            {**of, "how": name, "time": kind, "us": harness.median(values)}
-            for (name, kind), values in taken.items()
+            {**of, "how": name, "time": kind, "us": harness.median(us)}
+            for name, rounds in taken.items()
+            for kind, us in zip(("wall", "cpu"), zip(*rounds, strict=True), strict=True)
         ]
     )
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     return [
         {
             "label": f"{count} environments, {mode}",
@@ -141,7 +145,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What is promised."""
+    """Return the promises of the project, and whether each was held."""
     find = report.Find(records)
     lines: list[str] = []
     for count in ENVIRONMENTS:
@@ -155,16 +159,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.collect",
-            title="Collecting",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "gymnasium", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("environments", "mode", "how", "time"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Collecting",
+        packages=("fbuf", "jax", "jaxlib", "gymnasium", "numpy"),
+        keys=("environments", "mode", "how", "time"),
     )

@@ -9,22 +9,22 @@ A prioritised step adds 16 rows, draws a batch, and gives the batch new prioriti
 leaves the last out. The buffers are full and past the end of their ring, with random priorities.
 
 - "In scan": all steps run in one `lax.scan` whose carry, the buffer, is donated. All leaves of the
-  batch are added to accumulators in the carry, number by number, for XLA leaves out what nobody
-  uses; so are the importance weights of a prioritised buffer (flashbax gives the probabilities they
-  are made from). "Step, no weights" uses the batch alone. No learner can do so, but XLA then does
-  not copy flashbax's tree, which it does at every step if the probabilities are used.
+  batch are added to accumulators in the carry, number by number, for XLA leaves out unused numbers.
+  So are the importance weights of a prioritised buffer. (flashbax gives the probabilities that
+  weights are made from.) "Step, no weights" uses the batch alone. No learner can do so, but XLA
+  then does not copy flashbax's tree, which it does at every step if the probabilities are used.
 - "From Python": one call of the library for each operation. The results of a step (add, sample, TD
   error, update) are waited for at its end. Nothing is done with the batch, whose arrays are its
   own. JAX libraries compile each function and donate the buffer to it.
-- "Call alone": what JAX's own calls cost. The same compiled functions without their work: they give
-  the state back as it is, and a batch of zeros. The rest of fbuf's time is fbuf's.
+- "Call alone": the cost of JAX's own calls. The same compiled functions do no work: they give the
+  state back as it is, and a batch of zeros. The rest of fbuf's time is fbuf's.
 - "One core": the process may use one core, so XLA has no second thread to wake.
 - "Compile" is the tracing and compiling of a scanned step.
 
 The TD error is |reward - target| for all, computed with the library's own arrays. Targets and keys
 are random and made beforehand. Each figure is the median over processes of the median over rounds,
-in which the libraries take turns. Memory is the peak of a process of its own, less what it held
-after it had done the same with a buffer of 10,000 rows: that is what imports and compiling take.
+in which the libraries take turns. Memory is the peak of a process of its own, less the memory of
+imports and compiling. The process has held these after it did the same with 10,000 rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import harness, report
-from benchmarks.harness import Measured, Record, Task
+from benchmarks.harness import Box, Measured, Record, Task
 from benchmarks.report import Find, Line
 
 ADDED = 16
@@ -57,17 +57,10 @@ MEMORY = "memory"
 SMALL = 10_000
 """Capacity of the buffer that is used beforehand where memory is measured."""
 SEVERAL = 16
-"""How many keys, batches of targets and of ids are used in turn."""
+"""Keys, batches of targets and batches of ids that are used in turn."""
 
 
 # --- one process that measures -------------------------------------------------------------------
-
-
-class Box:
-    """The state of one buffer, passed on from one program to the next."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
 
 
 def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, int]:
@@ -114,16 +107,7 @@ def in_scan(peer: Any, box: Box, what: str, steps: int) -> tuple[harness.Run, in
                 state = peer.update(state, peer.ids(drawn), priority)
         return state, rows, used
 
-    carry = (box.state, rows, used)
-    program, memory = harness.scanned(step, carry, inputs)
-    rest = carry[1:]
-
-    def run() -> int:
-        nonlocal rest
-        box.state, *rest = jax.block_until_ready(program((box.state, *rest), inputs))
-        return steps
-
-    return run, memory.temp_size_in_bytes
+    return harness.in_scan(step, box, (rows, used), inputs)
 
 
 def compiling(peer: Any, box: Box) -> harness.Run:
@@ -288,7 +272,7 @@ def peak_memory(task: Task) -> Measured:
 
 
 def chunk(task: Task) -> int:
-    """How many rows are added at a time to fill a buffer: few beside what it holds."""
+    """Return the number of rows added at a time to fill a buffer: few beside its capacity."""
     return min(1000 if task["item"] == "frame" else 100_000, max(task["n"] // 10, 1))
 
 
@@ -311,11 +295,11 @@ SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LARGE = SIZES[2]
 """The size of the README's table."""
 WORK = dict(zip(SIZES, (ALL, STEPS_ONLY, ALL, ALL), strict=True))
-"""What is measured at each size."""
+"""The operations to measure at each size."""
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What the processes have to do, one entry a process."""
+    """Return the task of each process."""
     both = [True, False]
     found: list[Task] = []
 
@@ -426,8 +410,8 @@ def copies(records: list[Record]) -> list[str]:
 
 CAUSES = {
     (COMPILE, True): (
-        "The program is 2.3 times as long: of the 16 children of a node each is an instruction, on "
-        "three levels, and a fault, a duplicate and an id that is gone are looked for. With LLVM's "
+        "The program is 2.3 times as long: each of the 16 children of a node is an instruction, on "
+        "three levels. Faults, duplicates and ids that are gone are looked for, too. With LLVM's "
         "optimiser off XLA takes three quarters of the time all the same"
     ),
     (ADD, False): (
@@ -439,7 +423,7 @@ CAUSES = {
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself beside its peers, and what came out."""
+    """Return the promises of the project beside its peers, and whether each was held."""
     us = Find([r for r in records if r["item"] == "row"])
     found = []
 
@@ -515,18 +499,9 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.compare",
-            title="fbuf beside its peers",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("item", "mode", "what", "prioritized", "n", "batch", "cores", "peer"),
-            tables=tables,
-            bars=bars,
-            plot=plot,
-            figures=("us", "bytes"),
-        )
+    report.script(
+        title="fbuf beside its peers",
+        packages=PACKAGES,
+        keys=("item", "mode", "what", "prioritized", "n", "batch", "cores", "peer"),
+        figures=("us", "bytes"),
     )

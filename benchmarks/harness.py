@@ -1,18 +1,20 @@
-"""How figures are taken: side by side, turn by turn, and again in other processes.
+"""Take figures: side by side, turn by turn, and again in other processes.
 
-What is compared runs in the same process and the same minute, one round of each in turn, so that
-a noisy minute hits all of them. XLA's programs differ from process to process, so a figure is the
-median over processes of the median over rounds.
+Programs that are compared run in the same process and the same minute, one round of each in turn.
+So a noisy minute hits all of them. XLA's programs differ from process to process, so a figure is
+the median over processes of the median over rounds.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import platform
@@ -22,26 +24,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 """The repository."""
 
 Task = dict[str, Any]
-"""What one process has to measure. `label` is for people; the harness reads `cores` (how many the
-process may use, default all), `environment` (variables) and `seconds` (it is ended after these)."""
+"""The task of one process. `label` is for people. The harness reads `cores` (how many the process
+may use, default all), `environment` (variables) and `seconds` (the process ends after these)."""
 
 Record = dict[str, Any]
-"""What was measured, and the figures: those named "us" are microseconds."""
+"""A name for each figure of a measurement: "us" are microseconds."""
 
 Run = Callable[[], int]
 """Runs some steps to the end and returns how many."""
 
+NEW, OLD = "new", "old"
+"""This tree, and the tree of an older commit."""
+
 
 @dataclasses.dataclass
 class Measured:
-    """What a process has found: the figures, and what it could not measure and why."""
+    """The figures of a process, and notes: all that it could not measure, and why."""
 
     records: list[Record] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -53,34 +60,50 @@ class Measured:
 def alternate(
     programs: Mapping[Any, Run], rounds: int, seconds: float = 1.0
 ) -> dict[Any, list[float]]:
-    """Microseconds a step of each program, one entry a round.
+    """Return microseconds a step of each program, one entry a round.
 
     Args:
-        programs: What to run. Each is run once beforehand, to warm up.
-        rounds: How many rounds.
+        programs: The programs to time. Each is run once beforehand, to warm up.
+        rounds: The number of rounds.
         seconds: A program that has taken so long sits out the rest, after 3 rounds, or after one
             if that alone took three times as long.
     """
-    for run in programs.values():
-        run()
-    taken: dict[Any, list[float]] = {name: [] for name in programs}
-    spent = dict.fromkeys(programs, 0.0)
-    order = list(programs)
+    return by_turns({name: timed(run) for name, run in programs.items()}, rounds, seconds)
+
+
+def by_turns(
+    figures: Mapping[Any, Callable[[], T]], rounds: int, seconds: float = math.inf
+) -> dict[Any, list[T]]:
+    """Take each figure once a round, after one that does not count; see `alternate`."""
+    for take in figures.values():
+        take()
+    taken: dict[Any, list[T]] = {name: [] for name in figures}
+    spent = dict.fromkeys(figures, 0.0)
+    order = list(figures)
     for number in range(rounds):
         for name in order:
             if spent[name] > seconds and (number >= 3 or spent[name] > 3 * seconds):
                 continue
             start = time.perf_counter()
-            steps = programs[name]()
-            elapsed = time.perf_counter() - start
-            spent[name] += elapsed
-            taken[name].append(elapsed / steps * 1e6)
-        order = order[1:] + order[:1]  # nobody always runs behind the same one
+            taken[name].append(figures[name]())
+            spent[name] += time.perf_counter() - start
+        order = order[1:] + order[:1]  # none always runs behind the same other one
     return taken
 
 
+def timed(run: Run) -> Callable[[], float]:
+    """Return a function that takes one figure: microseconds a step."""
+
+    def figure() -> float:
+        start = time.perf_counter()
+        steps = run()
+        return (time.perf_counter() - start) / steps * 1e6
+
+    return figure
+
+
 def repeated(step: Callable[[int], None], seconds: float) -> Run:
-    """A program that calls `step(i)` as often as fits into about this time, found by trying."""
+    """Return a program that calls `step(i)` as often as fits into about this time, by trying."""
     step(0)
     steps, start = 0, time.perf_counter()
     while steps < 3 or (time.perf_counter() - start < seconds / 4 and steps < 1000):
@@ -99,23 +122,61 @@ def repeated(step: Callable[[int], None], seconds: float) -> Run:
     return run
 
 
-def scanned(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
-    """Compile `step(carry, input) -> carry` inside `lax.scan` with a donated carry.
+class Box:
+    """The state of one buffer, passed on from one program to the next."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+def in_scan(
+    step: Callable[[Any, Any], Any], box: Box, rest: Sequence[Any], inputs: Any
+) -> tuple[Run, int]:
+    """Compile `step((state, *rest), input)`, which returns the next carry, inside `lax.scan`.
+
+    The carry is donated.
 
     Returns:
-        The program, to be called as `program(carry, inputs)`, and its memory analysis.
+        A program of all steps, and the temporary bytes of the program. It takes the state out of
+        the box, and puts the last one back.
     """
     import jax
 
-    def run(carry: Any, inputs: Any) -> Any:
+    def run_all(carry: Any, inputs: Any) -> Any:
         return jax.lax.scan(lambda c, x: (step(c, x), None), carry, inputs)[0]
 
-    program = jax.jit(run, donate_argnums=0).lower(carry, inputs).compile()
-    return program, program.memory_analysis()
+    steps = len(jax.tree.leaves(inputs)[0])
+    compiled: Any = jax.jit(run_all, donate_argnums=0)
+    compiled = compiled.lower((box.state, *rest), inputs).compile()
+
+    def run() -> int:
+        nonlocal rest
+        box.state, *rest = jax.block_until_ready(compiled((box.state, *rest), inputs))
+        return steps
+
+    return run, compiled.memory_analysis().temp_size_in_bytes
+
+
+def draws_in_scan(
+    draw: Callable[[Any, Any], Any], box: Box, keys: Any, add: Callable[[Any], Any] | None = None
+) -> Run:
+    """Return a program of draws in a scan, each after `add(state)` if that is given.
+
+    All numbers that `draw(state, key)` returns are added up in the carry.
+    """
+    import jax
+
+    def step(carry: Any, key: Any) -> Any:
+        state, used = carry
+        state = add(state) if add else state
+        return state, use(used, draw(state, key))
+
+    used = zeros_like(jax.eval_shape(draw, box.state, keys[0]))
+    return in_scan(step, box, [used], keys)[0]
 
 
 def zeros_like(shapes: Any) -> Any:
-    """A tree of zeros in these shapes: what a scan adds its batches to."""
+    """Return a tree of zeros in these shapes, to which a scan adds its batches."""
     import jax
     import jax.numpy as jnp
 
@@ -123,7 +184,7 @@ def zeros_like(shapes: Any) -> Any:
 
 
 def use(used: Any, drawn: Any) -> Any:
-    """All leaves of a batch added up, number by number: XLA leaves out what nobody uses."""
+    """Add up all leaves of a batch, number by number: XLA leaves out numbers that are not used."""
     import jax
 
     return jax.tree.map(lambda u, x: u ^ x if x.dtype == bool else u + x, used, drawn)
@@ -134,13 +195,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and its standard error."""
+    """Return the mean, and its standard error."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return float(statistics.mean(values)), error
 
 
 def available_bytes() -> int:
-    """Bytes of memory that are free, or can be made so."""
+    """Return the bytes of memory that are free, or can be made so."""
     info = pathlib.Path("/proc/meminfo")
     for line in info.read_text().splitlines() if info.exists() else ():
         if line.startswith("MemAvailable"):
@@ -148,11 +209,11 @@ def available_bytes() -> int:
     return 2**63
 
 
-# --- what a figure depends on --------------------------------------------------------------------
+# --- the machine and the versions -----------------------------------------------------------------
 
 
 def processor() -> str:
-    """The name of the CPU, and how many cores may be used."""
+    """Return the name of the CPU, and how many cores may be used."""
     name = platform.processor() or platform.machine()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
@@ -164,22 +225,22 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     usable = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def load() -> str:
-    """How busy the machine is; what else runs makes all figures larger, and not all alike."""
+    """Return how busy the machine is: other programs make all figures larger, and not all alike."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def about(*packages: str) -> dict[str, str]:
-    """What a result depends on: date, device and versions."""
+    """Return all that a result depends on: date, device and versions."""
 
     def version(package: str) -> str:
         source = importlib.util.find_spec(package) if package == "fbuf" else None
-        if source and source.origin:  # what is imported, not what was once installed
+        if source and source.origin:  # of the imported package, which need not be the installed one
             found = re.search(
                 r'^__version__ = "(.*)"', pathlib.Path(source.origin).read_text(), re.MULTILINE
             )
@@ -200,6 +261,22 @@ def about(*packages: str) -> dict[str, str]:
 
 
 # --- the process that starts the others ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def trees(commit: str | None) -> Generator[dict[str, str]]:
+    """Yield the folders of this tree and, for a time, of that of a commit, by `NEW` and `OLD`."""
+    if not commit:
+        yield {NEW: str(ROOT)}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield {NEW: str(ROOT), OLD: str(tree)}
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
 def run_tasks(module: str, tasks: Sequence[Task]) -> Measured:
@@ -259,7 +336,7 @@ def work(measure: Callable[[Task], Measured], task: Task, out: pathlib.Path) -> 
 def merged(
     records: Sequence[Record], keys: Sequence[str], figures: Sequence[str] = ("us",)
 ) -> list[Record]:
-    """One record for all processes that measured the same: medians of the figures."""
+    """Make one record of those that agree in all keys: medians of the figures."""
     groups: dict[Any, list[Record]] = collections.defaultdict(list)
     for record in records:
         groups[tuple(record.get(key) for key in keys)].append(record)

@@ -9,28 +9,30 @@ The device is the CPU: a batch crosses no bus, and "on the device" is memory lik
 figure was taken on a GPU.
 
 - "Mapped": 200 million rows of 1 or of 100 bytes, the latter 20 GB, all of them written, in
-  episodes of 500. fbuf is `HostStore(files=...)`, and a batch is on the device when its time ends;
-  TorchRL is a `ReplayBuffer` with `LazyMemmapStorage`, with one thread or all, whichever is the
-  faster. A batch is 256 rows (`Uniform()`; `RandomSampler`), or 256 windows of 4 rows of an episode
-  that is drawn uniformly (`Sequence(4)` over `Uniform(window=4, by="episode")`; `SliceSampler` with
-  an end key and `cache_values`, which hold as nobody writes). JAX is told to run programs in the
-  thread that waits (`jax_cpu_enable_async_dispatch` off; elsewhere it is as it comes). Both read
-  the same file of rows: TorchRL's is a hard link to that of fbuf. TorchRL has the ends of episodes
-  in a file of its own, which a batch of windows reads, too; fbuf has them on the device.
+  episodes of 500. The store of fbuf is `HostStore(files=...)`, and a batch is on the device when
+  its time ends. TorchRL's is a `ReplayBuffer` with `LazyMemmapStorage`, with one thread or all,
+  whichever is the faster.
+- A batch is 256 rows (`Uniform()`; `RandomSampler`), or 256 windows of 4 rows of an episode that is
+  drawn uniformly. Windows are `Sequence(4)` over `Uniform(window=4, by="episode")`, or those of
+  `SliceSampler` with an end key and `cache_values`, which hold as nobody writes. JAX is told to run
+  programs in the thread that waits (`jax_cpu_enable_async_dispatch` off; elsewhere it is as it
+  comes). Both read the same file of rows: TorchRL's is a hard link to that of fbuf. TorchRL has the
+  ends of episodes in a file of its own, which a batch of windows reads, too; fbuf has them on the
+  device.
 - "Warm": 64 batches in turn, whose pages have all been read before. "Cold": each batch is a new
-  one, after all pages of all files were dropped from the memory of this machine (`madvise` and
-  `posix_fadvise` with DONTNEED; `mincore` must find less than 1 % there). What is below this
-  machine, as the host of a virtual disk, may still remember them. "MB read" is what a cold batch
-  brought into memory.
+  one, after all pages of all files were dropped from the memory of this machine. `madvise` and
+  `posix_fadvise` with DONTNEED drop them, and `mincore` must find less than 1 % there. Layers below
+  this machine, as the host of a virtual disk, may still remember them. "MB read" are the bytes that
+  a cold batch brought into memory.
 - "Ahead": a learner that takes 2 ms, which is a sleep: a GPU would be busy, and this thread is
-  free. "Fetching" is how long `sample` keeps such a loop, all results waited for; "waiting" is how
-  long `next` does, of `batches(prefetch=2)`. Each is the mean of a round.
+  free. "Fetching" is the time that `sample` keeps such a loop, all results waited for. "Waiting" is
+  the time that `next` of `batches(prefetch=2)` does. Each is the mean of a round.
 - "Tiers": a batch of 256 of the standard row (a million of them) or of frames (40,000), uniform, by
   where the rows lie. "In scan" is 50 batches in one program, all rows added up. "Files" and
   "checkpoint" (`HostStore.open`) are warm or cold as above. Bytes a row are those of
   `HostStore.stats`, and of the files.
 
-What is compared takes turns in one process; each figure is the median over rounds.
+All that is compared takes turns in one process; each figure is the median over rounds.
 The files lose their names as soon as they are mapped: none stays behind.
 """
 
@@ -45,7 +47,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -55,7 +57,7 @@ import numpy as np
 import fbuf
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
-from benchmarks.peers import ITEMS, random_rows
+from benchmarks.peers import ITEMS, faster_threads, random_rows
 from benchmarks.report import Find, number
 from fbuf.host import HostStore
 
@@ -83,8 +85,8 @@ FETCHED = {"256 rows": ("row", 256), "32 frames": ("frame", 32), "64 frames": ("
 """Batches to have ahead."""
 FETCHING, WAITING = "fetching", "waiting"
 TOO_SLOW = (
-    "Where fetching takes longer than learning, the thread cannot keep up. Else what is waited for "
-    "is mostly the other thread: only one at a time runs Python"
+    "Where fetching takes longer than learning, the thread cannot keep up. Else the learner waits "
+    "mostly for the other thread: only one at a time runs Python"
 )
 """Why a learner may wait."""
 TIER_ROWS = {"row": 10**6, "frame": 40_000}
@@ -131,7 +133,7 @@ class Files:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def in_memory(self) -> int:
-        """How many bytes of them are in memory; what is mapped twice counts once."""
+        """Return the bytes of them in memory; a part that is mapped twice counts once."""
         pages: dict[Any, int] = {}
         for part, begin, length in self._mapped():
             found = np.zeros(-(-length // PAGE), np.uint8)
@@ -140,7 +142,7 @@ class Files:
         return sum(pages.values()) * PAGE
 
     def size(self) -> int:
-        """How many bytes they have; a file with two names counts once."""
+        """Return the bytes of all files; a file with two names counts once."""
         return sum(
             {(found := os.fstat(file)).st_ino: found.st_size for file in self._open}.values()
         )
@@ -194,31 +196,11 @@ def named_files() -> Generator[None]:
 # --- rounds --------------------------------------------------------------------------------------
 
 
-def alternate(figures: Mapping[Any, Figure], rounds: int) -> dict[Any, list[float]]:
-    """The figures of each, one a round, turn by turn, after one that does not count."""
-    for figure in figures.values():
-        figure()
-    taken: dict[Any, list[float]] = {name: [] for name in figures}
-    order = list(figures)
-    for _ in range(rounds):
-        for name in order:
-            taken[name].append(figures[name]())
-        order = order[1:] + order[:1]
-    return taken
-
-
 def warm(step: Step, seconds: float) -> Figure:
     """Batches whose rows are in memory."""
     for batch in range(SEVERAL):
         step(batch)
-    run = harness.repeated(lambda i: step(i % SEVERAL), seconds)
-
-    def figure() -> float:
-        begun = time.perf_counter()
-        steps = run()
-        return (time.perf_counter() - begun) / steps * 1e6
-
-    return figure
+    return harness.timed(harness.repeated(lambda i: step(i % SEVERAL), seconds))
 
 
 def cold(step: Step, of: Files, read: list[int]) -> Figure:
@@ -241,7 +223,7 @@ def cold(step: Step, of: Files, read: list[int]) -> Figure:
 
 
 def learning(fetch: Callable[[], Any], steps: int) -> Figure:
-    """How long a learner waits for a batch."""
+    """Return a figure: the microseconds that a learner waits for a batch."""
 
     def figure() -> float:
         waited = 0.0
@@ -347,17 +329,7 @@ class TorchRL:
 
     def choose_threads(self) -> None:
         """Have the faster number of threads."""
-
-        def seconds(threads: int) -> float:
-            self.torch.set_num_threads(threads)
-            self.draw(0)
-            begun = time.perf_counter()
-            for batch in range(5):
-                self.draw(batch)
-            return time.perf_counter() - begun
-
-        most = self.torch.get_num_threads()
-        self.torch.set_num_threads(min((1, most), key=seconds))
+        self.torch.set_num_threads(faster_threads(lambda: self.draw(0)))
 
 
 def check(name: str, values: np.ndarray, kind: str, width: int) -> None:
@@ -407,7 +379,7 @@ def mapped(task: Task) -> Measured:
             COLD: {name: cold(of_it.draw, of, read[name]) for name, of_it in libraries.items()},
         }
         for mode, figures in modes.items():
-            for name, taken in alternate(figures, few if mode == COLD else rounds).items():
+            for name, taken in harness.by_turns(figures, few if mode == COLD else rounds).items():
                 one = {**record, "peer": name, "mode": mode, "us": harness.median(taken)}
                 if mode == COLD:
                     one["bytes"] = harness.median(read[name])
@@ -429,7 +401,7 @@ def fill(add: Callable[[Any], Any], item: Any, capacity: int) -> None:
 
 
 def ahead(task: Task) -> Measured:
-    """How long a learner waits, with batches ahead and without."""
+    """Measure the time that a learner waits, with batches ahead and without."""
     measured = Measured()
     figures: dict[tuple[str, str], Figure] = {}
     steps, rounds = (20, 3) if task["quick"] else (100, 9)
@@ -442,7 +414,7 @@ def ahead(task: Task) -> Measured:
                 fill(stores[of].add, ITEMS[of], capacity)
             figures[what, FETCHING] = without_ahead(stores[of], size, steps)
             figures[what, WAITING] = with_ahead(stores[of], size, steps, opened)
-        for (what, way), taken in alternate(figures, rounds).items():
+        for (what, way), taken in harness.by_turns(figures, rounds).items():
             record = {"part": AHEAD, "what": what, "mode": way, "us": harness.median(taken)}
             measured.records.append({**record, "rounds": taken})
     return measured
@@ -479,12 +451,11 @@ def in_scan(state: fbuf.State[Any]) -> Figure:
     def run(state: Any, used: Any, given: Any) -> Any:
         return jax.lax.scan(lambda u, key: (harness.use(u, draw(state, key)), None), used, given)
 
-    def figure() -> float:
-        begun = time.perf_counter()
+    def steps() -> int:
         jax.block_until_ready(run(state, used, given))
-        return (time.perf_counter() - begun) / STEPS * 1e6
+        return STEPS
 
-    return figure
+    return harness.timed(steps)
 
 
 def tiers(task: Task) -> Measured:
@@ -523,12 +494,12 @@ def tiers(task: Task) -> Measured:
             (FILES, WARM): warm(drawn(in_files.sample), seconds),
             (OPENED, WARM): warm(drawn(checkpoint.sample), seconds),
         }
-        taken = alternate(figures, rounds)
+        taken = harness.by_turns(figures, rounds)
         cold_ones: dict[tuple[str, str], Figure] = {
             (FILES, COLD): cold(drawn(in_files.sample), mapped_files, read),
             (OPENED, COLD): cold(drawn(checkpoint.sample), saved, read),
         }
-        taken |= alternate(cold_ones, rounds)
+        taken |= harness.by_turns(cold_ones, rounds)
         record = {"part": TIERS, "item": task["item"], "stored": capacity}
         found = [
             {**record, "what": tier, "mode": mode, "us": harness.median(us), "rounds": us}
@@ -555,7 +526,7 @@ def tiers(task: Task) -> Measured:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     stored = CHUNK if quick else STORED
     of_mapped = [
         {
@@ -605,7 +576,7 @@ def mapped_table(records: list[Record]) -> Table:
 
 
 def ahead_table(records: list[Record]) -> Table:
-    """How long a learner waits."""
+    """Return the table of the time that a learner waits."""
     us = Find(records)
     body = []
     for what in FETCHED:
@@ -623,7 +594,7 @@ LINES = (
 
 
 def tiers_table(records: list[Record]) -> Table:
-    """What a batch takes, by where the rows lie."""
+    """Return the table of a batch, by where the rows lie."""
     us = Find(records)
     body = [
         [
@@ -636,7 +607,7 @@ def tiers_table(records: list[Record]) -> Table:
 
 
 def bytes_table(records: list[Record]) -> Table:
-    """What lies where."""
+    """Return the table of bytes, by where they lie."""
     size = Find(records, "bytes")
     stored = {r["item"]: r["stored"] for r in records if r["part"] == TIERS}
     body = []
@@ -663,7 +634,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us, found = Find(records), list[str]()
     for what in FETCHED:
         fetching, waiting = (us(part=AHEAD, what=what, mode=way) for way in (FETCHING, WAITING))
@@ -677,17 +648,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.host",
-            title="Rows on the host",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("part", "what", "mode", "peer", "width", "item", "stored"),
-            tables=tables,
-            bars=bars,
-            figures=("us", "bytes"),
-        )
+    report.script(
+        title="Rows on the host",
+        packages=PACKAGES,
+        keys=("part", "what", "mode", "peer", "width", "item", "stored"),
+        figures=("us", "bytes"),
     )

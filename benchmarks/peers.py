@@ -1,4 +1,4 @@
-"""fbuf and its peers behind one small interface, so that all of them do the same work.
+"""Put fbuf and its peers behind one small interface, so that all of them do the same work.
 
 Each class is one library. A buffer is functional here even where the library's is not: `state` is
 then the library's own object, changed and handed back. `sample` returns all that the library
@@ -16,6 +16,7 @@ import importlib
 import importlib.metadata
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ ITEMS = {"row": ROW, "frame": FRAME}
 
 
 def row_bytes(item: Tree) -> int:
-    """What a row needs at the least."""
+    """Return the least bytes of a row."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(item))
 
 
@@ -75,7 +76,7 @@ class Peer:
         name: The library.
         traceable: Whether its functions can be part of a JAX program.
         writes_all: An add touches the whole store (so that fewer steps are measured).
-        notes: What a reader of the figures has to know about the library.
+        notes: Facts about the library that a reader of the figures has to know.
     """
 
     name = ""
@@ -109,7 +110,7 @@ class Peer:
         return drawn
 
     def ids(self, drawn: Tree) -> Any:
-        """What names the rows of a batch."""
+        """Return the ids of the rows of a batch."""
         raise NotImplementedError
 
     def weights(self, drawn: Tree) -> Any:
@@ -204,7 +205,7 @@ class Fbuf(Peer):
 
 
 class CallAlone(Fbuf):
-    """What JAX's own calls cost: compiled functions of fbuf's arguments and results, without work.
+    """JAX's own calls: compiled functions of fbuf's arguments and results, without work.
 
     They give the state back as it is, and a batch of zeros.
     """
@@ -446,24 +447,33 @@ class TorchRL(Peer):
 
     def prepare(self, state: Any) -> None:
         # Its gathers are up to 100 times slower with all threads than with one if a core is busy.
-
-        def seconds(threads: int) -> float:
-            self.torch.set_num_threads(threads)
-            self.sample(state, None)
-            start = time.perf_counter()
-            for _ in range(5):
-                self.sample(state, None)
-            return time.perf_counter() - start
-
-        most = self.torch.get_num_threads()
-        self.torch.set_num_threads(min((1, most), key=seconds))
+        self.torch.set_num_threads(faster_threads(lambda: self.sample(state, None)))
 
     def _rows(self, rows: Tree) -> Any:
         return self.tensordict.TensorDict(rows, batch_size=[len(rows["reward"])])
 
 
+def faster_threads(step: Callable[[], Any], times: int = 5) -> int:
+    """Return the number of PyTorch's threads, one or all, with which a step takes less time."""
+    import torch
+
+    most = torch.get_num_threads()
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        step()
+        start = time.perf_counter()
+        for _ in range(times):
+            step()
+        return time.perf_counter() - start
+
+    faster = min((1, most), key=seconds)
+    torch.set_num_threads(most)
+    return faster
+
+
 def why_no_extension() -> str:
-    """What keeps TorchRL's C++ extension from loading, or nothing."""
+    """Return the reason why TorchRL's C++ extension does not load, or nothing."""
     try:
         importlib.import_module("torchrl._torchrl")
     except ImportError as error:

@@ -12,8 +12,8 @@ environments each. All of these add chunks of 64 steps. "TorchRL" is `MultiSyncC
 workers of eight environments, 1024 steps a batch, and `ReplayBuffer(LazyTensorStorage)`.
 
 CartPole takes about 10 microseconds a step. "Heavy" is CartPole with a millisecond of computing in
-each step. Figures are steps a second, of all environments together, and microseconds of CPU time a
-step, of all processes together, once all has started and is compiled.
+each step. Figures are steps a second of all environments together, and microseconds of CPU time a
+step of all processes together. They begin once all has started and is compiled.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _policy(observation: Any) -> Any:
 
 
 def cpu_seconds() -> float:
-    """Of this process, of its children and theirs, and of those that have ended."""
+    """Return the seconds of this process, its children and theirs, and of those that have ended."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -177,7 +177,7 @@ def measure(task: Task) -> Measured:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure: all ways in turn, and again."""
+    """Return the task of each process: all ways in turn, and again."""
     return [
         {
             "label": f"{env}: {how}",
@@ -207,7 +207,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What is promised."""
+    """Return the promises of the project, and whether each was held."""
     rates = report.Find(records, "rate")
     nan = float("nan")
     rate = lambda env, how: rates(env=env, how=how) or nan
@@ -226,17 +226,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.processes",
-            title="Collecting in processes",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "gymnasium", "torchrl", "torch", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("env", "how"),
-            tables=tables,
-            bars=bars,
-            figures=("rate", "us"),
-        )
+    report.script(
+        title="Collecting in processes",
+        packages=("fbuf", "jax", "jaxlib", "gymnasium", "torchrl", "torch", "numpy"),
+        keys=("env", "how"),
+        figures=("rate", "us"),
     )

@@ -1,9 +1,9 @@
-"""Puts the figures of `benchmarks/results/` where they are read: the docs and the README.
+"""Put the figures of `benchmarks/results/` where they are read: the docs and the README.
 
     python -m benchmarks.publish
     python -m benchmarks.publish --quick    of a quick run, into outputs/benchmarks/published/
 
-It needs nothing beside what a run of the benchmarks has left; `make bench` ends with it.
+It needs nothing beside the files of a run of the benchmarks; `make bench` ends with it.
 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
 `docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
@@ -23,7 +23,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, exchange_rounds, host, report, sharded, slices
+from benchmarks import compare, host, report, sharded, slices
+from benchmarks.evidence import exchange_rounds
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -166,7 +167,7 @@ def summary(results: pathlib.Path) -> list[str]:
 
 
 def readme_part(results: pathlib.Path) -> str:
-    """What stands between the README's marks."""
+    """Return the part of the README between its marks."""
     about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about
@@ -218,7 +219,7 @@ def with_tables(page: str, of: str, text: str, records: list[Record]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    report.add_results(parser)
+    report.add_options(parser)
     parser.add_argument("--quick", action="store_true", help="publish a quick run, elsewhere")
     options = parser.parse_args()
     results = report.results_of(options)

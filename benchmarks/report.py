@@ -1,8 +1,8 @@
-"""The one report of all benchmarks: what they print, and the files they write.
+"""Print the report of a benchmark, and write its files.
 
-A script makes a `Report` of its parts and calls `run`. Its files are `NAME.json` (every figure),
-`NAME.md` (the tables) and, if it draws one, `NAME.png`, all in `benchmarks/results/`, or of a quick
-run in `outputs/benchmarks/`.
+A script ends with a call of `script`. Its files are `NAME.json` (every figure), `NAME.md` (the
+tables) and, if it draws one, `NAME.png`. They are in `benchmarks/results/`, or in
+`outputs/benchmarks/` after a quick run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,60 +22,77 @@ from benchmarks.harness import ROOT, Measured, Record, Task
 
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK_RESULTS = ROOT / "outputs" / "benchmarks"
-"""Where quick runs write: their figures say nothing, and git leaves them out."""
+"""The folder of quick runs: their figures say nothing, and git leaves them out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a benchmark is made of.
+    """The parts of a benchmark.
 
     Attributes:
-        module: Where it is: `benchmarks.compare`.
+        module: The name of the script: `benchmarks.compare`.
+        how: The script's docstring. Its first three paragraphs (title, commands, and all that it
+            needs) are left out of the report.
         title: The headline.
-        how: The script's docstring. Its first three paragraphs, which say what it is, how to run it
-            and what it needs, are left out of the report.
-        packages: Whose versions the figures depend on.
-        tasks: What each process has to measure; given whether the run is a quick one.
-        measure: Does one task.
+        packages: The packages whose versions the figures depend on.
         keys: Records that are alike in these were measured by several processes.
-        tables: The tables, as lines of Markdown.
-        bars: What the project promises of itself here, and what came out; not of a quick run.
+        tasks: Returns the task of each process; given whether the run is a quick one, and with
+            `commit` the trees (`harness.trees`).
+        measure: Does one task.
+        tables: Returns the tables, as lines of Markdown.
+        bars: Returns the promises of the project, and whether each was held; not of a quick run.
         plot: Draws the picture into a file, if there is one.
         figures: The names of the figures in a record.
-        device: What the figures were taken on, if not on the CPU.
+        device: Returns the name of the device, if that is not the CPU.
+        commit: The help of an argument for an older commit; without it there is none.
     """
 
     module: str
-    title: str
     how: str
+    title: str
     packages: Sequence[str]
-    tasks: Callable[[bool], list[Task]]
-    measure: Callable[[Task], Measured]
     keys: Sequence[str]
+    tasks: Callable[..., list[Task]]
+    measure: Callable[[Task], Measured]
     tables: Callable[[list[Record]], list[str]]
     bars: Callable[[list[Record]], list[str]] | None = None
     plot: Callable[[list[Record], pathlib.Path], None] | None = None
     figures: Sequence[str] = ("us",)
     device: Callable[[], str] | None = None
+    commit: str = ""
 
 
-def run(report: Report) -> None:
-    """Be the script: measure in processes of their own, and write the report."""
+def script(**more: Any) -> Measured:
+    """Be the script that was started: its functions are the parts of a `Report`, with `more`."""
+    main = sys.modules["__main__"]
+    found = {name: getattr(main, name, None) for name in ("tasks", "measure", "tables")}
+    found |= {name: getattr(main, name, None) for name in ("bars", "plot")}
+    spec = main.__spec__
+    return run(Report(module=spec.name if spec else "", how=main.__doc__ or "", **found, **more))
+
+
+def run(report: Report) -> Measured:
+    """Measure in processes of their own, write the report, and return all that was measured."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {report.module}", description=report.how.splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: does it run?")
-    add_results(parser)
-    add_worker(parser)
+    if report.commit:
+        parser.add_argument("commit", nargs="?", help=report.commit)
+    add_options(parser)
     options = parser.parse_args()
     if options.worker:
         harness.work(report.measure, json.loads(options.worker), options.out)
-        return
+        sys.exit()
 
     load, begun = harness.load(), time.monotonic()
-    found = harness.run_tasks(report.module, report.tasks(options.quick))
+    with harness.trees(options.commit if report.commit else None) as trees:
+        todo = report.tasks(options.quick, *([trees] if report.commit else []))
+        found = harness.run_tasks(report.module, todo)
     records = harness.merged(found.records, report.keys, report.figures)
     about = harness.about(*report.packages)
+    if report.commit and options.commit:
+        about["commit"] = options.commit
     if report.device:
         about["device"] = report.device()
     about["load before"] = load
@@ -91,35 +109,32 @@ def run(report: Report) -> None:
     write(report.module, report.title, folder, about, records, sections, report.how, picture)
     if found.notes and not records:
         sys.exit(f"{report.module}: nothing was measured")
+    return Measured(records, found.notes)
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
-    """The option that says where the results are."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all scripts: the folder of the results, and those of a task's process."""
     parser.add_argument("--results", type=pathlib.Path, help="the folder of the results")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
 
 
 def results_of(options: argparse.Namespace) -> pathlib.Path:
-    """Where the results are."""
+    """Return the folder of the results."""
     if options.results:
         return options.results
     return QUICK_RESULTS if getattr(options, "quick", False) else RESULTS
 
 
-def add_worker(parser: argparse.ArgumentParser) -> None:
-    """The options by which a script is started for one task."""
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=pathlib.Path, help=argparse.SUPPRESS)
-
-
 def missing(notes: Sequence[str]) -> list[str]:
-    """The section of the notes, if there are any."""
+    """Return the section of the notes, if there are any."""
     if not notes:
         return []
     return ["", "## What to know, and what is missing", "", *(f"- {note}" for note in notes)]
 
 
 def name_of(module: str) -> str:
-    """What the files of a benchmark are called."""
+    """Return the name of the files of a benchmark."""
     return module.rpartition(".")[2]
 
 
@@ -155,8 +170,10 @@ def save(
 
 
 def listed(about: dict[str, str]) -> str:
-    """What figures depend on, in a sentence."""
-    return ", ".join(f"{name}: {value}" for name, value in about.items()) + "."
+    """Return all that figures depend on, in sentences."""
+    versions = [name for name, value in about.items() if re.match(r"\d+\.\d+\.|not inst", value)]
+    facts = [f"{name.capitalize()}: {about[name]}." for name in about if name not in versions]
+    return f"{' '.join(facts)} Versions: {', '.join(f'{name} {about[name]}' for name in versions)}."
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -190,7 +207,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table under its headline."""
+    """Return a table under its headline."""
     return ["", f"## {title}", "", *table(head, rows)]
 
 

@@ -3,16 +3,16 @@
     python -m benchmarks.saving            some minutes, and 6 GB of disk
     python -m benchmarks.saving --quick    small buffers
 
-It needs fbuf, JAX, orbax and TorchRL. What is not installed is left out of the tables.
+It needs fbuf, JAX, orbax and TorchRL. A library that is not installed is left out of the tables.
 
-A full buffer of a million rows is saved to an empty directory; then 1 % of its rows are added, and
-it is saved again to the same place. fbuf then writes what is new; the others write everything to a
-directory of its own. "Stopped" is how long the call keeps the training loop with
-`background=True`; the time of a save is until all is on the disk. The loop goes on with the buffer
-that `fbuf.save` returns. All figures are medians over the saves, after one that compiles.
+A full buffer of a million rows is saved to an empty directory. Then 1 % of its rows are added, and
+it is saved again to the same place. Then fbuf writes the new rows only; the other libraries write
+everything, to a new directory. "Stopped" is the time that the call keeps the training loop with
+`background=True`; the time of a save is until all is on the disk. The loop goes on with the
+buffer that `fbuf.save` returns. All figures are medians over the saves, after one that compiles.
 
-fbuf brings every file to the disk (`fsync`) before it counts, holds all bytes against checksums
-when it loads, and a save that is stopped leaves the one before it. orbax is its
+A file of fbuf is brought to the disk (`fsync`) before it counts, and a load holds all bytes against
+checksums. A save that is stopped leaves the one before it. The saver of orbax is its
 `StandardCheckpointer`. TorchRL (`dumps` of a `TensorDictReplayBuffer`) and NumPy (`savez`) leave
 the bytes to the operating system, and check nothing.
 
@@ -50,7 +50,7 @@ _PARTS = 100
 """In how many parts a buffer is filled."""
 
 _LATER = 5
-"""How often 1 % is added and saved again."""
+"""Times that 1 % is added and saved again."""
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def _status(name: str) -> int:
 
 
 def _resident() -> int:
-    """What the process holds, once it has given back what is free."""
+    """Return the bytes that the process holds, once it has given back all free memory."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     return _status("VmRSS")
@@ -185,7 +185,7 @@ _OF = {"fbuf": of_fbuf, "orbax": of_orbax, "torchrl": of_torchrl, "numpy": of_nu
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     count = 20_000 if quick else 1_000_000
     return [
         {"label": f"{library}, rows of {row}", "library": library, "row": row, "rows": count}
@@ -241,11 +241,11 @@ def tables(records: list[Record]) -> list[str]:
         "resident",
         "programs, MB",
     ]
-    return lines + report.section("What a save costs the loop", head, body)
+    return lines + report.section("The cost of a save to the loop", head, body)
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What is promised."""
+    """Return the promises of the project, and whether each was held."""
     find = report.Find(records, "value")
     own = lambda what: find(library="fbuf", row="1 kB", what=what) or float("nan")
     share, stopped = own("new") / own("full"), own("stopped") * 1000
@@ -262,17 +262,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.saving",
-            title="Saving and loading",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "orbax-checkpoint", "torchrl", "numpy"),
-            tasks=tasks,
-            measure=measure,
-            keys=("library", "row", "rows", "what"),
-            tables=tables,
-            bars=bars,
-            figures=("value",),
-        )
+    report.script(
+        title="Saving and loading",
+        packages=("fbuf", "jax", "jaxlib", "orbax-checkpoint", "torchrl", "numpy"),
+        keys=("library", "row", "rows", "what"),
+        figures=("value",),
     )

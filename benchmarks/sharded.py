@@ -1,4 +1,4 @@
-"""What calls of `fbuf.sharded` take as devices are added: simulated ones, on one machine.
+"""Time calls of `fbuf.sharded` as devices are added: simulated ones, on one machine.
 
     python -m benchmarks.sharded            ten minutes
     python -m benchmarks.sharded --quick    fewer rounds: does it run?
@@ -8,26 +8,25 @@ It needs fbuf and JAX. Two processes talk to each other through ports of this ma
 Weak scaling: each device has 131,072 rows of 36 bytes, is given 16 more, draws 256 and updates 256
 priorities, however many devices there are. Calls are made from Python and waited for, one round of
 each in turn; a figure is the median over rounds. "fbuf" is a plain buffer of one device, beside
-them in the same rounds. "2 processes x 2" talk through gloo, by
-`jax.distributed`; their figures are those of the first process, and fbuf beside them is called in
-both at once.
+them in the same rounds. "2 processes x 2" talk through gloo, by `jax.distributed`. Their figures
+are those of the first process, and the plain buffer beside them is called in both at once.
 
 **All devices share the cores of one machine**, so this is not how a mesh of real devices scales.
-With as many devices as cores, or more, twice the devices take at least twice the time, and a device
-plans the whole batch: that work grows with the square of their number here, and only with their
-number where each has a processor of its own. What can be seen is what a call costs beside a plain
-one, on one device; how much of it collectives are; and what several shards on one device cost. No
-figure of a link can be had: memory is all that is crossed.
+With as many devices as cores, or more, twice the devices take at least twice the time. Each device
+also plans the whole batch. This work grows with the square of the number of devices here, and only
+with their number where each has a processor of its own. The tables show the cost of a call beside a
+plain one, on one device, and the part of collectives in it. They also show the cost of several
+shards on one device. No figure of a link can be had: memory is all that is crossed.
 
-"Collectives alone" are compiled and called by themselves, with what the calls of a prioritised
-buffer send: the plan (a sum), a round of the exchange (`all_to_all`), the least weight, and what
-`update_priority` tells. A call that does nothing but hand back an array is beside them: a
-collective cannot take less.
+"Collectives alone" are compiled and called by themselves, with the data of the calls of a
+prioritised buffer. They are the plan (a sum), a round of the exchange (`all_to_all`), the least
+weight, and the ids and priorities of `update_priority`. A call that does nothing but hand back an
+array is beside them: a collective cannot take less.
 
 Bytes are read off compiled steps. The 8 B are the least weight and the largest priority, 4 each.
 "By the rule" is what `docs/scale.md` states: buckets of `fbuf.mesh.exchange.bucket_size`, words of
-a message as counted by `benchmarks.exchange_rounds`. A bucket for itself crosses nothing, and a sum
-goes around twice.
+a message as counted by `evidence/exchange_rounds.py`. A bucket for itself crosses nothing, and a
+sum goes around twice.
 
 A step adds, draws and updates in one compiled program. Its copies are those of arrays as large as
 one that a device stores: such a step takes time in proportion to the capacity.
@@ -49,7 +48,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from benchmarks import exchange_rounds, harness, report
+from benchmarks import harness, report
+from benchmarks.evidence import exchange_rounds
 from benchmarks.harness import ROOT, Measured, Record, Run, Task
 from fbuf import sharded
 from fbuf.mesh.exchange import bucket_size
@@ -128,7 +128,7 @@ def placed(tree: Any, along: Any) -> Any:
 
 
 def collectives(mesh: Any, shards: int) -> dict[str, Callable[[], Any]]:
-    """What the calls of a prioritised buffer send, alone."""
+    """Return the collectives of the calls of a prioritised buffer, alone."""
     devices = mesh.size
     words = exchange_rounds.words(ITEM, fbuf.Prioritized())
     data, same = jax.P("data"), jax.P()
@@ -295,7 +295,7 @@ def by_the_rule(devices: int) -> dict[str, int]:
 
 
 def compiled(setting: str, devices: int, shards: int) -> Record:
-    """What a whole prioritised step becomes."""
+    """Compile a whole prioritised step, and read the program."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
     state = sharded.init(
         ITEM, ROWS * devices, mesh=mesh, shards=shards, num_envs=ADDED * devices,
@@ -347,7 +347,7 @@ def measure(task: Task) -> Measured:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to do."""
+    """Return the task of each process."""
     rounds = 3 if quick else 25
     on_cpu = {"environment": {"JAX_PLATFORMS": "cpu"}}
     return [
@@ -398,7 +398,7 @@ def shards_table(records: list[Record]) -> Table:
 
 
 def alone_table(records: list[Record]) -> Table:
-    """What collectives take alone, and how much of a draw and of an update they are."""
+    """Return the table of collectives alone, and of their part in a draw and in an update."""
     found = report.Find(records)
     rows = []
     for name in (*map(setting_text, DEVICES, DEVICES), BETWEEN):
@@ -435,7 +435,7 @@ def bytes_table(records: list[Record]) -> Table:
 
 
 def memory_table(records: list[Record]) -> Table:
-    """What a whole prioritised step copies."""
+    """Return the table of the copies of a whole prioritised step."""
     rows = [
         [r["setting"], f"{r['temp']:,}", ", ".join(r["copies"]) or "none"]
         for r in records
@@ -461,7 +461,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here."""
+    """Return the promises of the project, and whether each was held."""
     found = [r for r in records if r.get("rule")]
     alike = all(
         r["received"].get(kind, 0) == count for r in found for kind, count in r["rule"].items()
@@ -473,18 +473,9 @@ def bars(records: list[Record]) -> list[str]:
     ]
 
 
-REPORT = report.Report(
-    module="benchmarks.sharded",
-    title="One buffer over many devices: calls, on simulated devices",
-    how=__doc__ or "",
-    packages=("fbuf", "jax", "numpy"),
-    tasks=tasks,
-    measure=measure,
-    keys=("among", "setting", "sampler", "call"),
-    tables=tables,
-    bars=bars,
-)
-
-
 if __name__ == "__main__":
-    report.run(REPORT)
+    report.script(
+        title="One buffer over many devices: calls, on simulated devices",
+        packages=("fbuf", "jax", "numpy"),
+        keys=("among", "setting", "sampler", "call"),
+    )

@@ -15,8 +15,8 @@ hold as many rows as the table says at the start, and up to a fifth more of the 
 - "One call": both in one function under `jax.jit`, its buffer donated, called from Python.
 - "Calls alone": the same arguments and results, given to programs that compute nothing, from Python
   as two calls and as one. It is the part of JAX, below which no library can be.
-- "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated; all rows and flags
-  drawn are added to accumulators, for XLA leaves out what nobody uses.
+- "In scan": 500 steps in one `lax.scan` whose carry, the buffer, is donated. All rows and flags
+  drawn are added to accumulators, for XLA leaves out unused numbers.
 - The samplers are `Uniform(window=4)`: every start of 4 rows alike; and with `by="episode"`: an
   episode, then a start in it, which is what TorchRL does.
 - TorchRL: `ReplayBuffer`, `LazyTensorStorage` and `SliceSampler(slice_len=4, cache_values=True,
@@ -24,7 +24,7 @@ hold as many rows as the table says at the start, and up to a fifth more of the 
   with one thread or all, whichever is the faster at this size. Its cache holds until the next
   write. "sample" alone is therefore what it does for a buffer that nobody writes to.
 
-All sizes and libraries are in one process and take turns; each figure is the median over processes
+All sizes and libraries are in one process and take turns. Each figure is the median over processes
 of the median over rounds, as XLA's programs differ from process to process.
 """
 
@@ -33,13 +33,13 @@ from __future__ import annotations
 import gc
 import pathlib
 import resource
-import time
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness, report
 from benchmarks.harness import Measured, Record, Task
+from benchmarks.peers import faster_threads
 from benchmarks.report import Find, Line
 
 ADDED, SLICES, LENGTH = 16, 256, 4
@@ -56,7 +56,7 @@ CYCLE = 125
 STEPS = 500
 """Steps in one scan: some cycles."""
 SEVERAL = 16
-"""How many keys are used in turn."""
+"""Keys that are used in turn."""
 PEER = "torchrl"
 STEP = "write and draw"
 ALONE = "calls alone"
@@ -91,8 +91,8 @@ def check(name: str, values: Any, ends: Any) -> None:
 # --- the libraries -------------------------------------------------------------------------------
 
 
-class Fbuf:
-    """A buffer of fbuf, and what is done with it."""
+class Fbuf(harness.Box):
+    """A buffer of fbuf, and its steps."""
 
     def __init__(self, name: str, sampler: Any, stored: int, capacity: int) -> None:
         import jax
@@ -104,7 +104,7 @@ class Fbuf:
         item: Any = jax.ShapeDtypeStruct((), jnp.uint8)
         self.bytes = fbuf.nbytes(item, capacity, sampler=sampler)
         self.view = fbuf.Sequence(LENGTH, boundary="stop")
-        self.state = fbuf.init(item, capacity, sampler=sampler)
+        super().__init__(fbuf.init(item, capacity, sampler=sampler))
         values, ends = map(jnp.asarray, rows(0, CHUNK))
         for _ in range(stored // CHUNK):
             self.state = fbuf.add(self.state, values, truncated=ends)
@@ -152,7 +152,7 @@ class Fbuf:
         return state, self.fbuf.sample(state, key, SLICES, view=self.view)
 
     def _calls_alone(self) -> tuple[Any, Any, Any]:
-        """What adds, samples, and does both, as far as JAX sees from outside."""
+        """Return programs that add, sample, and do both in name only: they compute nothing."""
         jax = self.jax
         drawn = jax.eval_shape(
             lambda s, k: self.fbuf.sample(s, k, SLICES, view=self.view), self.state, self.keys[0]
@@ -188,15 +188,7 @@ class Fbuf:
             jax.random.split(jax.random.key(3), STEPS),
         )
         shapes = jax.eval_shape(draw, self.state, self.keys[0])
-        used = harness.zeros_like(shapes)
-        program, memory = harness.scanned(step, (self.state, used), inputs)
-
-        def run() -> int:
-            nonlocal used
-            self.state, used = jax.block_until_ready(program((self.state, used), inputs))
-            return STEPS
-
-        return run, memory.temp_size_in_bytes
+        return harness.in_scan(step, self, [harness.zeros_like(shapes)], inputs)
 
 
 class TorchRL:
@@ -227,9 +219,7 @@ class TorchRL:
         self.new = [given(i * ADDED, ADDED) for i in range(CYCLE)]
         batch = self.buffer.sample()
         check(PEER, *(batch[k].view(-1, LENGTH) for k in ("item", ("next", "truncated"))))
-        most = torch.get_num_threads()
-        self.threads = min((1, most), key=self._seconds)
-        torch.set_num_threads(most)
+        self.threads = faster_threads(lambda: self.step(STEP), 3)
 
     def step(self, what: str) -> None:
         """Do it once."""
@@ -238,16 +228,6 @@ class TorchRL:
             self.written += 1
         if what != "add":
             self.buffer.sample()
-
-    def _seconds(self, threads: int) -> float:
-        self.torch.set_num_threads(threads)
-        self.step(STEP)
-        taken: list[float] = []
-        for _ in range(3):
-            start = time.perf_counter()
-            self.step(STEP)
-            taken.append(time.perf_counter() - start)
-        return harness.median(taken)
 
 
 # --- one process that measures -------------------------------------------------------------------
@@ -288,7 +268,7 @@ def measure(task: Task) -> Measured:
     def take(
         mode: str, what: str, runs: dict[Any, harness.Run], temporary: dict[Any, int] | None = None
     ) -> None:
-        # Of TorchRL's steps at the largest size three have to do, for their length.
+        # Three steps of TorchRL at the largest size have to do, for their length.
         for key, taken in harness.alternate(runs, rounds, 2.0).items():
             name, stored, capacity = key
             measured.records.append(
@@ -402,7 +382,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us = Find(records)
     found: list[str] = []
     least, middle, largest = (stored for stored, _ in SIZES)
@@ -452,17 +432,8 @@ def plot(records: list[Record], path: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.slices",
-            title="Slices of episodes, while writing",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("mode", "what", "peer", "stored", "capacity"),
-            tables=tables,
-            bars=bars,
-            plot=plot,
-        )
+    report.script(
+        title="Slices of episodes, while writing",
+        packages=PACKAGES,
+        keys=("mode", "what", "peer", "stored", "capacity"),
     )

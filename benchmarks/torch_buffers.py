@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import harness, report
-from benchmarks.bridge import rows_of_torch
+from benchmarks.evidence.bridge import rows_of_torch
 from benchmarks.harness import Measured, Record, Task
 from benchmarks.report import Find
 
@@ -224,7 +224,7 @@ def _float(time: Any) -> float:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     us = Find(records)
     lines: list[str] = []
     for name, most in ((PLAIN, 1.0), (TENSORDICT, 1.1)):
@@ -243,17 +243,9 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.torch_buffers",
-            title="The buffers for PyTorch beside TorchRL's",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("part", "kind", "what", "call"),
-            tables=tables,
-            bars=bars,
-            figures=("us", "steady", "first"),
-        )
+    report.script(
+        title="The buffers for PyTorch beside TorchRL's",
+        packages=PACKAGES,
+        keys=("part", "kind", "what", "call"),
+        figures=("us", "steady", "first"),
     )

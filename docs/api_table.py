@@ -55,7 +55,7 @@ COLLECTING = {
     "fbuf_adapters.ray": ("Collector",),
     "fbuf_adapters.gymnax": ("Collector",),
 }
-"""That of brax is like that of gymnax."""
+"""The collector of brax has the same form as that of gymnax."""
 
 DATASETS = {
     "fbuf.host": ("HostStore", "Batches"),
@@ -71,7 +71,7 @@ OTHERS = {
     "Collecting": COLLECTING,
     "Rows on the host, and data sets": DATASETS,
 }
-"""What is not in `fbuf` itself."""
+"""The names outside of `fbuf` itself."""
 
 
 def signature(name: str, thing: Any) -> str:

@@ -222,12 +222,12 @@ def plot(success: dict[str, jax.Array], bits: int, rounds: int, path: pathlib.Pa
     print(f"learning curves     {path}")
 
 
-def main() -> None:
-    """Read the command line, train both agents, and fail if hindsight made no difference."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description="Double DQN that learns to reach goals by flipping bits, with and without "
-        "hindsight. Prints how many of 1000 goals each agent reaches in time, and exits with an "
-        f"error if that is below {SOLVED:.0%} with hindsight or above {LOST:.0%} without.",
+        "hindsight. Prints how many of 1000 goals each agent reaches in time. Exits with an error "
+        f"if that is below {SOLVED:.0%} with hindsight or above {LOST:.0%} without.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything, for both agents")
@@ -251,6 +251,12 @@ def main() -> None:
         default="outputs/bit_flip.png",
         help="where the picture of the learning curves goes",
     )
+    return parser
+
+
+def main() -> None:
+    """Read the command line, train both agents, and fail if hindsight made no difference."""
+    parser = make_parser()
     options = parser.parse_args()
     bits, rounds = options.bits, options.steps // NUM_ENVS
     if options.quick:

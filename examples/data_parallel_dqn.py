@@ -8,11 +8,11 @@ gradients goes to all, so that their networks stay equal. All of this is one `la
 `jax.shard_map`, compiled once.
 
 The number of shards is fixed, so batches do not depend on the number of devices. The random numbers
-of an environment depend on its number, and not on the device that steps it. What is left is
-rounding: `lax.pmean` adds up gradients in an order that depends on the devices. One draw that falls
-on another row is then enough to make another agent. With `--exact` gradients are added up in the
-order of the shards, and one device, four devices, and two processes of two devices each train the
-same agent, bit for bit. `--compare` puts their learning curves over each other.
+of an environment depend on its number, and not on the device that steps it. Only rounding is left:
+`lax.pmean` adds up gradients in an order that depends on the devices. One draw that falls on
+another row is then enough to make another agent. With `--exact` gradients are added up in the order
+of the shards. One device, four devices, and two processes of two devices each then train the same
+agent, bit for bit. `--compare` puts their learning curves over each other.
 
 The devices are simulated: parts of this machine's CPU. JAX has to know how many before it starts.
 So this script starts itself again, once for each process of the mesh. The first process only
@@ -223,7 +223,7 @@ def train_round(
         return (ready * part.weight * error**2).mean(), jnp.abs(error)
 
     # Without this JAX knows that the weights are the same everywhere, and adds up the gradients of
-    # all devices on its own; the mean would then be one of sums.
+    # all devices on its own. The mean would then be one of sums.
     own = lax.pcast(training.weights, AXIS, to="varying")
     flat, unflat = flattened((jnp.float32(0), own))
     of_part = functools.partial(jax.value_and_grad(loss, has_aux=True), own)
@@ -352,7 +352,7 @@ def train(seed: int, rounds: int, exact: bool, report: Report) -> None:
 
 
 def be_process(address: str, number: str, options: argparse.Namespace) -> None:
-    """What a process of the mesh does. Reports, if it is the first one, in lines of JSON."""
+    """Be a process of the mesh. The first one reports in lines of JSON."""
 
     def watch() -> None:
         sys.stdin.read()  # ends when the process that started this one is gone, however it ended
@@ -401,7 +401,7 @@ class Setting(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a run has found."""
+    """The results of a run."""
 
     setting: Setting
     returns: np.ndarray  # one for each evaluation
@@ -502,7 +502,7 @@ def _next(
 
 
 def _fate(status: int) -> str:
-    """How a process has ended, in words."""
+    """Return in words how a process has ended."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"
@@ -556,8 +556,8 @@ def plot(curves: list[Curve], rounds: int, path: pathlib.Path) -> None:
     print(f"learning curve      {path}")
 
 
-def main() -> None:
-    """Read the command line, train, and fail if nothing was learned."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description="Data-parallel prioritised DQN on CartPole-v1, on simulated devices of this "
         f"machine: one replay buffer of {SHARDS} shards over all of them. At the end the agent "
@@ -606,6 +606,12 @@ def main() -> None:
         help="where the picture of the learning curves goes",
     )
     parser.add_argument("--of-mesh", nargs=2, help=argparse.SUPPRESS)  # the address, the number
+    return parser
+
+
+def main() -> None:
+    """Read the command line, train, and fail if nothing was learned."""
+    parser = make_parser()
     options = parser.parse_args()
     devices, processes = options.devices, options.processes
     rounds = QUICK_ROUNDS if options.quick else options.steps // NUM_ENVS
@@ -624,7 +630,7 @@ def main() -> None:
     settings = (Setting(devices, processes, options.exact),)
     if options.quick or options.compare:
         settings = QUICK if options.quick else COMPARED
-    # What runs for a moment only is not worth the time to optimise it.
+    # A program that runs for a moment only is not worth the time to optimise it.
     flags = "--xla_backend_optimization_level=0" if options.quick else ""
     try:
         curves = [run(setting, options.seed, rounds, flags) for setting in settings]

@@ -17,8 +17,8 @@ while there is room. One round of the learner:
 How old the policy of a row is when it is learned from is printed in the end, in updates.
 
 Each process starts a new Python, which imports this file. So the file does nothing but under
-`if __name__ == "__main__":`, and imports there what only the learner needs: PyTorch and JAX would
-cost each process seconds and hundreds of megabytes.
+`if __name__ == "__main__":`. Packages for the learner alone are imported there: PyTorch and JAX
+would cost each process seconds and hundreds of megabytes.
 
 Needs fbuf[torch,gymnasium], matplotlib and tqdm.
 """
@@ -114,7 +114,7 @@ class Learner:
         self.optimiser = torch.optim.Adam(self.parameters, eps=1e-5, fused=True)
 
     def weights(self) -> list[torch.Tensor]:
-        """What the policy acts with."""
+        """Return the weights that the policy acts with."""
         return list(self.policy.parameters())
 
     def learn(self, batch: fbuf.Batch, learning_rate: float) -> None:
@@ -139,7 +139,7 @@ class Learner:
     def _v_trace(
         self, batch: fbuf.Batch, value: torch.Tensor, ratio: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What values should be, and how much better the actions were than expected."""
+        """Return the targets of the values, and the advantages of the actions."""
         # Bootstrap through a truncation, not through a termination.
         following = self._value(batch.data.next_observation) * ~batch.terminated
         reward = REWARD_SCALE * batch.data.item["reward"]
@@ -276,8 +276,8 @@ def main() -> None:
     """Read the command line, train, and fail if nothing was learned."""
     parser = argparse.ArgumentParser(
         description="IMPALA on CartPole-v1: actors in processes of their own, a queue in JAX, the "
-        "learner in PyTorch. At the end it plays 100 episodes, says how old the policies were "
-        "that it learned from, and exits with an error if it did not learn.",
+        "learner in PyTorch. At the end it plays 100 episodes, and says how old the policies were "
+        "that it learned from. Exits with an error if it did not learn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(

@@ -113,7 +113,7 @@ def act(policy: Layers, observation: jax.Array) -> jax.Array:
 
 
 def worth(critics: Layers, observation: jax.Array, action: jax.Array) -> jax.Array:
-    """What each critic says of actions: `[2, B]`."""
+    """Return each critic's value of actions: `[2, B]`."""
     x = jnp.concatenate([observation * jnp.array(SCALE), action], axis=-1)
     return jax.vmap(network, in_axes=(0, None))(critics, x)[..., 0]
 
@@ -137,7 +137,7 @@ class Learner(NamedTuple):
 
 
 def critics_loss(weights: Weights, batch: fbuf.Sample, value_then: jax.Array) -> jax.Array:
-    """How far the critics are from what the next step says."""
+    """Return the error of the critics against the value of the next step."""
     item = batch.data.item
     # Bootstrap through a truncation, not through a termination.
     wanted = REWARD_SCALE * item["reward"] + GAMMA * value_then * ~batch.terminated
@@ -377,13 +377,12 @@ def plot(curves: np.ndarray, data: float, maker: float, updates: int, path: path
     print(f"learning curves     {path}")
 
 
-def main() -> None:
-    """Read the command line, make the data, learn from it, and fail if that is no better."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description="IQL on Pendulum-v1, from a data set of Minari that another agent's first "
-        "steps left behind. Prints what the episodes of the data returned, what their agent gets, "
-        "and what IQL makes of them, and exits with an error if that is not clearly better than "
-        "the data, for each seed.",
+        "steps left behind. Prints the returns of the episodes in the data, of their agent, and of "
+        "IQL's. Exits with an error if IQL is not clearly better than the data, for each seed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything, the data set too")
@@ -415,11 +414,17 @@ def main() -> None:
         default="outputs/offline_iql.png",
         help="where the picture of the learning curves goes",
     )
+    return parser
+
+
+def main() -> None:
+    """Read the command line, make the data, learn from it, and fail if that is no better."""
+    parser = make_parser()
     options = parser.parse_args()
     seeds, updates, gain = options.seeds, options.updates, GAIN
     if options.quick:
         seeds, updates, gain = QUICK_SEEDS, QUICK_UPDATES, QUICK_GAIN
-        # What runs for seconds only is not worth the time to optimise it.
+        # A program that runs for seconds only is not worth the time to optimise it.
         flags = f"{os.environ.get('XLA_FLAGS', '')} {FAST_TO_COMPILE}".strip()
         os.environ["XLA_FLAGS"] = flags  # read when JAX is first used, in the lines below
     if updates < EVALUATIONS or seeds < 1:

@@ -6,14 +6,14 @@ All of training is one `jax.jit`, `vmap`ped over seeds. One iteration, and what 
 
 1. A `lax.scan` takes some steps in all environments. `fbuf.add` stores them in one go.
 2. `fbuf.rollout` reads them in the order of time. Each row comes with the observation that its step
-   led to, also at the end of an episode and of the rollout, and nothing is stored twice. Truncated
+   led to, also at the end of an episode and of the rollout. Nothing is stored twice. Truncated
    episodes and the last rows are bootstrapped from it.
 3. `fbuf.write` puts advantages next to the rows they belong to.
 4. `fbuf.Shuffled` draws minibatches: in each epoch every row once, in a new order.
 5. `fbuf.clear` empties the buffer.
 
-PPO in one program can do without a buffer: what a `lax.scan` returns are arrays, too. A buffer has
-the code that you would write for steps 2 and 4, and the learner stays as it is when the rows come
+PPO in one program can do without a buffer: the results of a `lax.scan` are arrays, too. A buffer
+has the code that you would write for steps 2 and 4. The learner stays as it is when the rows come
 from elsewhere (see ppo_torch.py).
 
 Needs gymnax>=1.0 (and six, which gymnax does not declare), optax, matplotlib and tqdm.
@@ -91,7 +91,7 @@ def forward(layers: Layers, observation: jax.Array) -> jax.Array:
 
 
 def value_of(weights: Weights, observation: jax.Array) -> jax.Array:
-    """What the critic expects: the sum of discounted rewards."""
+    """Return the critic's estimate of the sum of discounted rewards."""
     return forward(weights.critic, observation)[..., 0]
 
 
@@ -183,7 +183,7 @@ def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def advantages(weights: Weights, batch: fbuf.Batch) -> jax.Array:
-    """How much better the actions were than expected, generalised: `[num_envs, steps]`."""
+    """Return the generalised advantages of the actions: `[num_envs, steps]`."""
     rows = batch.data.item
     # Bootstrap through a truncation, not through a termination.
     following = value_of(weights, batch.data.next_observation) * ~batch.terminated
@@ -200,7 +200,7 @@ def advantages(weights: Weights, batch: fbuf.Batch) -> jax.Array:
 
 
 def loss(weights: Weights, rows: dict[str, jax.Array]) -> jax.Array:
-    """That of PPO on a minibatch."""
+    """Return the loss of PPO on a minibatch."""
     logits = forward(weights.policy, rows["observation"])
     advantage = rows["advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)

@@ -14,8 +14,8 @@ Two processes step eight environments each, with a copy of the policy in NumPy. 
 4. `fbuf.clear` empties the buffer, and `collector.publish` hands the processes the new weights.
 
 Each process starts a new Python, which imports this file. So the file does nothing but under
-`if __name__ == "__main__":`, and imports there what only the learner needs: PyTorch and JAX would
-cost each process seconds and hundreds of megabytes.
+`if __name__ == "__main__":`. Packages for the learner alone are imported there: PyTorch and JAX
+would cost each process seconds and hundreds of megabytes.
 
 Needs fbuf[torch,gymnasium], matplotlib and tqdm.
 """
@@ -73,7 +73,7 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Of a rollout."""
+        """The rows of a rollout."""
         return self.steps * NUM_ENVS
 
 
@@ -180,7 +180,7 @@ class Learner:
         )
 
     def weights(self) -> list[Any]:
-        """What the policy acts with."""
+        """Return the weights that the policy acts with."""
         return [*self.policy.parameters(), self.log_std]
 
     def advantages(self, batch: fbuf.Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +221,7 @@ class Learner:
     def _log_prob(
         self, observation: torch.Tensor, action: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """How likely actions are, as a logarithm, and the policy's entropy."""
+        """Return the log-probability of actions, and the policy's entropy."""
         output = self.policy(observation * self.scale)
         if self.task.discrete:
             log_probs = output.log_softmax(1)

@@ -76,7 +76,7 @@ VIEW = fbuf.Sequence(
 
 
 class Agent(NamedTuple):
-    """What an agent can do: bools, so that all agents are one program."""
+    """The abilities of an agent: bools, so that all agents are one program."""
 
     remembers: jax.Array  # its state lasts longer than a step
     starts_from_stored: jax.Array  # sequences begin with the stored state, not with zeros
@@ -324,7 +324,7 @@ def plot(right: jax.Array, rounds: int, path: pathlib.Path) -> None:
         ylabel=f"right answers of {EPISODES}, in %",
         xlim=(0, None),
         ylim=(0, 105),
-        title=f"What was shown {EPISODE - 2} steps ago: a recurrent agent",
+        title=f"Recall after {EPISODE - 2} steps: a recurrent agent",
     )
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
@@ -337,10 +337,10 @@ def main() -> None:
     """Read the command line, train, and fail if it is not memory that was learned."""
     parser = argparse.ArgumentParser(
         description="A recurrent agent that learns to remember, from prioritised sequences with "
-        "stored states and burn-in, beside one that ignores the stored states and one without "
-        "memory. Prints which share of their answers is right (half are by chance), and exits with "
-        f"an error if it is less than {BAR:.0%} for the first, or more than {BY_CHANCE:.0%} for "
-        "the last.",
+        "stored states and burn-in. Beside it are one that ignores the stored states and one "
+        "without memory. Prints which share of their answers is right (half are by chance). Exits "
+        f"with an error if the share is less than {BAR:.0%} for the first agent, or more than "
+        f"{BY_CHANCE:.0%} for the last.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything, for all agents")

@@ -71,7 +71,7 @@ QUICK_BAR, QUICK_GAIN = 100.0, 50.0  # a new network gets about 10, a lucky one 
 
 
 class Actor(NamedTuple):
-    """What acting carries from one round to the next."""
+    """The state of acting, carried from one round to the next."""
 
     env_state: Any
     observation: jax.Array
@@ -366,9 +366,9 @@ def main() -> None:
     """Read the command line, train, and fail if nothing was learned."""
     parser = argparse.ArgumentParser(
         description="Prioritised double DQN on CartPole-v1: environments and replay in JAX, the "
-        "learner in PyTorch, batches shared without a copy. At the end it plays 100 episodes, "
-        "says what the time went into, and exits with an error if it did not learn or if a batch "
-        "was copied.",
+        "learner in PyTorch, batches shared without a copy. At the end it plays 100 episodes, and "
+        "says what the time went into. Exits with an error if it did not learn or if a batch was "
+        "copied.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(

@@ -202,8 +202,8 @@ class Agent:
         noise = torch.randn_like(mean)
         raw = mean + log_std.exp() * noise
         action = raw.tanh()
-        # That of a normal distribution, less the logarithm of the slope of tanh: 1 - tanh(raw)**2,
-        # written so that it is finite for any `raw`.
+        # The log-probability is that of a normal distribution, less the logarithm of the slope of
+        # tanh. The slope is 1 - tanh(raw)**2, written so that it is finite for any `raw`.
         normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         slope = 2 * (math.log(2) - raw - nn.functional.softplus(-2 * raw))
         return action, (normal - slope).sum(1)

@@ -9,9 +9,9 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.004")
-# Of every program that was kept it would be said at length that it is of this very processor.
+# XLA would say at length of every program that was kept that it is of this very processor.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Who has these switches on must be able to use all of the package.
+# A user with these switches on must be able to use all of the package.
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 # To say of each operation where it was called takes a tenth of the tests' time.
@@ -122,7 +122,7 @@ def _place(request):
 
 @pytest.hookimpl(tryfirst=True)  # before it is decided by marks what runs
 def pytest_collection_modifyitems(config, items):
-    """What takes long is in the sweep, or runs only where it is asked for."""
+    """Put long tests into the sweep; some run only where they are asked for."""
     for item in items:
         # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):

@@ -1,13 +1,14 @@
 """Run the tests of the core on several versions of Python and JAX.
 
-What is tested is what a user gets: the source distribution is built and unpacked, a wheel is built
-from that, and installed into one virtual environment a row. PyTorch is not installed.
+The tests run on the package that a user gets. The source distribution is built and unpacked. A
+wheel is built from that, and installed into one virtual environment a row. PyTorch is not
+installed.
 
     python tests/matrix.py          every row; writes the tables in docs/versions.md
     python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
     python tests/matrix.py --times  only the times of a step, on every JAX that fbuf allows
 
-A step is timed at 10,000 and at 1,000,000 rows on each of these: some versions of JAX copy whole
+A step is timed at 10,000 and at 1,000,000 rows on each of these. Some versions of JAX copy whole
 arrays where no program shows it.
 
 A row needs its Python. It is looked up as the variable PYTHON312 (say), then as `python3.12`, then
@@ -160,7 +161,7 @@ def install(row: Row, python: str, wheel: pathlib.Path, upgrade: bool) -> str:
 
 
 def versions(python: str) -> dict[str, str]:
-    """What is installed, of what the table shows."""
+    """Return the installed versions that the table shows."""
     program = f"from importlib.metadata import version as v; print(*map(v, {SHOWN}))"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     return dict(zip(SHOWN, done.stdout.split(), strict=True))

@@ -5,8 +5,8 @@
     python tests/switches.py --quick      those of `.ci/run`
 
 Rank and dtype promotion are strict in every run of the tests, see `conftest.py`. Each switch here
-runs the core files that it says something about: those that make their own rows of 32 bits under
-64-bit types, and those that take a second and not minutes where nothing is compiled.
+runs the core files that it can break. Under 64-bit types these are files that make their own rows
+of 32 bits. Where nothing is compiled they are files that take a second and not minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many gradient steps are due."""
+"""Count the gradient steps that are due."""
 
 import fractions
 

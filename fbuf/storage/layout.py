@@ -14,7 +14,7 @@ import numpy as np
 from fbuf.checks import values as check
 
 NARROW = 1024
-"""The most bytes of a narrow field in a row; see `benchmarks/ablations/row_access.py`."""
+"""The most bytes of a narrow field in a row; see `benchmarks/evidence/row_access.py`."""
 
 _NARROW_SMALL = 64
 """The same for numbers of less than 32 bits, which have to be put together into words."""

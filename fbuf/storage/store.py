@@ -2,7 +2,7 @@
 
 The narrow fields of a row lie side by side in one array of words. A read of a row then touches one
 stretch of memory, and one gather serves all narrow fields. With four fields and a million rows this
-takes half the time of an array a field (`benchmarks/ablations/row_access.py`). It also leaves a
+takes half the time of an array a field (`benchmarks/evidence/row_access.py`). It also leaves a
 state with few arrays, each of which costs time in every call from Python. Wide fields, such as
 images, have an array each: packing them would cost more than it saves.
 

@@ -5,7 +5,7 @@ several aggregates. Row `r` is summed up by node `r % FANOUT` of row `r // FANOU
 
 On CPU a level is written by one `fori_loop` that carries that level alone: XLA runs it in place
 and as one kernel. The vectorised form costs several times as much. A loop that carries two levels
-copies both at every turn (`benchmarks/ablations/tree_shapes.py`). On a GPU a loop is a kernel a
+copies both at every turn (`benchmarks/evidence/tree_shapes.py`). On a GPU a loop is a kernel a
 turn, and the vectorised gather and scatter is one kernel a level. Both forms give the same bits:
 `fbuf.xla.platform` picks one.
 """
@@ -23,7 +23,7 @@ from fbuf.xla.loop import by_halves, gathered, zero_after
 from fbuf.xla.platform import by_platform
 
 FANOUT = 16
-"""Children of a node: on CPU one cache line of float32 (`benchmarks/ablations/tree_shapes.py`)."""
+"""Children of a node: on CPU one cache line of float32 (`benchmarks/evidence/tree_shapes.py`)."""
 
 Reduce = Callable[[jax.Array, bool], jax.Array]
 """Computes nodes from their rows, which have one axis more if the second argument is True."""

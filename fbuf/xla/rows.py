@@ -25,7 +25,7 @@ def read_rows(
     """Read the rows of `[capacity, ...]` at `[B]` slots, each of which must be in range.
 
     On CPU a few short rows are read in one thread. XLA wakes other threads for a gather from a
-    large array, which takes longer than the rows do (`benchmarks/ablations/row_access.py`).
+    large array, which takes longer than the rows do (`benchmarks/evidence/row_access.py`).
 
     Args:
         leaf: `[capacity, ...]`.

@@ -70,7 +70,7 @@ def begin(seed):
 
 
 def go_on(state, ids):
-    """What a program does next, with ids from before it was saved."""
+    """Return the results of the next steps, with ids from before the save."""
     first = draw(state, 1)
     state = fbuf.update_priority(state, ids, jnp.linspace(2, 3, 8))
     items, terminated = rollout(7, 1)

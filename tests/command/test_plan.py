@@ -1,4 +1,4 @@
-"""What `fbuf plan` says of rows on the host, and what a store has."""
+"""`fbuf plan` of rows on the host, beside a store's own bytes."""
 
 from __future__ import annotations
 

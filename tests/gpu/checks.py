@@ -12,7 +12,7 @@ not there is left out, and said to be. It writes `benchmarks/results/gpu_checks.
   its own: some may abort it. `pytest -m gpu` asks the same of a GPU, one test a check.
 - The tests are those of `tests/adapters`, told by FBUF_TEST_DEVICE to keep their tensors on the
   GPU.
-- The benchmarks are those of `benchmarks/gpu_speed.py`, a process for each size of buffer.
+- The benchmarks are those of `benchmarks/evidence/gpu_speed.py`, a process for each size of buffer.
 
 Nothing that is timed runs beside anything else. Every part ends when its time is up, and what it
 had no time for is listed.
@@ -54,7 +54,7 @@ from stage import (
 )
 
 Record = dict[str, Any]
-"""What was found by one check, by the tests, or by one benchmark."""
+"""The results of one check, of the tests, or of one benchmark."""
 PARTS = CHECKS_PART, TESTS, SPEED = "checks", "tests", "speed"
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "flashbax", "torchrl", "tensordict", "numpy")
 TEST_FOLDER = "tests/adapters"
@@ -65,18 +65,18 @@ MEMORY = (
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
-"""How JAX takes memory: set for each process, whatever it was for this one."""
+"""JAX's way to take memory: set for each process, whatever it was for this one."""
 
 SECONDS = 525
-"""Of the whole run."""
+"""Seconds of the whole run."""
 CHECK_SECONDS, TESTS_SECONDS = 75, 200
-"""Of one check, and of all tests; the benchmarks share what remains."""
+"""Seconds of one check, and of all tests; the benchmarks share the rest."""
 WORKERS, TEST_WORKERS = 4, 6
 """Checks at a time, of those that bear it; and processes of tests."""
 
 
 class Device:
-    """What all processes are told, and what time there is."""
+    """The device and the time of all processes."""
 
     def __init__(self, name: str, quick: bool, seconds: float) -> None:
         self.name, self.quick = name, quick
@@ -128,7 +128,7 @@ def work_apart(
     """Have a process of this script do a task.
 
     Returns:
-        What it has written, None if nothing; its exit status; and all that it printed.
+        Return its results, None if there are none; its exit status; and all that it printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.json"
@@ -224,7 +224,7 @@ def run_tests(device: Device) -> Record:
 def run_speed(device: Device, notes: list[str]) -> list[Record]:
     """All benchmarks, in as many processes as there are sizes."""
     records: list[Record] = []
-    gpu_speed = benchmark("gpu_speed")
+    gpu_speed = benchmark("evidence.gpu_speed")
     todo = gpu_speed.tasks(device.quick, device.name)
     for number, task in enumerate(todo):
         label = f"{gpu_speed.THINGS[task['item']]}, N = {task['n']:,}"
@@ -250,7 +250,7 @@ def run_speed(device: Device, notes: list[str]) -> list[Record]:
 
 def report(records: list[Record], notes: list[str], about: dict[str, str]) -> list[str]:
     """All that was found, as lines of Markdown."""
-    render, gpu_speed = benchmark("report").table, benchmark("gpu_speed")
+    render, gpu_speed = benchmark("report").table, benchmark("evidence.gpu_speed")
     lines = [
         "# JAX and PyTorch on one GPU",
         "",
@@ -317,9 +317,9 @@ def driver() -> dict[str, str]:
 
 
 def work(task: dict[str, Any], out: pathlib.Path) -> None:
-    """What a process of this script does that was started by another one."""
+    """Do a task, in a process that another one of this script has started."""
     if task.get("speed"):
-        benchmark("harness").work(benchmark("gpu_speed").measure, task, out)
+        benchmark("harness").work(benchmark("evidence.gpu_speed").measure, task, out)
         return
     if task["check"] == "machine":
         found = stage.machine()

@@ -144,7 +144,7 @@ def donated_from_torch(stage: Stage) -> Found:
 
 @dataclasses.dataclass
 class Dropped:
-    """What happened to results whose input was dropped before it had been read."""
+    """Look at results whose input was dropped before it had been read."""
 
     wrong: int = 0
     reused: int = 0  # memory of the input went to a later array

@@ -10,11 +10,11 @@ status 1, if a row was torn, the memory has grown, a fault was recorded, or a th
 Two threads write episodes of 1 to 64 rows, each from a tensor that it fills anew as soon as the
 call has returned. The words of a row follow from its writer, the number of its episode and its
 place there, which it also holds, with a checksum. Two threads draw prioritised slices of 4 rows
-with prefetch, check every row of every slice, and that a slice is of one episode, give the slices
-new priorities, and then overwrite the batch, which is theirs. The main thread writes, and draws
-batches of many sizes, and a signal handler that raises interrupts it at random instants. The memory
-is that of the process; the first sixth of the time, in which everything is compiled and all pools
-fill, does not count.
+with prefetch, and check every row of every slice, and that a slice is of one episode. They give the
+slices new priorities, and then overwrite the batch, which is theirs. The main thread writes, and
+draws batches of many sizes, and a signal handler that raises interrupts it at random instants. The
+memory is that of the process; the first sixth of the time, in which everything is compiled and all
+pools fill, does not count.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ WRITERS, LEARNERS = 2, 2
 STEP, MOST = 2_654_435_761, 2**31 - 1
 """By how much a word is more than the one before it, and the bits that are kept."""
 MOST_GROWTH = 32e6
-"""Bytes that the process may have grown by, of what allocators keep: a leak of one batch in a
-hundred would be ten times as much."""
+"""Bytes that allocators may keep. A leak of one batch in a hundred would be ten times as much."""
 
 
 def memory_on(device: torch.device) -> dict[str, torch.Tensor]:
-    """What a writer fills anew for every batch."""
+    """The arrays that a writer fills anew for every batch."""
     words = torch.zeros(ROWS, WIDTH, dtype=torch.int32, device=device)
     return {"words": words, **{key: words[:, 0].clone() for key in ("sum", "writer", "number")}}
 
@@ -70,11 +69,11 @@ def checksum(words: torch.Tensor) -> torch.Tensor:
 
 
 class Interrupt(Exception):
-    """What the signal handler raises."""
+    """The exception of the signal handler."""
 
 
 def torn(batch: Any) -> int:
-    """How many rows are not what a writer wrote, or slices not of one episode."""
+    """Count the rows that no writer wrote, and the slices not of one episode."""
     item = batch.data.item
     one = (item["number"] == item["number"][:, :1]) & (item["writer"] == item["writer"][:, :1])
     mixed = int((~one.all(1) & batch.mask).sum())

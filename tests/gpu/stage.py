@@ -1,4 +1,4 @@
-"""What is asked of a GPU: questions, each to be answered in a process of its own, and the stage.
+"""Ask questions of a GPU, each in a process of its own, and set the stage for them.
 
 - A danger is what the bare libraries do. It "holds" if it shows: then the adapter is needed.
 - A fact is what the adapter relies on.
@@ -89,7 +89,7 @@ def on_gpu(stage: Stage, holds: bool, text: str, right: bool = True) -> Found:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """What a call raises, in a line; empty if it raises nothing."""
+    """Return the error of a call, in a line; empty if it raises nothing."""
     try:
         call()
     except Exception as error:  # whatever it is, it goes into the report
@@ -172,7 +172,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def microseconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """What each call takes: they take turns, and the median of the rounds counts."""
+    """Return the microseconds of each call, the median of rounds in which they take turns."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():  # the first call compiles and loads
         call()
@@ -187,7 +187,7 @@ def microseconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, 
 
 
 def machine() -> dict[str, Any]:
-    """What both libraries find here."""
+    """Return the facts that both libraries find here."""
     import jax
     import torch
 

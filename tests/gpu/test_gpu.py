@@ -1,4 +1,4 @@
-"""What only a GPU can tell: one test a check, each in a process of its own.
+"""Ask a GPU: one test a check, each in a process of its own.
 
     pytest -m gpu
 

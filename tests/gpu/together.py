@@ -1,7 +1,8 @@
 """Two libraries on one GPU and in one process: who waits for whom, and what it costs.
 
-Handing over what is still computed (c), PyTorch inside a JAX program (f), microseconds a leaf (g),
-the order in which both are imported and find their devices (h, i), and the memory each takes (j).
+The checks are: arrays handed over while they are computed (c), PyTorch inside a JAX program (f),
+and microseconds a leaf (g). Others are of the order in which both libraries are imported and find
+their devices (h, i), and of the memory each takes (j).
 """
 
 from __future__ import annotations
@@ -299,7 +300,7 @@ def compute_in_both(stage: Stage, first: str) -> Found:
 
 @check("i, jax first", FACT, "both compute if JAX is imported first")
 def jax_first(stage: Stage) -> Found:
-    """Who is imported first chooses the copy of cuBLAS and cuDNN that both use."""
+    """The library that is imported first chooses the copy of cuBLAS and cuDNN that both use."""
     return compute_in_both(stage, "jax")
 
 
@@ -310,7 +311,7 @@ def torch_first(stage: Stage) -> Found:
 
 
 def taken_by_jax(stage: Stage, least: float, most: float, fits: bool) -> Found:
-    """What JAX takes at its first use, and whether PyTorch then gets 40 % of the memory."""
+    """Look at JAX's memory at its first use, and whether PyTorch then gets 40 % of the memory."""
     import jax
     import jax.numpy as jnp
     import torch

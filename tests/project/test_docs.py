@@ -31,7 +31,7 @@ SCRIPTS = ("processes.md",)
 RAY = {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """A cluster of the script's own; nothing is written into the home, and nothing is reported."""
 PROCESSES = ("several", "processes")
-"""What a block needs that several processes run: no name of a package, so other tests skip it."""
+"""The need of a block that several processes run: no name of a package, so other tests skip it."""
 LONG = (
     "collect.md",
     "coming_from_flashbax.md",
@@ -112,7 +112,7 @@ def test_blocks_run_in_order(page, monkeypatch, capsys):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run(name, tmp_path, request):
     pytest.importorskip("gymnasium")
-    # Of a short name, for those of sockets have to be. Ray may still write there as it ends.
+    # The name is short, for those of sockets have to be. Ray may still write there as it ends.
     ray = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     request.addfinalizer(ray.cleanup)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])

@@ -1,4 +1,4 @@
-"""What is imported when, and what is said if it is not there."""
+"""Packages are imported when they are needed, and a missing one is named."""
 
 import os
 import subprocess

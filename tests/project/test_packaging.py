@@ -1,4 +1,4 @@
-"""What the package says of itself: versions that were run, and links that work from an index."""
+"""The package names versions that were run, and its links work from an index."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_options_of_samplers_and_views_are_by_name_after_the_first():
 
 
 def loaded(*codes):
-    """What is loaded after each of some lines, in one process."""
+    """Return the loaded modules after each of some lines, in one process."""
     say = f"print(*[m for m in {HEAVY} if m in sys.modules])"
     program = "import sys; " + "".join(f"{code}; {say}; " for code in codes)
     done = subprocess.run(

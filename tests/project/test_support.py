@@ -1,4 +1,4 @@
-"""What the tests stand on: the wrong lines keep up with the package, the cache is bounded."""
+"""The helpers of the tests: the wrong lines keep up with the package, the cache is bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_wrong_line_is_of_a_text_that_is_there_once(file):
 
 
 def test_every_trick_taken_out_is_of_a_text_that_is_there():
-    order = pytest.importorskip("benchmarks.ablations.order", reason="comes with a clone")
+    order = pytest.importorskip("benchmarks.evidence.order", reason="comes with a clone")
     for name, trick in order.TRICKS.items():
         for edit in trick.edits:
             assert re.search(edit.old, (PACKAGE / edit.file).read_text(), re.MULTILINE), name

@@ -1,1 +1,1 @@
-"""What several tests use: the oracle, a buffer beside it, programs compiled once, mutants."""
+"""Share helpers among tests: the oracle, a buffer beside it, programs compiled once, mutants."""

@@ -56,7 +56,7 @@ def can_pin(monkeypatch):
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """The exception of a signal handler."""
 
 
 @pytest.fixture

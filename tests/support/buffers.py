@@ -1,7 +1,7 @@
 """The two buffers of tensors behind one face, so that one suite can ask both the same questions.
 
 Everything is small and has few shapes: ten rows of capacity, eight rows at a time, batches of 16.
-What is compiled for one test, or for one of the buffers, then does for the others.
+A program compiled for one test, or for one buffer, then does for all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
 
 CAPACITY, COUNT, BATCH = 10, 8, 16
 EXACT = fbuf.Prioritized(alpha=1.0, beta=1.0, eps=0.0)
-"""What it stores are the priorities that it is given."""
+"""It stores the priorities that it is given."""
 PAIRS = {"sampler": fbuf.Uniform(window=2), "view": fbuf.Sequence(2), "batch_size": 64}
 """Two steps of an episode in a row; so many of them that each is drawn."""
 
@@ -170,7 +170,7 @@ HANDED_OUT = sorted(name for name in fbuf.__all__ if _is_handed_out(getattr(fbuf
 """The containers that fbuf hands out, but for states."""
 
 
-# What is in a buffer.
+# The contents of a buffer.
 
 
 def stored(state: Any) -> Any:
@@ -187,7 +187,7 @@ _values = jax.jit(sum_tree.values)
 
 
 def priorities(state: Any) -> list[float]:
-    """What is stored for each slot."""
+    """Return the priorities stored for each slot."""
     index = state.index
     tree = index.priorities.tree if hasattr(index, "priorities") else index.tree
     return _values(tree, jnp.arange(state.capacity)).tolist()

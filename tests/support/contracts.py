@@ -1,4 +1,4 @@
-"""What a step has to keep to: it writes in place, whatever the sampler and the view."""
+"""Contracts of a step: it writes in place, whatever the sampler and the view."""
 
 from __future__ import annotations
 

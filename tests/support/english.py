@@ -1,29 +1,40 @@
 """Find prose that has to be read twice: `python -m tests.support.english [PATH...]`.
 
 A docstring opens with a verb or the noun returned. No sentence of prose opens with a word of
-`OPENINGS`, and none has more than `WORDS` words. Prose is docstrings, comments, errors and pages.
+`OPENINGS`, and none has more than `WORDS` words. Prose is docstrings, comments, texts and pages:
+a text is any string of several words, such as the message of an error.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import pathlib
 import re
 import sys
+import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
+FOLDERS = ("README.md", "fbuf", "adapters", "docs", "examples", "benchmarks")
 OPENINGS = frozenset(("Of", "What", "Who", "That", "Whatever", "Whoever"))
 FIRST = OPENINGS | {"How"}
 """A docstring does not open with these."""
 WORDS = 25
 
+_SECTION = re.compile(
+    r"(Args|Attributes|Returns|Raises|Yields|Faults|Examples?|Notes?|Costs?|References):"
+)
 _END = re.compile(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z`*\"'(\[<\d])")
-_ENTRY = re.compile(r"^\**[\w.]+(?:, \**[\w.]+)*(?: \([^)]*\))?: ")
-_ITEM = re.compile(r"^(?:[-*•] |\d+\. |\| )")
+_PART = re.compile(rf"[;:]\s+|{_END.pattern}")
+_ENTRY = re.compile(r"\**[\w.]+(?:, \**[\w.]+)*(?: \([^)]*\))?: ")
+_ITEM = re.compile(r"[-*•] |\d+\. ")
+_MARKUP = ("#", "|", "!!!", "???", "<", ":::", "![")
+_TEXT = 6
+"""A string of as many words is a text."""
 
 
 class Fault(NamedTuple):
@@ -38,51 +49,62 @@ class Fault(NamedTuple):
         return f"{self.path}:{self.line}: {self.why}: {self.sentence}"
 
 
-def paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
+def paragraphs(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
     """Yield the paragraphs of a docstring, a comment or a page, each with its first line.
 
-    Code, tables, headings and examples are left out. An entry of a list or of `Args:` is a
-    paragraph of its own.
+    Code, tables, headings, examples and references are left out. An entry of a list or of a
+    section such as `Args:` is a paragraph of its own.
     """
     kept: list[str] = []
-    start, fenced, example = first, False, False
-    indent = 0
+    start, indent = first, 0
+    fence = ""
+    section = ""
+    example = code = False
+    base = 0  # the indentation of prose that a list, a section or an admonition indents
     for number, raw in enumerate(text.splitlines(), first):
-        line = raw.strip()
-        if line.startswith(("```", "~~~")):
-            fenced = not fenced
+        line, was = raw.strip(), indent
+        indent = len(raw) - len(raw.lstrip()) if line else indent
+        if fence or line.startswith(("```", "~~~")):
+            fence = "" if fence and line == fence else fence or line[:3]
             line = ""
-        is_code = fenced or line.startswith((">>>", "...", "#", "|", "!!!", "<", ":::", "!["))
-        if line.startswith(">>>"):
-            example = True
-        example = example and bool(line)
-        is_code |= example or (raw.startswith("    ") and text.startswith("# "))
-        begins = bool(_ITEM.match(line)) or (indent and bool(_ENTRY.match(line)))
-        if (not line or is_code or begins or (kept[-1:] and kept[-1].endswith(":"))) and kept:
+        if line and indent == 0:
+            section, base = "", 0
+        example = bool(line) and (example or line.startswith(">>>"))
+        code = indent >= base + 4 and (code or not kept) if line else code
+        skipped = example or code or section == "References" or line.startswith(_MARKUP)
+        heads = _SECTION.fullmatch(line)
+        item, entry = _ITEM.match(line), section and _ENTRY.match(line)
+        outdented = section and indent < was
+        if kept and (not line or skipped or heads or item or entry or outdented):
             yield start, " ".join(kept)
             kept = []
-        if line and not is_code:
+        if heads:
+            section, base = heads[1], indent + 4
+        elif line and not skipped:
             start = start if kept else number
-            kept.append(_ENTRY.sub("", line) if indent and not _ITEM.match(line) else line)
-        indent = len(raw) - len(raw.lstrip()) if line else indent
-        if re.fullmatch(
-            r"(Args|Attributes|Returns|Raises|Yields|Faults|Examples|Note|Cost):", line
-        ):
-            kept, indent = [], 1
+            kept.append(line[entry.end() :] if entry else line)
+            base = indent + (4 if item or entry else 0) if not kept[1:] else base
+        elif line.startswith(("!!!", "???")):
+            base = indent + 4
     if kept:
         yield start, " ".join(kept)
 
 
 def plain(sentence: str) -> str:
-    """Return a sentence without code, links and marks."""
+    """Return a sentence without links and marks; code is one word."""
     sentence = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", sentence)
-    sentence = re.sub(r"`[^`]*`", "code", sentence)
+    sentence = re.sub(r"`[^`]*`", lambda code: re.sub(r"\s+", "_", code[0]), sentence)
     return re.sub(r"^(?:[-*•] |\d+\. |> )+|\*\*", "", sentence).strip()
 
 
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a paragraph."""
-    yield from _END.split(plain(text))
+def sentences(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph."""
+    return _END.split(plain(paragraph))
+
+
+def parts(paragraph: str) -> list[str]:
+    """Return the sentences of a text, in which `fbuf.add: items: ` may lead to the first."""
+    return _PART.split(plain(paragraph))
 
 
 def words(sentence: str) -> int:
@@ -90,73 +112,87 @@ def words(sentence: str) -> int:
     return sum(bool(re.search(r"\w", word)) for word in sentence.split())
 
 
-def faults_of(path: pathlib.Path, line: int, text: str, docstring: bool) -> Iterator[Fault]:
-    """Yield the faults of one docstring, comment or page."""
+def faults_of(
+    path: pathlib.Path,
+    line: int,
+    text: str,
+    docstring: bool = False,
+    split: Callable[[str], list[str]] = sentences,
+) -> Iterator[Fault]:
+    """Yield the faults of one docstring, comment, text or page."""
     for nth, (start, paragraph) in enumerate(paragraphs(text, line)):
-        for number, sentence in enumerate(sentences(paragraph)):
-            opening = re.match(r"[A-Za-z]+", sentence)
+        for number, sentence in enumerate(split(paragraph)):
+            opening = re.match(r"[(*\"']*([A-Za-z]+)(?!\w)", sentence)
             banned = FIRST if docstring and nth == number == 0 else OPENINGS
-            if opening and opening[0] in banned and not sentence.endswith("?"):
-                yield Fault(path, start, f"opens with {opening[0]!r}", sentence)
+            if opening and opening[1] in banned and not sentence.endswith("?"):
+                yield Fault(path, start, f"opens with {opening[1]!r}", sentence)
             if words(sentence) > WORDS:
                 yield Fault(path, start, f"{words(sentence)} words", sentence)
 
 
-def of_python(path: pathlib.Path, text: str) -> Iterator[Fault]:
-    """Yield the faults of a module: docstrings, comments and errors."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else []:
-            value = getattr(statement, "value", None)
-            is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
-            if isinstance(statement, ast.Expr) and is_text:
-                yield from faults_of(path, value.lineno, value.value, docstring=True)
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            for argument in node.exc.args:
-                yield from of_error(path, argument)
-    yield from of_comments(path, text)
+def of_python(path: pathlib.Path, source: str) -> Iterator[Fault]:
+    """Yield the faults of a module: docstrings, texts and comments."""
+    docstrings: set[ast.expr] = set()
+    inside: set[ast.expr] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr):
+            docstrings.add(node.value)
+        said = said_by(node) if isinstance(node, ast.expr) and node not in inside else None
+        if said is None:
+            continue
+        inside.update(child for child in ast.walk(node) if isinstance(child, ast.expr))
+        if node in docstrings:
+            yield from faults_of(path, node.lineno, inspect.cleandoc(said), docstring=True)
+        elif words(said) >= _TEXT and not is_code(said):
+            text = textwrap.dedent(said)
+            yield from faults_of(path, node.lineno, text, split=parts)
+    yield from of_comments(path, source)
 
 
-def of_error(path: pathlib.Path, argument: ast.expr) -> Iterator[Fault]:
-    """Yield the faults of a message: a field of an f-string is one word."""
-    if isinstance(argument, ast.JoinedStr):
-        parts = [p.value if isinstance(p, ast.Constant) else "it" for p in argument.values]
-        said = "".join(map(str, parts))
-    elif isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-        said = argument.value
-    else:
-        return
-    for sentence in re.split(r"[.;:] ", plain(said)):
-        if words(sentence) > WORDS:
-            yield Fault(path, argument.lineno, f"{words(sentence)} words in an error", sentence)
+def said_by(node: ast.expr) -> str | None:
+    """Return the text of a string, an f-string or a sum of some; a field is one word."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(said_by(value) or "" for value in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "FIELD"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = said_by(node.left), said_by(node.right)
+        return None if left is None and right is None else (left or "FIELD") + (right or "FIELD")
+    return None
 
 
-def of_comments(path: pathlib.Path, text: str) -> Iterator[Fault]:
+def is_code(text: str) -> bool:
+    """Return whether a string is a program, which is not prose."""
+    try:
+        ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def of_comments(path: pathlib.Path, source: str) -> Iterator[Fault]:
     """Yield the faults of comments; lines one below the other are one comment."""
     block: list[str] = []
     first, column = 0, -1
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             alone = not token.line[: token.start[1]].strip()
             goes_on = alone and token.start == (first + len(block), column)
             if not (block and goes_on):
-                yield from faults_of(path, first, "\n".join(block), docstring=False)
+                yield from faults_of(path, first, "\n".join(block))
                 block, first, column = [], token.start[0], token.start[1] if alone else -1
-            block.append(token.string.lstrip("#! ").removeprefix(":"))
-    yield from faults_of(path, first, "\n".join(block), docstring=False)
+            block.append(re.sub(r"^#[:!]? ?", "", token.string))
+    yield from faults_of(path, first, "\n".join(block))
 
 
 def faults(path: pathlib.Path) -> list[Fault]:
     """Return the faults of a file."""
     text = path.read_text()
-    short = path.resolve().relative_to(ROOT)
-    if path.suffix == ".py":
-        return list(of_python(short, text))
-    return list(faults_of(short, 1, text, docstring=False))
-
-
-FOLDERS = ("fbuf", "adapters", "docs", "examples", "benchmarks")
+    path = path.resolve()
+    short = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return list(of_python(short, text) if path.suffix == ".py" else faults_of(short, 1, text))
 
 
 def files(paths: list[str]) -> list[pathlib.Path]:
@@ -169,8 +205,8 @@ def files(paths: list[str]) -> list[pathlib.Path]:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:] or [str(ROOT / folder) for folder in FOLDERS] + [str(ROOT / "README.md")]
-    all_faults = [fault for file in files(given) for fault in faults(file)]
-    print(*all_faults, sep="\n")
-    print(f"{len(all_faults)} sentences to mend")
-    sys.exit(bool(all_faults))
+    given = sys.argv[1:] or [str(ROOT / folder) for folder in FOLDERS]
+    found = [fault for file in files(given) for fault in faults(file)]
+    print(*found, sep="\n")
+    print(f"{len(found)} sentences to mend")
+    sys.exit(bool(found))

@@ -11,7 +11,7 @@ MODES = {mode.name.lower(): mode for mode in AutoresetMode}
 
 
 def length(env, episode):
-    """How many steps an episode has."""
+    """Return the number of steps of an episode."""
     return 1 + (3 * env + 5 * episode) % 7
 
 
@@ -95,14 +95,14 @@ def vector(count, mode="same_step", asynchronous=False, fails=None, **options):
 
 
 def place_of(observation):
-    """Of any kind of observation the array `[E, 3]`."""
+    """Return the array `[E, 3]` of any kind of observation."""
     if isinstance(observation, dict):
         return observation["place"]
     return observation[0] if isinstance(observation, tuple) else observation
 
 
 def chosen(place):
-    """What the policy does there."""
+    """Return the actions of the policy there."""
     return (place[..., 0] * 7 + place[..., 1] * 3 + place[..., 2]) % 1000
 
 

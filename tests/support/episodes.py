@@ -25,13 +25,13 @@ class Episode:
 
     @property
     def flags(self):
-        """Of each step: terminated and truncated."""
+        """Flags of each step: terminated and truncated."""
         last = np.arange(len(self)) == len(self) - 1
         return last & self.terminated, last & (not self.terminated)
 
 
 def observations(kind, first, count):
-    """Of a kind of space; no two are alike."""
+    """Return observations of a kind of space; no two are alike."""
     number = np.arange(first, first + count)
     vector = np.stack([number, -number, number / 7], -1)
     if kind == "vector":

@@ -1,4 +1,4 @@
-"""What tests of processes run in them. It imports no JAX and no PyTorch, so they start quickly."""
+"""Functions that tests run in processes. They import no JAX and no PyTorch, and start quickly."""
 
 import ctypes
 import os
@@ -58,7 +58,7 @@ class Counting(gymnasium.Env):
         if self.fails == "reset" and self.seeds == (seed,):
             raise ValueError("no such level")
         if seed is not None:
-            # What is drawn from the global generators is what it is about.
+            # The test is about numbers drawn from the global generators.
             self.seed, self.draws = seed, (random.random(), np.random.rand())  # noqa: NPY002
         self.episode, self.step_in_it = self.episode + 1, 0
         self.total += 1

@@ -17,7 +17,7 @@ from fbuf.xla import platform
 
 @contextlib.contextmanager
 def forms_of_other_platforms():
-    """What is traced in here has the forms for other platforms, and runs here all the same."""
+    """A program traced in here has the forms for other platforms, and runs here all the same."""
     picked = []
 
     def pick(arrays, cpu, default):

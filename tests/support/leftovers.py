@@ -1,4 +1,4 @@
-"""What a test could leave behind."""
+"""Find leftovers of a test."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import threading
 
 
 def left():
-    """What a test could leave behind: processes, threads, open files, and shared memory."""
+    """Return all that a test could leave: processes, threads, open files, and shared memory."""
     processes = set()
     for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -25,7 +25,7 @@ def left():
 
 
 def orphans():
-    """What is in shared memory, and in that of no process: other programs have theirs."""
+    """Return the shared memory that no process holds: other programs have theirs."""
     # Semaphores are those of other tests, which look for them only when they have been made.
     found = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
     for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):

@@ -37,7 +37,7 @@ def mesh():
 
 
 def parts(tree):
-    """Of every device of this process, a digest of its part of a tree."""
+    """Return, for every device of this process, a digest of its part of a tree."""
     found = {}
     for leaf in jax.tree.leaves(tree):
         for part in leaf.addressable_shards:
@@ -95,7 +95,7 @@ def other_keys():
 
 
 def alone(path):
-    """What a process has for itself is refused; and a path that the other does not have."""
+    """Arrays of one process alone are refused; so is a path that the other does not have."""
     state = filled()
     batch = sharded.sample(state, jax.random.key(0), 16)
     own = [part.data for part in batch.ids.slot.addressable_shards]
@@ -117,7 +117,7 @@ def alone(path):
             found[name] = ""
         except (ValueError, RuntimeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
-    # What is the same in all processes may come as it is.
+    # Arguments that are the same in all processes may come as they are.
     state = sharded.add(state, own_rows(6), mask=np.array([True, False]))
     sharded.sample(state, np.array([0, 7], np.uint32), 16, beta=np.float32(0.5))
     size = int(sharded.size(state))
@@ -159,7 +159,7 @@ def saved(path, times):
 
 
 def loaded(path):
-    """What a batch drawn from the checkpoint is."""
+    """Return a batch drawn from the checkpoint."""
     state, extra = restored.sharded_load(path, mesh=mesh())
     batch = sharded.sample(state, jax.random.key(1), 16)
     return {"batch": parts(batch.data), "turn": extra["turn"]}

@@ -99,7 +99,7 @@ def rows(rng, steps, uneven=False):
 
 
 def inputs(seed, turns, steps=3):
-    """What each turn of a history is given: leaves `[turns, ...]`."""
+    """Return the arguments of each turn of a history: leaves `[turns, ...]`."""
     rng = np.random.default_rng(seed)
     each = [
         {
@@ -181,7 +181,7 @@ def digest(tree):
 
 
 def comparable(found):
-    """What a history gave, as a plain buffer gives it: without shards and faults of batches."""
+    """Return a history's results as those of a plain buffer: no shards, no faults of batches."""
     state, (batches, asked) = found
     state = getattr(state, "blocks", state)
     plain = {

@@ -1,7 +1,7 @@
 """Wrong lines that the tests must find: `python -m tests.support.mutation` puts them in, one by one.
 
-Each is a file, by its path from that of the package, a text that is there once, what it becomes, the kind of bug, and the
-tests that are likeliest to find it.
+Each names a file, by its path from that of the package, a text that is there once, and the text in
+its place. It also has the kind of bug, and the tests that are likeliest to find it.
 """
 
 from __future__ import annotations

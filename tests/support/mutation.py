@@ -5,9 +5,9 @@
     python -m tests.support.mutation --first          only the tests likeliest to find each
     python -m tests.support.mutation --results FILE   go on where FILE ends, and write to it
 
-The tests of a mutant that are likeliest to find it run first, then those of them that are in the
-sweep, and all of `make test` only if they do not. A mutant that survives is a bug that nobody would
-notice.
+The tests that are likeliest to find a mutant run first, then those of them that are in the sweep.
+All of `make test` runs only if they do not find it. A mutant that survives is a bug that nobody
+would notice.
 """
 
 from __future__ import annotations

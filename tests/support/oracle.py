@@ -1,4 +1,4 @@
-"""What a buffer must do, in plain Python: lists, loops and floats, and a look at every row."""
+"""Do what a buffer must do, in plain Python: lists, loops and floats, and a look at every row."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Oracle:
         self.resets = [False] * envs
         self.fault, self.largest_ever = 0, 0.0
 
-    # What is done to a buffer.
+    # An operation on a buffer.
 
     def add(self, items, terminated=None, truncated=None, priority=None, mask=None):
         """Rows `[steps, envs]`."""
@@ -229,7 +229,7 @@ class Oracle:
             found |= {self.slot(lane, at) for at, lane in rows[-(count // self.shards) :]}
         return found
 
-    # What a view may read from a row.
+    # The parts of a row that a view may read.
 
     def ahead(self, slot, steps, cross=False):
         """The rows from a slot on."""
@@ -257,14 +257,14 @@ class Oracle:
             found.insert(0, rows[at])
         return found
 
-    # What a sampler may draw, and how often.
+    # The rows that a sampler may draw, and how often.
 
     def power(self, priority):
         base = priority + self.eps
         return base**self.alpha if base > 0 else 0.0
 
     def default(self):
-        """What a row without a priority gets, as stored."""
+        """Return the stored priority of a row that came without one."""
         live = [self.at(slot).priority for slot in self.stored()]
         largest = max(live, default=0.0) if self.new_priority == "largest" else self.largest_ever
         return largest if largest > 0 else 1.0
@@ -298,22 +298,22 @@ class Oracle:
         return {slot for run in self.runs(*options) for slot in run}
 
     def evenly(self, slots):
-        """How likely each of some slots is, where they are alike."""
+        """Return the probability of each of some slots that are alike."""
         return dict.fromkeys(slots, 1 / max(len(slots), 1))
 
     def by_episode(self, *options):
-        """How likely each slot is, where an episode is drawn first."""
+        """Return the probability of each slot, where an episode is drawn first."""
         runs = self.runs(*options)
         return {slot: 1 / len(runs) / len(run) for run in runs for slot in run}
 
     def by_priority(self, starts):
-        """How likely each start is, in proportion to what is stored."""
+        """Return the probability of each start, in proportion to the stored priorities."""
         values = {slot: self.at(slot).priority for slot in starts}
         total = sum(values.values())
         return {slot: value / total for slot, value in values.items() if value > 0}
 
     def mixed(self, ways):
-        """How likely each slot is by ways `(share, likely)`; those that can draw nothing drop."""
+        """Return each slot's probability by ways `(share, likely)`; empty ways drop."""
         whole = sum(share for share, likely in ways if likely)
         found = {}
         for share, likely in ways:

@@ -43,7 +43,7 @@ def fails(call: Callable[[], object]) -> None:
 
 
 def newest(buffer: ReplayBuffer) -> float:
-    """What the newest row holds."""
+    """Return the values of the newest row."""
     return float(fbuf.read(buffer.state, fbuf.newest_ids(buffer.state, 1)).data["x"].ravel()[0])
 
 

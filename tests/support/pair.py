@@ -96,7 +96,7 @@ class Pair:
         self.state = self.operations.add(self.state, items, **options, time_major=not self.one_lane)
 
     def after(self, numbers, ends):
-        """What rows lead to: the number of the lane's next row; behind an end -n of their own."""
+        """Return the successors of rows: the lane's next row; behind an end -n of their own."""
         return np.where(ends, -numbers, numbers + self.oracle.envs)
 
     def ids(self, rng, count=3, odd=False):

@@ -38,7 +38,7 @@ def emitters(on):
 
 
 def built(jitted, *args):
-    """The program that users have. What compiles fast for the tests makes other kernels."""
+    """The program that users have. Flags for fast compiling make other kernels."""
     return jitted.lower(*args).compile(compiler_options=emitters(True))
 
 
@@ -66,14 +66,14 @@ over_shards = SimpleNamespace(
 
 @functools.partial(jax.jit, static_argnums=0)
 def reading(view, state, slots, key):
-    """What a view makes of slots."""
+    """Return the result of a view of slots."""
     request, source = view.request(fbuf.views.Reader("view", state), slots, key), Stored(state)
     rows = {name: wanted.read(source) for name, wanted in request.rows.items()}
     return view.build(state.storage.layout, rows, request.seen)
 
 
 def read(view, state, slots, key=None):
-    """What a view makes of some slots, padded so that all tests of a shape share a program."""
+    """Return the view of some slots, padded so that all tests of a shape share a program."""
     key = jax.random.key(0) if key is None else key
     padded = np.resize(np.asarray(slots, np.int32), max(state.capacity, len(slots)))
     made = reading(view, state, padded, key)
@@ -81,7 +81,7 @@ def read(view, state, slots, key=None):
 
 
 def every_way(draw, state, keys):
-    """What `draw(state, key)` gives eagerly; it must give the same in each way of calling it."""
+    """Return the eager result of `draw(state, key)`; all ways of calling must give the same."""
     eager = jax.tree.map(lambda *x: np.stack(x), *[draw(state, key) for key in keys])
     many = jax.tree.map(lambda x: np.stack([x] * len(keys)), state)
     scan = lambda s, ks: jax.lax.scan(lambda s, k: (s, draw(s, k)), s, ks)[1]

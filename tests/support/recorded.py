@@ -87,7 +87,7 @@ class Recorded:
 
 
 def likely(oracle, sampler):
-    """How likely the oracle has each slot."""
+    """Return the oracle's probability of each slot."""
     if isinstance(sampler, fbuf.Fifo):
         return {}
     options = (sampler.window, sampler.stride, sampler.first_only, sampler.strict) if not (
@@ -103,7 +103,7 @@ def likely(oracle, sampler):
 
 
 def next_observation(oracle, slot):
-    """What a row led to: that of the row behind it, unless there is none or another episode's."""
+    """Return the successor of a row: the row behind it, if that is of the same episode."""
     rows, at = oracle.place(slot)
     last = rows[at].end or at == len(rows) - 1
     return rows[at].item + 1000 if last else rows[at + 1].item + 500

@@ -1,4 +1,4 @@
-"""What is wrong with a data set is said before anything is added, with what to do."""
+"""Faults of a data set are named before anything is added, with what to do."""
 
 import io
 import re

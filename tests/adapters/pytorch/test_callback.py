@@ -37,7 +37,7 @@ both = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eagerly", "
 
 
 def finished(function, *arguments):
-    """What it returns, once it is there; or the error of what ran."""
+    """Return its result, once that is there, or its error."""
     return jax.block_until_ready(function(*arguments))
 
 
@@ -123,7 +123,7 @@ def test_vmap_over_some_arguments():
     np.testing.assert_array_equal(together, X + X[1])
 
 
-# What goes in and comes out.
+# Arguments and results.
 
 
 def test_trees_go_in_and_come_out():
@@ -296,7 +296,7 @@ def test_what_only_waits_for_the_garbage_collector_is_not_kept():
         np.testing.assert_array_equal(finished(inside, X), X**3)
 
 
-# What goes wrong.
+# Errors.
 
 
 MISMATCHES = {

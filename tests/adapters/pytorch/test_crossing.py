@@ -1,7 +1,7 @@
 """JAX and PyTorch on one memory.
 
-Where something can go wrong, the test first lets it go wrong with the bare libraries, so that we
-hear of it when they change, and then shows that the adapter does not.
+Where something can go wrong, the test first lets it go wrong with the bare libraries. So a change
+of the libraries shows. Then the test shows that the adapter does not go wrong.
 """
 
 import collections
@@ -113,7 +113,7 @@ def refused_to_add(state, items, *words, **options):
     return str(caught.value)
 
 
-# What crosses.
+# Arrays and tensors that cross.
 
 
 @pytest.mark.any_device

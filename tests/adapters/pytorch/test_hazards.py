@@ -1,8 +1,8 @@
-"""What goes wrong where JAX and PyTorch share memory, with the bare libraries and not with ours.
+"""Faults where JAX and PyTorch share memory, with the bare libraries and not with ours.
 
-Each test first lets it go wrong. Where that is a matter of time, time is made for it: what JAX has
-to compute first takes so long that PyTorch comes before it. More of them are in `test_crossing.py`,
-by what crosses.
+Each test first lets it go wrong. Where that is a matter of time, time is made for it: JAX has to
+compute for so long that PyTorch comes first. More of them are in `test_crossing.py`, by the kind of
+array that crosses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def often(found: Any) -> bool:
 
 
 def memory(width: int = WIDTH) -> dict[str, Any]:
-    """What a simulator fills at every step."""
+    """The arrays that a simulator fills at every step."""
     return {"x": torch.ones(ROWS, width), "td_error": torch.ones(ROWS, 1)}
 
 
@@ -94,7 +94,7 @@ def by_object(state: Any, rows: Any, **options: Any) -> Any:
 
 
 def by_object_with_a_number(state: Any, rows: Any) -> Any:
-    """What is no tensor goes another way."""
+    """An argument that is no tensor goes another way."""
     return by_object(state, rows, alpha=2.0)
 
 
@@ -110,7 +110,7 @@ def by_tensordict(state: Any, rows: Any) -> Any:
 
 
 def wrong(add: Any, width: int = WIDTH) -> tuple[int, int]:
-    """How many rows, and how many priorities, are those of the next step."""
+    """Count the rows, and the priorities, that are those of the next step."""
     rows = memory(width)
     state = add(exact(width), rows)
     for leaf in rows.values():

@@ -1,4 +1,4 @@
-"""What only the buffer of tensors does; the rest, both buffers do: see `test_buffers.py`."""
+"""The buffer of tensors alone; tests of both buffers are in `test_buffers.py`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def one(number: int) -> dict[str, Any]:
 
 
 def contents(buffer: ReplayBuffer) -> list[int]:
-    """What is stored, slot by slot."""
+    """Return the stored rows, slot by slot."""
     return stored(buffer.state)["number"].tolist()
 
 
@@ -472,7 +472,7 @@ CONTAINERS = {
     "ordered": (3, lambda b: collections.OrderedDict({1: b.weight, "a": [b.ids]})),
     "namedtuple": (1, lambda b: Pair(b.data["number"] * 2, SimpleNamespace)),
 }
-"""How many tensors there are in each, and how it is made."""
+"""The number of tensors in each, and how it is made."""
 
 
 def tensors_in(tree: Any) -> list[Any]:

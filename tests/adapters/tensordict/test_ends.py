@@ -197,7 +197,7 @@ def test_flags_may_have_other_keys():
     assert starts(rb) == {0, 1, 3, 5, 6}
 
 
-# What cannot be read.
+# Flags that cannot be read.
 
 
 def refused(rb, data, match):
@@ -418,7 +418,7 @@ def test_any_way_to_add_episodes(seed):
             assert num_starts == len(expected)
 
 
-# What else TensorDicts come in, and what is no TensorDict.
+# Other forms of TensorDicts, and things that are none.
 
 
 @pytest.mark.parametrize("envs", [None, 2])

@@ -58,7 +58,7 @@ def trajectories(*flags, start=0):
 
 
 def form(data):
-    """What a program can tell of a batch without its values."""
+    """Return all that a program can tell of a batch without its values."""
     data = data.exclude("index_generation", "_weight")
     data["index"] = slots(data)  # theirs are [rows, 1]
     found = data.items(True, True)

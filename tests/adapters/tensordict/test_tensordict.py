@@ -1,4 +1,4 @@
-"""What only the buffer of TensorDicts does, beside the replay buffer of TorchRL.
+"""The buffer of TensorDicts alone, beside the replay buffer of TorchRL.
 
 The rest, both buffers do: see `test_buffers.py`.
 """
@@ -86,7 +86,7 @@ def assert_same(one, other):
 
 
 def priorities(rb):
-    """What is stored for each slot."""
+    """Return the values stored for each slot."""
     return buffers.priorities(rb.buffer.state)
 
 
@@ -108,7 +108,7 @@ def refused(error, match, function, *arguments):
         function(*arguments)
 
 
-# What goes in comes out, as from TorchRL's.
+# A TensorDict comes out as it went in, as from TorchRL's.
 
 
 def flat():
@@ -563,7 +563,7 @@ def weighted(sampler=EXACT):
 
 
 def weights(share, beta):
-    """What they are by the book, the largest being 1."""
+    """The weights by the book, the largest being 1."""
     weight = (8 * share) ** -beta
     return weight / weight.max()
 
@@ -634,7 +634,7 @@ def test_return_info(sampler):
 
 def test_a_loss_of_torchrl_reads_the_weights_and_writes_the_priorities():
     def transition(batch):
-        """What the loss looks for, of the rows that were drawn."""
+        """Give the drawn rows the keys that the loss looks for."""
         number = batch["number"]
         batch.set("observation", table[number]).set("action", number % 2)
         never = torch.zeros(BATCH, 1, dtype=torch.bool)
@@ -756,7 +756,7 @@ def test_transforms_come_in_the_order_of_torchrl():
 
 
 def test_a_transform_is_given_what_is_added_and_may_leave_rows_out():
-    """What is added goes along with the rows, and is added again where a transform drops it."""
+    """Added keys go along with the rows, and are added again where a transform drops them."""
 
     def odd(batch):
         keys.append(set(batch.keys()))
@@ -1110,7 +1110,7 @@ def agent(prefetch, scale=2.0, seed=3):
 
 
 def go_on(rb):
-    """What a learner does next: everything that comes of it."""
+    """Return everything that comes of a learner's next steps."""
     start, told = rb.write_count, []
     for step in range(4):
         batch = rb.sample()
@@ -1279,7 +1279,7 @@ def test_what_it_is_in_one_line():
     assert "closed" in repr(rb)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("data", [torch.ones(3), [torch.ones(3)], None], ids=type)

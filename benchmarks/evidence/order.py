@@ -1,7 +1,7 @@
-"""What each trick that orders things for XLA is worth: fbuf with it and without it.
+"""Measure each trick that orders things for XLA: fbuf with it and without it.
 
-    python -m benchmarks.ablations.order [--do programs] [--trick NAME]    hours, on 2 cores
-    python -m benchmarks.ablations.order --quick                           a few tricks, no times
+    python -m benchmarks.evidence.order [--do programs] [--trick NAME]    hours, on 2 cores
+    python -m benchmarks.evidence.order --quick                           a few tricks, no times
 
 It needs fbuf's dependencies alone. Run it with the oldest and with the newest JAX, too. `--do gpu`
 compiles for a GPU; it needs the plugin that `gpu_build` names.
@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks import harness, report
 from benchmarks.harness import ROOT, Measured, Record, Task
 
-MODULE = "benchmarks.ablations.order"
+MODULE = "benchmarks.evidence.order"
 
 # --- the tricks ----------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Trick:
-    """What one would write without it, and the cases in which it can make a difference."""
+    """The code without it, and the cases in which it can make a difference."""
 
     edits: tuple[Edit, ...]
     cases: tuple[str, ...]
@@ -438,7 +438,7 @@ def large_copies(hlo: str, large: int) -> list[str]:
 def look(case: str, do: str, known: dict[str, str]) -> Record:
     """Compile a case, for the CPU or for a GPU, and read the program."""
     if do == "gpu":
-        from benchmarks import gpu_build  # before jax, which it prepares
+        from benchmarks.evidence import gpu_build  # before jax, which it prepares
     import jax
 
     seeds = SEEDS if do == "vmap" else 0
@@ -588,7 +588,7 @@ def bytes_text(count: int) -> str:
 
 
 def lost(record: Record) -> str:
-    """What a case that is not in place costs."""
+    """Return the cost of a case that is not in place."""
     parts = [f"temporary {bytes_text(record['temp'])}"]
     if record["copies"]:
         parts.append(f"copies {' '.join(record['copies'])}")
@@ -598,7 +598,7 @@ def lost(record: Record) -> str:
 
 
 def tables(records: list[Record]) -> list[str]:
-    """What happens to the programs without each trick, and to the times."""
+    """Return the programs without each trick, and the times."""
     lines: list[str] = []
     for do in ("programs", "vmap", "gpu"):
         rows = []
@@ -637,8 +637,7 @@ def main() -> None:
     parser.add_argument("--trick", action="append", choices=tuple(TRICKS), help="repeatable")
     parser.add_argument("--case", action="append", help="this case alone; repeatable")
     parser.add_argument("--processes", type=int, default=5, help="that take each time")
-    report.add_results(parser)
-    report.add_worker(parser)
+    report.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         harness.work(measure, json.loads(options.worker), options.out)
@@ -649,7 +648,7 @@ def main() -> None:
         found.records += its.records
         found.notes += its.notes
     records = harness.merged(found.records, ("do", "trick", "case", "way"))
-    title = "What each trick that orders things for XLA is worth"
+    title = "The worth of each trick that orders things for XLA"
     about = harness.about("fbuf", "jax", "jaxlib")
     sections = tables(records) + report.missing(found.notes)
     report.write(MODULE, title, report.results_of(options), about, records, sections, __doc__)

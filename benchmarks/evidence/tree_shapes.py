@@ -1,31 +1,31 @@
 """Why the sum tree has the shape it has: ways to lay it out and to walk it, side by side.
 
-    python -m benchmarks.ablations.tree_shapes            about 8 minutes on 2 cores
-    python -m benchmarks.ablations.tree_shapes --quick    about a minute: one process, N = 1e6
+    python -m benchmarks.evidence.tree_shapes            about 8 minutes on 2 cores
+    python -m benchmarks.evidence.tree_shapes --quick    about a minute: one process, N = 1e6
 
 It needs JAX alone.
 
 Every variant is compiled inside `lax.scan` with the tree in the donated carry, as in a training
-loop, and does nothing but write (set B leaves, then bring every node above them up to date) or
-draw (walk down, B times). Random numbers are made beforehand. Beside microseconds the report has
+loop. It only writes (sets B leaves, then brings every node above them up to date) or draws (walks
+down, B times). Random numbers are made beforehand. Beside microseconds the report has
 the temporary bytes of the compiled program: where they reach megabytes, XLA copies whole levels.
 
-- form: "vectorised" gathers the rows of a level, works on all at once and scatters the results;
-  "a loop a level" is one `fori_loop` over the batch for each level, which carries that level
-  alone; "one loop" is a single `fori_loop` over the batch that goes through all levels. "fetched
-  first" is a loop a level, before which a shorter loop touches the rows, so that many of them are
-  on their way from memory at once; done where a level has a megabyte or more. "by halves" gathers
-  the children of a level, and chooses among them, for one half of the batch and then for the other;
-  it touches the rows likewise.
-- layout: a node keeps the sum and the largest value of its row. "last": levels are
-  [rows, fan-out, 2], and a node's two figures lie side by side; "first": [rows, 2, fan-out].
+- form: "vectorised" gathers the rows of a level, works on all at once and scatters the results. "a
+  loop a level" is one `fori_loop` over the batch for each level, which carries that level alone.
+  "one loop" is a single `fori_loop` over the batch that goes through all levels. "fetched first" is
+  a loop a level, before which a shorter loop touches the rows if a level has a megabyte or more.
+  Many rows are then on their way from memory at once. "by halves" gathers the children of a level,
+  and chooses among them, for one half of the batch and then for the other. It touches the rows
+  likewise.
+- layout: a node keeps the sum and the largest value of its row. "last": levels are [rows, fan-out,
+  2], and a node's two figures lie side by side; "first": [rows, 2, fan-out].
 - top: "row": levels are added until one row is left. "flat": until at most 512 nodes are left,
   which a draw searches by bisection in their running sums.
 - sums: how a draw adds up the running sums of a row. "by fours": inside each four, and then the
   fours; "in a chain": one after the other. A write has none.
 
 On CPU fbuf writes with a loop a level and draws by halves, at a fan-out of 16, last, flat, by
-fours; it finds a node of the flat top by its row. Figures are medians over processes of medians
+fours. It finds a node of the flat top by its row. Figures are medians over processes of medians
 over rounds; none of the code is fbuf's own.
 """
 
@@ -350,15 +350,7 @@ def program(shape: Shape, form: str, what: str, capacity: int) -> tuple[harness.
         def step(carry: Any, given: Any) -> Any:
             return carry[0], carry[1] + draw(shape, form, carry[0], given)
 
-    carry: Any = (levels, jnp.zeros(BATCH, jnp.int32))
-    compiled, memory = harness.scanned(step, carry, inputs)
-
-    def run() -> int:
-        nonlocal carry
-        carry = jax.block_until_ready(compiled(carry, inputs))
-        return steps
-
-    return run, memory.temp_size_in_bytes
+    return harness.in_scan(step, harness.Box(levels), [jnp.zeros(BATCH, jnp.int32)], inputs)
 
 
 def check() -> None:
@@ -434,15 +426,8 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.ablations.tree_shapes",
-            title="The shape of the sum tree",
-            how=__doc__,
-            packages=("jax", "jaxlib"),
-            tasks=tasks,
-            measure=measure,
-            keys=("n", "what", "form", "fanout", "layout", "top", "sums"),
-            tables=tables,
-        )
+    report.script(
+        title="The shape of the sum tree",
+        packages=("jax", "jaxlib"),
+        keys=("n", "what", "form", "fanout", "layout", "top", "sums"),
     )

@@ -1,26 +1,24 @@
-"""What it costs to cross between JAX and PyTorch, on CPU, in microseconds a call.
+"""Cross between JAX and PyTorch, on CPU: microseconds a call.
 
-    python -m benchmarks.bridge            about 2 minutes
-    python -m benchmarks.bridge --quick    in a minute
+    python -m benchmarks.evidence.bridge            about 2 minutes
+    python -m benchmarks.evidence.bridge --quick    in a minute
 
-It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
+It needs fbuf and PyTorch.
 
-An item has 8 leaves: 6 of 8 floats, a reward, an action. 16 rows are added, 256 are drawn, from a
-uniform buffer of 100,000 rows.
+An item has 8 leaves: 6 of 8 floats, a reward, an action. A batch has 256 rows, and 16 are added to
+a uniform buffer of 100,000 rows.
 
 - "out": 8 arrays of a batch, as `torch.from_dlpack` on each hands them over, and as `to_torch`.
 - "in": adding rows, and waiting for it. The jitted `fbuf.add`, its buffer donated, is given JAX
-  arrays, or NumPy arrays on the tensors' memory, which is the least that anything made of tensors
-  can be; `add_from_torch` and `ReplayBuffer.extend` are given tensors, `int64` ones for the action
-  in the last row.
+  arrays, or NumPy arrays on the tensors' memory. No way to add tensors can take less.
+  `add_from_torch` and `ReplayBuffer.extend` are given tensors, `int64` ones for the action in the
+  last row.
 - "callback": a function of a [256, 64] array inside `jit`: multiplied in JAX, by a callback of
   PyTorch's, and by `jax.pure_callback`.
-- "buffer": `extend` and `sample` of TorchRL's `ReplayBuffer` with `LazyTensorStorage`, of ours, and
-  of `TensorDictReplayBuffer`, which has to build TensorDicts.
 
-Everything runs in one process, turn by turn; medians of the rounds, and over processes. In the last
-column JAX was told to run programs in the thread that waits for them
-(`jax_cpu_enable_async_dispatch` off); by default each call goes to another one and back.
+Everything runs in one process, turn by turn; medians of the rounds, and over processes. By default
+each call goes to another thread and back. In the last column JAX was told to run programs in the
+thread that waits for them (`jax_cpu_enable_async_dispatch` off).
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from benchmarks.report import Find
 
 ROWS, BATCH, CAPACITY = 16, 256, 100_000
 NAMES = "abcdef"
-PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "torchrl", "tensordict", "numpy")
+PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "numpy")
 
-OUT, IN, CALLBACK, BUFFER = "out", "in", "callback", "buffer"
+OUT, IN, CALLBACK = "out", "in", "callback"
 FROM_DLPACK, TO_TORCH = "torch.from_dlpack on each", "to_torch"
 JITTED, NUMPY = "jitted fbuf.add, JAX arrays", "jitted fbuf.add, NumPy arrays"
 ADD, EXTEND = "add_from_torch", "ReplayBuffer.extend"
@@ -142,34 +140,6 @@ def inside_jit() -> dict[str, Step]:
     }
 
 
-def buffers() -> dict[str, Step]:
-    """Buffers of PyTorch programs."""
-    from fbuf_adapters.pytorch import ReplayBuffer
-    from fbuf_adapters.tensordict import TensorDictReplayBuffer
-    from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage
-    from torchrl.data import ReplayBuffer as Theirs
-
-    given = rows_of_torch(ROWS, long=True)
-    tensordict = TensorDict(given, batch_size=[ROWS])
-    theirs = Theirs(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH)
-    plain = ReplayBuffer(CAPACITY, batch_size=BATCH)
-    ours = TensorDictReplayBuffer(CAPACITY, batch_size=BATCH)
-    many = {name: leaf.repeat(4096, *[1] * (leaf.ndim - 1)) for name, leaf in given.items()}
-    theirs.extend(TensorDict(many, batch_size=[4096 * ROWS]))
-    plain.extend(many)
-    ours.extend(TensorDict(many, batch_size=[4096 * ROWS]))
-
-    return {
-        "extend, TorchRL": does(theirs.extend, tensordict),
-        "extend, ReplayBuffer": does(plain.extend, given),
-        "extend, TensorDictReplayBuffer": does(ours.extend, tensordict),
-        "sample, TorchRL": does(theirs.sample),
-        "sample, ReplayBuffer": does(plain.sample),
-        "sample, TensorDictReplayBuffer": does(ours.sample),
-    }
-
-
 def measure(task: Task) -> Measured:
     """Time all of it, in this process."""
     import jax
@@ -179,9 +149,7 @@ def measure(task: Task) -> Measured:
     torch.set_num_threads(1)
     rounds, seconds = (3, 0.05) if task["quick"] else (9, 0.1)
     found = Measured()
-    for part, make in (
-        (OUT, out_of_jax), (IN, into_a_buffer), (CALLBACK, inside_jit), (BUFFER, buffers),
-    ):  # fmt: skip
+    for part, make in ((OUT, out_of_jax), (IN, into_a_buffer), (CALLBACK, inside_jit)):
         programs = {name: harness.repeated(step, seconds) for name, step in make().items()}
         for name, taken in harness.alternate(programs, rounds, 60.0).items():
             us = harness.median(taken)
@@ -206,7 +174,7 @@ def tables(records: list[Record]) -> list[str]:
 
 
 def bars(records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     lines = []
     for mode in MODES:
         us = {(r["part"], r["what"]): float(r["us"]) for r in records if r["mode"] == mode}
@@ -222,16 +190,8 @@ def bars(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.bridge",
-            title="Crossing between JAX and PyTorch",
-            how=__doc__,
-            packages=PACKAGES,
-            tasks=tasks,
-            measure=measure,
-            keys=("part", "what", "mode"),
-            tables=tables,
-            bars=bars,
-        )
+    report.script(
+        title="Crossing between JAX and PyTorch",
+        packages=PACKAGES,
+        keys=("part", "what", "mode"),
     )

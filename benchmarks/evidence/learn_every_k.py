@@ -1,7 +1,7 @@
 """Learning at every k-th step, in six ways: what each costs.
 
-    python -m benchmarks.learn_every_k            some minutes on 2 cores
-    python -m benchmarks.learn_every_k --quick    one process, fewer rounds
+    python -m benchmarks.evidence.learn_every_k            some minutes on 2 cores
+    python -m benchmarks.evidence.learn_every_k --quick    one process, fewer rounds
 
 It needs JAX alone.
 
@@ -11,8 +11,8 @@ priorities of the batch are updated. The network has two hidden layers of 128. T
 turns, round by round; figures are microseconds a step, medians over processes of medians over
 rounds.
 
-Memory is the temporary memory of the compiled program, which XLA tells. "Two under `vmap`" are two
-buffers, each with a step counter of its own, and so with a condition of its own.
+Memory is the temporary memory of the compiled program, by XLA's own account. "Two under `vmap`" are
+two buffers, each with a step counter of its own, and so with a condition of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 import fbuf
 from benchmarks import harness, report
-from benchmarks.harness import Measured, Record, Task
+from benchmarks.harness import Box, Measured, Record, Task
 
 ADDED, BATCH, WIDTH, OBSERVATION = 16, 256, 128, 20
 ITEM = {"observation": jax.ShapeDtypeStruct((OBSERVATION,), "float32"), "reward": 0.0}
@@ -190,20 +190,13 @@ def start(capacity: int) -> Carry:
 
 
 def program(step: Step, capacity: int, k: int, steps: int) -> harness.Run:
-    """A run of so many steps, on a full buffer."""
+    """Return a run of so many steps, on a full buffer."""
     state, *rest = start(capacity)
     observation = jax.random.uniform(jax.random.key(0), (capacity, OBSERVATION))
     state = fbuf.add(state, {"observation": observation, "reward": observation[:, 0]})
     keys = jax.random.split(jax.random.key(1), steps // k if step is two_loops else steps)
-    carry: Any = (state, *rest)
-    compiled, _ = harness.scanned(lambda carry, key: step(carry, key, k), carry, keys)
-
-    def run() -> int:
-        nonlocal carry
-        carry = jax.block_until_ready(compiled(carry, keys))
-        return steps
-
-    return run
+    run, _ = harness.in_scan(lambda carry, key: step(carry, key, k), Box(state), rest, keys)
+    return lambda: run() and steps  # a turn of the two loops is k steps
 
 
 def temporary(step: Step, capacity: int, two: bool) -> int:
@@ -218,11 +211,11 @@ def temporary(step: Step, capacity: int, two: bool) -> int:
             return jax.vmap(lambda one: step(one, key, EVERY[0]))(carry)
         return step(carry, key, EVERY[0])
 
-    return harness.scanned(body, carry, keys)[1].temp_size_in_bytes
+    return harness.in_scan(body, Box(carry[0]), carry[1:], keys)[1]
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to measure."""
+    """Return the task of each process."""
     processes = 1 if quick else 3
     times: list[Task] = [
         {
@@ -285,16 +278,9 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.learn_every_k",
-            title="Learning at every k-th step",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib"),
-            tasks=tasks,
-            measure=measure,
-            keys=("way", "capacity", "k", "two"),
-            tables=tables,
-            figures=("us", "bytes"),
-        )
+    report.script(
+        title="Learning at every k-th step",
+        packages=("fbuf", "jax", "jaxlib"),
+        keys=("way", "capacity", "k", "two"),
+        figures=("us", "bytes"),
     )

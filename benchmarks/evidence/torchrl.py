@@ -1,4 +1,4 @@
-"""What the TorchRL scripts share: a program with several buffers, seed by seed, and its report."""
+"""Run a TorchRL program with several buffers, seed by seed, and report: for all such scripts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ COLORS = ("#d08c00", "#0b6e4f", "#b0413e", "#3b6fb6")
 
 MEASURED = """
 Each training is a process of its own with one thread for PyTorch; the buffers take turns, seed by
-seed. Times are medians over the iterations of a training, without the first tenth and those before
-the first update, and then over the seeds; those of the parts are for one call each. The last column
-is a whole training, with all that is compiled in it, but without imports and evaluations.
+seed. Times are medians over the iterations of a training, and then over the seeds. The first tenth,
+and all iterations before the first update, do not count. Times of the parts are for one call each.
+The last column is a whole training, with all that is compiled in it, but without imports and
+evaluations.
 
 A return is the mean of 20 episodes, played without noise. Now and then a policy is worse than one
-before it, with any buffer. So of each training the mean and the best of the evaluations on the way
-count, and the buffers are compared by the means over all seeds and their standard errors.
+before it, with any buffer. So the mean and the best of the evaluations on the way count for a
+training. The buffers are compared by the means over all seeds and their standard errors.
 """
-"""What all reports say of how it was measured, after what the script says."""
+"""The end of the section on how it was measured, in all reports."""
 
 MakeBuffer = Callable[[int], Any]
 """Makes a replay buffer with TorchRL's methods, from a seed."""
@@ -52,20 +53,20 @@ class Script:
     """A TorchRL program, and the buffers that it is run with.
 
     Attributes:
-        module: Where it is: `benchmarks.torchrl_scripts.torchrl_dqn`.
+        module: Where it is: `benchmarks.evidence.torchrl_dqn`.
         how: Its docstring.
-        algorithm: What it is called: "TorchRL's DQN".
+        algorithm: The name of the algorithm: "TorchRL's DQN".
         env: The name of the environment in Gymnasium.
-        buffers: What makes each buffer. The first one is that which the others have to learn as
-            well as.
+        buffers: The function that makes each buffer. With the other buffers the program has to
+            learn as well as with the first one.
         train: The program: `train(make_buffer, seed=, iterations=)`. It returns what
             `Clock.record` returns, or more.
-        iterations: Of a training.
-        quick_iterations: Of one that only shows that it runs.
-        iteration: What is done in an iteration, in words.
+        iterations: The iterations of a training.
+        quick_iterations: The iterations of a training that only shows that the script runs.
+        iteration: The work of an iteration, in words.
         parts: The names of what is timed for each call, in the table's order.
         good: A best return that says it has been learned.
-        more_bars: What else the program promises of the trainings with a buffer, if anything.
+        more_bars: Returns further promises for the trainings with a buffer.
     """
 
     module: str
@@ -91,7 +92,7 @@ class Script:
 
 
 def ours(theirs: MakeBuffer) -> MakeBuffer:
-    """What makes our buffer of TorchRL's: the line that is added to a program."""
+    """Make our buffer of TorchRL's: the line that is added to a program."""
 
     def make_buffer(seed: int) -> Any:
         from fbuf_adapters.tensordict import from_torchrl
@@ -164,7 +165,7 @@ class Clock:
         self.evaluating += time.perf_counter() - began
 
     def record(self) -> Record:
-        """What has been measured, at the end of the training."""
+        """Return all figures, at the end of the training."""
         seconds = time.perf_counter() - self.began - self.evaluating
         scores = [score for _, score in self.curve]
         return {
@@ -281,7 +282,7 @@ def tables(script: Script, records: list[Record]) -> list[str]:
 
 
 def bars(script: Script, records: list[Record]) -> list[str]:
-    """What the project promises of itself here, and what came out."""
+    """Return the promises of the project, and whether each was held."""
     peer, good = script.peer, script.good
     theirs, their_error = harness.mean_and_error([r["mean"] for r in trained(records, peer)])
     found = []

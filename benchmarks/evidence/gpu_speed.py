@@ -1,7 +1,7 @@
 """fbuf, flashbax and TorchRL with their rows on one GPU.
 
-    python -m benchmarks.gpu_speed            at most 18 minutes, on a GPU
-    python -m benchmarks.gpu_speed --quick    a minute or two, on a GPU or a CPU: does it run?
+    python -m benchmarks.evidence.gpu_speed            at most 18 minutes, on a GPU
+    python -m benchmarks.evidence.gpu_speed --quick    a minute or two, on a GPU or a CPU
 
 It needs fbuf, flashbax, TorchRL, and JAX and PyTorch that both find the GPU.
 
@@ -27,8 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, harness, report
-from benchmarks.compare import Box
-from benchmarks.harness import Measured, Record, Task
+from benchmarks.harness import Box, Measured, Record, Task
 
 NAMES = FBUF, FLASHBAX, TORCHRL = "fbuf", "flashbax", "torchrl"
 STEP, HANDED, GATHER = "step inside jit", "batch handed to PyTorch", "row gather"
@@ -43,15 +42,15 @@ CHUNKS = {"row": 10**5, "frame": 10**4, LARGE: 10**6}
 """Rows written at a time to fill a buffer; the capacity is a multiple of it."""
 MOST_FRAMES = 10**6
 JAX_SHARE = 0.64
-"""What JAX takes of the memory beforehand; PyTorch has the rest."""
+"""The part of the memory that JAX takes beforehand; PyTorch has the rest."""
 SEVERAL = 16
-"""How many keys are used in turn."""
+"""Keys that are used in turn."""
 STEPS_BEFORE = 400
 """The most steps in a scan: fewer with large batches."""
 
 
 def items() -> dict[str, Any]:
-    """What a row is, by name."""
+    """Return the items, by name."""
     import jax
     import jax.numpy as jnp
 
@@ -102,7 +101,7 @@ def classes(device: str, notes: list[str]) -> dict[str, Any]:
 
 
 def store_bytes(name: str, item: Any, capacity: int, prioritized: bool) -> int:
-    """What a library's buffer takes at the least, on the device."""
+    """Return the least bytes of a library's buffer, on the device."""
     import fbuf
     from benchmarks import peers
 
@@ -126,7 +125,7 @@ def pools(device: str) -> dict[str, float]:
 
 
 def plan(task: Task, room: dict[str, float], notes: list[str]) -> int:
-    """How many rows: as many as asked for, or as fit."""
+    """Return the number of rows: as many as asked for, or as fit."""
     from benchmarks import peers
 
     item, wanted, chunk = items()[task["item"]], task["n"], chunk_of(task)
@@ -153,7 +152,7 @@ def chunk_of(task: Task) -> int:
 
 
 class Stopwatch(Measured):
-    """What a process has found, and when its time is up."""
+    """The figures of a process, and the time when it has to stop."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -198,24 +197,16 @@ def copy_rate(device: str) -> float:
 def gather(peer: Any, box: Box, steps: int) -> harness.Run:
     """Draws alone, each of which writes its batch into the carry of a scan."""
     import jax
-    import jax.numpy as jnp
 
     keys = jax.random.split(jax.random.key(5), steps)
     shapes = jax.eval_shape(lambda: peer.data(peer.sample(box.state, keys[0])[1]))
-    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    batch = harness.zeros_like(shapes)
 
     def step(carry: Any, key: Any) -> Any:
         state, drawn = peer.sample(carry[0], key)
         return state, peer.data(drawn)
 
-    program, _ = harness.scanned(step, (box.state, batch), keys)
-
-    def run() -> int:
-        nonlocal batch
-        box.state, batch = jax.block_until_ready(program((box.state, batch), keys))
-        return steps
-
-    return run
+    return harness.in_scan(step, box, [batch], keys)[0]
 
 
 def handed(peer: Any, box: Box, device: str, seconds: float) -> harness.Run:
@@ -324,6 +315,8 @@ def measure_kind(
     task: Task, prioritized: bool, able: dict[str, Any], rate: float, watch: Stopwatch
 ) -> None:
     """The same for one kind of buffer, which is gone when this returns."""
+    from benchmarks import peers
+
     item, device = items()[task["item"]], task["device"]
     start = time.monotonic()
     boxes = fill(task, prioritized, able, watch)
@@ -376,15 +369,9 @@ def measure_kind(
                 "what": what, "peer": name, "us": us, "rounds": taken,
             }  # fmt: skip
             if what == GATHER:
-                moved = 2 * batch * row_bytes(item)
+                moved = 2 * batch * peers.row_bytes(item)
                 record |= {"bytes": moved, "share": moved / (us * 1e-6) / rate}
             watch.records.append(record)
-
-
-def row_bytes(item: Any) -> int:
-    from benchmarks import peers
-
-    return peers.row_bytes(item)
 
 
 def compiled(
@@ -412,7 +399,7 @@ def compiled(
 # --- the report ----------------------------------------------------------------------------------
 
 SECONDS = 18 * 60
-"""How long all of it may take."""
+"""The most seconds of a whole run."""
 
 
 def device_of_both() -> str:
@@ -423,18 +410,18 @@ def device_of_both() -> str:
 
 
 def device_name() -> str:
-    """What the figures were taken on."""
+    """Return the name of the device."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def tasks(quick: bool, device: str | None = None) -> list[Task]:
-    """What the processes have to do, the most telling first."""
+    """Return the task of each process, the most telling first."""
     device = device or device_of_both()
     everybody = {False: NAMES, True: NAMES}
-    # Of that size, TorchRL's tree takes minutes to fill on the host; flashbax's, of which there are
-    # two at times, does not fit beside the others.
+    # At that size TorchRL's tree takes minutes to fill on the host. At times there are two of
+    # flashbax's, which do not fit beside the other libraries.
     mostly = {False: NAMES, True: (FBUF,)}
     sizes = [
         ("row", 10**6, everybody),
@@ -509,16 +496,9 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.gpu_speed",
-            title="fbuf and its peers on a GPU",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
-            tasks=tasks,
-            measure=measure,
-            keys=("item", "n", "prioritized", "batch", "what", "peer"),
-            tables=tables,
-            device=device_name,
-        )
+    report.script(
+        title="fbuf and its peers on a GPU",
+        packages=("fbuf", "jax", "jaxlib", "flashbax", "torch", "torchrl"),
+        keys=("item", "n", "prioritized", "batch", "what", "peer"),
+        device=device_name,
     )

@@ -1,7 +1,7 @@
 """TD-MPC2's use of TorchRL's replay buffer on Pendulum, and the same program with fbuf's.
 
-    python -m benchmarks.torchrl_scripts.torchrl_td_mpc2            about 9 minutes on one core
-    python -m benchmarks.torchrl_scripts.torchrl_td_mpc2 --quick    about a minute: hardly learns
+    python -m benchmarks.evidence.torchrl_td_mpc2            about 9 minutes on one core
+    python -m benchmarks.evidence.torchrl_td_mpc2 --quick    about a minute: hardly learns
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
@@ -18,10 +18,10 @@ was observed after the reset; its action and reward are NaN. An iteration is an 
 of its steps a batch is drawn and learned from, and at its end it is added in one call. The buffer
 is full after two thirds of the training; then the oldest episode has lost its first steps.
 
-The learner has what TD-MPC2's has: an encoder, dynamics of the latent state, reward, action values
-with a target network, and a policy, all learned from the same slices. It is smaller, and simpler:
-two values instead of five, squared errors instead of distributions, no pretraining, and it acts by
-its policy alone, without planning.
+The learner has the parts of TD-MPC2's: an encoder, dynamics of the latent state, reward, action
+values with a target network, and a policy. All are learned from the same slices. The learner is
+smaller, and simpler: two values instead of five, squared errors instead of distributions, and no
+pretraining. It acts by its policy alone, without planning.
 
 Each batch is checked. The ids of a slice must be equal. The rows have one more key, the number of
 the step in its episode, and in a slice it must go up by one. Neither buffer looks at that key.
@@ -44,16 +44,16 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import SliceSampler
 
 from benchmarks import report
+from benchmarks.evidence import torchrl
+from benchmarks.evidence.torchrl import Clock, MakeBuffer, Script
 from benchmarks.harness import Record
-from benchmarks.torchrl_scripts import comparison
-from benchmarks.torchrl_scripts.comparison import Clock, MakeBuffer, Script
 
 ENV = "Pendulum-v1"
 EPISODES, QUICK_EPISODES = 30, 10
 STEPS = 200
 """In every episode."""
 RANDOM_EPISODES = 5
-"""Of random actions, before the first update."""
+"""Episodes of random actions, before the first update."""
 CAPACITY = 4_000
 """In rows."""
 HORIZON = 3
@@ -67,12 +67,12 @@ GROUP = 8
 """Latent numbers that add up to 1."""
 GAMMA = 0.975
 RHO = 0.5
-"""What each further step of a slice counts for."""
+"""The weight of each further step of a slice."""
 CONSISTENCY, REWARD, VALUE = 20.0, 1.0, 1.0
 """Weights of the losses."""
 TAU = 0.01
 ENTROPY = 0.02
-"""What the policy's entropy counts for beside the value."""
+"""The weight of the policy's entropy beside the value."""
 LOG_STD = (-5.0, 1.0)
 """Bounds of the policy's."""
 MOST_GRADIENT = 20.0
@@ -203,7 +203,7 @@ def empty_episode(number: int, observed: int, actions: int) -> TensorDict:
 
 
 def mixed_slices(batch: TensorDictBase) -> int:
-    """How many slices are not steps of one episode, one after the other."""
+    """Count the slices that are not steps of one episode, one after the other."""
     episode, step = batch["episode"], batch["step"]
     good = (episode == episode[0]) & (step == step[0] + torch.arange(HORIZON + 1).unsqueeze(1))
     return int((~good.all(0)).sum())
@@ -215,7 +215,7 @@ def greedy_return(agent: Agent, seed: int) -> float:
     def act(observation: np.ndarray) -> np.ndarray:
         return agent.act(observation, noise=0.0).numpy() * TORQUE
 
-    return comparison.mean_return(ENV, act, seed)
+    return torchrl.mean_return(ENV, act, seed)
 
 
 def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
@@ -253,7 +253,7 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
         clock.stop("extend")
         if learning:
             clock.end_iteration()
-        if comparison.due(iteration, iterations):
+        if torchrl.due(iteration, iterations):
             clock.evaluate((iteration + 1) * STEPS, lambda: greedy_return(agent, seed))
     return {**clock.record(), "slices": slices, "mixed": mixed}
 
@@ -266,13 +266,13 @@ def whole_slices(name: str, records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    comparison.run(
+    torchrl.run(
         Script(
-            module="benchmarks.torchrl_scripts.torchrl_td_mpc2",
+            module="benchmarks.evidence.torchrl_td_mpc2",
             how=__doc__,
             algorithm="A small TD-MPC2",
             env=ENV,
-            buffers={"torchrl": make_slices, "fbuf": comparison.ours(make_slices)},
+            buffers={"torchrl": make_slices, "fbuf": torchrl.ours(make_slices)},
             train=train,
             iterations=EPISODES,
             quick_iterations=QUICK_EPISODES,

@@ -1,7 +1,7 @@
 """TorchRL's DQN on CartPole with TorchRL's replay buffer, and the same program with fbuf's.
 
-    python -m benchmarks.torchrl_scripts.torchrl_dqn            about 4 minutes on one core
-    python -m benchmarks.torchrl_scripts.torchrl_dqn --quick    about a minute: too short to learn
+    python -m benchmarks.evidence.torchrl_dqn            about 4 minutes on one core
+    python -m benchmarks.evidence.torchrl_dqn --quick    about a minute: too short to learn
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
@@ -13,8 +13,8 @@ constructor of the buffer, and that is all that differs between the rows of the 
 - torchrl, prioritised: `TensorDictPrioritizedReplayBuffer`, where its C++ extension can be loaded.
 - fbuf, uniform and prioritised: what `fbuf_adapters.tensordict.from_torchrl` makes of these two.
 
-An iteration collects frames and extends the buffer by them, and then, a few times, samples a batch,
-takes a step of the loss and the optimiser, and calls `update_tensordict_priority`, which does
+An iteration collects frames and extends the buffer by them. Then, a few times, it samples a batch,
+takes a step of the loss and the optimiser, and calls `update_tensordict_priority`. The call does
 nothing to a uniform buffer. No episode is longer than 500 steps, and a step is worth 1.
 """
 
@@ -37,9 +37,9 @@ from torchrl.envs import (
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
+from benchmarks.evidence import torchrl
+from benchmarks.evidence.torchrl import Clock, MakeBuffer, Script
 from benchmarks.harness import Record
-from benchmarks.torchrl_scripts import comparison
-from benchmarks.torchrl_scripts.comparison import Clock, MakeBuffer, Script
 
 ENV = "CartPole-v1"
 ITERATIONS, QUICK_ITERATIONS = 800, 300
@@ -80,7 +80,7 @@ def greedy_return(network: QValueActor, seed: int) -> float:
             seen = network(TensorDict(observation=scaled, batch_size=[len(scaled)]))
         return seen["action"].argmax(-1).numpy()  # of one-hot vectors
 
-    return comparison.mean_return(ENV, act, seed)
+    return torchrl.mean_return(ENV, act, seed)
 
 
 def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
@@ -131,20 +131,20 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
             clock.stop("update_tensordict_priority")
         schedule.step()
         clock.end_iteration()
-        if comparison.due(iteration, iterations):
+        if torchrl.due(iteration, iterations):
             clock.evaluate((iteration + 1) * FRAMES, lambda: greedy_return(network, seed))
     collector.shutdown()
     return clock.record()
 
 
 if __name__ == "__main__":
-    comparison.run(
+    torchrl.run(
         Script(
-            module="benchmarks.torchrl_scripts.torchrl_dqn",
+            module="benchmarks.evidence.torchrl_dqn",
             how=__doc__,
             algorithm="TorchRL's DQN",
             env=ENV,
-            buffers=comparison.buffers_of_steps(CAPACITY, BATCH_SIZE),
+            buffers=torchrl.buffers_of_steps(CAPACITY, BATCH_SIZE),
             train=train,
             iterations=ITERATIONS,
             quick_iterations=QUICK_ITERATIONS,

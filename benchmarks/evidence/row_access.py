@@ -1,22 +1,22 @@
 """Reading and writing B rows of a store on CPU: how to touch an array, and how to lay out a row.
 
-    python -m benchmarks.ablations.row_access            about 6 minutes on 2 cores
-    python -m benchmarks.ablations.row_access --quick    about a minute: some rows, one process
+    python -m benchmarks.evidence.row_access            about 6 minutes on 2 cores
+    python -m benchmarks.evidence.row_access --quick    about a minute: some rows, one process
 
 It needs fbuf alone.
 
 Every variant is compiled inside `lax.scan` with the store in the donated carry, at random slots
-made beforehand; what is read is added to an accumulator of the batch's shape, so that it is really
-read. "fbuf" is what fbuf does now.
+made beforehand. The rows are added to an accumulator of the batch's shape, so that they are really
+read. "fbuf" is the present code of fbuf.
 
 - One array, all rows at once or row by row: the evidence for the rule in `fbuf/xla/rows.py`. XLA
-  hands a gather from a large array to its thread pool, whatever the gather's size, and that costs
-  more than a few short rows do. A loop over the rows stays in the thread it is in, and so does what
-  fbuf does with short rows: it looks at them, and then gathers them by halves.
+  hands a gather from a large array to its thread pool, whatever the gather's size. The pool costs
+  more than a few short rows do. A loop over the rows stays in its thread. So does fbuf with short
+  rows: it looks at them, and then gathers them by halves.
 - A whole item, with an array for each field or with the fields of a row packed side by side into
-  words: the evidence for the limits in `fbuf/storage/store.py`, the most bytes of a packed field.
-  Beside the observation named there is an action[6] and a reward, of float32, and a bool. "fbuf"
-  packs fields up to these limits, and leaves wider ones alone.
+  words. It is the evidence for the limits in `fbuf/storage/layout.py`, the most bytes of a packed
+  field. Beside the observation named there is an action[6] and a reward, of float32, and a bool.
+  "fbuf" packs fields up to these limits, and leaves wider ones alone.
 
 Figures are medians over processes of medians over rounds.
 """
@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks import harness, report
+from benchmarks import harness, peers, report
 from benchmarks.harness import Measured, Record, Task
-from fbuf.storage import store
+from fbuf.storage import layout, store
 from fbuf.xla.rows import read_rows, write_rows
 
 BATCHES = {32: 1000, 256: 500, 2048: 100}
@@ -46,13 +46,8 @@ Row = Any
 
 
 def item(size: int, dtype: Any) -> Row:
-    """An item with such an observation."""
-    return {
-        "observation": jax.ShapeDtypeStruct((size,), dtype),
-        "action": jax.ShapeDtypeStruct((6,), jnp.float32),
-        "reward": jax.ShapeDtypeStruct((), jnp.float32),
-        "done": jax.ShapeDtypeStruct((), jnp.bool_),
-    }
+    """Return the standard row with another observation."""
+    return {**peers.ROW, "observation": jax.ShapeDtypeStruct((size,), dtype)}
 
 
 ROWS: dict[str, dict[str, Row]] = {
@@ -75,11 +70,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "uint8[1024]": item(1024, jnp.uint8),
     },
 }
-"""What is stored, by its kind; an item by its observation."""
-
-
-def bytes_of(row: Row) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+"""The rows to store, by their kind; an item by its observation."""
 
 
 # --- one array ------------------------------------------------------------------------------------
@@ -125,7 +116,7 @@ WRITES = {"all at once": write_scatter, "row by row": write_loop, "fbuf": write_
 LAYOUTS = {
     "an array a field": (0, 0),
     "packed": (STORE, STORE),
-    "fbuf": (store.NARROW, store._NARROW_SMALL),
+    "fbuf": (layout.NARROW, layout._NARROW_SMALL),
 }
 """The most bytes of a field that is packed, and of one whose numbers are smaller than a word."""
 
@@ -136,7 +127,7 @@ def program(
     what: str, function: Callable[..., Any], store: Any, count: int, row: Row, batch: int
 ) -> harness.Run:
     """A scan of one variant: of a store of so many rows."""
-    steps = BATCHES[batch] // (10 if bytes_of(row) > 10_000 else 1)
+    steps = BATCHES[batch] // (10 if peers.row_bytes(row) > 10_000 else 1)
     rng = np.random.default_rng(0)
     slots = np.stack([rng.choice(count, batch, replace=False) for _ in range(steps)])
     inputs = jnp.asarray(slots.astype(np.int32))
@@ -149,20 +140,13 @@ def program(
         rows = jax.tree.map(lambda leaf: leaf + jnp.ones((), leaf.dtype), rows)
         return function(store, slots, rows), rows
 
-    carry = (store, jax.tree.map(lambda leaf: jnp.zeros((batch, *leaf.shape), leaf.dtype), row))
-    compiled, _ = harness.scanned(step, carry, inputs)
-
-    def run() -> int:
-        nonlocal carry
-        carry = jax.block_until_ready(compiled(carry, inputs))
-        return steps
-
-    return run
+    rows = jax.tree.map(lambda leaf: jnp.zeros((batch, *leaf.shape), leaf.dtype), row)
+    return harness.in_scan(step, harness.Box(store), [rows], inputs)[0]
 
 
 def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, harness.Run]:
     """All ways to read or write a batch of such rows."""
-    count = min(10**6, STORE // bytes_of(row))
+    count = min(10**6, STORE // peers.row_bytes(row))
     found = {}
     if kind == "one array":
         for way, function in (READS if what == "read" else WRITES).items():
@@ -172,7 +156,7 @@ def programs(kind: str, what: str, row: Row, batch: int) -> dict[str, harness.Ru
         function = store.Storage.read if what == "read" else store.Storage.write
         for way, limits in LAYOUTS.items():
             # Looked at when a store is made, and when it is traced.
-            store.NARROW, store._NARROW_SMALL = limits
+            layout.NARROW, layout._NARROW_SMALL = limits
             found[way] = program(what, function, store.empty(row, count), count, row, batch)
     return found
 
@@ -192,7 +176,7 @@ def measure(task: Task) -> Measured:
                                 "kind": kind,
                                 "what": what,
                                 "row": name,
-                                "row_bytes": bytes_of(row),
+                                "row_bytes": peers.row_bytes(row),
                                 "batch": batch,
                                 "way": way,
                                 "us": harness.median(taken),
@@ -228,15 +212,8 @@ def tables(records: list[Record]) -> list[str]:
 
 
 if __name__ == "__main__":
-    report.run(
-        report.Report(
-            module="benchmarks.ablations.row_access",
-            title="Reading and writing rows",
-            how=__doc__,
-            packages=("fbuf", "jax", "jaxlib"),
-            tasks=tasks,
-            measure=measure,
-            keys=("kind", "what", "row", "batch", "way"),
-            tables=tables,
-        )
+    report.script(
+        title="Reading and writing rows",
+        packages=("fbuf", "jax", "jaxlib"),
+        keys=("kind", "what", "row", "batch", "way"),
     )

@@ -1,7 +1,7 @@
 """TorchRL's TD3 on Pendulum with TorchRL's replay buffer, and the same program with fbuf's.
 
-    python -m benchmarks.torchrl_scripts.torchrl_td3            about 10 minutes on one core
-    python -m benchmarks.torchrl_scripts.torchrl_td3 --quick    about a minute: too short to learn
+    python -m benchmarks.evidence.torchrl_td3            about 10 minutes on one core
+    python -m benchmarks.evidence.torchrl_td3 --quick    about a minute: too short to learn
 
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
@@ -13,8 +13,8 @@ all that differs between the rows of the table:
 - torchrl, prioritised: `TensorDictPrioritizedReplayBuffer`, where its C++ extension can be loaded.
 - fbuf, uniform and prioritised: what `fbuf_adapters.tensordict.from_torchrl` makes of these two.
 
-An iteration collects frames and extends the buffer by them, and then, a few times, samples a batch,
-takes a step for the action values and every other time one for the policy, and calls
+An iteration collects frames and extends the buffer by them. Then, a few times, it samples a batch
+and takes a step for the action values, and every other time one for the policy. At last it calls
 `update_tensordict_priority`, which does nothing to a uniform buffer. A new policy gets less than
 -1000 in an episode, and a good one about -150.
 """
@@ -37,9 +37,9 @@ from torchrl.envs import (
 from torchrl.modules import MLP, AdditiveGaussianModule, TanhModule, ValueOperator
 from torchrl.objectives import SoftUpdate, TD3Loss
 
+from benchmarks.evidence import torchrl
+from benchmarks.evidence.torchrl import Clock, MakeBuffer, Script
 from benchmarks.harness import Record
-from benchmarks.torchrl_scripts import comparison
-from benchmarks.torchrl_scripts.comparison import Clock, MakeBuffer, Script
 
 ENV = "Pendulum-v1"
 ITERATIONS, QUICK_ITERATIONS = 1600, 400
@@ -90,7 +90,7 @@ def greedy_return(policy: TensorDictSequential, seed: int) -> float:
         with torch.no_grad():
             return policy(seen)["action"].numpy()
 
-    return comparison.mean_return(ENV, act, seed)
+    return torchrl.mean_return(ENV, act, seed)
 
 
 def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
@@ -144,20 +144,20 @@ def train(make_buffer: MakeBuffer, *, seed: int, iterations: int) -> Record:
             buffer.update_tensordict_priority(batch)
             clock.stop("update_tensordict_priority")
         clock.end_iteration()
-        if comparison.due(iteration, iterations):
+        if torchrl.due(iteration, iterations):
             clock.evaluate((iteration + 1) * FRAMES, lambda: greedy_return(policy, seed))
     collector.shutdown()
     return clock.record()
 
 
 if __name__ == "__main__":
-    comparison.run(
+    torchrl.run(
         Script(
-            module="benchmarks.torchrl_scripts.torchrl_td3",
+            module="benchmarks.evidence.torchrl_td3",
             how=__doc__,
             algorithm="TorchRL's TD3",
             env=ENV,
-            buffers=comparison.buffers_of_steps(CAPACITY, BATCH_SIZE),
+            buffers=torchrl.buffers_of_steps(CAPACITY, BATCH_SIZE),
             train=train,
             iterations=ITERATIONS,
             quick_iterations=QUICK_ITERATIONS,

@@ -1,7 +1,7 @@
-"""What each public function of fbuf becomes when XLA compiles it for an NVIDIA H200.
+"""Compile each public function of fbuf for an NVIDIA H200, and read the programs.
 
     pip install --no-deps jax-cuda12-plugin==X jax-cuda12-pjrt==X nvidia-cuda-nvcc-cu12
-    python -m benchmarks.gpu_build [--kernels]
+    python -m benchmarks.evidence.gpu_build [--kernels]
 
 It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1) and the plugin.
 It takes two minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it says
@@ -9,11 +9,11 @@ so in one line, and exits with 0.
 
 No GPU is needed and nothing runs: the functions are compiled for a described device, and the
 optimised program is read. So kernel counts, temporary bytes, bytes written in place and copies of
-whole arrays are those of the GPU build, and times are not to be had.
+whole arrays are those of the GPU build. There are no times.
 
 A kernel is a device operation of the scheduled program; those in a loop count once a turn. Kernels
 are launches a call, and of the step in scan, launches a step. Large copies are those of N / 8 bytes
-or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool; for NStep they have a next
+or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool. For NStep they have a next
 observation, too, and for FrameStack an observation of 84 x 84 uint8.
 """
 
@@ -36,7 +36,7 @@ NVCC = pathlib.Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cuda_nvcc"
 
 
 def missing() -> str | None:
-    """What has to be installed first, or None."""
+    """Return a message that says what to install first, or None."""
     try:
         plugin = importlib.util.find_spec("jax_plugins.xla_cuda12") is not None
     except ModuleNotFoundError:
@@ -68,6 +68,7 @@ from jax._src.lib import xla_client  # noqa: E402 (after the early exit)
 
 import fbuf  # noqa: E402 (after the early exit)
 from benchmarks import harness, report  # noqa: E402 (after the early exit)
+from benchmarks.peers import ROW as ITEM  # noqa: E402 (after the early exit)
 
 H200 = """
 gpu_device_info {
@@ -102,9 +103,9 @@ KERNELS = {("Prioritized", "sample"): 11, ("Prioritized", "update_priority"): 6}
 WANTED = {
     ("Prioritized", "sample"): (
         8,
-        "The sums of the top, the random bits, four choices one after the other, the values, the "
-        "least of them, the results, and a field a kernel: none can begin before the one before "
-        "it has ended. A top that is stored saves two here, and costs one in every update",
+        "A kernel each: the sums of the top, the random bits, four choices, the values, the least "
+        "of them, the results, and each field. None can begin before the one before it has ended. "
+        "A top that is stored saves two here, and costs one in every update",
     ),
     ("Prioritized", "update_priority"): (
         4,
@@ -117,20 +118,14 @@ WANTED = {
     ),
     ("Prioritized(window=4)", "add"): (
         12,
-        "Whose windows are complete now is known only after the flags have been read; then both "
-        "the new leaves and those that were activated climb three levels",
+        "The newly complete windows are known only after the flags have been read. Then the new "
+        "leaves and the activated ones climb three levels",
     ),
 }
-"""The kernels that we would like, at N = SMALL, and why there are more."""
+"""The kernels that we would like, at N = SMALL, and the reason why there are more."""
 IN_PLACE = ("add", "update_priority", "remove", "clear", "step in scan")
 """The functions that must write in place: all bytes aliased, nothing copied."""
 
-ITEM = {
-    "observation": jax.ShapeDtypeStruct((17,), jnp.float32),
-    "action": jax.ShapeDtypeStruct((6,), jnp.float32),
-    "reward": jax.ShapeDtypeStruct((), jnp.float32),
-    "done": jax.ShapeDtypeStruct((), jnp.bool_),
-}
 WITH_NEXT = {**ITEM, "next_observation": ITEM["observation"]}
 FRAME = {**ITEM, "observation": jax.ShapeDtypeStruct((84, 84), jnp.uint8)}
 GOALS = {**ITEM, "goal": ITEM["observation"], "achieved_goal": ITEM["observation"]}
@@ -150,7 +145,7 @@ SAMPLERS: tuple[Any, ...] = (
 )
 """The samplers of which the functions are compiled."""
 OF_WINDOWS = ("add", "add, flags and mask", "sample", "update_priority", "remove", "step in scan")
-"""The functions that are compiled for a sampler with a window; what is left out is the same."""
+"""The functions that are compiled for a sampler with a window; the rest are the same."""
 VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
     (fbuf.NStep(5, gamma=0.99), WITH_NEXT),
     (fbuf.Sequence(8, burn_in=2, bootstrap=1, boundary="pad"), ITEM),
@@ -198,7 +193,7 @@ class Kernel:
 
 @dataclasses.dataclass
 class Program:
-    """What a function became when compiled for the GPU."""
+    """A function, compiled for the GPU."""
 
     kernels: int  # launched a call; loop bodies count once for every turn
     unknown_loops: int  # loops whose turns XLA does not know, counted as one
@@ -259,8 +254,8 @@ def read(
     Args:
         text: The program.
         large: From how many bytes on a copy is a large one.
-        functions: What to call the stack frames; None is by `functions_of_frames`.
-        conditions: Count what looks whether a loop of unknown length has another turn, too.
+        functions: The names of the stack frames; None is those of `functions_of_frames`.
+        conditions: Count the kernels that look whether a loop has another turn, too.
     """
     computations: dict[str, list[str]] = {}
     current = None
@@ -345,8 +340,8 @@ def compile_for_gpu(
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
     )
-    # jit leaves out an argument that is overwritten without being read (the top of a tree, say),
-    # and then has no memory to write in: that would say nothing about the program.
+    # jit leaves out an argument that is overwritten without being read (the top of a tree, say).
+    # It then has no memory to write in, which would say nothing about the program.
     jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
     compiled = jitted.trace(*placed).lower(lowering_platforms=("cuda",)).compile()
     memory = compiled.memory_analysis()
@@ -509,7 +504,7 @@ def measure(sampler: Any, what: Callable[[int, Any], Cases]) -> list[Row]:
         copies = small.large_copies + large_one.large_copies
         if copies:
             missed.append(f"copies {', '.join(dict.fromkeys(copies))}")
-        # A level more of the tree is a little more for each drawn row; a copy of a whole level that
+        # A level more of the tree is a little more for each drawn row. A copy of a whole level that
         # grows with N is much more.
         if large_one.temp_bytes - small.temp_bytes > (LARGE - SMALL) // 128:
             missed.append(f"temporary memory grows to {large_one.temp_bytes} at {LARGE} rows")
@@ -556,7 +551,7 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def wishes(rows: list[Row]) -> list[str]:
-    """What there is beside what we would like, as lines of Markdown."""
+    """Return the kernels beside those that we would like, as lines of Markdown."""
     lines = ["", "## Kernels wanted", ""]
     for row in rows:
         wanted, cause = WANTED.get((row.sampler, row.function), (math.inf, ""))
@@ -569,7 +564,7 @@ def wishes(rows: list[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
-    report.add_results(parser)
+    report.add_options(parser)
     options = parser.parse_args()
 
     rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
@@ -589,7 +584,7 @@ def main() -> None:
     records = [dataclasses.asdict(row) for row in rows]
     title = "The GPU build"
     report.write(
-        "benchmarks.gpu_build",
+        "benchmarks.evidence.gpu_build",
         title,
         report.results_of(options),
         about,

@@ -1,13 +1,13 @@
 """This tree against an older commit of it, to see that no figure has become worse.
 
-    python -m benchmarks.versus COMMIT            about 18 minutes on 2 cores
-    python -m benchmarks.versus COMMIT --quick    about 4 minutes: one process, short rounds
+    python -m benchmarks.evidence.versus COMMIT            about 18 minutes on 2 cores
+    python -m benchmarks.evidence.versus COMMIT --quick    about 4 minutes: short rounds
 
 It needs fbuf, git, and JAX; `.venv` has them.
 
 Both trees are imported into the same process, and their programs take turns, round by round. Each
 process gives one ratio for each figure: the median over the rounds of this tree's time to the older
-one's. The table has the median of the ratios over the processes, and the least and the largest:
+one's. The table has the median of the ratios over the processes, and the least and the largest.
 XLA's programs differ from process to process, and so do their ratios. A figure counts as worse if
 the ratio is above 1 in every process, and its median is above 1.05.
 
@@ -19,23 +19,16 @@ step, in seconds.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import importlib
 import inspect
-import json
-import pathlib
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from benchmarks import compare, harness, report
-from benchmarks.harness import ROOT, Measured, Record, Task
+from benchmarks.harness import NEW, OLD, Measured, Record, Task
 
-NEW, OLD = "new", "old"
 N, BATCH, ADDED, LENGTH = 1_000_000, 256, 16, 4
 WORSE = 1.05
 """A median ratio above it counts, if no process says otherwise."""
@@ -48,26 +41,18 @@ Build = Callable[[], harness.Run]
 # --- the two trees -------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def checked_out(commit: str) -> Iterator[pathlib.Path]:
-    """The tree of a commit, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        tree = pathlib.Path(folder) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-
-
 def load(tree: str) -> Any:
-    """The package `fbuf` of a tree, beside that of another one."""
+    """Import the package `fbuf` of a tree, beside that of another one."""
+    import jax.export
+
     for name in [n for n in sys.modules if n.partition(".")[0] == "fbuf"]:
         del sys.modules[name]
     sys.path.insert(0, tree)
+    # JAX refuses to know two classes by one name. No program is exported here.
+    ignore = mock.patch.object(jax.export, "register_pytree_node_serialization")
     try:
-        module = importlib.import_module("fbuf")
+        with ignore:
+            module = importlib.import_module("fbuf")
     finally:
         sys.path.remove(tree)
     if not (module.__file__ or "").startswith(tree):
@@ -94,7 +79,7 @@ def rows_of(count: int) -> dict[str, Any]:
     return jax.tree.map(jnp.asarray, peers.random_rows(peers.ROW, count, seed=4))
 
 
-class Windows:
+class Windows(harness.Box):
     """A buffer of episodes with a sampler of windows or a view, full."""
 
     def __init__(
@@ -108,7 +93,7 @@ class Windows:
 
         self.fbuf, self.view = fbuf, view
         options = {"next_of": next_of} if next_of else {}
-        self.state = fbuf.init(peers.ROW, capacity, sampler=sampler, **options)
+        super().__init__(fbuf.init(peers.ROW, capacity, sampler=sampler, **options))
         rng = np.random.default_rng(5)
         many = capacity // 10
         ends = np.zeros(many, bool)
@@ -132,21 +117,10 @@ class Windows:
             batch = fbuf.sample(state, key, BATCH, view=view)
             return batch.data, batch.weight, batch.mask
 
-        def one(carry: Any, key: Any) -> Any:
-            state, used = carry
-            if step:
-                state = fbuf.add(state, rows, **self.more)
-            return state, harness.use(used, draw(state, key))
+        def add(state: Any) -> Any:
+            return fbuf.add(state, rows, **self.more)
 
-        used = harness.zeros_like(jax.eval_shape(draw, self.state, keys[0]))
-        program, _ = harness.scanned(one, (self.state, used), keys)
-
-        def run() -> int:
-            nonlocal used
-            self.state, used = jax.block_until_ready(program((self.state, used), keys))
-            return steps
-
-        return run
+        return harness.draws_in_scan(draw, self, keys, add if step else None)
 
 
 def rows_figures(fbuf: Any, capacity: int, quick: bool) -> dict[str, Build]:
@@ -156,7 +130,7 @@ def rows_figures(fbuf: Any, capacity: int, quick: bool) -> dict[str, Build]:
     found: dict[str, Build] = {}
     for prioritized, kind in compare.KINDS.items():
         peer = peers.Fbuf(peers.ROW, capacity, BATCH, prioritized, fbuf)
-        box = compare.Box(peers.filled(peer, capacity // 10))
+        box = harness.Box(peers.filled(peer, capacity // 10))
         whats = [compare.STEP, compare.ADD, compare.SAMPLE]
         for what in [*whats, compare.UPDATE] if prioritized else whats:
             found[f"{kind} {what}, in scan"] = lambda p=peer, b=box, w=what: compare.in_scan(
@@ -231,7 +205,7 @@ GROUPS = (rows_figures, windows_figures, views_figures)
 def measure(task: Task) -> Measured:
     """Both trees, turn by turn."""
     quick, capacity = task["quick"], SMALL if task["quick"] else N
-    # Who is compiled and run first takes turns, too.
+    # The trees take turns in being compiled and run first, too.
     modules = {side: load(task["trees"][side]) for side in task["order"]}
     found = Measured()
     for group in GROUPS:
@@ -253,7 +227,7 @@ def measure(task: Task) -> Measured:
                     "what": name,
                     "us": us[NEW],
                     "old_us": us[OLD],
-                    # Of rounds one after the other, which a noisy minute hits alike.
+                    # Rounds one after the other are hit alike by a noisy minute.
                     "ratio": harness.median(
                         [new / old for new, old in zip(taken[NEW], taken[OLD], strict=False)]
                     ),
@@ -283,7 +257,9 @@ def tables(records: list[Record]) -> list[str]:
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         rows.append([r["what"], *times, f"{r['ratio']:.2f}", spread, verdict])
     head = ["what", "us now", "us before", "ratio", "by process", "verdict"]
-    return report.table(head, rows)
+    bad = [r["what"] for r in records if worse(r)]
+    more = f"Worse by more than noise: {', '.join(bad) or 'none'}."
+    return [*report.table(head, rows), "", more]
 
 
 def figures_of(record: Record) -> list[float]:
@@ -291,54 +267,23 @@ def figures_of(record: Record) -> list[float]:
     return [record["us"], record["old_us"]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("commit", nargs="?", help="the older commit")
-    parser.add_argument("--quick", action="store_true", help="one process, short rounds")
-    parser.add_argument("--processes", type=int, default=5, help="how many, of a full run")
-    report.add_results(parser)
-    report.add_worker(parser)
-    options = parser.parse_args()
-    if options.worker:
-        harness.work(measure, json.loads(options.worker), options.out)
-        return
-    if not options.commit:
-        parser.error("which commit?")
-
-    load_before, begun = harness.load(), time.monotonic()
-    with checked_out(options.commit) as tree:
-        trees = {NEW: str(ROOT), OLD: str(tree)}
-        found = harness.run_tasks(
-            "benchmarks.versus",
-            [
-                {
-                    "label": f"process {number + 1}",
-                    "trees": trees,
-                    "order": [NEW, OLD] if number % 2 else [OLD, NEW],
-                    "quick": options.quick,
-                }
-                for number in range(1 if options.quick else options.processes)
-            ],
-        )
-    records = harness.merged(found.records, ("what",), ("us", "old_us", "ratio"))
-    about = harness.about("fbuf", "jax", "jaxlib", "numpy")
-    about |= {"commit": options.commit, "load before": load_before}
-    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
-    sections = tables(records)
-    bad = [r["what"] for r in records if worse(r)]
-    sections += ["", f"Worse by more than noise: {', '.join(bad) or 'none'}."]
-    sections += report.missing(found.notes)
-    report.write(
-        "benchmarks.versus",
-        f"This tree beside {options.commit}",
-        report.results_of(options),
-        about,
-        records,
-        sections,
-        __doc__,
-    )
-    sys.exit(bool(bad or found.notes))
+def tasks(quick: bool, trees: dict[str, str]) -> list[Task]:
+    """The same in several processes, which import the trees in turns."""
+    if OLD not in trees:
+        sys.exit("which commit?")
+    order = [OLD, NEW]
+    return [
+        {"label": f"process {n + 1}", "trees": trees, "order": order[:: (-1) ** n], "quick": quick}
+        for n in range(1 if quick else 5)
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    found = report.script(
+        title="This tree beside an older commit",
+        packages=("fbuf", "jax", "jaxlib", "numpy"),
+        keys=("what",),
+        figures=("us", "old_us", "ratio"),
+        commit="the older commit",
+    )
+    sys.exit(any(map(worse, found.records)) or bool(found.notes))

@@ -1,7 +1,7 @@
-"""Where each microsecond of a draw goes, in this tree and, if you name a commit, in that one.
+"""Measure the parts of a draw, in this tree and, if you name a commit, in that one.
 
-    python -m benchmarks.draw_parts [COMMIT]            about 14 minutes on 2 cores
-    python -m benchmarks.draw_parts [COMMIT] --quick    about a minute: one process, short rounds
+    python -m benchmarks.evidence.draw_parts [COMMIT]            about 14 minutes on 2 cores
+    python -m benchmarks.evidence.draw_parts [COMMIT] --quick    about a minute: short rounds
 
 It needs fbuf, git, and JAX (`.venv` has them), and 10 GB of memory for each tree.
 
@@ -10,26 +10,24 @@ A draw is cut off after each of its parts, and what it has by then is added up i
 whole draw, and a part that runs beside another one counts for less than it would alone. Both trees
 run in the same process and take turns. Figures are medians over processes of medians over rounds.
 
-The buffer is full: rows of 97 bytes, of random priorities if it is prioritised. Of a uniform draw
-"levels" is the look at the index. "Ids and flags" are also the masks. "From Python" is what a call
-takes beyond the draw itself: JAX's own call, and the threads that it wakes. The call is made while
-Python works for 50 us between two calls, as a training loop does, for a thread that has just worked
-wakes faster. On one core there is no thread to wake.
+The buffer is full: rows of 97 bytes, of random priorities if it is prioritised. In a uniform draw
+"levels" is the look at the index. "Ids and flags" are also the masks. "From Python" is the time of
+a call beyond the draw itself: JAX's own call, and the threads that it wakes. Python works for 50 us
+between two calls, as a training loop does, for a thread that has just worked wakes faster. On one
+core there is no thread to wake.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import itertools
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import harness, report
-from benchmarks.harness import ROOT, Measured, Record, Task
-from benchmarks.versus import NEW, OLD, checked_out, load
+from benchmarks.evidence.versus import load
+from benchmarks.harness import NEW, OLD, Measured, Record, Task
 
 BATCH, STEPS, BETWEEN = 256, 500, 50e-6
 SIZES = (10_000, 1_000_000, 10_000_000)
@@ -47,11 +45,13 @@ NOTHING, BITS, TOP, LEVELS, WEIGHTS, GATHER, IDS, WHOLE, CALL = (
 PARTS = (BITS, TOP, LEVELS, WEIGHTS, GATHER, IDS)
 
 Stage = Callable[[Any, Any], Any]
-"""What a draw cut off after some part has found, of a state and a key."""
+"""Returns the numbers of a draw cut off after some part, from a state and a key."""
 
 
 def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
     """The draw, cut off after each part."""
+    import jax
+
     from fbuf.samplers import random_bits, start_index
     from fbuf.trees import sum_tree
     from fbuf.xla.tie import tie
@@ -98,7 +98,7 @@ def stages(fbuf: Any, prioritized: bool) -> dict[str, Stage]:
     def whole(state: Any, key: Any) -> Any:
         return fbuf.sample(state, key, BATCH)
 
-    first: dict[str, Stage] = {NOTHING: lambda state, key: ()}
+    first: dict[str, Stage] = {NOTHING: lambda state, key: jax.numpy.int32(1)}
     walk = {BITS: bits, TOP: top, LEVELS: levels} if prioritized else {}
     walk = walk or {BITS: ranks, LEVELS: looked_up}
     return first | walk | {WEIGHTS: weights, GATHER: gather, IDS: whole}
@@ -109,21 +109,7 @@ def in_scan(stage: Stage, state: Any) -> harness.Run:
     import jax
 
     keys = jax.random.split(jax.random.key(2), STEPS)
-    used = harness.zeros_like(jax.eval_shape(stage, state, keys[0]))
-
-    def one(carry: Any, key: Any) -> Any:
-        state, number, used = carry
-        return state, number + 1, harness.use(used, stage(state, key))
-
-    program, _ = harness.scanned(one, (state, jax.numpy.int32(0), used), keys)
-    carry = state, jax.numpy.int32(0), used
-
-    def run() -> int:
-        nonlocal carry
-        carry = jax.block_until_ready(program(carry, keys))
-        return STEPS
-
-    return run
+    return harness.draws_in_scan(stage, harness.Box(state), keys)
 
 
 def called(fbuf: Any, state: Any, calls: int) -> Callable[[], float]:
@@ -187,8 +173,9 @@ def measure(task: Task) -> Measured:
     return found
 
 
-def tables(records: list[Record], commit: str | None) -> list[str]:
+def tables(records: list[Record]) -> list[str]:
     """For each kind of draw the parts, by size and number of cores."""
+    commit = any(r["side"] == OLD for r in records)
     lines: list[str] = []
     for prioritized, name in ((True, "Prioritised"), (False, "Uniform")):
         mine = [r for r in records if r["prioritized"] == prioritized]
@@ -207,44 +194,11 @@ def tables(records: list[Record], commit: str | None) -> list[str]:
         head = ["part", *(f"{report.rows_text(n)}, {mode}" for n, mode in columns)]
         lines += report.section(f"{name}: microseconds", head, rows)
     if commit:
-        lines += ["", f"In brackets: commit {commit}."]
+        lines += ["", "In brackets: the older commit."]
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("commit", nargs="?", help="an older commit, to measure beside this tree")
-    parser.add_argument("--quick", action="store_true", help="one process, short rounds")
-    report.add_results(parser)
-    report.add_worker(parser)
-    options = parser.parse_args()
-    if options.worker:
-        harness.work(measure, json.loads(options.worker), options.out)
-        return
-    load_before, begun = harness.load(), time.monotonic()
-    if options.commit:
-        with checked_out(options.commit) as tree:
-            found = harness.run_tasks(
-                "benchmarks.draw_parts", tasks({NEW: str(ROOT), OLD: str(tree)}, options.quick)
-            )
-    else:
-        found = harness.run_tasks("benchmarks.draw_parts", tasks({NEW: str(ROOT)}, options.quick))
-    records = harness.merged(found.records, ("prioritized", "capacity", "mode", "side", "part"))
-    about = harness.about("fbuf", "jax", "jaxlib", "numpy") | {"load before": load_before}
-    about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
-    sections = tables(records, options.commit) + report.missing(found.notes)
-    report.write(
-        "benchmarks.draw_parts",
-        "Where each microsecond of a draw goes",
-        report.results_of(options),
-        about,
-        records,
-        sections,
-        __doc__,
-    )
-
-
-def tasks(trees: dict[str, str], quick: bool) -> list[Task]:
+def tasks(quick: bool, trees: dict[str, str]) -> list[Task]:
     """A process for each kind, size, and number of cores; several of a full run."""
     found: list[Task] = []
     for process in range(1 if quick else 2):
@@ -267,4 +221,9 @@ def tasks(trees: dict[str, str], quick: bool) -> list[Task]:
 
 
 if __name__ == "__main__":
-    main()
+    report.script(
+        title="Where each microsecond of a draw goes",
+        packages=("fbuf", "jax", "jaxlib", "numpy"),
+        keys=("prioritized", "capacity", "mode", "side", "part"),
+        commit="an older commit, to measure beside this tree",
+    )

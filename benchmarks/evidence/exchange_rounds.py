@@ -1,22 +1,23 @@
-"""What a batch costs on many devices: a simulation of the exchange of `fbuf.sharded`.
+"""Simulate the exchange of `fbuf.sharded`: the cost of a batch on many devices.
 
-    python -m benchmarks.exchange_rounds            a minute
-    python -m benchmarks.exchange_rounds --quick    fewer batches
+    python -m benchmarks.evidence.exchange_rounds            a minute
+    python -m benchmarks.evidence.exchange_rounds --quick    fewer batches
 
 It needs fbuf and JAX, one core, and no device or network beside it.
 
 Nothing is sent here. Batches are drawn at random as `fbuf.sharded.sample` draws them: for each draw
-a shard, in proportion to what the shards have to draw from. What goes from one shard to one device
-is a bucket. Buckets are counted, and their size is that of `fbuf.mesh.exchange.bucket_size`. A
-round sends one bucket from each shard to each device, full or not. So "rounds" are the fullest
-bucket divided by that size, rounded up. "Received per row" is how many places of buckets come to a
-device for each row that it needs; all above 1 is padding. A device's bucket for itself counts as
-received, but not in the bytes, for it crosses no link. "The busiest sends" is how many rows the
-device that has most of the batch sends for each row that it needs: no exchange takes less.
+a shard, in proportion to the totals of the shards. The rows from one shard to one device are a
+bucket. Buckets are counted, and their size is that of `fbuf.mesh.exchange.bucket_size`. A round
+sends one bucket from each shard to each device, full or not. So "rounds" are the fullest bucket
+divided by that size, rounded up. "Received per row" is the number of bucket places that a device
+gets for each row that it needs; all above 1 is padding. A device's bucket for itself counts as
+received, but not in the bytes, for it crosses no link. "The busiest sends" is about the device that
+has most of the batch. It is the number of rows that this device sends for each row that it needs:
+no exchange takes less.
 
-The shards differ in what they have: "equal"; "±20 %", evenly from 80 to 120 % of the mean;
-"one has half", all others alike; "Zipf", the n-th largest has 1/n of the largest; "half are empty".
-Which shard has how much is shuffled once.
+The totals of the shards differ: "equal"; "±20 %", evenly from 80 to 120 % of the mean; "one has
+half", the rest alike; "half are empty". With "Zipf" the n-th largest has 1/n of the largest. The
+totals are shuffled once.
 
 "Two stages" is on paper only: fbuf has no such thing. The 8 devices of a host first send each other
 what goes to a device of the same number on any host. Then devices of one number send between hosts.
@@ -24,12 +25,13 @@ Its buckets are those between two devices, and between a host and a device.
 
 The words of a message, of the plan and of an update are read off the programs that JAX makes of
 `fbuf.sharded.sample` and `fbuf.sharded.update_priority`. A message has the row, its id, its place
-in the batch, and what the weight is made of. Bytes of memory are those of `fbuf.nbytes`.
+in the batch, and the numbers that its weight is made of. Bytes of memory are those of
+`fbuf.nbytes`.
 
 Times are no measurements. They say how long it would take if each message took 10 us, one after the
 other, and bytes came at 50 GB/s. Networks send several messages at once, so this is pessimistic
 where there are many. The plan is an `all_reduce` and an update an `all_gather`, both in a ring,
-where messages do wait for each other; here both are of a prioritised buffer.
+where messages do wait for each other. Both are those of a prioritised buffer here.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ RULES: dict[str, Callable[[float, int, int], int]] = {
 
 
 def totals(skew: str, count: int, random: np.random.Generator) -> np.ndarray:
-    """What each shard has to draw from, as a part of all."""
+    """Return the part of all totals that each shard has."""
     found = np.ones(count)
     if skew == "±20 %":
         found = np.linspace(0.8, 1.2, count)
@@ -113,7 +115,7 @@ def totals(skew: str, count: int, random: np.random.Generator) -> np.ndarray:
 def batches(
     devices: int, part: np.ndarray, rows: int, number: int, random: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """How many rows go from each shard to each device: int `[shards, devices]`, of each batch."""
+    """Yield the rows from each shard to each device: int `[shards, devices]`, of each batch."""
     ends = np.cumsum(part)
     ends[-1] = 1
     to = np.arange(devices * rows) // rows
@@ -124,7 +126,7 @@ def batches(
 
 
 def cost(fullest: np.ndarray, room: int, senders: int, own: int, rows: int) -> Record:
-    """What rounds cost a device, on average over batches; see the report.
+    """Return the cost of rounds to a device, on average over batches; see the report.
 
     Args:
         fullest: How full the fullest bucket is, of each batch.
@@ -230,7 +232,7 @@ def measure(task: Task) -> Measured:
 
 
 def tasks(quick: bool) -> list[Task]:
-    """What each process has to do."""
+    """Return the task of each process."""
     alone: Task = {"cores": 1, "environment": {"JAX_PLATFORMS": "cpu"}}
     return [
         {"label": "sizes", **alone},
@@ -292,7 +294,7 @@ def message_bytes(records: list[Record], row: str) -> int:
 
 
 def seconds(messages: float, received: float) -> float:
-    """How long it takes if the assumptions hold."""
+    """Return the seconds that it takes if the assumptions hold."""
     return messages * MESSAGE + received / LINK
 
 
@@ -362,7 +364,7 @@ def rule_table(records: list[Record]) -> Table:
 
 
 def bucket_table(records: list[Record]) -> Table:
-    """How full the fullest bucket is."""
+    """Return the table of the fullest buckets."""
     rows = []
     for record in records:
         if record["what"] == "exchange":
@@ -431,18 +433,10 @@ def tables(records: list[Record]) -> list[str]:
     ]
 
 
-REPORT = report.Report(
-    module="benchmarks.exchange_rounds",
-    title="One buffer over many devices: the exchange, simulated",
-    how=__doc__,
-    packages=("fbuf", "jax", "numpy"),
-    tasks=tasks,
-    measure=measure,
-    keys=("what", "stage", "rule", "devices", "shards", "rows", "skew", "row", "sampler"),
-    tables=tables,
-    figures=(),
-)
-
-
 if __name__ == "__main__":
-    report.run(REPORT)
+    report.script(
+        title="One buffer over many devices: the exchange, simulated",
+        packages=("fbuf", "jax", "numpy"),
+        keys=("what", "stage", "rule", "devices", "shards", "rows", "skew", "row", "sampler"),
+        figures=(),
+    )

@@ -1,22 +1,22 @@
-"""What each function of `fbuf.sharded` becomes when XLA compiles it for eight NVIDIA H200.
+"""Compile each function of `fbuf.sharded` for eight NVIDIA H200, and read the programs.
 
-    python -m benchmarks.gpu_build_sharded [--kernels]
+    python -m benchmarks.evidence.gpu_build_sharded [--kernels]
 
-It needs what `benchmarks.gpu_build` needs. It takes four minutes, and exits with 1 if a bar is
-missed. Where the plugin is not installed it says so in one line, and exits with 0.
+It has the needs of `gpu_build`. It takes four minutes, and exits with 1 if a bar is missed. Where
+the plugin is not installed it says so in one line, and exits with 0.
 
-No GPU is needed and nothing runs: the functions are compiled for eight described devices of one
-host, and the program of one of them is read. Rows and kernels are those of `benchmarks.gpu_build`.
-Copies are those of arrays that have as many numbers as an array of the state has on a device, if
-these take a kilobyte or more. A collective counts as one kernel.
+No GPU is needed and nothing runs. The functions are compiled for eight described devices of one
+host, and the program of one of them is read. Rows and kernels are those of `gpu_build`. Copies are
+those of a kilobyte or more, of arrays with as many numbers as an array of the state has on a
+device. A collective counts as one kernel.
 
-The exchange is a loop, and how many rounds it takes is known only when it runs. So kernels are
-those outside of it and those of a round, with what looks whether there is another one. "One round"
-is all of them together, as in a call that takes one round. What a collective sends and receives is
-what its result takes on a device.
+The exchange is a loop, and its number of rounds is known only when it runs. So kernels are those
+outside of it and those of a round, with the look whether there is another one. "One round" is all
+of them together, as in a call that takes one round. A collective sends and receives the bytes that
+its result takes on a device.
 
-A kernel is counted with the part that most of what it does comes from, so the table of parts says
-where kernels are, and not more.
+A kernel counts for the part that most of its operations come from. So the table of parts says where
+kernels are, and not more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import gpu_build  # before jax, which it prepares
+from benchmarks.evidence import gpu_build  # before jax, which it prepares
 
 if __name__ == "__main__" and (message := gpu_build.missing()):
     print(message)
@@ -42,8 +42,9 @@ import numpy as np
 
 import fbuf
 from benchmarks import harness, report
-from benchmarks.gpu_build import ITEM, SMALL, Kernel
+from benchmarks.evidence.gpu_build import ITEM, SMALL, Kernel
 from fbuf import sharded
+from fbuf.mesh import exchange, gather_totals, update_by_id
 
 DEVICES = 8
 SHARDS = (8, 32)
@@ -65,14 +66,17 @@ IN_PLACE = ("add", "update_priority", "step")
 """The functions that must write in place: all bytes aliased, nothing copied."""
 
 PARTS = {
-    "agreement.agreed": "agreement",
-    "exchange.routes": "routes",
-    "exchange.fetched": "exchange",
-    "route.to_shards": "update",
-    "add.add": "add",
-    "rows.update_priority": "update",
+    f"{function.__module__.rpartition('.')[2]}.{function.__name__}": part
+    for function, part in (
+        (gather_totals.agreed, "agreement"),
+        (exchange.routes, "routes"),
+        (exchange.fetched, "exchange"),
+        (update_by_id.to_shards, "update"),
+        (sharded.add, "add"),
+        (sharded.update_priority, "update"),
+    )
 }
-"""The parts of a call, by a function of fbuf that all of a part is called by."""
+"""The parts of a call, by the function of fbuf that calls all of a part."""
 OF_SAMPLERS = {"plan": "plan", "pick": "exchange", "weigh": "weigh", "shard_totals": "agreement"}
 """The same, by a method of a sampler."""
 ORDER = ("agreement", "plan", "routes", "exchange", "weigh", "update", "add", "rest")
@@ -118,7 +122,7 @@ def part_of(calls: list[str]) -> str:
 
 
 def size_of(type_text: str) -> int:
-    """How many numbers the first array of an HLO type has."""
+    """Return the count of numbers of the first array of an HLO type."""
     match = gpu_build.ARRAY.search(type_text)
     return math.prod(int(n) for n in match[2].split(",") if n) if match else 0
 
@@ -251,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", action="store_true", help="also print what every kernel does")
     parser.add_argument("--only", help="compile for samplers whose names contain this; no report")
-    report.add_results(parser)
+    report.add_options(parser)
     options = parser.parse_args()
 
     jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -277,7 +281,7 @@ def main() -> None:
             "added rows a device": str(ADDED),
         }
         report.write(
-            "benchmarks.gpu_build_sharded",
+            "benchmarks.evidence.gpu_build_sharded",
             "The GPU build over a mesh",
             report.results_of(options),
             about,

@@ -1,1 +1,0 @@
-"""One way to do a thing beside another: `python -m benchmarks.ablations.NAME`."""

@@ -1,1 +1,0 @@
-"""TorchRL programs, each with TorchRL's buffer and with ours, changed by one line."""
