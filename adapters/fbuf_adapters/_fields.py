@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.checks import values as check
+from fbuf.adapter_api import check
 
 MAKE = "fbuf.init(collector.item, capacity, **collector.options)"
 """The call that makes a buffer, for errors."""

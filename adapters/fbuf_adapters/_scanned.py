@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.checks import values as check
-from fbuf.dispatch.call import refuse_consumed
+from fbuf.adapter_api import check, refuse_consumed
 from fbuf_adapters._fields import blank_rows, blank_specs, check_state, with_blank
 
 _FILLED = frozenset(("observation", "action", "reward", "next_observation"))

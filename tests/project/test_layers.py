@@ -30,6 +30,7 @@ LAYERS = (
     "sharded",
     "__init__",
     "host",
+    "adapter_api",
     "command",
     "__main__",
 )
@@ -92,3 +93,27 @@ def test_every_folder_is_on_the_map():
             "mesh",
         ):
             assert path.name == "__init__.py" or f"`{path.name}`" in text, path
+
+
+ADAPTERS = sorted((PACKAGE.parent / "adapters" / "fbuf_adapters").rglob("*.py"))
+PUBLIC = {"fbuf", "fbuf.host", "fbuf.sharded", "fbuf.adapter_api"}
+
+
+@pytest.mark.skipif(not ADAPTERS, reason="comes with a clone")
+def test_adapters_import_public_names_and_those_meant_for_them():
+    for path in ADAPTERS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                named = [node.module or ""]
+            for module in named:
+                assert module.partition(".")[0] != "fbuf" or module in PUBLIC, (path, module)
+
+
+@pytest.mark.skipif(not ADAPTERS, reason="comes with a clone")
+def test_every_name_meant_for_adapters_is_used():
+    import fbuf.adapter_api
+
+    text = "".join(path.read_text() for path in ADAPTERS)
+    names = [name for name in vars(fbuf.adapter_api) if not name.startswith("_")]
+    assert not [name for name in names if name not in text]

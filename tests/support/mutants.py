@@ -803,7 +803,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_replay_buffer.py",
-        ("        processes.stays(cls)\n", "        pass\n", "adapters", ("test_buffers.py", "no_other_process")),
+        ("        stays_in_process(cls)\n", "        pass\n", "adapters", ("test_buffers.py", "no_other_process")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_snapshot.py",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fbuf.checks import values as check
+from fbuf.adapter_api import check
 from fbuf_adapters._scanned import ScanCollector, Stepped
 
 _FINAL = "final_observation"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.samplers import Sampler
+from fbuf.adapter_api import Sampler
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import NEXT, flags, named, refuse_foreign, spec, under

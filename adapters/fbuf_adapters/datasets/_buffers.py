@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import fbuf
-from fbuf.dispatch.call import refuse_consumed
+from fbuf.adapter_api import refuse_consumed
 from fbuf.host import HostStore
 from fbuf_adapters.datasets._errors import DatasetError
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checkpoint import paths
-from fbuf.checks import values as check
-from fbuf.samplers import Sampler
+from fbuf.adapter_api import Sampler, check, local_path
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import NEXT, Array, flags, info_names, named, numbers, under
@@ -94,7 +92,7 @@ def from_d4rl(
     if max_episode_steps is not None:
         check.integer(where, "max_episode_steps", max_episode_steps)
     h5py = needed(where, "h5py")
-    path = paths.local(where, path)
+    path = local_path(where, path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{where}: there is no file {os.fspath(path)!r}")
     try:

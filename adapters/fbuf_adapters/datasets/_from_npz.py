@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.checkpoint import paths
-from fbuf.samplers import Sampler
+from fbuf.adapter_api import Sampler, local_path
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError, unreadable
 from fbuf_adapters.datasets._fields import NEXT, flags, under
@@ -82,7 +81,7 @@ def from_npz(
         State(Uniform, 4 of 4 rows)
     """
     where = "from_npz"
-    path = paths.local(where, path)
+    path = local_path(where, path)
     try:
         with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
             data = _flat(where, file, held)

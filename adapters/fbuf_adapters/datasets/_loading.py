@@ -11,7 +11,7 @@ import jax
 from tqdm import tqdm
 
 import fbuf
-from fbuf.runtime.interrupts import uninterrupted
+from fbuf.adapter_api import uninterrupted
 from fbuf_adapters.datasets._blocks import Block, rows_at_once
 from fbuf_adapters.datasets._chunks import Chunk, chunks
 from fbuf_adapters.datasets._errors import DatasetError

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from fbuf.checkpoint import paths
-from fbuf.samplers import Sampler
+from fbuf.adapter_api import Sampler, local_path
 from fbuf_adapters.datasets._blocks import Block
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import (
@@ -103,7 +102,7 @@ def _opened(minari: Any, dataset: Any) -> Any:
             "from_minari: dataset must be a minari.MinariDataset, an id or a path, got "
             f"{type(dataset).__name__}"
         )
-    folder = str(paths.local("from_minari", dataset))
+    folder = str(local_path("from_minari", dataset))
     for path in (os.path.join(folder, "data"), folder):
         if os.path.exists(os.path.join(path, "metadata.json")):
             return minari.MinariDataset(path)

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 import fbuf
+from fbuf.adapter_api import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Lane, stored_lanes
 from fbuf.host import HostStore
-from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
-from fbuf.storage.stored_lanes import Lane, stored_lanes
 from fbuf_adapters.datasets._blocks import rows_at_once
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
+from fbuf.adapter_api import STANDS_IN, uninterrupted
 from fbuf.host import HostStore
-from fbuf.runtime.interrupts import uninterrupted
-from fbuf.storage.ring import STANDS_IN
 from fbuf_adapters.datasets._buffers import Buffer
 from fbuf_adapters.datasets._chunks import Chunk
 from fbuf_adapters.datasets._errors import DatasetError

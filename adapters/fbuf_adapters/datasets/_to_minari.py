@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.checkpoint import free_space
+from fbuf.adapter_api import require_free_space
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 from fbuf_adapters.datasets._npz_members import is_native
@@ -207,7 +207,7 @@ def _written(
             _check_space(where, field, getattr(dataset, f"{field}_space"), item)
         for buffer in buffers:
             # HDF5 takes the process down where a disk gets full.
-            free_space.require(where, path, _SPARE + 2 * _nbytes(buffer))
+            require_free_space(where, path, _SPARE + 2 * _nbytes(buffer))
             dataset.update_dataset_from_buffer([buffer])
     except BaseException:
         if not there:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.checkpoint import files, free_space, paths
+from fbuf.adapter_api import explain_full_disk, local_path, write_files
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import Array, named, under
 from fbuf_adapters.datasets._flat import LAST
@@ -65,7 +65,7 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
         State(Uniform, 3 of 3 rows)
     """
     where = "to_npz"
-    final = paths.local(where, path)
+    final = local_path(where, path)
     stored = Stored(where, state)
     rows = np.arange(len(stored.slots))
     if not len(rows):
@@ -105,8 +105,8 @@ def to_npz(state: Any, path: str | os.PathLike[str]) -> None:
                         member.write(np.ascontiguousarray(part).tobytes())
 
     nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in arrays.values())
-    with free_space.explained(where, final.parent, nbytes):
-        files.write(final.parent, {final.name: write})
+    with explain_full_disk(where, final.parent, nbytes):
+        write_files(final.parent, {final.name: write})
 
 
 def _check_names(where: str, item: Any) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.dispatch.call import refuse_consumed
+from fbuf.adapter_api import refuse_consumed
 from fbuf.host import HostStore
 from fbuf_adapters._fields import MAKE, blank_rows, check_rows, with_blank
 from fbuf_adapters.gymnasium._chunk import Chunk

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checks import values as check
-from fbuf.runtime.interrupts import uninterrupted
+from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium import _vector_envs
 from fbuf_adapters.gymnasium._base_collector import BaseCollector, check_timeout

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.checks import values as check
-from fbuf.runtime.interrupts import uninterrupted
+from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters.gymnasium._base_collector import BaseCollector
 from fbuf_adapters.gymnasium._chunk import Chunk
 from fbuf_adapters.gymnasium._chunk_writer import ChunkWriter

@@ -14,8 +14,7 @@ from typing import Any, Literal, get_args
 
 import cloudpickle
 
-from fbuf.checks import values as check
-from fbuf.runtime.interrupts import uninterrupted
+from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium._base_collector import check_timeout
 from fbuf_adapters.gymnasium._errors import CollectorError

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from error
 
-from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
+from fbuf.adapter_api import opaque_all as _opaque_all
 from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch
 from fbuf_adapters.pytorch._callback import callback as callback
 from fbuf_adapters.pytorch._error import InteropError as InteropError

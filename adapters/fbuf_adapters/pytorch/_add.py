@@ -9,7 +9,7 @@ import jax
 import jax.core
 
 import fbuf
-from fbuf.dispatch import call
+from fbuf.adapter_api import refuse_consumed
 from fbuf_adapters.pytorch import _inputs, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert
 
@@ -87,7 +87,7 @@ def add_from_torch(
         return convert("add_from_torch", given, lambda leaf: _inputs.feed(leaf, narrow, devices))
 
     if state.fault.is_deleted():
-        call.refuse_consumed("add", state)
+        refuse_consumed("add", state)
     leaves, structure = _inputs.ready(fbuf.add, lambda: state, given, feed_all, narrow=narrow)
     added = _compiled(state, structure.unflatten(leaves), time_major=time_major)
     _refuse_traced(added)

@@ -19,9 +19,7 @@ import jax
 import numpy as np
 
 import fbuf
-from fbuf.runtime import wait as waits
-from fbuf.runtime.interrupts import Calls, at_once
-from fbuf.views import View
+from fbuf.adapter_api import Calls, View, at_once, waiting_steps
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._programs import BatchProgram, Recipe
 
@@ -104,7 +102,7 @@ class Backend:
         in_place = layout.alone or any(isinstance(leaf, jax.Array) for leaf in others)
         if wait and in_place:  # of a program all results are ready at once
             fault = operator.itemgetter(self._fault)
-            waiting = waits.steps(map(fault, self._kept), map(fault, self._kept))
+            waiting = waiting_steps(map(fault, self._kept), map(fault, self._kept))
             steps = itertools.chain(steps, waiting)
         kind = (program, *map(_kind, others))
         self._calls(kind, at_once(steps))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf.runtime.batch_stream import BatchStream, Drawn
+from fbuf.adapter_api import BatchStream, Drawn
 from fbuf_adapters.pytorch import _delivery, _modes, _sizes
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._delivery import PackedBatch

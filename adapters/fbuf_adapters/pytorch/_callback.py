@@ -12,7 +12,7 @@ import jax
 import torch
 from jax.experimental.buffer_callback import buffer_callback
 
-from fbuf.dispatch.torch_compile import opaque
+from fbuf.adapter_api import opaque
 from fbuf_adapters.pytorch import _dtypes
 from fbuf_adapters.pytorch._error import InteropError, describe
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
+from fbuf.adapter_api import Calls
 from fbuf.host import HostStore
-from fbuf.runtime.interrupts import Calls
 from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._batch_stream import TensorStream

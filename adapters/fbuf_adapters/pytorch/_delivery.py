@@ -10,7 +10,7 @@ import jax
 import torch
 
 import fbuf
-from fbuf.runtime import wait
+from fbuf.adapter_api import wait_for
 from fbuf_adapters.pytorch import _containers, _lifetime
 from fbuf_adapters.pytorch._spec import Spec, where
 from fbuf_adapters.pytorch._to_torch import platform
@@ -58,7 +58,7 @@ class Delivery:
         """Return the batch to a caller that waits for it."""
         batch = drawn()
         if platform(batch.arrays[0].sharding) == "cpu":
-            wait.wait(batch.arrays[0])
+            wait_for(batch.arrays[0])
         return self._made(batch)
 
     def _made(self, drawn: PackedBatch) -> Any:

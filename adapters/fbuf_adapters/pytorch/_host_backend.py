@@ -7,9 +7,8 @@ from typing import Any
 import jax
 
 import fbuf
+from fbuf.adapter_api import Calls, View
 from fbuf.host import HostStore
-from fbuf.runtime.interrupts import Calls
-from fbuf.views import View
 from fbuf_adapters.pytorch._backend import Backend, Operation
 from fbuf_adapters.pytorch._host_programs import HostBatchProgram
 from fbuf_adapters.pytorch._programs import Recipe

@@ -8,10 +8,8 @@ from typing import Any
 
 import jax
 
-from fbuf.host import HostStore, programs
-from fbuf.ops.sample import planned
-from fbuf.runtime.interrupts import Calls
-from fbuf.views.gather import request_rows
+from fbuf.adapter_api import Calls, build_host_batch, plan_draws, request_rows
+from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _dtypes, _programs
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._programs import BatchRequest, Recipe, Unpackers
@@ -85,7 +83,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
     def draw(
         state: Any, key: Any, batch_size: int, beta: Any, step: Any, count: Any
     ) -> tuple[jax.Array, ...]:
-        drawn, view_key = planned(state, key, beta, step, batch_size, recipe.view, count)
+        drawn, view_key = plan_draws(state, key, beta, step, batch_size, recipe.view, count)
         found = request_rows(state, drawn.slots, drawn.mask, recipe.view, view_key)[0]
         leaves, trees[batch_size, _dtypes.x64()] = jax.tree.flatten((drawn, found))
         return tuple(leaves)
@@ -100,7 +98,7 @@ def _making(view: Any, layouts: Any) -> tuple[Any, Unpackers]:
 
     @functools.partial(jax.jit, static_argnames="batch_size")
     def make(draw: Any, found: Any, taken: Any, batch_size: int) -> tuple[jax.Array, ...]:
-        sample = programs.drawn(draw, found, taken, view=view, layouts=layouts)
+        sample = build_host_batch(draw, found, taken, view=view, layouts=layouts)
         return _programs.packed(sample, batch_size, unpackers)
 
     return make, unpackers

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.dispatch import call
+from fbuf.adapter_api import checked_arguments
 from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
 
@@ -112,7 +112,7 @@ def ready(
             break
         fed.append(ready)
     if len(fed) < len(leaves):
-        return jax.tree.flatten(call.checked(operation, state(), feed_all(given)))
+        return jax.tree.flatten(checked_arguments(operation, state(), feed_all(given)))
     return fed, structure
 
 

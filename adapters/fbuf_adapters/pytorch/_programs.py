@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf.runtime.interrupts import Calls
+from fbuf.adapter_api import Calls
 from fbuf_adapters.pytorch import _dtypes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._unpack import Axes, Unpack

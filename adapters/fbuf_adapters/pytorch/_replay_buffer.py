@@ -11,22 +11,25 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.checks import values as check
+from fbuf.adapter_api import (
+    Autoreset,
+    BufferSpec,
+    Cancelled,
+    Episodes,
+    Sampler,
+    View,
+    check,
+    fixed_arguments,
+    stays_in_process,
+)
 from fbuf.host import HostStore
-from fbuf.ops.resume import Episodes
-from fbuf.ops.spec import BufferSpec
-from fbuf.runtime import fixed_arguments, processes
-from fbuf.runtime.thread import Cancelled
-from fbuf.samplers import Sampler
-from fbuf.storage.episodes import Autoreset
-from fbuf.views import View
 from fbuf_adapters.pytorch import _reading, _snapshot
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._spec import Spec, where
 from fbuf_adapters.pytorch._writer import Writer
 
 
-@fixed_arguments.arguments(beta="sample", alpha="update_priority")
+@fixed_arguments(beta="sample", alpha="update_priority")
 class ReplayBuffer:
     """Replay memory for PyTorch: an object that owns a `fbuf.State` and a random key.
 
@@ -649,7 +652,7 @@ class ReplayBuffer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        processes.stays(cls)
+        stays_in_process(cls)
 
     def __getstate__(self) -> Any:
         """Refuse to be pickled or copied."""
@@ -660,4 +663,4 @@ class ReplayBuffer:
         )
 
 
-processes.stays(ReplayBuffer)
+stays_in_process(ReplayBuffer)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.storage.ids import NO_SLOT
+from fbuf.adapter_api import NO_SLOT
 
 _STEPS = (16, 64, 256, 1024, 4096)
 _OWN = 4

@@ -18,10 +18,8 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.checkpoint import tree_json
+from fbuf.adapter_api import Episodes, check_episodes, encode_tree, resumed, tree_classes
 from fbuf.host import HostStore
-from fbuf.ops import resume
-from fbuf.ops.resume import Episodes
 from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._error import describe
@@ -88,14 +86,14 @@ def load_state_dict(
     contents: Contents, saved: dict[str, Any], episodes: Episodes, check: Callable[[], object]
 ) -> None:
     """Go on where `state_dict` was called; `check` may raise before anything has changed."""
-    resume.check(f"{NAME}.load_state_dict", episodes)
+    check_episodes(f"{NAME}.load_state_dict", episodes)
     with contents.lock:
         contents.check_open("load_state_dict")
 
         def loaded() -> tuple[Any, ...]:
             run = _of_tensors(contents.spec, saved)
             if run.state is not None:
-                run = dataclasses.replace(run, state=resume.resumed(run.state, episodes))
+                run = dataclasses.replace(run, state=resumed(run.state, episodes))
             return _resumed(contents, "load_state_dict", run)
 
         run = contents.calls.apart(loaded)
@@ -140,7 +138,7 @@ def load(
 
     `check` may raise at the extra, before anything has changed.
     """
-    resume.check(f"{NAME}.load", episodes)
+    check_episodes(f"{NAME}.load", episodes)
     with contents.lock:
         contents.check_open("load")
 
@@ -319,7 +317,7 @@ def _on_cpu(arrays: dict[str, jax.Array]) -> dict[str, torch.Tensor]:
 
 def _is_plain(tree: Any) -> bool:
     """Tell whether a tree can be made again without an example."""
-    return not tree_json.classes(tree_json.encode(tree, lambda leaf: None))
+    return not tree_classes(encode_tree(tree, lambda leaf: None))
 
 
 def _name(path: Any) -> str:

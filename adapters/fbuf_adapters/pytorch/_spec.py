@@ -11,12 +11,8 @@ from typing import Any
 
 import torch
 
-from fbuf.checkpoint import paths
-from fbuf.checks import values as check
+from fbuf.adapter_api import BufferSpec, Sampler, View, check, local_path
 from fbuf.host import HostStore
-from fbuf.ops.spec import BufferSpec
-from fbuf.samplers import Sampler
-from fbuf.views import View
 from fbuf_adapters.pytorch import _tensors
 from fbuf_adapters.pytorch._error import InteropError
 
@@ -95,7 +91,7 @@ class Spec:
             return self.store.files
         if isinstance(self.host, bool):
             return None
-        return paths.local(where("__init__").rstrip(":"), self.host)
+        return local_path(where("__init__").rstrip(":"), self.host)
 
     @property
     def lead(self) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from fbuf.dispatch import parse
+from fbuf.adapter_api import can_hold
 from fbuf_adapters.pytorch import _dtypes
 
 
@@ -64,6 +64,6 @@ def _as_tensor(leaf: Any, spec: Any) -> Any:
 
 def _held(number: int | float, dtype: Any) -> torch.dtype:
     """The dtype, if it can hold the number; else the widest, which is refused by name."""
-    if not math.isfinite(number) or parse.can_hold(dtype, number):
+    if not math.isfinite(number) or can_hold(dtype, number):
         return _dtypes.to_torch(dtype)
     return torch.int64 if jnp.issubdtype(dtype, jnp.integer) else torch.float64

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
     ) from error
 
-from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
+from fbuf.adapter_api import opaque_all as _opaque_all
 from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
 

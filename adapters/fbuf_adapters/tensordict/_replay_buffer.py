@@ -13,14 +13,18 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import fbuf
-from fbuf.checks import values as check
+from fbuf.adapter_api import (
+    Autoreset,
+    BufferSpec,
+    Episodes,
+    Sampler,
+    View,
+    check,
+    check_stays_in_process,
+    fixed_arguments,
+    stays_in_process,
+)
 from fbuf.host import HostStore
-from fbuf.ops.resume import Episodes
-from fbuf.ops.spec import BufferSpec
-from fbuf.runtime import fixed_arguments, processes
-from fbuf.samplers import Sampler
-from fbuf.storage.episodes import Autoreset
-from fbuf.views import View
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed, _reading
 from fbuf_adapters.tensordict import _leaves, _slices, _snapshot
 from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
@@ -31,7 +35,7 @@ from fbuf_adapters.tensordict._writer import Writer
 Key = str | tuple[str, ...]
 
 
-@fixed_arguments.arguments()
+@fixed_arguments()
 class TensorDictReplayBuffer:
     """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 
@@ -539,7 +543,7 @@ class TensorDictReplayBuffer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        processes.stays(cls)
+        stays_in_process(cls)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents.
@@ -547,7 +551,7 @@ class TensorDictReplayBuffer:
         Raises:
             TypeError: If it is to be sent to another process by `multiprocessing`.
         """
-        processes.check_stays(self)
+        check_stays_in_process(self)
         saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
         with self.buffer.lock:
             torch.save(self.state_dict(), saved)
@@ -636,7 +640,7 @@ class TensorDictReplayBuffer:
             raise NothingToDraw(NOTHING)
 
 
-processes.stays(TensorDictReplayBuffer)
+stays_in_process(TensorDictReplayBuffer)
 
 
 def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:

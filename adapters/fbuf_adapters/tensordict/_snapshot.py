@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import fbuf
-from fbuf.ops.resume import Episodes
+from fbuf.adapter_api import Episodes
 from fbuf_adapters.pytorch import ReplayBuffer, _snapshot
 from fbuf_adapters.tensordict._codec import NAME, Codec
 from fbuf_adapters.tensordict._leaves import Form
