@@ -11,7 +11,7 @@ from fbuf_adapters.gymnasium._spaces import Spec, map_leaves, stored
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunk:
+class StepChunk:
     """`T` steps of `E` environments: trees of NumPy arrays `[T, E, ...]`, as they are stored.
 
     Attributes:
@@ -89,11 +89,11 @@ class ChunkRows:
                 self._extras[name] = np.empty((self._lead[0], *array.shape), array.dtype)
             self._extras[name][step] = array
 
-    def chunk(self, version: int, fresh: bool) -> Chunk:
+    def chunk(self, version: int, fresh: bool) -> StepChunk:
         """Return the whole steps, as they are stored."""
         steps = self.steps
         whole = map_leaves(lambda a: stored(a[: steps + 1], "observation"), self._observation)
-        return Chunk(
+        return StepChunk(
             observation=map_leaves(lambda a: a[:-1], whole),
             action=map_leaves(lambda a: stored(a[:steps], "action"), self._action),
             reward=stored(self.reward[:steps], "reward"),

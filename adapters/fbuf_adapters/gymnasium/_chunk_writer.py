@@ -12,7 +12,7 @@ import fbuf
 from fbuf.adapter_api import refuse_consumed
 from fbuf.host import HostStore
 from fbuf_adapters._fields import MAKE, blank_rows, check_rows, with_blank
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._info import NO_FINAL
 from fbuf_adapters.gymnasium._spaces import Spec, map_leaves
@@ -76,7 +76,7 @@ class ChunkWriter:
         """End all open episodes of a checked buffer, which is consumed."""
         return _kind_of(self._owner, buffer).end_episode(buffer, None)
 
-    def add(self, buffer: Any, chunk: Chunk, *, dummies: Any = None, envs: Any = None) -> Any:
+    def add(self, buffer: Any, chunk: StepChunk, *, dummies: Any = None, envs: Any = None) -> Any:
         """Add a chunk to a checked buffer, which is consumed.
 
         Args:

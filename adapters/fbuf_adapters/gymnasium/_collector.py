@@ -13,7 +13,7 @@ from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium import _vector_envs
 from fbuf_adapters.gymnasium._base_collector import BaseCollector, check_timeout
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import SMALL, ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
 from fbuf_adapters.gymnasium._errors import CollectorError
@@ -133,7 +133,7 @@ class Collector(BaseCollector):
             weakref.finalize(self, self._background.close, _PATIENCE)
         self._episodes = EpisodeStats(stepper.num_envs, stepper.autoreset)
         self._ended = np.zeros(stepper.num_envs, np.bool_)
-        self._pending: collections.deque[Chunk] = collections.deque()
+        self._pending: collections.deque[StepChunk] = collections.deque()
         self._added = 0
         self._thread_error: BaseException | None = None
         """The exception of the thread, from when it is taken out until it is raised here."""
@@ -246,7 +246,7 @@ class Collector(BaseCollector):
                 if self._thread_error is not None:
                     error, self._thread_error = self._thread_error, None
                     raise self._failure(error) from error
-                if isinstance(entry, Chunk):
+                if isinstance(entry, StepChunk):
                     came += entry.steps
                     shown.update(entry.steps)
                 limit -= 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 
 _RECENT = 100
 
@@ -28,7 +28,7 @@ class EpisodeStats:
         self._gained: list[Any] = [0.0] * num_envs
         """The sum of their rewards so far; an array if rewards are vectors."""
 
-    def see(self, chunk: Chunk, envs: slice = slice(None)) -> None:
+    def see(self, chunk: StepChunk, envs: slice = slice(None)) -> None:
         """Count some environments' part of a chunk. No number in it raises."""
         fresh = np.broadcast_to(chunk.fresh, len(self._begin))[envs]
         self._begin[envs][fresh] = 0

@@ -14,7 +14,7 @@ import numpy as np
 
 from fbuf.adapter_api import check, uninterrupted
 from fbuf_adapters.gymnasium._base_collector import BaseCollector
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._chunk_writer import ChunkWriter
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
 from fbuf_adapters.gymnasium._errors import CollectorError
@@ -264,7 +264,7 @@ class PoolCollector(BaseCollector):
             versions[worker.envs] = filled.version
         oldest = group[0].filled[0]
         rows = map_leaves(lambda a: a[: oldest.steps], self._chunks.read(oldest.slot))
-        chunk = Chunk(**rows, version=versions, fresh=fresh & there)
+        chunk = StepChunk(**rows, version=versions, fresh=fresh & there)
         with uninterrupted():
             # fbuf.add copies its arguments, so the slot is free when it returns.
             self._left = self._writer.add(self._left, chunk, envs=there)

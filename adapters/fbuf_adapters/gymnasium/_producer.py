@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._stepper import Stepper
 
@@ -48,7 +48,7 @@ class Producer:
             self._weights = copied, self.version
             return self.version
 
-    def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> Chunk:
+    def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> StepChunk:
         """Make steps."""
         weights = self._weights
         if weights is not None:
@@ -81,13 +81,13 @@ class Background:
 
     def __init__(
         self,
-        make: Callable[[Callable[[], bool]], Chunk],
-        partial: Callable[[], Chunk | None],
+        make: Callable[[Callable[[], bool]], StepChunk],
+        partial: Callable[[], StepChunk | None],
         size: int,
     ) -> None:
         self._make = make
         self._partial = partial
-        self._queue: queue.Queue[Chunk | BaseException] = queue.Queue(size)
+        self._queue: queue.Queue[StepChunk | BaseException] = queue.Queue(size)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -101,7 +101,7 @@ class Background:
         """The number of chunks that wait."""
         return self._queue.qsize()
 
-    def get(self, wait: bool) -> Chunk | BaseException | None:
+    def get(self, wait: bool) -> StepChunk | BaseException | None:
         """Return the oldest chunk, or the exception that ended the thread.
 
         Without one, return None: at once, or with `wait` after a moment.
@@ -144,7 +144,7 @@ class Background:
         finally:
             ended.set()
 
-    def _put(self, entry: Chunk | BaseException) -> None:
+    def _put(self, entry: StepChunk | BaseException) -> None:
         began = time.perf_counter()
         while not self._stop.is_set():
             with contextlib.suppress(queue.Full):

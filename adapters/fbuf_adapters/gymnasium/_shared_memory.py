@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._spaces import FLAG, Spec, map_leaves, paths
 
 
@@ -115,7 +115,7 @@ class SharedChunks:
         if self._arrays is None:
             self._arrays = arrays_in(self._memory.buffer, _chunk_specs(spec), self._shape)
 
-    def write(self, slot: int, envs: slice, chunk: Chunk) -> None:
+    def write(self, slot: int, envs: slice, chunk: StepChunk) -> None:
         """Copy a chunk of some environments into a slot."""
         given = {name: getattr(chunk, name) for name in self._arrays}
 

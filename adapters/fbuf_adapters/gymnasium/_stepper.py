@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fbuf_adapters.gymnasium import _info
-from fbuf_adapters.gymnasium._chunk import Chunk, ChunkRows
+from fbuf_adapters.gymnasium._chunk import ChunkRows, StepChunk
 from fbuf_adapters.gymnasium._errors import CollectorError
 from fbuf_adapters.gymnasium._policy import CheckedPolicy
 from fbuf_adapters.gymnasium._spaces import (
@@ -79,7 +79,7 @@ class Stepper:
         self._acted: Any = None  # the policy's output at this observation, if `spec` asked for it
         self._fresh = True
         self._version = 0
-        self._partial: Chunk | None = None
+        self._partial: StepChunk | None = None
         self._was_reset = False
         self._closed = False
         if isinstance(self._seed, int):
@@ -116,7 +116,7 @@ class Stepper:
         self._version = version
         self._acted = None  # it was returned with earlier weights
 
-    def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> Chunk:
+    def chunk(self, steps: int, stop: Callable[[], bool] = lambda: False) -> StepChunk:
         """Make steps, into new arrays. The chunk is shorter if `stop()` becomes True meanwhile.
 
         If anything raises, the whole steps made so far wait in `partial_chunk`, and the next chunk
@@ -145,7 +145,7 @@ class Stepper:
         self._fresh = fresh and not rows.steps
         return chunk
 
-    def partial_chunk(self) -> Chunk | None:
+    def partial_chunk(self) -> StepChunk | None:
         """Return, once, the whole steps of the chunk that raised; None if there were none."""
         partial, self._partial = self._partial, None
         return partial

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from fbuf_adapters.gymnasium import _messages, _spaces
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._shared_memory import SharedChunks, SharedMemory
 from fbuf_adapters.gymnasium._stepper import Stepper, derived_seed
 
@@ -157,7 +157,7 @@ class WorkerEnvs:
         return _messages.Ready(spec)
 
     def fill(
-        self, command: _messages.Command, load: Callable[[], None], put: Callable[[Chunk], Any]
+        self, command: _messages.Command, load: Callable[[], None], put: Callable[[StepChunk], Any]
     ) -> tuple[_messages.Filled, Any]:
         """Make a chunk, by a policy that `load` may give new weights, and `put` it to its place."""
         got = time.perf_counter()

@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 from fbuf_adapters.gymnasium import _messages
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._spaces import map_leaves
 from fbuf_adapters.gymnasium._worker_main import WorkerEnvs
 
@@ -52,7 +52,7 @@ class Stepping:
 
     def fill(
         self, command: _messages.Command, weights: Stamped | None
-    ) -> tuple[_messages.Filled, Chunk] | _messages.Failed | None:
+    ) -> tuple[_messages.Filled, StepChunk] | _messages.Failed | None:
         """Make a chunk; None if it is not wanted any more."""
         try:
             self._take(weights)

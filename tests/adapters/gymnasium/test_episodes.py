@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from fbuf_adapters.gymnasium._chunk import Chunk
+from fbuf_adapters.gymnasium._chunk import StepChunk
 from fbuf_adapters.gymnasium._episodes import EpisodeStats
 
 
 def chunk(reward, terminated, fresh=False):
     none = np.zeros_like(terminated)
-    return Chunk(None, None, reward, terminated, none, None, {}, 0, fresh)
+    return StepChunk(None, None, reward, terminated, none, None, {}, 0, fresh)
 
 
 @pytest.mark.parametrize("dummies", [0, 1])
