@@ -65,6 +65,8 @@ def chunks(
         of_next = room(under(stored, buffer.next_of))
         next_observation = tree_of(buffer.index.next_obs.rows.item, of_next)
     flags = np.zeros((4, size), np.bool_)
+    terminated, truncated, unknown, stands_in = flags
+    given = items, next_observation, terminated, truncated, unknown, stands_in
     observation, filled = of or NEXT, 0
 
     def put(block: Block, at: int, count: int) -> None:
@@ -93,8 +95,8 @@ def chunks(
             put(block, at, count)
             at, filled = at + count, filled + count
             if filled == size:
-                yield Chunk(items, next_observation, flags[0], flags[1], flags[2], flags[3], size)
+                yield Chunk(*given, size)
                 filled = 0
     if filled:
         flags[:, filled:] = False
-        yield Chunk(items, next_observation, flags[0], flags[1], flags[2], flags[3], filled)
+        yield Chunk(*given, filled)
