@@ -68,10 +68,10 @@ IN_PLACE = ("add", "update_priority", "step")
 PARTS = {
     f"{function.__module__.rpartition('.')[2]}.{function.__name__}": part
     for function, part in (
-        (gather_totals.agreed, "agreement"),
+        (gather_totals.gather_totals, "agreement"),
         (exchange.routes, "routes"),
         (exchange.fetched, "exchange"),
-        (update_by_id.to_shards, "update"),
+        (update_by_id._changed, "update"),
         (sharded.add, "add"),
         (sharded.update_priority, "update"),
     )

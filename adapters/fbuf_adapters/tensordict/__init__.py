@@ -1,15 +1,15 @@
 """TensorDicts in and out, with the names of TorchRL's replay buffers.
 
-It needs PyTorch and TensorDict, and TorchRL only for what you bring along from there: its
-transforms, and the buffers that `from_torchrl` takes.
+The package needs PyTorch and TensorDict. It needs TorchRL only for TorchRL's own objects: its
+transforms, and the buffers given to `from_torchrl`.
 """
 
 try:
-    # Only to see whether it is there.
+    # Imported only to see whether they are installed.
     import tensordict  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
-    if error.name not in ("torch", "tensordict"):  # both are there, and lack something themselves
+    if error.name not in ("torch", "tensordict"):  # a package that one of the two needs
         raise
     raise ImportError(
         'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'

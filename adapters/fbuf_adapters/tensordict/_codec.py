@@ -25,17 +25,17 @@ NOTHING = (
 
 
 class NothingToDraw(RuntimeError):
-    """A RuntimeError to users; the buffer tells it from others."""
+    """A batch without rows. Users see a RuntimeError; the buffer catches this class alone."""
 
 
 class Codec:
-    """Makes leaves of TensorDicts, and TensorDicts of rows.
+    """Turn TensorDicts into leaves to store, and stored rows into TensorDicts.
 
     Attributes:
-        run: The figures of the buffer: the codec reads `form`.
-        layout: The layout of slices; None if batches stay as the view has made them.
+        run: The figures of the buffer, of which the codec reads `form`.
+        layout: The layout of slices; None if batches keep the shape that the view gave them.
         transforms: The transforms of batches.
-        looks: Whether to look at each batch for rows that were not drawn; on a GPU it has to wait.
+        looks: Whether to look for masked rows in each batch. On a GPU the look waits for the batch.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Codec:
         self.layout = layout
         self.transforms = TransformChain()
         self._view = view
-        # With the number of the GPU, as its tensors have it.
+        # With the index of the GPU, which the tensors of a batch have, too.
         self._device = torch.empty(0, device=device).device
         self._prioritized = sampler.keeps_priorities
         self.looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
 
     @property
     def added(self) -> list[Any]:
-        """The keys that a batch may have beside the stored ones."""
+        """Return the keys that `batch` may add to the stored ones."""
         return [*_leaves.ADDED, *(() if self.layout is None else self.layout.keys)]
 
     def items(self, leaves: Leaves) -> dict[str, Any]:
-        """Return the leaves of rows as a tree to be stored."""
+        """Return the leaves of rows as the tree that the buffer stores."""
         return _leaves.nested(_leaves.words(leaves) if _leaves.moves_bits(self._view) else leaves)
 
     def batch(self, sample: Any) -> TensorDictBase:
-        """Return a `fbuf.Sample` as TorchRL has it, transformed."""
+        """Return the TensorDict that TorchRL would make of a `fbuf.Sample`, transformed."""
         assert self.run.form is not None
         marks: dict[Any, torch.Tensor] = {}
         if self.layout is not None:
@@ -76,7 +76,7 @@ class Codec:
             return batch
         told, size = {key: batch[key] for key in added}, batch.batch_size
         batch = self.transforms(batch)
-        # A transform may leave rows out, or move them: their keys then go along.
+        # A transform may drop or reorder rows, and the added keys with them: set only missing keys.
         there = batch.keys()
         marks.update((key, value) for key, value in told.items() if key not in there)
         for key, value in marks.items():
@@ -84,9 +84,9 @@ class Codec:
         return batch
 
     def _as_viewed(self, sample: Any, form: Form) -> tuple[Any, dict[Any, torch.Tensor]]:
-        """Return a batch as the view has made it, and the keys that were added."""
+        """Return a batch in the shape that the view gave it, and the added keys."""
         data, dims = _leaves.plain(sample.data), torch.Size()
-        if dataclasses.is_dataclass(sample.data):  # of a view that returns more than the item
+        if dataclasses.is_dataclass(sample.data):  # from a view that returns more than the item
             data["item"] = _leaves.restored(data["item"], form)
         else:
             data = _leaves.restored(data, form)
@@ -104,7 +104,7 @@ class Codec:
         return batch, added
 
     def rows(self, data: Any, slots: torch.Tensor) -> Any:
-        """Return rows that were read, `[B]`, in the shape of their slots, transformed."""
+        """Return rows `[B]` that were read, in the shape of their slots, transformed."""
         assert self.run.form is not None
         data = _leaves.restored(data, self.run.form) if _leaves.moves_bits(self._view) else data
         dims = self.run.form.dims
@@ -118,7 +118,7 @@ class Codec:
     def _added(
         self, slot: torch.Tensor, generation: torch.Tensor, weight: torch.Tensor
     ) -> dict[Any, torch.Tensor]:
-        """Return the tensors that are added to a batch, by key."""
+        """Return the tensors added to a batch, by key."""
         weights = (weight, weight.clone()) if self._prioritized else ()
         return dict(zip(_leaves.ADDED, (slot, generation, *weights), strict=False))
 
@@ -127,12 +127,12 @@ _PLAIN = torch.contiguous_format
 
 
 def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:
-    """Return a TensorDict of leaves that fit; to check each takes ten microseconds."""
+    """Return a TensorDict without checking its leaves: a check takes ten microseconds a leaf."""
     return TensorDict._new_unsafe(data, size, device)  # pyright: ignore[reportPrivateUsage]
 
 
 def _may_lack_rows(sampler: Any, view: Any) -> bool:
-    """Tell whether a batch of a filled buffer may have fewer rows than asked for."""
+    """Return whether a batch of a filled buffer may have fewer rows than requested."""
     whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
     if isinstance(sampler, fbuf.Prioritized):
         return not whole or sampler.eps == 0
@@ -140,7 +140,7 @@ def _may_lack_rows(sampler: Any, view: Any) -> bool:
 
 
 def _set(batch: Any, key: Any, value: torch.Tensor, size: torch.Size) -> None:
-    """Set a key of a batch that had this size before transforms, which may reshape the batch."""
+    """Set a key of a transformed batch; `size` is the batch size before the transforms."""
     if batch.numel() != size.numel():
         raise RuntimeError(
             f"{NAME}.sample: a transform made {batch.numel()} rows of {size.numel()}, so that "

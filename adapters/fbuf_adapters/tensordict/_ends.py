@@ -1,4 +1,4 @@
-"""Where episodes end: what flags, ids and marked beginnings in TensorDicts say."""
+"""Ends of episodes, read from the flags, the ids and the marked beginnings in TensorDicts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from fbuf_adapters.tensordict._codec import NAME
 from fbuf_adapters.tensordict._leaves import WIDE, Form, Leaves, Path, path_of
 
 IDS = (("collector", "traj_ids"), ("episode",))
-"""Where TorchRL looks for ids of episodes, in this order."""
+"""Keys where TorchRL looks for ids of episodes, in this order."""
 
 FLAGS = (("next", "terminated"), ("next", "truncated"), ("next", "done"))
-"""Where it puts flags."""
+"""Keys where TorchRL stores flags."""
 
 _DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
 )
-"""Of which ids may be."""
+"""Dtypes that ids may have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Newest:
-    """Ids of the episodes of the newest rows, one a lane, and whether each has ended there.
+    """The episodes of the newest rows, one a lane.
 
-    `ids` is None where there are none.
+    Attributes:
+        ids: The id of each episode; None without ids.
+        ended: bool: whether the episode ended at its newest row.
     """
 
     ids: np.ndarray[Any, Any] | None
@@ -40,15 +42,15 @@ class Newest:
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What rows that are to be added say.
+    """The ends of episodes that the rows of one `extend` tell of.
 
     Attributes:
-        terminated: bool, in the leading shape of the rows; None is nowhere.
-        truncated: The same. It is True, too, where only the row after it says that an episode ends:
-            by another id, or as a beginning.
-        before: bool, one or `[num_envs]`: lanes whose open episode these rows do not go on; None
-            if there are none. What is ended there may have ended already.
-        newest: What will be known of the newest rows; None without ids and beginnings.
+        terminated: bool, in the leading shape of the rows; None means nowhere.
+        truncated: The same. A row is also True if only the next row shows the end: by another id,
+            or by a beginning.
+        before: bool, one or `[num_envs]`: the lanes whose open episode these rows do not continue;
+            None if there are none. Such an episode may have ended already.
+        newest: The episodes of the newest of these rows; None without ids and beginnings.
     """
 
     terminated: torch.Tensor | None
@@ -58,16 +60,17 @@ class Told:
 
 
 class Ends:
-    """Reads the ends of episodes out of what is added, and knows in which episode each lane is.
+    """Read the ends of episodes from added rows, and keep the newest episode of each lane.
 
     Args:
-        traj_key: The key of the ids. None looks for it; False takes none.
-        end_keys: The keys of the flags. None looks for them; `()` takes none.
-        init_key: The key of flags that say where episodes begin; None takes none.
-        lanes: How many environments there are; None is one lane.
-        follower: Who cares where episodes end, in words, or None. What cannot be read is an error
-            for him, and passed over otherwise.
-        strict: Whether there must be ids or flags.
+        traj_key: The key of the ids. None looks for the keys in `IDS`; False reads no ids.
+        end_keys: The keys of the flags. None looks for the keys in `FLAGS`; `()` reads no flags.
+        init_key: The key of the flags that mark beginnings; None reads no beginnings.
+        lanes: The number of environments; None means one lane.
+        follower: The sampler, view or option that needs the ends of episodes, as words for errors.
+            With None nothing needs them, and unreadable data is ignored instead of an error.
+        strict: Whether data without flags, ids and beginnings is an error. It never is one with
+            `traj_key=False` and `end_keys=()`.
     """
 
     def __init__(
@@ -92,10 +95,10 @@ class Ends:
         self._newest: Newest | None = None
 
     def read(self, where: str, leaves: Leaves, lead: torch.Size, check_order: bool) -> Told:
-        """Say where episodes end in rows of a leading shape; nothing is remembered.
+        """Return the ends of episodes in rows of a leading shape; call `keep` to remember them.
 
-        Rows that were added at different times may come back to an id: there the order is no sign
-        of environments in turn.
+        With `check_order`, ids that show the rows of several environments in turn are an error.
+        Rows that were added at different times may return to an id, and need `check_order=False`.
         """
         terminated, truncated = self._read_flags(where, leaves, lead)
         ids = self._read_ids(where, leaves, lead)
@@ -106,7 +109,7 @@ class Ends:
                     f"{where}: {self._follower} follows episodes, but nothing in data says where "
                     "they end: no ('next', 'terminated'), ('next', 'truncated'), ('next', 'done'), "
                     "('collector', 'traj_ids'), 'episode' or 'is_init'; name the key of the flags "
-                    "with end_keys or that of the ids with traj_key, or, if all rows are one "
+                    "with end_keys, or the key of the ids with traj_key; if all rows are one "
                     "episode, give end_keys=() and traj_key=False"
                 )
             return Told(terminated, truncated, None, None)
@@ -125,14 +128,14 @@ class Ends:
             ended |= cut
             told = torch.from_numpy(cut).reshape(lead)
             truncated = told if truncated is None else truncated | told.to(truncated.device)
-        # Copies: the caller's tensors are his again soon.
+        # Copies, because the caller may soon write to the tensors.
         newest = Newest(None if ids is None else ids[:, -1].copy(), ended[:, -1].copy())
         return Told(terminated, truncated, self._left(ids, begins), newest)
 
     def _left(
         self, ids: np.ndarray[Any, Any] | None, begins: np.ndarray[Any, Any] | None
     ) -> torch.Tensor | None:
-        """Lanes whose newest episode the first of these rows do not go on."""
+        """Return the lanes whose newest episode their first new row does not continue."""
         known = self._newest
         left = np.zeros(self._lanes or 1, np.bool_)
         if ids is not None and known is not None and known.ids is not None:
@@ -147,15 +150,15 @@ class Ends:
         return before[0] if self._lanes is None else before
 
     def keep(self, told: Told) -> None:
-        """Remember rows that have been added."""
+        """Remember the newest episodes, once the rows have been added."""
         self._newest = told.newest
 
     def forget(self) -> None:
-        """There are no rows any more."""
+        """Forget the newest episodes, because all rows were removed."""
         self._newest = None
 
     def look(self, backend: Backend, form: Form) -> None:
-        """Read of the newest rows what is remembered otherwise: somebody else has changed them."""
+        """Read the newest episodes from the buffer, after other code has changed it."""
         key = next((key for key in self._candidates if key in form.dtypes), None)
         self._newest = None
         if key is None or form.dtypes[key] not in _DTYPES:
@@ -174,22 +177,12 @@ class Ends:
     def _read_flags(
         self, where: str, leaves: Leaves, lead: torch.Size
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Where the flags say that episodes terminate, and where they say something else ends."""
+        """Return where the flags say that episodes terminate, and where they are truncated."""
         found: dict[str, torch.Tensor] = {}
         for key in self._flags:
-            flag = leaves.get(key)
+            flag = self._read_flag(where, leaves, lead, key, "name other flags with end_keys")
             if flag is None:
                 continue
-            if flag.numel() != lead.numel():
-                if self._follower is None:
-                    continue
-                raise InteropError(
-                    f"{where}: data[{_shown(key)}] must be one flag a row, {list(lead)} or "
-                    f"{[*lead, 1]}, because {self._follower} follows episodes, got "
-                    f"{list(flag.shape)}; reduce it with .any(), or name other flags with end_keys"
-                )
-            flag = flag.reshape(lead)
-            flag = flag if flag.dtype is torch.bool else flag != 0
             kind = key[-1] if key[-1] in ("terminated", "truncated") else "done"
             found[kind] = found[kind] | flag if kind in found else flag
         terminated, truncated, done = map(found.get, ("terminated", "truncated", "done"))
@@ -203,25 +196,34 @@ class Ends:
     def _read_beginnings(
         self, where: str, leaves: Leaves, lead: torch.Size
     ) -> np.ndarray[Any, Any] | None:
-        """Which rows begin an episode, bool `[lanes, steps]`; None if that is not told."""
-        begins = None if self._init is None else leaves.get(self._init)
-        if begins is None:
+        """Return which rows begin an episode, bool `[lanes, steps]`; None if no flag tells."""
+        if self._init is None:
             return None
-        if begins.numel() != lead.numel():
+        begins = self._read_flag(where, leaves, lead, self._init, "give init_key=None")
+        return None if begins is None else begins.reshape(self._lanes or 1, -1).cpu().numpy()
+
+    def _read_flag(
+        self, where: str, leaves: Leaves, lead: torch.Size, key: Path, advice: str
+    ) -> torch.Tensor | None:
+        """Return a flag as bool, shaped `lead`; None if it is missing, or unreadable but unused."""
+        flag = leaves.get(key)
+        if flag is None:
+            return None
+        if flag.numel() != lead.numel():
             if self._follower is None:
                 return None
-            assert self._init is not None
             raise InteropError(
-                f"{where}: data[{_shown(self._init)}] must be one flag a row, {list(lead)} or "
+                f"{where}: data[{_shown(key)}] must be one flag a row, {list(lead)} or "
                 f"{[*lead, 1]}, because {self._follower} follows episodes, got "
-                f"{list(begins.shape)}; reduce it with .any(), or give init_key=None"
+                f"{list(flag.shape)}; reduce it with .any(), or {advice}"
             )
-        return (begins != 0).reshape(self._lanes or 1, -1).cpu().numpy()
+        flag = flag.reshape(lead)
+        return flag if flag.dtype is torch.bool else flag != 0
 
     def _read_ids(
         self, where: str, leaves: Leaves, lead: torch.Size
     ) -> np.ndarray[Any, Any] | None:
-        """The ids of the episodes, `[lanes, steps]`; None if there are none."""
+        """Return the ids of the episodes, `[lanes, steps]`; None if there are none."""
         for key in self._candidates:
             ids = leaves.get(key)
             if ids is not None:
@@ -247,7 +249,7 @@ class Ends:
     def _check_order(
         self, where: str, ids: np.ndarray[Any, Any], left: np.ndarray[Any, Any]
     ) -> None:
-        """Raise if rows go back to an episode that they have left, but not ended."""
+        """Raise if rows return to an episode that they left before its end."""
         for lane, (of_lane, cuts) in enumerate(zip(ids, left, strict=True)):
             before: set[Any] = set()
             turns = np.flatnonzero(of_lane[1:] != of_lane[:-1])

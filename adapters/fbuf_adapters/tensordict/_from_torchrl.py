@@ -1,4 +1,4 @@
-"""A buffer of TorchRL's, made into one of ours."""
+"""A `TensorDictReplayBuffer` made from a buffer of TorchRL."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _COLLATES = ("_collate_id", "_stack_anything")
 def from_torchrl(
     rb: Any, *, num_envs: int | None = None, seed: int | None = None
 ) -> TensorDictReplayBuffer:
-    """Make a `TensorDictReplayBuffer` that does what a buffer of TorchRL's does.
+    """Make a `TensorDictReplayBuffer` that replaces a buffer of TorchRL.
 
-    Build the buffer as before, and add one line: `rb = from_torchrl(rb)`. The new one has the same
-    capacity, sampler, transforms, batch size, prefetch, pinning, priority key and device, and holds
-    the same rows in the same places, with their priorities. What it cannot have is an error.
+    Build the buffer as before, and add one line: `rb = from_torchrl(rb)`. The new buffer has the
+    same capacity, sampler, transforms, batch size, prefetch, pinning, priority key and device. It
+    holds the same rows in the same places, with their priorities. A feature of `rb` that the new
+    buffer lacks is an error.
 
     | TorchRL's sampler | becomes |
     | --- | --- |
@@ -42,35 +43,35 @@ def from_torchrl(
     | `SliceSamplerWithoutReplacement` | `fbuf.Shuffled(window=L, by="episode")`, the same view |
     | `PrioritizedSliceSampler` | `fbuf.Prioritized(window=L)`, the same view |
 
-    With `strict_length=False` they are `strict=False`, and the view pads.
+    With `strict_length=False`, the samplers have `strict=False`, and the view pads.
 
-    Some things are better than in TorchRL, and so not the same. Episodes end where an id changes
-    and where a flag says so, unless the sampler names an `end_key`: then only there. Rows of a
-    `LazyMemmapStorage` lie in files on the same disk, which are gone when the process ends; the
-    disk must have room for all that the buffer can hold. `rb.alpha` and `rb.beta` of the new buffer
-    stand for those of the sampler. Batches have the keys of `TensorDictReplayBuffer`, also if `rb`
-    is a plain `ReplayBuffer`. The epoch of a sampler without replacement begins anew.
+    Some behaviour is better than in TorchRL, and so differs. Episodes end where an id changes and
+    where a flag says so. If the sampler names an `end_key`, they end only at that flag. Rows of a
+    `LazyMemmapStorage` lie in files on the same disk, which are gone when the process ends. The
+    disk must have room for as many rows as the buffer can hold. `rb.alpha` and `rb.beta` of the new
+    buffer replace the attributes of the sampler. Batches have the keys of `TensorDictReplayBuffer`,
+    also if `rb` is a plain `ReplayBuffer`. The epoch of a sampler without replacement begins anew.
 
     Args:
         rb: A `ReplayBuffer`, `TensorDictReplayBuffer`, `PrioritizedReplayBuffer` or
-            `TensorDictPrioritizedReplayBuffer` of TorchRL's, for TensorDicts; full, empty, or in
-            between. It stays as it is, and its transforms and its `generator` belong to both.
-        num_envs: How many environments a storage of two dimensions is for, `[num_envs, T]`. The
-            storage knows if it holds rows.
-        seed: Of the new buffer. None draws one from the `generator` of `rb`, or else from
-            PyTorch's default generator. So two buffers draw different batches, and after
-            `torch.manual_seed` each run draws the same ones.
+            `TensorDictPrioritizedReplayBuffer` of TorchRL, for TensorDicts; full, empty, or in
+            between. `rb` is not changed. The two buffers share its transforms and its `generator`.
+        num_envs: The number of environments of a storage of two dimensions, `[num_envs, T]`. A
+            storage that holds rows knows the number.
+        seed: The seed of the new buffer. None draws a seed from the `generator` of `rb`, or else
+            from PyTorch's default generator. So two buffers draw different batches, and after
+            `torch.manual_seed` each run draws the same batches.
 
     Returns:
         The new buffer.
 
     Raises:
-        InteropError: If `rb` is something else; or if it has what the new one cannot have, such as
-            a writer that keeps the best rows, a sampler with `span`, or a `collate_fn` of its own.
-            The message names it.
+        InteropError: If `rb` is of another class, or has a feature that the new buffer lacks. Such
+            are a writer that keeps the best rows, a sampler with `span`, and a `collate_fn` of
+            yours. The message names the feature.
         ValueError: If `num_envs` is needed, or does not fit.
 
-    Cost: that of adding all rows.
+    Cost: as much as to add all rows.
 
     Examples:
         >>> import torch
@@ -120,14 +121,14 @@ def from_torchrl(
 
 
 def _files_of(storage: Any) -> str | bool:
-    """The directory for the files of rows, as large as they may become; False for none."""
+    """Return the directory for files of rows; False if the rows lie in memory."""
     if not _named(storage, ("LazyMemmapStorage",)):
         return False
     return str(storage.scratch_dir or tempfile.gettempdir())
 
 
 def _named(thing: Any, names: tuple[str, ...]) -> bool:
-    """Whether it is of one of these classes of TorchRL's, and no class of its own."""
+    """Return whether an object is of one of these classes of TorchRL, and of no subclass."""
     kind = type(thing)
     return kind.__name__ in names and kind.__module__.partition(".")[0] == "torchrl"
 
@@ -137,7 +138,7 @@ def _refused(what: str, advice: str) -> InteropError:
 
 
 def _check(rb: Any, storage: Any, sampler: Any) -> None:
-    """Refuse what the new buffer cannot have, beside what samplers have of their own."""
+    """Refuse all features that the new buffer lacks, but for those of samplers."""
     build = "make a fbuf_adapters.tensordict.TensorDictReplayBuffer yourself"
     if not _named(storage, _STORAGES):
         raise _refused(f"the storage is a {type(storage).__name__}", "use LazyTensorStorage")
@@ -167,7 +168,7 @@ def _check(rb: Any, storage: Any, sampler: Any) -> None:
 
 
 def _environments(storage: Any, num_envs: int | None) -> int | None:
-    """How many environments there are; None if the storage does not tell them apart."""
+    """Return the number of environments; None if the storage has one dimension."""
     if storage.ndim == 1:
         if num_envs is not None:
             raise ValueError(
@@ -190,7 +191,7 @@ def _environments(storage: Any, num_envs: int | None) -> int | None:
 
 
 def _sampler(sampler: Any, batch_size: int | None) -> dict[str, Any]:
-    """The arguments for a sampler: what draws, and how it looks."""
+    """Return the arguments of the new buffer that replace a sampler."""
     name = type(sampler).__name__ if type(sampler).__module__.startswith("torchrl.") else ""
     shuffled = name in ("SamplerWithoutReplacement", "SliceSamplerWithoutReplacement")
     prioritized = name in ("PrioritizedSampler", "PrioritizedSliceSampler")
@@ -233,7 +234,7 @@ def _sampler(sampler: Any, batch_size: int | None) -> dict[str, Any]:
 
 
 def _slices(sampler: Any, batch_size: int | None) -> tuple[int, dict[str, Any]]:
-    """The length of slices, and the arguments for them."""
+    """Return the length of slices, and the arguments of the new buffer that lay them out."""
     for name in ("span", "fragmented"):
         value: Any = getattr(sampler, name, False)
         if any(value) if isinstance(value, tuple | list) else value:
@@ -271,7 +272,7 @@ def _slices(sampler: Any, batch_size: int | None) -> tuple[int, dict[str, Any]]:
 
 
 def _rows(storage: Any) -> Any:
-    """What lies in a storage, place by place."""
+    """Return the rows of a storage, by place."""
     if type(storage).__name__ != "ListStorage":
         return storage[:]
     rows = storage[:]
@@ -281,12 +282,12 @@ def _rows(storage: Any) -> Any:
 
 
 def _fill(new: Any, rb: Any) -> None:
-    """Add the rows of a buffer, oldest first, so that each gets the place that it had."""
+    """Add the rows of a buffer, oldest first, so that each row keeps its place."""
     storage, sampler = rb.storage, rb.sampler
     rows = _rows(storage)  # [steps] or [steps, num_envs], by place
     full = rows.shape[: storage.ndim].numel() == new.capacity
     oldest = rb.writer._cursor % len(rows) if full else 0
-    if oldest:  # all of these are replaced below, and the oldest row comes to lie where it lay
+    if oldest:  # moves the cursor to the place of the oldest row; these rows are replaced below
         _extend(new, rows[:oldest], storage.ndim)
         new.buffer.end_episode()
     places = _extend(new, torch.cat([rows[oldest:], rows[:oldest]]), storage.ndim)
@@ -299,7 +300,7 @@ def _fill(new: Any, rb: Any) -> None:
     given = (stored ** (1 / alpha) - eps).clamp_min(0) if alpha else torch.ones_like(stored)
     largest = sampler._max_priority[0]
     if largest is not None and float(largest) > float(given.max()):
-        new.update_priority(0, float(largest))  # for new rows, if the largest ever counts
+        new.update_priority(0, float(largest))  # the default of new rows, with "largest_ever"
     new.update_priority(index, given)
 
 

@@ -1,4 +1,4 @@
-"""What is stored of a TensorDict, and how it comes back as it was given."""
+"""The leaves that are stored of a TensorDict, and their way back to the given dtypes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Leaves = dict[Path, torch.Tensor]
 """Tensors by key."""
 
 ADDED = ("index", "index_generation", "_weight", "priority_weight")
-"""What a batch has beside what was stored."""
+"""Keys that a batch has beside the stored ones."""
 
 WIDE = (torch.float64, torch.complex128)
-"""Dtypes that JAX would cut, and their bits are kept instead."""
+"""Dtypes that JAX would narrow. Their bits are stored instead, in words of 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What the items of a buffer were as they were given.
+    """The dtypes and batch dimensions of items, as users give them.
 
     Attributes:
-        dtypes: Of all leaves.
-        dims: Batch dimensions that are within an item.
+        dtypes: The dtype of each leaf.
+        dims: The batch dimensions within one item.
     """
 
     dtypes: dict[Path, torch.dtype]
@@ -45,7 +45,7 @@ class Form:
 
 
 def form_of(item: Any) -> Form:
-    """The form of items that have been stored as trees of this one's kind."""
+    """Return the form of items that are stored as this tree of arrays."""
     leaves = jax.tree.leaves_with_path(item)
     if not isinstance(item, dict) or any(not hasattr(k, "key") for path, _ in leaves for k in path):
         raise InteropError(
@@ -59,14 +59,14 @@ def form_of(item: Any) -> Form:
 
 
 def path_of(key: str | tuple[Any, ...]) -> Path:
-    """The parts of a key; those of TensorDict may be nested."""
+    """Return the parts of a key. Keys of TensorDict may be tuples in tuples."""
     if isinstance(key, str):
         return (key,)
     return tuple(part for inner in key for part in path_of(inner))
 
 
 def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
-    """What is to be stored, by key; raise if it is not what a buffer of this form takes."""
+    """Return the leaves to be stored, by key; raise if a buffer of this form cannot store one."""
     leaves: Leaves = {}
     whole = data if type(data) is TensorDict else data.contiguous()  # such as a lazy stack
     for key, leaf in whole.items(True, True, is_leaf=is_leaf_nontensor):
@@ -88,12 +88,12 @@ def leaves_of(where: str, data: TensorDictBase, form: Form | None) -> Leaves:
 
 
 def moves_bits(view: Any) -> bool:
-    """Whether a view only moves rows, and never computes with them or looks into them."""
+    """Return whether a view only moves rows, and never reads their values."""
     return isinstance(view, fbuf.Item) or (isinstance(view, fbuf.Sequence) and view.state is None)
 
 
 def words(leaves: Leaves) -> Leaves:
-    """Floats of 64 bits as pairs of 32, so that they come back as they were."""
+    """Return the leaves with 64-bit floats as words of 32 bits, so that no bit is lost."""
     return {
         key: leaf.contiguous().unsqueeze(-1).view(torch.int32) if leaf.dtype in WIDE else leaf
         for key, leaf in leaves.items()
@@ -101,7 +101,7 @@ def words(leaves: Leaves) -> Leaves:
 
 
 def nested(leaves: Leaves) -> dict[str, Any]:
-    """Dicts in dicts, of what has keys of several parts."""
+    """Return leaves by key as dicts in dicts, one level for each part of a key."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         node = tree
@@ -112,7 +112,7 @@ def nested(leaves: Leaves) -> dict[str, Any]:
 
 
 def plain(node: Any) -> Any:
-    """What a view returned as dicts in dicts: of its dataclasses, the fields that are there."""
+    """Return the result of a view as dicts in dicts, without the fields that are None."""
     if dataclasses.is_dataclass(node):
         node = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
     if isinstance(node, dict):
@@ -122,12 +122,12 @@ def plain(node: Any) -> Any:
 
 
 def restored(node: Any, form: Form, path: Path = ()) -> Any:
-    """The leaves of an item in the dtypes they were given in."""
+    """Return the leaves of an item in the dtypes of the given items."""
     if isinstance(node, dict):
         parts = cast("dict[str, Any]", node).items()
         return {key: restored(value, form, (*path, key)) for key, value in parts}
     dtype = form.dtypes.get(path)
-    if dtype is None and path:  # a view that takes some fields names them "a.b"
+    if dtype is None and path:  # a view of some fields names a nested one "a.b"
         dtype = form.dtypes.get((*path[0].split("."), *path[1:]))
     if dtype in (None, node.dtype):
         return node

@@ -39,34 +39,45 @@ Key = str | tuple[str, ...]
 class TensorDictReplayBuffer:
     """A replay buffer for TorchRL programs: change the constructor, and nothing else.
 
-    It has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and returns the same
-    keys; `from_torchrl` makes one of a buffer of TorchRL's. What is better: draws are exact at any
-    size, slices cost the same however much is stored, updates of priorities take O(B log N), an
-    update for a row that was overwritten is ignored, and the same seed gives the same batches. What
-    is different:
+    The class has the methods of `torchrl.data.TensorDictReplayBuffer`, and takes and returns the
+    same keys. `from_torchrl` makes such a buffer from a buffer of TorchRL. These things are better
+    here:
+
+    - Draws are exact at any size.
+    - Slices cost the same however much is stored.
+    - Updates of priorities take O(B log N).
+    - An update for a row that was overwritten is ignored.
+    - The same seed gives the same batches.
+
+    These things differ:
 
     - All rows have the same keys, shapes and dtypes. A row that differs is an error.
     - `int64` is stored in 32 bits and comes back as int64. A number that needs more bits is an
       error. `float64` keeps all its bits.
-    - Weights are divided by the largest in the batch, where TorchRL divides by the largest in the
-      buffer. For that, use `fbuf.Prioritized(normalize="buffer")`.
+    - Weights are divided by the largest in the batch. TorchRL divides by the largest in the buffer;
+      so does `fbuf.Prioritized(normalize="buffer")`.
     - A sampler cannot be changed. Set `alpha` and `beta` of the buffer instead.
-    - Rows are read by `rb[3]`, and cannot be written so.
-    - It stays in one process. `multiprocessing` refuses to send it, for the other process would
-      have a copy. `pickle`, `torch.save` and `copy.deepcopy` make a copy, as they say.
+    - `rb[3]` reads a row, but cannot write one.
+    - The buffer stays in one process. `multiprocessing` refuses to send it, because the other
+      process would have a copy. `pickle`, `torch.save` and `copy.deepcopy` do make copies.
 
-    **Where episodes end** matters to samplers with a window and to all views but `fbuf.Item`. An
-    episode ends where a flag of `end_keys` says so, where the id of `traj_key` changes, and before
-    a row that `init_key` marks as the first of an episode; the latter two also from one call to the
-    next. `end_episode` ends what nothing in the rows does. What cannot be read is an error, and so
-    are rows of several environments in turn: for these use `num_envs`. `done` where `terminated` is
-    False is a truncation; where there is no `terminated`, it terminates.
+    **Ends of episodes** matter to samplers with a window and to all views but `fbuf.Item`. An
+    episode ends
+
+    - where a flag of `end_keys` is set. `done` where `terminated` is False is a truncation. Without
+      a `terminated`, `done` is a termination;
+    - where the id of `traj_key` changes, also from one call to the next;
+    - before a row that `init_key` marks as the first of an episode, also from one call to the next;
+    - at the newest row, if you call `end_episode`.
+
+    For these samplers and views, data that cannot be read is an error. So are rows of several
+    environments in turn: use `num_envs` for them.
 
     **Slices.** A sampler with a window and `view=fbuf.Sequence(L)` draw slices of `L` steps of one
-    episode, and a batch is laid out as that of TorchRL's `SliceSampler`: its rows are the steps,
-    slice by slice, with your keys. The last step of each slice is marked in `truncated_key`, and in
-    `done` beside it; `terminated` stays as stored. With `fbuf.Sequence(L, boundary="pad")` slices
-    may be shorter.
+    episode. A batch has the layout of TorchRL's `SliceSampler`: its rows are the steps, slice by
+    slice, with your keys. The last step of each slice is marked in `truncated_key`, and in
+    the `done` beside it; `terminated` stays as stored. With `fbuf.Sequence(L, boundary="pad")`
+    slices may be shorter.
 
     Args:
         capacity: As for `fbuf.init`.
@@ -74,25 +85,26 @@ class TensorDictReplayBuffer:
             T]`, as collectors return them.
         autoreset: As for `fbuf.init`. With `"next_step"`, ids and beginnings are not read.
         sampler: As for `fbuf.init`.
-        view: What a drawn row turns into. The fields of the view's result become keys, but for
-            slices, see above. Views other than `fbuf.Item` and `fbuf.Sequence` refuse 64-bit
-            floats.
-        slices: How a batch of slices is laid out. `"flat"`: `[rows]`, and fewer rows than asked
-            for if a slice is shorter. `"padded"`: `[rows]`; short slices are padded with their last
-            step, and `("collector", "mask")`, bool `[rows]`, is False there. `"nested"`: `[slices,
-            L]`, the steps under `"item"`, beside the other fields of `fbuf.SequenceSteps`;
-            `batch_size` then counts slices.
-        traj_key: The key of the number that tells episodes apart, `[B]` or `[B, 1]`. None looks
-            for `("collector", "traj_ids")` and `"episode"`, and does without; False does without.
-        end_keys: The keys of the flags that end episodes, such as `("next", "done")`. None are
-            those of `("next", "terminated")`, `("next", "truncated")` and `("next", "done")` that
-            are there. `()` are none.
-        truncated_key: Where the last steps of slices are marked; None marks nothing.
+        view: As for `fbuf.sample`. The fields of the view's result become keys, except with slices
+            (see above). Views other than `fbuf.Item` and `fbuf.Sequence` refuse 64-bit floats.
+        slices: The layout of a batch of slices. `"flat"`: `[rows]`, with fewer rows than requested
+            if a slice is shorter. `"padded"`: `[rows]`; short slices are padded with their last
+            step, and `("collector", "mask")`, bool `[rows]`, is False in the padding. `"nested"`:
+            `[slices, L]`, the steps under `"item"`, beside the other fields of
+            `fbuf.SequenceSteps`; `batch_size` then counts slices.
+        traj_key: The key of the id of each row's episode, `[B]` or `[B, 1]`. None looks for
+            `("collector", "traj_ids")` and `"episode"`, and allows data without ids. False reads
+            no ids.
+        end_keys: The keys of the flags that end episodes, such as `("next", "done")`. None looks
+            for `("next", "terminated")`, `("next", "truncated")` and `("next", "done")`. `()` reads
+            no flags.
+        truncated_key: The key that marks the last steps of slices; None marks none.
         init_key: The key of the flags that mark first steps of episodes, `[B]` or `[B, 1]`, as
-            TorchRL's `InitTracker` stores them: the row before such a one ends its episode. There
-            the first steps of slices are marked, too, if you store this key. None does neither.
-        batch_size: For iteration, and for `sample()` without a `batch_size`. Of slices it counts
-            the rows, and `L` must divide it.
+            TorchRL's `InitTracker` stores them. The row before a marked row ends its episode. If
+            you store this key, a batch marks the first steps of slices in it, too. None does
+            neither.
+        batch_size: The default of `sample()`, and the size of the batches of an iteration. With
+            slices it counts rows, and `L` must divide it.
         priority_key: The key where `extend` and `update_tensordict_priority` look for priorities.
         transform: A TorchRL transform, or a function of a TensorDict. The buffer calls it with
             every batch, and calls its `inv`, if it has one, with everything that you write.
@@ -102,7 +114,7 @@ class TensorDictReplayBuffer:
         to: See there.
         prefetch: See there.
         drop_last: See there.
-        host: See there. In files it is what `LazyMemmapStorage` is in TorchRL.
+        host: See there. With files it replaces TorchRL's `LazyMemmapStorage`.
 
     Raises:
         ValueError: As `ReplayBuffer`. Also if `slices` or `batch_size` does not fit the view, or
@@ -110,8 +122,8 @@ class TensorDictReplayBuffer:
 
     Attributes:
         buffer: The `fbuf_adapters.pytorch.ReplayBuffer` that holds the rows.
-        alpha: The exponent for priorities that you give from now on; None is the sampler's.
-        beta: The exponent for weights of batches drawn from now on; None is the sampler's.
+        alpha: The exponent for priorities that you give from now on; None means the sampler's.
+        beta: The exponent for weights of batches drawn from now on; None means the sampler's.
 
     Examples:
         >>> import fbuf, torch
@@ -156,7 +168,7 @@ class TensorDictReplayBuffer:
         lanes, where = num_envs or 1, f"{NAME}.__init__"
         layout = _slices.layout_of(where, view, slices, lanes, capacity, truncated_key, init_key)
         self._batch_size = batch_size
-        # What may raise comes before the buffer, which a HostStore is given to for good.
+        # Raise before the buffer is made, because it keeps the HostStore for good.
         check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
         ends = ends_of(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
         self._run = Run(form=_leaves.form_of(host.item) if isinstance(host, HostStore) else None)
@@ -193,7 +205,7 @@ class TensorDictReplayBuffer:
             data: The item.
 
         Returns:
-            The slot of the item; -1 if a transform keeps it back.
+            The slot of the item; -1 if a transform drops the item.
 
         Raises:
             InteropError: As `extend`.
@@ -217,78 +229,77 @@ class TensorDictReplayBuffer:
 
         Args:
             data: A TensorDict whose first batch dimension counts the items, `B`; with environments
-                see `num_envs`. A dict will do, of tensors that begin with these dimensions; and so
-                will a list of items, or of steps `[num_envs]`, which are stacked. The
-                priority key, if it is there, holds the priorities of the items, `[B]` or `[B, 1]`,
-                and is stored like all other keys. Without it the items get the sampler's default.
-            update_priority: False gives the items the sampler's default all the same.
+                see `num_envs`. Also a dict of tensors that begin with these dimensions. Also a list
+                of items, or of steps `[num_envs]`: they are stacked. The priority key, if present,
+                holds the priorities of the items, `[B]` or `[B, 1]`, and is stored like all other
+                keys. Without it the items get the sampler's default.
+            update_priority: False gives the items the sampler's default in any case.
 
         Returns:
-            int64 of those dimensions: the slots of the items.
+            The slots of the items, int64 in the dimensions that count the items.
 
         Raises:
-            InteropError: If `data` is not a TensorDict, has no batch dimension, or has a leaf that
-                cannot be stored: it requires grad, is not a tensor, or differs from the first call.
-                Also if the sampler or the view follows episodes, and where they end cannot be read
-                (see above). The rows are then as before.
+            InteropError: If `data` is not a TensorDict, or has no batch dimension. If a leaf
+                requires grad, is not a tensor, or differs from the first call. If the sampler or
+                the view follows episodes, and `data` does not show their ends (see above). The rows
+                are then as before.
             RuntimeError: If the buffer is closed.
         """
         dims = 1 if self._spec.num_envs is None else 2
         if type(data) is list:
             data = _stacked(data, dims)
         data = self._codec.transforms.inverse(_tensordict("extend", data, dims))
-        if data is None:  # a transform keeps the rows back
+        if data is None:  # a transform drops the rows
             return torch.zeros(0, dtype=torch.int64)
         return self._writer.extend(data, self.alpha, update_priority is not False, True)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by slot.
 
-        A slot does not say which row was in it when it was drawn. `update_tensordict_priority`
-        knows, and ignores rows that were replaced since. If the sampler keeps no priorities,
-        nothing happens, as in TorchRL.
+        A slot does not identify the drawn row: another row may have replaced it.
+        `update_tensordict_priority` ignores such rows. If the sampler keeps no priorities, nothing
+        happens, as in TorchRL.
 
         Args:
-            index: Slots: integers `[B]`, or one. Negative ones are ignored, and none do nothing.
-            priority: Numbers of at least 0: one for each slot, or one for all.
+            index: Slots: integers `[B]`, or one integer. Negative slots are ignored; `B` may be 0.
+            priority: Numbers of at least 0: one for each slot, or one for all slots.
 
         Raises:
             InteropError: If JAX cannot take a tensor.
-            TypeError: If `index` are no integers.
+            TypeError: If `index` does not consist of integers.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
         if self._spec.sampler.keeps_priorities:
             self._writer.update_slots(index, priority, self.alpha)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give drawn rows the priorities that `data` holds under the priority key.
+        """Set the priorities of drawn rows to the numbers in `data` under the priority key.
 
         Rows that were replaced since are ignored. If the sampler keeps no priorities, nothing
         happens, as in TorchRL.
 
-        Of slices laid out in rows, each row gets its own priority. A slice is drawn by the priority
-        of the row that it begins with, so a row's priority says how likely slices are that begin
-        there. Rows that only pad are passed over. If you reshape the batch to `[slices, L]`, the
-        first row of each slice gets the largest priority of the slice.
+        With slices laid out in rows, each row gets its own priority. A slice is drawn by the
+        priority of its first row. Rows of padding are ignored. If you reshape the batch to
+        `[slices, L]`, the first row of each slice gets the largest priority of the slice.
 
         Args:
             data: A batch from `sample`, or part of one. If a row has several numbers, the largest
                 counts.
 
         Raises:
-            InteropError: If it lacks the priority key, or the keys that `sample` added.
+            InteropError: If `data` lacks the priority key, or the keys that `sample` added.
             RuntimeError: As `update_priority`.
         """
         if self._spec.sampler.keeps_priorities:
             self._writer.update_rows(data, self.alpha)
 
     def end_episode(self, mask: Any = None) -> None:
-        """End the open episodes: call it when you reset your environments and no row says so.
+        """End the open episodes: call this when you reset environments and no row shows the end.
 
         Before the first row there is no episode to end, and the call does nothing.
 
         Args:
-            mask: Which environments, bool `[num_envs]`, or one bool; None is all.
+            mask: The environments, bool `[num_envs]`, or one bool; None means all.
 
         Raises:
             InteropError: If JAX cannot take `mask`.
@@ -301,7 +312,7 @@ class TensorDictReplayBuffer:
         """Remove all rows.
 
         Args:
-            empty_write_count: Whether `write_count` begins anew.
+            empty_write_count: Whether `write_count` is reset to 0.
         """
         with self.buffer.lock:
             self.buffer.empty()
@@ -310,27 +321,28 @@ class TensorDictReplayBuffer:
             if empty_write_count:
                 self._run.write_count = 0
 
-    # PackedBatch.
+    # Sampling.
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch.
 
         Args:
-            batch_size: `B`; None is that of the buffer. Of slices it counts the rows.
-            return_info: Whether to return what `sample` adds once more, in a dict.
+            batch_size: `B`; None means the buffer's batch size. With slices it counts rows.
+            return_info: Whether to return the added keys once more, in a dict.
 
         Returns:
-            A TensorDict of batch size `[B]`: what you stored, under the same keys and in the same
-            dtypes, `"index"` (int64 slots), `"index_generation"` (int32), and with priorities
-            `"_weight"` and `"priority_weight"` (the same float32 tensor `[B]` under the two names
-            that TorchRL's losses use; of slices, all rows of one have its weight). With slices,
-            also the keys that mark them. With `return_info`, that and a dict of the added keys.
+            A TensorDict of batch size `[B]` with the stored rows, under the same keys and in the
+            same dtypes. `sample` adds `"index"` (int64 slots) and `"index_generation"` (int32).
+            With priorities it adds `"_weight"` and `"priority_weight"`: the same float32 weights
+            `[B]` under the two names that TorchRL's losses use. With slices, all rows of a slice
+            have its weight, and `sample` also adds the keys that mark slices. With `return_info`,
+            a tuple of the TensorDict and a dict of the added keys.
 
         Raises:
-            ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`. Also if slices of this
-                length do not make up `batch_size` rows.
-            RuntimeError: As there. Also if there is nothing to draw, or no more; and if a transform
-                changed the number of rows.
+            ValueError: As `fbuf_adapters.pytorch.ReplayBuffer.sample`. Also if `batch_size` is no
+                multiple of the slice length.
+            RuntimeError: As there. Also if there is nothing to draw, or if a transform changed the
+                number of rows.
         """
         size = self._draws("sample", batch_size)
         self._check_ready()
@@ -339,7 +351,7 @@ class TensorDictReplayBuffer:
                 size, beta=self.beta if self._spec.sampler.keeps_priorities else None
             )
         except NothingToDraw:
-            with self.buffer.lock:  # what was drawn ahead since then is as empty
+            with self.buffer.lock:  # the batches drawn ahead are empty, too
                 self._run.ready = False
                 self.buffer.drop_ahead()
             raise
@@ -349,7 +361,7 @@ class TensorDictReplayBuffer:
         return batch, {key: value for key, value in told.items() if value is not None}
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        """Return batches without end; with `fbuf.Shuffled`, those of one epoch."""
+        """Yield batches without end; with `fbuf.Shuffled`, the batches of one epoch."""
         self._check_ready()
         if self._spec.sampler.without_replacement:
             yield from cast("Iterator[TensorDictBase]", iter(self.buffer))
@@ -358,13 +370,13 @@ class TensorDictReplayBuffer:
             yield self.sample()
 
     def next(self) -> TensorDictBase | None:
-        """Return the next batch of one iteration; None when it has ended. Any thread may call."""
+        """Return the next batch of one iteration, or None at its end. Any thread may call this."""
         with self._next_lock:
             if self._iterator is None:
                 self._iterator = iter(self)
             try:
                 batch = next(self._iterator, None)
-            except BaseException:  # it has ended by that, but the batches have not
+            except BaseException:  # which ends a generator, but not the batches
                 self._iterator = None
                 raise
             if batch is None:
@@ -372,26 +384,26 @@ class TensorDictReplayBuffer:
             return batch
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether there is a row to draw; `batch_size` does not matter."""
+        """Return whether there is a row to draw; `batch_size` does not matter."""
         return self.buffer.can_sample()
 
     # Reading.
 
     def __len__(self) -> int:
-        """Count the rows, without removed ones."""
+        """Count the rows, without removed rows."""
         return len(self.buffer)
 
     def __getitem__(self, index: Any) -> Any:
-        """Read rows by where they lie, as from TorchRL's: position 0 is slot 0, not the oldest row.
+        """Read rows by position, as in TorchRL: position 0 is slot 0, not the oldest row.
 
         Args:
-            index: A position, a slice, or a list or tensor of positions or of bools, of the slots
-                that hold rows, `[N]`; with environments, of `[num_envs, N]`. Or a key: `rb["obs"]`
-                is `rb[:]["obs"]`.
+            index: A position, a slice, or a list or tensor of positions or of bools. It indexes the
+                slots that hold rows, `[N]`; with environments, `[num_envs, N]`. Or a key:
+                `rb["obs"]` is `rb[:]["obs"]`.
 
         Returns:
-            A TensorDict of the shape that the index gives, with `"index"`, the slots. Transforms
-            are applied. Slices leave out removed rows if there are no environments.
+            A TensorDict of the shape that the index gives, with the slots under `"index"`.
+            Transforms are applied. Slices leave out removed rows if there are no environments.
 
         Raises:
             IndexError: If there is no such position, or the row there was removed.
@@ -407,7 +419,7 @@ class TensorDictReplayBuffer:
         return self._codec.rows(data, slots)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        """Refuse: rows are added, and fields of them written."""
+        """Refuse to write rows by position."""
         raise TypeError(
             f"{NAME}.__setitem__: rows cannot be written by position; add rows with extend(), or "
             "change fields with rb.buffer.write(ids, fields), where the ids of a batch are "
@@ -415,28 +427,28 @@ class TensorDictReplayBuffer:
         )
 
     def episodes(self) -> Iterator[TensorDictBase]:
-        """Go through the stored episodes, oldest first, and environment by environment.
+        """Yield the stored episodes, oldest first, and environment by environment.
 
         Yields:
             TensorDicts `[T]`: the stored steps of an episode, in order, transformed, with
-            `"index"`. The oldest may lack its beginning, and the newest of each environment its
-            end. A removed row splits an episode in two. An episode that is overwritten before its
-            turn is left out.
+            `"index"`. The oldest episode may lack its beginning, and the newest of each environment
+            its end. A removed row splits an episode in two. An episode that is overwritten before
+            its turn is left out.
 
         Raises:
             RuntimeError: If nothing has been added yet, or the buffer is closed.
 
-        Cost: O(N) at first, and then O(T) each.
+        Cost: O(N) for the first episode, and O(T) for each later one.
         """
-        # Of a generator function torch.compile would trace the body.
+        # No generator function, because torch.compile would trace its body.
         read = _reading.read_episodes(self.buffer.contents)
         return (self._codec.rows(data, slots) for slots, data in read)
 
     def stats(self, *, detailed: bool = False) -> dict[str, float]:
-        """Return figures for a log: those of `fbuf.stats`, `write_count` and `utilization`.
+        """Return figures for a log: the figures of `fbuf.stats`, `write_count` and `utilization`.
 
         Args:
-            detailed: Also return what takes a look at every row.
+            detailed: Whether to add the figures that take a look at every row.
         """
         figures = self.buffer.stats(detailed=detailed)
         share = figures["size"] / self.capacity
@@ -444,7 +456,7 @@ class TensorDictReplayBuffer:
 
     @property
     def capacity(self) -> int:
-        """How many rows the buffer can hold."""
+        """The number of rows that the buffer can hold."""
         return self._spec.capacity
 
     @property
@@ -454,11 +466,11 @@ class TensorDictReplayBuffer:
 
     @property
     def write_count(self) -> int:
-        """How many items have been added, replaced ones included."""
+        """The number of items added so far, replaced items included."""
         return self._run.write_count
 
     def __repr__(self) -> str:
-        """One line: what is in it, and what it returns."""
+        """Describe the contents and the batches in one line."""
         return self.buffer.contents.in_words("TensorDictReplayBuffer", self._batch_size)
 
     # Transforms.
@@ -466,11 +478,11 @@ class TensorDictReplayBuffer:
     def append_transform(self, transform: Any, *, invert: bool = False) -> TensorDictReplayBuffer:
         """Call one more transform with every batch, after the others.
 
-        It holds for all that `sample` returns from now on: batches drawn ahead are made anew.
+        All later results of `sample` are transformed: batches drawn ahead are made anew.
 
         Args:
             transform: As for the constructor.
-            invert: Call it with what you write, and its inverse with batches.
+            invert: Whether to call the transform with written data, and its inverse with batches.
 
         Returns:
             The buffer.
@@ -481,10 +493,10 @@ class TensorDictReplayBuffer:
     def insert_transform(
         self, index: int, transform: Any, *, invert: bool = False
     ) -> TensorDictReplayBuffer:
-        """Call one more transform with every batch, at this place among the others.
+        """Call one more transform with every batch, at this place in the order of transforms.
 
         Args:
-            index: From 0 to the number of transforms; negative ones count from the end.
+            index: From 0 to the number of transforms; a negative index counts from the end.
             transform: As for `append_transform`.
             invert: As for `append_transform`.
 
@@ -492,7 +504,7 @@ class TensorDictReplayBuffer:
             The buffer.
 
         Raises:
-            ValueError: If there is no such place.
+            ValueError: If `index` is out of range.
         """
         with self.buffer.lock:
             self._codec.transforms.insert(f"{NAME}.insert_transform", index, transform, invert)
@@ -502,17 +514,17 @@ class TensorDictReplayBuffer:
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that future calls depend on; see `ReplayBuffer.state_dict`.
+        """Return the whole state of the buffer; see `ReplayBuffer.state_dict`.
 
-        It includes the `state_dict` of every transform that has one.
+        The result includes the `state_dict` of every transform that has one.
         """
         return _snapshot.state_dict(self.buffer, self._codec)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, episodes: Episodes = "end") -> None:
-        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`.
+        """Load the result of `state_dict`; see `ReplayBuffer.load_state_dict`.
 
         Args:
-            state_dict: What `state_dict()` returned.
+            state_dict: The result of `state_dict()`.
             episodes: See there: `"end"` ends the open episodes, also where ids tell them apart.
 
         Raises:
@@ -525,7 +537,7 @@ class TensorDictReplayBuffer:
         _snapshot.save(self.buffer, self._codec, path)
 
     def loads(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
-        """Go on where `dumps` was called; see `ReplayBuffer.load`.
+        """Load a directory that `dumps` wrote; see `ReplayBuffer.load`.
 
         Args:
             path: The directory.
@@ -537,7 +549,7 @@ class TensorDictReplayBuffer:
         """
         _snapshot.load(self.buffer, self._codec, path, episodes)
 
-    # The same under other names of TorchRL's.
+    # Other names of the two methods in TorchRL.
     save = dump = dumps
     load = loads
 
@@ -549,10 +561,10 @@ class TensorDictReplayBuffer:
         """Return what `pickle` and `copy.deepcopy` need: the arguments, transforms and contents.
 
         Raises:
-            TypeError: If it is to be sent to another process by `multiprocessing`.
+            TypeError: If `multiprocessing` is about to send the buffer to another process.
         """
         check_stays_in_process(self)
-        saved = io.BytesIO()  # pickle itself cannot read tensors of unsigned integers back
+        saved = io.BytesIO()  # pickle cannot read tensors of unsigned integers back
         with self.buffer.lock:
             torch.save(self.state_dict(), saved)
             transforms = self._codec.transforms.all
@@ -563,17 +575,17 @@ class TensorDictReplayBuffer:
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        """Make the same buffer, with memory of its own; as one that is loaded, it ends episodes."""
+        """Make the same buffer in memory of its own, and end the open episodes as `loads` does."""
         self._become(saved, "end")
 
     def __copy__(self) -> TensorDictReplayBuffer:
-        """The same buffer once more, in the midst of the same episodes."""
+        """Return a copy of the buffer, in the midst of the same episodes."""
         other = type(self).__new__(type(self))
         other._become(self.__getstate__(), "keep")
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorDictReplayBuffer:
-        """The same, with transforms of its own."""
+        """Return a copy of the buffer, in the midst of the same episodes, and of its transforms."""
         other = memo[id(self)] = type(self).__new__(type(self))
         other._become(copy.deepcopy(self.__getstate__(), memo), "keep")
         return other
@@ -584,7 +596,7 @@ class TensorDictReplayBuffer:
         self.load_state_dict(torch.load(io.BytesIO(saved["state"])), episodes=episodes)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say what to do instead of what TorchRL's collectors of several processes ask for."""
+        """Explain that TorchRL's collectors of several processes cannot share the buffer."""
         if name in ("_storage", "share"):
             raise AttributeError(
                 f"{NAME} has no {name!r}: its rows lie in one process, and cannot be shared with "
@@ -598,11 +610,11 @@ class TensorDictReplayBuffer:
         """Free the memory; see `ReplayBuffer.close`."""
         self.buffer.close()
 
-    # Its exponents.
+    # Exponents.
 
     @property
     def alpha(self) -> float | None:
-        """The exponent for priorities that you give from now on; None is the sampler's."""
+        """The exponent for priorities that you give from now on; None means the sampler's."""
         return self._run.alpha
 
     @alpha.setter
@@ -611,7 +623,7 @@ class TensorDictReplayBuffer:
 
     @property
     def beta(self) -> float | None:
-        """The exponent for weights of batches drawn from now on; None is the sampler's."""
+        """The exponent for weights of batches drawn from now on; None means the sampler's."""
         return self._run.beta
 
     @beta.setter
@@ -623,14 +635,14 @@ class TensorDictReplayBuffer:
         return self.buffer.contents.spec.buffer
 
     def _draws(self, function: str, batch_size: int | None) -> int | None:
-        """How many draws a batch takes."""
+        """Return the number of draws of a batch; of slices, if they are laid out in rows."""
         layout = self._codec.layout
         if layout is None or batch_size is None:
             return batch_size
         return layout.number(f"{NAME}.{function}", batch_size)
 
     def _check_ready(self) -> None:
-        """Raise as long as there is nothing to draw; whether there still is, each batch shows."""
+        """Raise until there is a row to draw; after that, an empty batch shows if none is left."""
         run = self._run
         if not self._codec.looks and run.ready and not self._writer.is_current:
             run.ready = False
@@ -644,7 +656,7 @@ stays_in_process(TensorDictReplayBuffer)
 
 
 def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
-    """Data as a TensorDict; a dict becomes one with so many batch dimensions."""
+    """Return data as a TensorDict; a dict becomes one with `dims` batch dimensions."""
     if isinstance(data, dict):
         leaf: Any = next(iter(data.values()), None)
         while isinstance(leaf, dict):
@@ -659,7 +671,7 @@ def _tensordict(function: str, data: Any, dims: int) -> TensorDictBase:
 
 
 def _stacked(items: list[Any], dims: int) -> Any:
-    """A list of items, or of steps of all environments, as a batch."""
+    """Return a list of items, or of steps of all environments, as a batch."""
     if not items:
         raise InteropError(f"{NAME}.extend: data is an empty list; give at least one item")
     rows: list[Any] = [_tensordict("extend", one, dims - 1) for one in items]

@@ -10,16 +10,17 @@ from fbuf_adapters.tensordict._leaves import Form
 
 @dataclasses.dataclass
 class Run:
-    """All of them in one object, so that a load replaces them in one instruction.
+    """The figures in one object, so that a load replaces them in one instruction.
 
     Attributes:
-        form: The form of the items as they were given; None before the first row.
-        alpha: The exponent of priorities; None is the sampler's.
-        beta: The exponent of weights; None is the sampler's.
+        form: The form of the items; None before the first row.
+        alpha: The exponent of priorities; None means the sampler's.
+        beta: The exponent of weights; None means the sampler's.
         write_count: The number of rows added, replaced ones included.
         cursor: The slot of the next row.
-        seen: The stamp of the state that the cursor is of: other code may have written since.
-        ready: Whether there was a row to draw.
+        seen: The stamp of the state that `cursor` belongs to. Another stamp in the buffer means
+            that other code has written to it since.
+        ready: Whether there was a row to draw at the last check.
     """
 
     form: Form | None = None

@@ -1,7 +1,7 @@
-"""Batches of slices of episodes, as TorchRL's slice samplers return them: rows, one after another.
+"""Batches of slices of episodes, laid out in rows as TorchRL's slice samplers return them.
 
-Of `S` slices of `L` steps a batch has `S * L` rows, slice by slice; it has fewer if a slice is
-shorter and is not padded.
+A batch of `S` slices of `L` steps has `S * L` rows, slice by slice. The batch has fewer rows if a
+slice is shorter and is not padded.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fbuf_adapters.pytorch._unpack import free
 from fbuf_adapters.tensordict._leaves import Form, Path, path_of, restored
 
 MASK = ("collector", "mask")
-"""Where TorchRL says which rows of a padded batch are there."""
+"""TorchRL's key of the mask of a padded batch: False where a row is padding."""
 
 _BESIDE = ("done", "terminated")
-"""What it returns beside the key that marks last steps."""
+"""Names of the keys that TorchRL returns beside the key that marks last steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SliceRows:
-    """A batch of slices as rows. `R` is their number.
+    """A batch of slices as `R` rows.
 
     Attributes:
-        data: What was stored: leaves `[R, ...]`.
+        data: The stored rows: leaves `[R, ...]`.
         count: `R`.
         slot: int64 `[R]`.
         generation: int32 `[R]`.
-        weight: float32 `[R]`: that of the slice.
-        first: bool `[R]`: first rows of slices.
-        last: bool `[R]`: last rows of slices, those that only pad not counted.
-        there: bool `[R]`: rows that do not only pad.
+        weight: float32 `[R]`: the weight of the slice.
+        first: bool `[R]`: True at the first row of each slice.
+        last: bool `[R]`: True at the last row of each slice; rows of padding do not count.
+        there: bool `[R]`: False where a row is padding.
     """
 
     data: Any
@@ -51,15 +51,15 @@ class SliceRows:
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
-    """How slices are laid out.
+    """The layout of slices in rows.
 
     Attributes:
         length: `L`.
-        lanes: How many slots further on the next step of an episode is.
-        capacity: Of the buffer.
+        lanes: The distance in slots from one step of an episode to the next.
+        capacity: The capacity of the buffer.
         padded: Whether short slices are padded, by their last step.
-        truncated_key: Where the last steps are marked; None is nowhere.
-        init_key: Where the first steps are marked, if it is stored; None is nowhere.
+        truncated_key: The key that marks last steps; None marks none.
+        init_key: The key that marks first steps, if the key is stored; None marks none.
     """
 
     length: int
@@ -71,14 +71,14 @@ class Slices:
 
     @property
     def keys(self) -> list[Any]:
-        """All keys that mark slices."""
+        """Return all keys that mark slices."""
         found: list[Any] = [MASK] if self.padded else []
         if self.truncated_key is not None:
             found += map(self._beside, (self.truncated_key[-1], *_BESIDE))
         return found if self.init_key is None else [*found, _key(self.init_key)]
 
     def number(self, where: str, batch_size: int) -> int:
-        """How many slices make so many rows."""
+        """Return the number of slices that make `batch_size` rows."""
         if batch_size < 1 or batch_size % self.length:
             raise ValueError(
                 f"{where}: batch_size counts rows and must be divisible by the slice length, "
@@ -87,12 +87,12 @@ class Slices:
         return batch_size // self.length
 
     def lay(self, sample: Any, form: Form) -> SliceRows:
-        """The rows of a `fbuf.Sample` of `fbuf.SequenceSteps`."""
+        """Lay out a `fbuf.Sample` of `fbuf.SequenceSteps` in rows."""
         valid: torch.Tensor = sample.data.valid
         step = torch.arange(self.length, device=valid.device)
         size = valid.sum(1, keepdim=True)
         slot = sample.ids.slot.long().unsqueeze(1) + step * self.lanes
-        # Around the end the next lap begins; int32, for laps are counted modulo 2**32.
+        # Behind the last slot the next lap begins. Laps are counted modulo 2**32, so in int32.
         generation = sample.ids.generation.unsqueeze(1) + (slot >= self.capacity).int()
         weight = sample.weight.unsqueeze(1).expand(slot.shape)
         take: Callable[[torch.Tensor], torch.Tensor]
@@ -119,7 +119,7 @@ class Slices:
         )
 
     def marks(self, rows: SliceRows, data: TensorDictBase) -> dict[Any, torch.Tensor]:
-        """What says where slices begin and end, by key; `data` is what was stored."""
+        """Return the marks of first and last steps, by key; `data` holds the stored rows."""
         found: dict[Any, torch.Tensor] = {}
         if self.truncated_key is not None:
             cut = free(_like(rows.last, data.get(self.truncated_key, None)))
@@ -136,7 +136,7 @@ class Slices:
         return found
 
     def _beside(self, name: str) -> Any:
-        """The key of this name where last steps are marked."""
+        """Return the key of this name beside `truncated_key`."""
         assert self.truncated_key is not None
         return _key((*self.truncated_key[:-1], name))
 
@@ -150,7 +150,7 @@ def layout_of(
     truncated_key: Any,
     init_key: Any,
 ) -> Slices | None:
-    """How what a view makes is laid out in rows; None if it stays as the view has made it."""
+    """Return the layout of slices in rows; None if batches keep the shape that the view gives."""
     if slices not in ("flat", "padded", "nested"):
         raise ValueError(
             f"{where}: slices must be 'flat', 'padded' or 'nested', got {slices!r}; 'flat' is how "
@@ -169,7 +169,7 @@ def layout_of(
 
 
 def _key(path: Path) -> Any:
-    """A key as TensorDict writes it."""
+    """Return a key in the form of TensorDict: a string if it has one part."""
     return path if len(path) > 1 else next(iter(path))
 
 
@@ -184,7 +184,7 @@ def _mapped(node: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _like(mark: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
-    """One bool a row, shaped like what is stored; TorchRL's own shape is `[R, 1]`."""
+    """Return one bool a row, in the shape of the stored flag or, without one, `[R, 1]`."""
     if stored is not None and stored.numel() == mark.numel():
         return mark.reshape(stored.shape)
     return mark.reshape(-1, *[1] * (1 if stored is None else stored.ndim - 1))

@@ -1,4 +1,4 @@
-"""Saving the figures and transforms of a buffer of TensorDicts beside its rows, and going on."""
+"""Save and load a buffer of TensorDicts: its rows, its figures and its transforms."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fbuf_adapters.tensordict._leaves import Form
 
 
 def state_dict(buffer: ReplayBuffer, codec: Codec) -> dict[str, Any]:
-    """Return all that future calls depend on."""
+    """Return the rows, the figures and the states of the transforms."""
     with buffer.lock:
         saved = buffer.state_dict()
-        # torch.load knows dicts, and no TensorDicts.
+        # By default torch.load reads dicts, but no TensorDicts.
         saved["ahead"] = [(list(b.batch_size), b.to_dict()) for b in saved["ahead"]]
         return {"buffer": saved, **_figures(codec)}
 
@@ -29,7 +29,7 @@ def state_dict(buffer: ReplayBuffer, codec: Codec) -> dict[str, Any]:
 def load_state_dict(
     buffer: ReplayBuffer, codec: Codec, saved: dict[str, Any], episodes: Episodes
 ) -> None:
-    """Go on where `state_dict` was called."""
+    """Load the result of `state_dict`."""
     with buffer.lock, contextlib.ExitStack() as stack:
         _check_transforms("load_state_dict", codec, saved)
         rows = dict(saved["buffer"])
@@ -50,7 +50,7 @@ def save(buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str]) -> No
 def load(
     buffer: ReplayBuffer, codec: Codec, path: str | os.PathLike[str], episodes: Episodes
 ) -> None:
-    """Go on where `save` was called."""
+    """Load a directory that `save` wrote."""
     with buffer.lock, contextlib.ExitStack() as stack:
 
         def check(extra: Any) -> None:
@@ -65,7 +65,7 @@ def load(
 
 
 def _figures(codec: Codec) -> dict[str, Any]:
-    """Return the figures that future calls depend on, beside the rows."""
+    """Return the figures to be saved beside the rows, and the states of the transforms."""
     run = codec.run
     return {
         "dtypes": dict(run.form.dtypes) if run.form else {},
@@ -89,7 +89,7 @@ def _check_transforms(function: str, codec: Codec, saved: dict[str, Any]) -> Non
 
 @contextlib.contextmanager
 def _resumed(codec: Codec, saved: dict[str, Any]) -> Generator[None]:
-    """Take over saved figures, if the block loads the rows."""
+    """Load saved transforms, and saved figures once the block has loaded the rows."""
     before = codec.transforms.state_dicts()
     try:
         codec.transforms.load(saved["transforms"])
@@ -98,11 +98,11 @@ def _resumed(codec: Codec, saved: dict[str, Any]) -> Generator[None]:
         codec.transforms.load(before)
         raise
     dtypes = dict(saved["dtypes"])
-    codec.run.__dict__.update(  # one instruction: an exception comes before all of it, or after
+    codec.run.__dict__.update(  # one instruction, which no exception can cut in two
         form=Form(dtypes, torch.Size(saved["item_dims"])) if dtypes else None,
         alpha=saved["alpha"],
         beta=saved["beta"],
         write_count=saved["write_count"],
         ready=False,
-        seen=None,  # and so the episodes are looked up when rows are added
+        seen=None,  # so the next `extend` looks up the cursor and the episodes
     )

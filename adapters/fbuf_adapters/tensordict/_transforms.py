@@ -1,4 +1,4 @@
-"""What stands between the rows and the user: TorchRL's transforms, or any function of a batch."""
+"""Transforms of batches: those of TorchRL, or any function of a batch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 
 class Inverted:
-    """A transform the other way round: called with what is written, its inverse with batches."""
+    """A transform inverted: it is called with written data, and its inverse with batches."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
 
     def __call__(self, data: Any) -> Any:
-        """For what is read."""
+        """Apply the inverse of the transform to a batch."""
         return inverse(self.transform, data)
 
     def inv(self, data: Any) -> Any:
-        """For what is written."""
+        """Apply the transform to data that is written."""
         return self.transform(data)
 
     def state_dict(self) -> Any:
-        """That of the transform; None if it has none."""
+        """Return the `state_dict` of the transform; None if the transform has none."""
         return self.transform.state_dict() if hasattr(self.transform, "state_dict") else None
 
     def load_state_dict(self, state: Any) -> None:
-        """Only called with what `state_dict` returned, and not with None."""
+        """Load the result of `state_dict`, which must not be None."""
         self.transform.load_state_dict(state)
 
 
 def inverse(transform: Any, data: Any) -> Any:
-    """Apply the inverse of a transform; None if it keeps the data. Functions have none.
+    """Apply the inverse of a transform, if there is one; None if the transform drops the data.
 
     Raises:
         TypeError: If the result is no TensorDict.
@@ -60,13 +60,13 @@ class TransformChain:
 
     def __init__(self) -> None:
         self.all: tuple[Any, ...] = ()
-        """Never changed in place: another thread may be going through it."""
+        """A change makes a new tuple, because another thread may be reading the old one."""
 
     def insert(self, where: str, index: int, transform: Any, invert: bool) -> None:
-        """Insert a transform, or its inverse, at a place among the others.
+        """Insert a transform, or its inverse, at an index.
 
         Raises:
-            ValueError: If there is no such place.
+            ValueError: If the index is out of range.
         """
         if hasattr(transform, "eval"):
             transform.eval()
@@ -86,7 +86,7 @@ class TransformChain:
         return batch
 
     def inverse(self, data: Any) -> Any:
-        """Return data as it is stored; None if a transform keeps the data back."""
+        """Return the data to be stored; None if a transform drops the data."""
         for transform in reversed(self.all):
             data = inverse(transform, data)
             if data is None:
@@ -94,7 +94,7 @@ class TransformChain:
         return data
 
     def state_dicts(self) -> list[Any]:
-        """Return the state of each transform; None for one without a state."""
+        """Return the state of each transform; None for a transform without a state."""
         return [
             copy.deepcopy(one.state_dict()) if hasattr(one, "state_dict") else None
             for one in self.all

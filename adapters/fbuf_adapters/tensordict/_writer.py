@@ -1,4 +1,4 @@
-"""TensorDicts into a buffer: rows, their slots, the ends of their episodes, their priorities."""
+"""Write TensorDicts to a buffer: rows, ends of episodes and priorities."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fbuf_adapters.tensordict._leaves import Form
 
 
 class Writer:
-    """Writes TensorDicts, and knows where the next row goes.
+    """Write TensorDicts, and keep the slot of the next row.
 
     Attributes:
-        ends: Reads where episodes end.
+        ends: The reader of the ends of episodes.
     """
 
     def __init__(self, buffer: ReplayBuffer, codec: Codec, ends: Ends, priority_key: Any) -> None:
@@ -33,19 +33,19 @@ class Writer:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other code has changed the buffer since its last change here."""
+        """Return whether the last change of the buffer was made here, and not by other code."""
         return self._buffer.contents.stamp is self._run.seen
 
     def extend(
         self, data: TensorDictBase, alpha: float | None, take_priority: bool, check_order: bool
     ) -> torch.Tensor:
-        """Add rows as the transforms have left them, and return their slots.
+        """Add transformed rows, and return their slots.
 
         Args:
             data: The rows.
             alpha: The exponent of their priorities.
-            take_priority: Whether they may have priorities of their own.
-            check_order: Whether rows of several environments in turn are an error.
+            take_priority: Whether to read priorities from `data`.
+            check_order: Whether to raise if ids show the rows of several environments in turn.
         """
         where = f"{NAME}.extend"
         if not data.batch_dims:
@@ -69,7 +69,7 @@ class Writer:
             self._look_up()
             ends = self.ends.read(where, leaves, lead, check_order)
             if ends.before is not None:
-                # If the rows cannot be added after all, an episode has been cut, and no more.
+                # If the rows cannot be added after this, an episode has been cut, and nothing else.
                 self._buffer.end_episode(ends.before)
             known = run.form
             run.form = known or Form(
@@ -83,7 +83,7 @@ class Writer:
                     terminated=ends.terminated,
                     truncated=ends.truncated,
                 )
-            except BaseException:  # an interrupt may come when the rows are there
+            except BaseException:  # an interrupt may come after the rows were added
                 if known is None and len(self._buffer) == 0:
                     run.form = None
                 raise
@@ -91,10 +91,10 @@ class Writer:
             return self._advance(lead).reshape(given[: len(lead)])
 
     def _advance(self, lead: torch.Size) -> torch.Tensor:
-        """Move the cursor over rows that were added, and return their slots."""
+        """Move the cursor past the added rows, and return their slots."""
         count = lead.numel()
         slots = torch.arange(self._run.cursor, self._run.cursor + count)
-        if self._num_envs is not None:  # one step of all environments lies side by side
+        if self._num_envs is not None:  # the rows of one step lie side by side
             slots = slots.reshape(lead[::-1]).movedim(0, -1)
         if self._run.cursor + count > self._capacity:
             slots %= self._capacity
@@ -104,7 +104,7 @@ class Writer:
         return slots
 
     def _look_up(self) -> None:
-        """Read the cursor and the episodes, if other code has changed the buffer."""
+        """Read the cursor and the newest episodes, if other code has changed the buffer."""
         form = self._run.form
         if form is not None and not self.is_current:
             contents = self._buffer.contents
@@ -113,7 +113,7 @@ class Writer:
             contents.calls.apart(lambda: self.ends.look(backend, form))
 
     def update_slots(self, index: Any, priority: Any, alpha: float | None) -> None:
-        """Give the rows that lie in slots now new priorities."""
+        """Set the priorities of the rows that are in these slots now."""
         slots = torch.as_tensor(index)
         if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
             raise TypeError(
@@ -125,7 +125,7 @@ class Writer:
         count = len(slots)
         if count == 0:
             return
-        # A program is compiled for each number of slots: a few numbers serve all.
+        # Each number of slots compiles a program, so numbers are rounded up to a few.
         more = (0, next_step(count) - count)
         slots = torch.nn.functional.pad(slots, more, value=-1)
         given = torch.as_tensor(priority).detach().float().reshape(-1).expand(count)
@@ -137,7 +137,7 @@ class Writer:
             self._update(ids, torch.nn.functional.pad(given, more), alpha)
 
     def update_rows(self, data: TensorDictBase, alpha: float | None) -> None:
-        """Give drawn rows the priorities that `data` holds."""
+        """Set the priorities of drawn rows to the priorities in `data`."""
         keys = (self._priority_key, *_leaves.ADDED[:2])
         found: dict[Any, Any] = {key: data.get(key, None) for key in keys}
         for key, value in found.items():
@@ -154,7 +154,7 @@ class Writer:
         layout = self._codec.layout
         if layout is not None and layout.padded:
             there: Any = data.get(_slices.MASK, None)
-            if there is not None:  # padding names the last step again, and must not change it
+            if there is not None:  # padding repeats the last step, whose priority it must not set
                 slots = torch.where(there, slots, -1)
         count = slots.shape[0] if slots.ndim else 1
         if count == 0:
@@ -162,7 +162,7 @@ class Writer:
         named: list[Any] = [slots, generations]
         if slots.ndim != 1:
             named = [x.reshape(count, -1)[:, 0] for x in named]
-        # A call of PyTorch that changes nothing takes a microsecond all the same.
+        # Each check saves a call of PyTorch that changes nothing and takes a microsecond.
         if priority.requires_grad:
             priority = priority.detach()
         if priority.dtype != torch.float32:
