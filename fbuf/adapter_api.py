@@ -5,28 +5,78 @@ core may change all other names. These names are for adapters, not for programs:
 from one version to the next, together with the adapters of this repository.
 """
 
-from fbuf.dispatch.call import refuse_consumed as refuse_consumed
-from fbuf.dispatch.parse import can_hold as can_hold
-from fbuf.dispatch.torch_compile import opaque as opaque
-from fbuf.dispatch.torch_compile import opaque_all as opaque_all
-from fbuf.ops.resume import Episodes as Episodes
-from fbuf.ops.resume import resumed as resumed
-from fbuf.ops.spec import BufferSpec as BufferSpec
-from fbuf.runtime.batch_stream import BatchStream as BatchStream
-from fbuf.runtime.batch_stream import Drawn as Drawn
-from fbuf.runtime.interrupts import Calls as Calls
-from fbuf.runtime.interrupts import at_once as at_once
-from fbuf.runtime.interrupts import uninterrupted as uninterrupted
-from fbuf.runtime.thread import Cancelled as Cancelled
-from fbuf.samplers import Sampler as Sampler
-from fbuf.storage.episodes import Autoreset as Autoreset
-from fbuf.storage.ids import NO_SLOT as NO_SLOT
-from fbuf.storage.ring import DUMMY as DUMMY
-from fbuf.storage.ring import REMOVED as REMOVED
-from fbuf.storage.ring import STANDS_IN as STANDS_IN
-from fbuf.storage.ring import TERMINATED as TERMINATED
-from fbuf.storage.ring import TRUNCATED as TRUNCATED
-from fbuf.storage.stored_lanes import Lane as Lane
-from fbuf.storage.stored_lanes import stored_lanes as stored_lanes
-from fbuf.views import View as View
-from fbuf.views.gather import request_rows as request_rows
+from fbuf.checkpoint.files import write as write_files
+from fbuf.checkpoint.free_space import explained as explain_full_disk
+from fbuf.checkpoint.free_space import require as require_free_space
+from fbuf.checkpoint.paths import local as local_path
+from fbuf.checkpoint.tree_json import classes as tree_classes
+from fbuf.checkpoint.tree_json import encode as encode_tree
+from fbuf.checks import values as check
+from fbuf.dispatch.call import checked as checked_arguments
+from fbuf.dispatch.call import refuse_consumed
+from fbuf.dispatch.parse import can_hold
+from fbuf.dispatch.torch_compile import opaque, opaque_all
+from fbuf.host.programs import drawn as build_host_batch
+from fbuf.ops.resume import Episodes, resumed
+from fbuf.ops.resume import check as check_episodes
+from fbuf.ops.sample import planned as plan_draws
+from fbuf.ops.spec import BufferSpec
+from fbuf.runtime.batch_stream import BatchStream, Drawn
+from fbuf.runtime.fixed_arguments import arguments as fixed_arguments
+from fbuf.runtime.interrupts import Calls, at_once, uninterrupted
+from fbuf.runtime.processes import check_stays as check_stays_in_process
+from fbuf.runtime.processes import stays as stays_in_process
+from fbuf.runtime.thread import Cancelled
+from fbuf.runtime.wait import steps as waiting_steps
+from fbuf.runtime.wait import wait as wait_for
+from fbuf.samplers import Sampler
+from fbuf.storage.episodes import Autoreset
+from fbuf.storage.ids import NO_SLOT
+from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
+from fbuf.storage.stored_lanes import Lane, stored_lanes
+from fbuf.views import View
+from fbuf.views.gather import request_rows
+
+__all__ = [
+    "DUMMY",
+    "NO_SLOT",
+    "REMOVED",
+    "STANDS_IN",
+    "TERMINATED",
+    "TRUNCATED",
+    "Autoreset",
+    "BatchStream",
+    "BufferSpec",
+    "Calls",
+    "Cancelled",
+    "Drawn",
+    "Episodes",
+    "Lane",
+    "Sampler",
+    "View",
+    "at_once",
+    "build_host_batch",
+    "can_hold",
+    "check",
+    "check_episodes",
+    "check_stays_in_process",
+    "checked_arguments",
+    "encode_tree",
+    "explain_full_disk",
+    "fixed_arguments",
+    "local_path",
+    "opaque",
+    "opaque_all",
+    "plan_draws",
+    "refuse_consumed",
+    "request_rows",
+    "require_free_space",
+    "resumed",
+    "stays_in_process",
+    "stored_lanes",
+    "tree_classes",
+    "uninterrupted",
+    "wait_for",
+    "waiting_steps",
+    "write_files",
+]

@@ -59,7 +59,7 @@ class Hindsight(View[HindsightStep[Any]]):
     An episode may have any length.
 
     `Sample.terminated` stays as stored. If reaching the goal ends an episode, take termination from
-    the new reward: a relabelled row may reach its new goal, or no goal any more.
+    the new reward. A relabelled row may reach its new goal, or no goal any more.
 
     Attributes:
         reward_fn: A pure JAX function `reward_fn(achieved, goal)` that returns the reward of one

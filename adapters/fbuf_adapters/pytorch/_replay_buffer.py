@@ -197,10 +197,10 @@ class ReplayBuffer:
             alpha: As for `fbuf.add`.
 
         Raises:
-            InteropError: If a leaf is not a tensor, an array or a number, if the tree is not that
-                of the item, or if it looks like a batch. If JAX cannot take a leaf: it requires
-                grad, lies on another device, holds 64-bit floats, or an integer that does not fit.
-                The buffer is then unchanged.
+            InteropError: If a leaf is not a tensor, an array or a number. If the tree is not that
+                of the item, or looks like a batch. If JAX cannot take a leaf: it requires grad,
+                lies on another device, holds 64-bit floats, or an integer that does not fit. The
+                buffer is then unchanged.
             ValueError: As `fbuf.add`.
             TypeError: As `fbuf.add`.
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.
