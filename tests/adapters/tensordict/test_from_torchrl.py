@@ -11,7 +11,7 @@ pytest.importorskip("tensordict")
 pytest.importorskip("torchrl")
 
 from fbuf_adapters.pytorch import InteropError  # noqa: E402 (after the skip)
-from fbuf_adapters.pytorch._replay_buffer import drawn_seed  # noqa: E402 (after the skip)
+from fbuf_adapters.pytorch._spec import drawn_seed  # noqa: E402 (after the skip)
 from fbuf_adapters.tensordict import TensorDictReplayBuffer, from_torchrl  # noqa: E402 (after the skip)
 from support import buffers  # noqa: E402 (after the skip)
 from tensordict import TensorDict  # noqa: E402 (after the skip)
