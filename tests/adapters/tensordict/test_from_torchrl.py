@@ -78,7 +78,7 @@ SAMPLERS = {
 def test_samplers(name):
     make, expected = SAMPLERS[name]
     new = from_torchrl(theirs(sampler=make(), batch_size=8))
-    assert new._sampler == expected
+    assert new._spec.sampler == expected
     assert new.batch_size == 8
     assert new.capacity == CAPACITY
 
@@ -109,7 +109,7 @@ def test_options():
         generator=torch.Generator().manual_seed(7),
     )
     new = from_torchrl(rb)
-    assert new._priority_key == ("next", "error")
+    assert new._writer._priority_key == ("next", "error")
     new.extend(rows(8))
     batch = new.sample()
     assert torch.equal(batch["twice"], batch["t"] * 2)
