@@ -142,3 +142,12 @@ jax.distributed.initialize(address, num_processes=1, process_id=0)
 assert jax.process_count() == 1
 jax.distributed.shutdown()
 """)
+
+
+def test_the_old_name_of_rows_on_the_host_is_the_same_module():
+    import fbuf_adapters.host
+
+    import fbuf.host
+
+    assert fbuf_adapters.host.HostStore is fbuf.host.HostStore
+    assert fbuf_adapters.host.__all__ == fbuf.host.__all__
