@@ -186,8 +186,8 @@ class HostStore(Generic[Item]):
             priority=priority,
             mask=mask,
             alpha=alpha,
-            time_major=time_major,
         )
+        given |= {"time_major": time_major}
         given = call.checked(fbuf.add, self.contents.index, given)
         self.contents.add(given, given.pop("time_major"))
 
@@ -329,7 +329,7 @@ class HostStore(Generic[Item]):
     ) -> fbuf.Batch[Data]:
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         with self.lock:
-            given = _given(count=count, keep=keep, view=view, mask=mask)
+            given = _given(mask=mask) | {"count": count, "keep": keep, "view": view}
             given = call.checked(fbuf.pop, self.contents.index, given)
             mask = given.pop("mask", None)
             # A signal that comes while they are read raises before they count as read.
@@ -534,9 +534,6 @@ class HostStore(Generic[Item]):
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
-
-
-processes.stays(HostStore)
 
 
 processes.stays(HostStore)

@@ -27,7 +27,8 @@ class Batches:
 
     The batches depend on the calls alone, and not on the timing of the thread. An exception in
     the thread is raised by `next`, with the place it came from. Several threads may call `next`:
-    each batch is handed out once.
+    each batch is handed out once. If an exception breaks `next` off in the main thread, the next
+    call there returns the batch.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -63,20 +64,21 @@ class Batches:
         Raises:
             RuntimeError: If the batches were closed.
         """
-        with self._lock:
-            if self._closed:
-                raise _closed()
-            drawn = self._stream.next(None, 1, None)
+        drawn = None
         try:
-            batch = drawn.take()
-        except Cancelled:
-            raise _closed() from None
-        except Exception:
             with self._lock:
-                self._stream.failed(drawn)
+                if self._closed:
+                    raise _closed()
+                drawn = self._stream.next(None, 1, None)
+            batch = drawn.take()
+            self._stream.returned(drawn)
+            return batch
+        except Cancelled as error:
+            self._stream.ended_by(error, None, self._lock)
+            raise _closed() from None
+        except BaseException as error:
+            self._stream.ended_by(error, drawn, self._lock)
             raise
-        self._stream.returned(drawn)
-        return batch
 
     def close(self) -> None:
         """Draw no more, and end the thread. Batches that were not handed out are gone."""

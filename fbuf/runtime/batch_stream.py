@@ -25,6 +25,7 @@ class Drawn:
         take: Returns the batch as the user gets it.
         cancel: Is called if nobody will take the batch.
         ahead: Whether another thread makes the batch, whole, once.
+        raised: Tells whether an exception is that of the thread.
     """
 
     before: Any
@@ -33,6 +34,7 @@ class Drawn:
     take: Make
     cancel: Make = lambda: None
     ahead: bool = False
+    raised: Callable[[BaseException], bool] = lambda error: False
 
 
 class BatchStream:
@@ -59,6 +61,8 @@ class BatchStream:
         """The batch of the main thread's last call, as long as that has not returned it."""
         self._again = False
         """Whether that batch is to be drawn again if the call was broken off."""
+        self._waited = False
+        """Whether that call still waits: a signal handler that asks for a batch gets another."""
         self._worker = Worker(thread) if prefetch else None
 
     def draw(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
@@ -86,7 +90,7 @@ class BatchStream:
             option: An argument of the draw.
         """
         in_main = threading.current_thread() is threading.main_thread()
-        drawn = self._unfinished if in_main else None
+        drawn = self._unfinished if in_main and not self._waited else None
         if drawn is not None and drawn.size != size:
             self._give_up(drawn)
             drawn = None
@@ -99,6 +103,7 @@ class BatchStream:
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
                 self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
+            self._waited = True
             return drawn
         if self._ahead and size != self._ahead[0].size:
             self.drop()
@@ -110,11 +115,25 @@ class BatchStream:
             take, after = self.draw(source, self._turn, size, option)
             drawn = Drawn(self._turn, after, size, take)
         given: dict[str, Any] = {"_turn": drawn.after}
-        unfinished = {"_unfinished": drawn, "_again": False}
+        unfinished = {"_unfinished": drawn, "_again": False, "_waited": True}
         self.__dict__.update(given | unfinished if in_main else given)
         if self._ahead and self._ahead[0] is drawn:
             self._ahead.popleft()
         return drawn
+
+    def ended_by(self, error: BaseException, drawn: Drawn | None, lock: Any) -> None:
+        """Note that an exception has ended a call: it failed, or a signal broke it off.
+
+        Args:
+            error: The exception.
+            drawn: The batch of the call; None if there is none yet.
+            lock: The lock of the buffer, which the call does not hold any more.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._waited = False
+        if drawn is not None and (isinstance(error, Exception) or drawn.raised(error)):
+            with lock:
+                self.failed(drawn)
 
     def returned(self, drawn: Drawn) -> None:
         """Note that a call is about to return a batch."""
@@ -174,7 +193,7 @@ class BatchStream:
             make, after = self.draw_ahead(source, turn, size, option)
             task = worker.submit(Task(make))
             take = functools.partial(_taken, task)
-            self._ahead.append(Drawn(turn, after, size, take, task.cancel, ahead=True))
+            self._ahead.append(Drawn(turn, after, size, take, task.cancel, True, task.raised))
 
 
 def _taken(task: Task) -> Any:

@@ -48,6 +48,10 @@ class Task:
         """Do not make it if that has not begun."""
         self._cancelled = True
 
+    def raised(self, error: BaseException) -> bool:
+        """Tell whether an exception is the one that making it has raised."""
+        return error is self._error
+
     def result(self) -> Any:
         """Wait for what was made, or raise what came up meanwhile."""
         with self._done:

@@ -908,3 +908,33 @@ def test_a_restored_store_knows_where_its_newest_rows_led_to(tmp_path, kept):
     restored, _ = again(tmp_path)
     walk(restored, 60)  # other episodes
     assert not is_broken(restored)
+
+
+def test_a_handler_that_asks_for_a_batch_gets_another_than_the_call_that_waits():
+    store = filled()
+    expected = [next(whole).data.tolist() for whole in [store.batches(KEY, 4)] for _ in range(6)]
+    batches, found = store.batches(KEY, 4), []
+    stream = batches._stream
+    take = stream.next
+
+    def interrupted(*given):
+        drawn = take(*given)
+        if len(found) == 2:
+            stream.next = take
+            found.append(next(batches).data.tolist())  # as a handler would, while the call waits
+        return drawn
+
+    stream.next = interrupted
+    for _ in range(5):
+        found.append(next(batches).data.tolist())
+    assert sorted(found) == sorted(expected)
+
+
+def test_an_argument_that_is_none_is_refused_by_its_name():
+    store = HostStore(jnp.zeros(()), 8, sampler=fbuf.Fifo())
+    with pytest.raises(TypeError, match="time_major must be True or False, got None"):
+        store.add(jnp.zeros(2), time_major=None)
+    with pytest.raises(TypeError, match="keep must be an int, got None"):
+        store.pop(2, keep=None)
+    with pytest.raises(TypeError, match="count must be an int, got None"):
+        store.pop(None)

@@ -72,7 +72,8 @@ class TensorStream(BatchStream):
         make = functools.partial(self._delivery, made)
         if self._modes is not None:
             make = functools.partial(_modes.under, self._modes, make)
-        return lambda: _delivery.Ahead(make, self._stream).take, after
+        stream = self._stream  # and not this object, which pending batches would keep
+        return lambda: _delivery.Ahead(make, stream).take, after
 
     def exists(self, turn: jax.Array) -> bool:
         """Tell whether the program that was to compute a turn did so."""

@@ -56,7 +56,7 @@ class Contents:
         rebuild: Makes items of dicts that were no trees of JAX's when they were added.
     """
 
-    def __init__(self, spec: Spec, item: Any) -> None:
+    def __init__(self, spec: Spec, item: Any, store: HostStore[Any] | None) -> None:
         """Take the memory if the item is known."""
         self.spec = spec
         self.calls = Calls()
@@ -69,8 +69,8 @@ class Contents:
         self._closed = False
         key = jax.device_put(jax.random.key(self.seed), spec.jax_device)
         self.stream = TensorStream(spec, key, self.delivery)
-        if spec.store is not None:
-            self.stored = self._of_store(spec.store, item)
+        if store is not None:
+            self.stored = self._of_store(store, item)
         elif item is not None:
             item, rebuild = _containers.plain(item)
             self.rebuild += [] if rebuild is None else [rebuild]
@@ -95,11 +95,18 @@ class Contents:
             )
         return self._lock
 
-    def become(self, stored: Stored | None, stream: TensorStream, seed: int) -> None:
+    def become(
+        self,
+        stored: Stored | None,
+        stream: TensorStream,
+        seed: int,
+        rebuild: list[_containers.Rebuild],
+    ) -> None:
         """Replace all of it; batches drawn ahead before are dropped."""
         before = self.stream
         # One instruction: an exception comes before all of it, or after.
         self.__dict__.update(stored=stored, stream=stream, seed=seed)
+        self.rebuild += rebuild
         before.drop()
 
     def close(self) -> None:
@@ -139,7 +146,7 @@ class Contents:
 
     def check_on_device(self, function: str) -> None:
         """Raise if the rows lie on the host."""
-        if self.spec.host is not False:
+        if self.spec.on_host:
             raise RuntimeError(
                 f"{where(function)} the rows of this buffer lie on the host, and no State has "
                 "them; use the methods of the buffer, or save() it and fbuf.load() that"
@@ -154,7 +161,7 @@ class Contents:
                 "something first, or give the buffer its item when you make it"
             )
         if self.stored.backend.fault.is_deleted():
-            if self.spec.host is not False:
+            if self.spec.on_host:
                 raise RuntimeError(
                     f"{where(function)} the HostStore of this buffer was changed by its own "
                     "methods; use those of the buffer alone"
@@ -226,7 +233,7 @@ class Contents:
     def backend(self, item: Any, state: Any = None) -> Backend:
         """Return the backend of a state or a store; None is an empty one."""
         spec = self.spec
-        if spec.host is False:
+        if not spec.on_host:
             if state is None:
                 with jax.default_device(spec.jax_device):
                     state = spec.buffer.init(item)

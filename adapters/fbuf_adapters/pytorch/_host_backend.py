@@ -24,7 +24,7 @@ class HostBackend(Backend):
         """Own this store: nobody else may use it.
 
         Raises:
-            ValueError: If it has an backend.
+            ValueError: If it has an owner.
         """
         if store.contents.owned:
             raise ValueError(

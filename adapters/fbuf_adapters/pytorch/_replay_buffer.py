@@ -25,7 +25,7 @@ from fbuf.adapter_api import (
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _reading, _snapshot
 from fbuf_adapters.pytorch._contents import Contents
-from fbuf_adapters.pytorch._spec import Spec, where
+from fbuf_adapters.pytorch._spec import Spec, of_host, where
 from fbuf_adapters.pytorch._writer import Writer
 
 
@@ -142,6 +142,7 @@ class ReplayBuffer:
         drop_last: bool = False,
         host: bool | str | os.PathLike[str] | HostStore[Any] = False,
     ) -> None:
+        store, about_host = of_host(host)
         self.contents = Contents(
             Spec(
                 buffer=BufferSpec(
@@ -157,9 +158,10 @@ class ReplayBuffer:
                 to=None if to is None else torch.device(to),
                 prefetch=prefetch,
                 drop_last=drop_last,
-                host=host,
+                **about_host,
             ),
             item,
+            store,
         )
         """The protocol for other adapters that build on this buffer."""
         self._writer = Writer(self.contents)
@@ -359,32 +361,33 @@ class ReplayBuffer:
             RuntimeError: If nothing has been added yet, if the buffer is closed, or if a function
                 has consumed its `state`.
         """
-        contents = self.contents
-        with self.lock:
-            stored = contents.filled("sample")
-            size = contents.spec.batch_size if batch_size is None else batch_size
-            if size is None:
-                raise ValueError(
-                    f"{where('sample')} batch_size is None, and the buffer has none; give one "
-                    "here or to the buffer"
-                )
-            check.integer("sample", "batch_size", size)
-            power = check.scalar("sample", "beta", beta)
-            stream = contents.stream
-            drawn = stream.next(stored.backend, size, power)
+        contents, drawn = self.contents, None
+        stream = contents.stream
         try:
+            with self.lock:
+                stored = contents.filled("sample")
+                size = contents.spec.batch_size if batch_size is None else batch_size
+                if size is None:
+                    raise ValueError(
+                        f"{where('sample')} batch_size is None, and the buffer has none; give one "
+                        "here or to the buffer"
+                    )
+                check.integer("sample", "batch_size", size)
+                power = check.scalar("sample", "beta", beta)
+                stream = contents.stream
+                drawn = stream.next(stored.backend, size, power)
             batch = drawn.take()
-        except Cancelled:
+            stream.returned(drawn)
+            return batch
+        except Cancelled as error:
+            stream.ended_by(error, None, self.lock)
             raise RuntimeError(
                 f"{where('sample')} the buffer was closed, or its batches were dropped, while "
                 "this call waited"
             ) from None
-        except Exception:
-            with self.lock:
-                stream.failed(drawn)
+        except BaseException as error:
+            stream.ended_by(error, drawn, self.lock)
             raise
-        stream.returned(drawn)
-        return batch
 
     def __iter__(self) -> Iterator[fbuf.Sample[Any, torch.Tensor]]:
         """Return batches without end. With `fbuf.Shuffled`, return those of the next epoch.
@@ -457,9 +460,11 @@ class ReplayBuffer:
 
         Cost: O(N) at first, and then O(T) each.
         """
-        # If this were a generator function, torch.compile would trace its body.
-        read = _reading.read_episodes(self.contents)
-        return (self.contents.delivery.rows(data, slots.shape) for slots, data in read)
+        return self._episodes()  # a frame that yields, torch.compile would trace
+
+    def _episodes(self) -> Iterator[Any]:
+        for slots, data in _reading.read_episodes(self.contents):
+            yield self.contents.delivery.rows(data, slots.shape)
 
     def __repr__(self) -> str:
         """One line: what is in it, and what it returns."""

@@ -98,7 +98,7 @@ def load_state_dict(
 
         run = contents.calls.apart(loaded)
         check()
-        _become(contents, *run)
+        contents.become(*run)
 
 
 def save(contents: Contents, path: Any, extra: Any, keep: int, background: bool) -> None:
@@ -149,7 +149,7 @@ def load(
             return *_resumed(contents, "load", run), extra
 
         *run, extra = contents.calls.apart(read)
-        _become(contents, *run)
+        contents.become(*run)
         return extra
 
 
@@ -207,14 +207,14 @@ def _of_directory(
     sampler = spec.buffer.sampler
     given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
-    if spec.store is not None and spec.store.folder is not None:
+    if spec.opens:
         if fallback:
             raise ValueError(
                 f"{where('load')} fallback is True, but an opened store reads the newest "
                 "checkpoint; use host=True"
             )
         state, whole = HostStore.open(path, **given)
-    elif spec.host is not False:
+    elif spec.on_host:
         state, whole = HostStore.load(path, files=spec.files, fallback=fallback, **given)
     else:
         state, whole = fbuf.load(path, fallback=fallback, **given)
@@ -246,7 +246,7 @@ def _of_directory(
 
 
 def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
-    """Return the arguments of `_become` for a saved run."""
+    """Return the arguments of `Contents.become` for a saved run."""
     figures, stored, spec = run.figures, contents.stored, contents.spec
     if stored is not None and run.learned is not None:
         own, found = stored.learned.item, run.learned.item
@@ -265,13 +265,8 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
     stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
     # Older figures have the seed in the last word of their key alone.
     seed = figures.get("seed", np.asarray(figures["key"]).reshape(-1)[-1])
-    return stored, stream, int(seed), bool(figures.get("tensordict"))
-
-
-def _become(contents: Contents, stored: Any, stream: Any, seed: int, tensordict: bool) -> None:
-    contents.become(stored, stream, seed)
-    if tensordict and not contents.rebuild:
-        contents.rebuild.append(_containers.TENSORDICT)
+    rebuild = [_containers.TENSORDICT] if figures.get("tensordict") and not contents.rebuild else []
+    return stored, stream, int(seed), rebuild
 
 
 def _check(what: str, figures: Mapping[str, Any], spec: Spec) -> None:

@@ -26,7 +26,13 @@ def where(function: str) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spec:
-    """The arguments of a `ReplayBuffer`, as the class documents them."""
+    """The arguments of a `ReplayBuffer`, as the class documents them.
+
+    Attributes:
+        on_host: Whether the rows lie on the host.
+        files: The directory for the files of rows on the host.
+        opens: Whether checkpoints are opened where they lie, and not read.
+    """
 
     buffer: BufferSpec
     view: View
@@ -39,7 +45,9 @@ class Spec:
     to: torch.device | None
     prefetch: int
     drop_last: bool
-    host: bool | str | os.PathLike[str] | HostStore[Any]
+    on_host: bool
+    files: pathlib.Path | None
+    opens: bool
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -51,12 +59,6 @@ class Spec:
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
                 "to_torch(batch.data)"
             )
-        given: Any = self.host  # users may have no type checker
-        if not isinstance(given, bool | str | os.PathLike | HostStore):
-            raise TypeError(
-                f"{where('__init__')} host must be True, False, a directory or a HostStore, got "
-                f"{self.host!r}"
-            )
         check.instance(NAME, "view", self.view, View, "fbuf.Item()")
         check.integer(NAME, "prefetch", self.prefetch, smallest=0)
         if self.seed is not None:
@@ -67,7 +69,7 @@ class Spec:
             raise ValueError(
                 f"{where('__init__')} prefetch needs a batch_size; give one to the buffer"
             )
-        _ = self.jax_device, self.files  # a bad device or directory raises
+        _ = self.jax_device  # a device that JAX cannot reach raises
         if self.pin_memory and not (self.device.type == "cpu" and torch.cuda.is_available()):
             raise InteropError(
                 f"{where('__init__')} pin_memory needs rows on the CPU (they are on "
@@ -79,20 +81,6 @@ class Spec:
         """The device of JAX's that the rows lie on, or the index of rows on the host."""
         return _tensors.jax_device(self.device, where("__init__"))
 
-    @functools.cached_property
-    def store(self) -> HostStore[Any] | None:
-        """The store that was given as `host`."""
-        return self.host if isinstance(self.host, HostStore) else None
-
-    @functools.cached_property
-    def files(self) -> pathlib.Path | None:
-        """The directory for the files of rows on the host."""
-        if self.store is not None:
-            return self.store.files
-        if isinstance(self.host, bool):
-            return None
-        return local_path(where("__init__").rstrip(":"), self.host)
-
     @property
     def lead(self) -> int:
         """The number of axes that one step has before those of an item."""
@@ -102,6 +90,22 @@ class Spec:
     def whole_steps(self) -> bool:
         """Whether a mask leaves out steps of all environments, and not rows."""
         return self.buffer.lockstep and self.buffer.num_envs is not None
+
+
+def of_host(host: Any) -> tuple[HostStore[Any] | None, dict[str, Any]]:
+    """Return the store that was given as `host`, and the arguments of a `Spec` about it."""
+    if not isinstance(host, bool | str | os.PathLike | HostStore):
+        raise TypeError(
+            f"{where('__init__')} host must be True, False, a directory or a HostStore, got "
+            f"{host!r}"
+        )
+    store, files = None, None
+    if isinstance(host, HostStore):  # its owner must be able to free it: no spec holds it
+        store, files = host, host.files
+    elif not isinstance(host, bool):
+        files = local_path(where("__init__").rstrip(":"), host)
+    opens = store is not None and store.folder is not None
+    return store, {"on_host": host is not False, "files": files, "opens": opens}
 
 
 def drawn_seed(generator: torch.Generator | None = None) -> int:

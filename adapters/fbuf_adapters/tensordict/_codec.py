@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -45,10 +46,14 @@ class Codec:
         self.layout = layout
         self.transforms = TransformChain()
         self._view = view
-        # With the index of the GPU, which the tensors of a batch have, too.
-        self._device = torch.empty(0, device=device).device
+        self._given_device = torch.device(device)
         self._prioritized = sampler.keeps_priorities
-        self.looks = self._device.type == "cpu" or _may_lack_rows(sampler, view)
+        self.looks = self._given_device.type == "cpu" or _may_lack_rows(sampler, view)
+
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        """The device, with the number of the GPU, as its tensors have it."""
+        return torch.empty(0, device=self._given_device).device
 
     @property
     def added(self) -> list[Any]:

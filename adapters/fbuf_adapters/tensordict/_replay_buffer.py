@@ -440,9 +440,11 @@ class TensorDictReplayBuffer:
 
         Cost: O(N) for the first episode, and O(T) for each later one.
         """
-        # No generator function, because torch.compile would trace its body.
-        read = _reading.read_episodes(self.buffer.contents)
-        return (self._codec.rows(data, slots) for slots, data in read)
+        return self._episodes()  # a frame that yields, torch.compile would trace
+
+    def _episodes(self) -> Iterator[TensorDictBase]:
+        for slots, data in _reading.read_episodes(self.buffer.contents):
+            yield self._codec.rows(data, slots)
 
     def stats(self, *, detailed: bool = False) -> dict[str, float]:
         """Return figures for a log: the figures of `fbuf.stats`, `write_count` and `utilization`.
@@ -549,9 +551,17 @@ class TensorDictReplayBuffer:
         """
         _snapshot.load(self.buffer, self._codec, path, episodes)
 
-    # Other names of the two methods in TorchRL.
-    save = dump = dumps
-    load = loads
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Call `dumps`, which has this name in TorchRL, too."""
+        self.dumps(path)
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """Call `dumps`, which has this name in TorchRL, too."""
+        self.dumps(path)
+
+    def load(self, path: str | os.PathLike[str], *, episodes: Episodes = "end") -> None:
+        """Call `loads`, which has this name in TorchRL, too."""
+        self.loads(path, episodes=episodes)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import signal
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -307,3 +309,13 @@ def test_an_opened_buffer_goes_on_with_its_draws(tmp_path):
     store.add({"n": np.int32(1)})
     with pytest.raises(RuntimeError, match="changed by its own methods"):
         used.sample()
+
+
+def test_a_buffer_that_is_closed_holds_no_store():
+    store = HostStore({"n": jnp.int32(0)}, 16)
+    buffer = ReplayBuffer(16, host=store)
+    rows = weakref.ref(store.contents)
+    del store
+    buffer.close()
+    gc.collect()
+    assert rows() is None

@@ -480,3 +480,18 @@ def test_with_the_compiler_that_torch_takes_by_default():
     sizes = [4, 4, 4]
     compiled = trained(lambda *of: torch.compile(whole_step(*of)), sizes)
     assert compiled == pytest.approx(trained(whole_step, sizes), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's, of its own
+def test_a_compiled_loop_goes_through_episodes():
+    torch.compiler.reset()
+    with ReplayBuffer(16) as buffer:
+        buffer.extend({"x": torch.arange(10.0)}, terminated=torch.arange(10) % 3 == 2)
+
+        def total(y):
+            for episode in buffer.episodes():
+                y = y + episode["x"].sum()
+            return y
+
+        compiled = torch.compile(total, backend="eager")
+        assert float(compiled(torch.zeros(()))) == 45
