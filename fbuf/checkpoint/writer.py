@@ -208,7 +208,7 @@ def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | 
         ) from None
     except CheckpointError:
         return None
-    if found.config["item"] != item and any(found.live["rows"]):  # without rows there are no items
+    if found.config["item"] != item:
         raise CheckpointError(
             f"fbuf.save: {folder} has checkpoints of items "
             f"{tree_json.words(found.config['item'])}, and those of this buffer are "

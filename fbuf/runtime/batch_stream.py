@@ -139,6 +139,9 @@ class BatchStream:
         """Note that a call is about to return a batch."""
         self._last = drawn.after
         if self._unfinished is drawn:
+            # Assignments and no call: after a call Python looks for signals, and the batch would
+            # be lost before the caller has it.
+            self._waited = False
             self._unfinished = None
 
     def failed(self, drawn: Drawn) -> None:

@@ -330,12 +330,3 @@ def test_a_copy_of_a_directory_is_another_directory(tmp_path):
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     fbuf.load(tmp_path / "two")
     saved(tmp_path / "two", more(state), 5)
-
-
-def test_a_checkpoint_without_rows_makes_way_for_other_items(tmp_path):
-    fbuf.save(tmp_path, fbuf.init(jnp.int32(0), 8))
-    state = fbuf.add(fbuf.init({"x": jnp.zeros(3)}, 8), {"x": jnp.ones((2, 3))})
-    state = fbuf.save(tmp_path, state)
-    assert int(fbuf.size(fbuf.load(tmp_path).state)) == 2
-    with pytest.raises(fbuf.CheckpointError, match="save to another directory"):
-        fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 8), jnp.arange(2, dtype=jnp.int32)))

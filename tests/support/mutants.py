@@ -1044,4 +1044,8 @@ MUTANTS = [
         ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
         (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
     ),
+    *of(
+        "runtime/batch_stream.py",
+        ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
+    ),
 ]
