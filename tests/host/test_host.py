@@ -56,7 +56,7 @@ class HostPair(Pair):
 
     def parts(self):
         read = lambda leaf: leaf if isinstance(leaf, jax.Array) else leaf[:]
-        return [jax.tree.map(read, self.state.whole())]
+        return [jax.tree.map(read, self.state.contents.whole())]
 
 
 class MappedPair(HostPair):
@@ -438,7 +438,7 @@ def test_what_was_saved_comes_back(tmp_path, background):
 
 
 def arrays_of(store):
-    return jax.tree.leaves(store.whole().storage)
+    return jax.tree.leaves(store.contents.whole().storage)
 
 
 @pytest.mark.sweep

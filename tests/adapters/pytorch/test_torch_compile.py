@@ -345,6 +345,8 @@ def test_the_graph_breaks_around_an_add():
     looks_away(lambda: fbuf.add(state, two, donate=False))
 
 
+# The calls ignore the results of saves.
+@pytest.mark.filterwarnings("ignore:.*all rows are written to")
 @pytest.mark.sweep
 @pytest.mark.parametrize(("table", "name"), CASES, ids=lambda part: part)
 def test_the_graph_breaks_and_goes_on(table, name, of):
