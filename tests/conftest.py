@@ -43,7 +43,7 @@ collect_ignore = ["support/mesh_process.py"]
 """A script of its own, which pytest would import to look for examples."""
 
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
-"""Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+"""Where tests keep arrays and tensors, `cpu` or `cuda`."""
 
 PART = os.environ.get("FBUF_SWEEP_PART", "")
 """Which part of the sweep to run, such as `2/4`; all of it if it is empty."""
@@ -111,11 +111,13 @@ def _forget_compiled_programs():
 
 @pytest.fixture(autouse=True)
 def _place(request):
-    """On a machine with a GPU: most tests are of the CPU, some of where FBUF_TEST_DEVICE says."""
+    """On a machine with a GPU, stay where FBUF_TEST_DEVICE says, or on the CPU."""
+    if DEVICE == "cuda" and request.node.get_closest_marker("on_cpu"):
+        pytest.skip("asks about memory of the CPU, or about several devices")
     if jax.default_backend() == "cpu":
         yield
         return
-    there = DEVICE == "cuda" and request.node.get_closest_marker("any_device")
+    there = DEVICE == "cuda"
     with jax.default_device(jax.devices("gpu" if there else "cpu")[0]):
         yield
 

@@ -10,8 +10,8 @@ not there is left out, and said to be. It writes `benchmarks/results/gpu_checks.
 
 - The checks are those of `hazards.py` (memory) and `together.py` (all else), each in a process of
   its own: some may abort it. `pytest -m gpu` asks the same of a GPU, one test a check.
-- The tests are those of `tests/adapters`, told by FBUF_TEST_DEVICE to keep their tensors on the
-  GPU.
+- The tests are those of buffers, samplers and the PyTorch adapters, told by FBUF_TEST_DEVICE to
+  keep their arrays and tensors on the GPU.
 - The benchmarks are those of `benchmarks/evidence/gpu_speed.py`, a process for each size of buffer.
 
 Nothing that is timed runs beside anything else. Every part ends when its time is up, and what it
@@ -57,8 +57,12 @@ Record = dict[str, Any]
 """The results of one check, of the tests, or of one benchmark."""
 PARTS = CHECKS_PART, TESTS, SPEED = "checks", "tests", "speed"
 PACKAGES = ("fbuf", "jax", "jaxlib", "torch", "flashbax", "torchrl", "tensordict", "numpy")
-TEST_FOLDER = "tests/adapters"
-TEST_DEVICE, MARK = "FBUF_TEST_DEVICE", "any_device"
+TEST_PLACES = (
+    "tests/adapters/pytorch", "tests/adapters/tensordict", "tests/ops", "tests/samplers",
+    "tests/storage", "tests/trees", "tests/views", "tests/test_against_oracle.py",
+)  # fmt: skip
+"""Tests that a GPU is asked about too: those marked `on_cpu` are left out."""
+TEST_DEVICE = "FBUF_TEST_DEVICE"
 MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -68,10 +72,10 @@ MEMORY = (
 """JAX's way to take memory: set for each process, whatever it was for this one."""
 
 SECONDS = 525
-"""Seconds of the whole run."""
+"""Seconds of the whole run, if no others are asked for."""
 CHECK_SECONDS, TESTS_SECONDS = 75, 200
 """Seconds of one check, and of all tests; the benchmarks share the rest."""
-WORKERS, TEST_WORKERS = 4, 6
+WORKERS, TEST_WORKERS = 4, 10
 """Checks at a time, of those that bear it; and processes of tests."""
 
 
@@ -185,15 +189,16 @@ def ask_beside_tests(device: Device) -> list[Record]:
 
 
 def run_tests(device: Device) -> Record:
-    """The adapters' tests, on the device."""
+    """The tests, on the device."""
     if not importlib.util.find_spec("pytest"):
         return {"what": "tests", "verdict": LEFT, "text": "pytest is not installed", "failed": []}
-    files = sorted(f"{TEST_FOLDER}/{path.name}" for path in (ROOT / TEST_FOLDER).glob("test_*.py"))
-    obey = [name for name in files if MARK in (ROOT / name).read_text()]
+    places = [ROOT / place for place in TEST_PLACES]
+    files = sorted({file for place in places for file in [place, *place.rglob("test_*.py")]})
+    files = [str(file.relative_to(ROOT)) for file in files if file.is_file()]
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--no-header", *files]
     command += ["-m", "not sweep", "-p", "no:benchmark"]  # in several processes it warns
     if importlib.util.find_spec("xdist") and device.name == "cuda":
-        command += ["-n", str(TEST_WORKERS)]
+        command += ["-n", str(TEST_WORKERS), "--dist", "worksteal"]
     environment = device.environment() | {TEST_DEVICE: device.name}
     seconds = device.left(TESTS_SECONDS)
     status, printed = run(command, seconds, environment)
@@ -206,12 +211,9 @@ def run_tests(device: Device) -> Record:
         verdict = FAILS
     elif device.name != "cuda":
         verdict, last = LEFT, f"needs a GPU; here: {last}"
-    elif not obey:
-        verdict = LEFT
     else:
         verdict = HOLDS
-    # The rest are about memory of the CPU.
-    last += f"; of {len(files)} files these keep their tensors there: {', '.join(obey) or 'none'}"
+    last += f"; of {len(files)} files"
     say(f"tests: {verdict}: {last}")
     return {
         "what": "tests", "files": files, "verdict": verdict, "text": last, "failed": failed[:60]
@@ -265,7 +267,7 @@ def report(records: list[Record], notes: list[str], about: dict[str, str]) -> li
     ]
     head = ["", "kind", "what", "verdict", "measured"]
     lines += render(head, rows) if rows else ["none were run"]
-    lines += ["", "## The adapters' tests", ""]
+    lines += ["", "## Tests", ""]
     tests = [r for r in records if r["what"] == "tests"]
     lines += [f"{r['verdict']}: {r['text']}" for r in tests] or ["were not run"]
     lines += [f"- {line}" for r in tests for line in r["failed"]]
@@ -334,6 +336,7 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), help="default: cuda if JAX and PyTorch both have it"
     )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="where to write")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -344,7 +347,7 @@ def main() -> None:
         return
 
     begun = time.monotonic()
-    looking = Device("cuda", options.quick, SECONDS)
+    looking = Device("cuda", options.quick, options.seconds)
     machine, _, printed = work_apart({"check": "machine"}, 120, looking.environment())
     if machine is None:
         sys.exit(f"JAX or PyTorch does not start: {last_words(printed)}")
@@ -355,7 +358,7 @@ def main() -> None:
     if name == "cpu":
         about["device"] = "CPU"
     say(f"on {about['device']}, {time.monotonic() - begun:.0f} s to find out")
-    device = Device(name, options.quick, SECONDS - (time.monotonic() - begun))
+    device = Device(name, options.quick, options.seconds - (time.monotonic() - begun))
     records = run_parts(device, list(options.parts), about, options.results)
     broken = [
         r.get("name", "tests")

@@ -1,6 +1,7 @@
 """Memory that two libraries share: what the bare ones do to it, and that the adapter prevents it.
 
-Donation (a, b), memory that is given back too early (d, e), and tensors that are reused (k).
+Donation (a, b), memory that is given back too early (d, e), tensors that are reused (k), and calls
+in a CUDA graph (l).
 """
 
 from __future__ import annotations
@@ -357,3 +358,39 @@ def reused_safely(stage: Stage) -> Found:
         f"{share:.0%} of the round"
     )
     return on_gpu(stage, share < 0.5, text, wrong == 0)
+
+
+# --- (l): CUDA graphs ----------------------------------------------------------------------------
+
+
+@check("l, adapter", PROMISE, "a buffer refuses calls in a CUDA graph, and goes on after it")
+def captured(stage: Stage) -> Found:
+    """Replays would not run JAX; and what JAX is refused there may take the buffer with it."""
+    import torch
+    from fbuf_adapters import pytorch
+
+    number = torch.arange(64.0, device=stage.device)
+    buffer = pytorch.ReplayBuffer(128, batch_size=16, device=stage.device)
+    buffer.extend(number)
+    if not stage.gpu:
+        return on_gpu(stage, False, "there are no CUDA graphs")
+
+    def in_a_graph(call: Callable[[], Any]) -> str:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            raised = error_of(call)
+            number.add(1)
+        return raised
+
+    calls = {
+        "sample": buffer.sample,
+        "extend": lambda: buffer.extend(number),
+        "len": lambda: len(buffer),
+    }
+    raised = {name: in_a_graph(call) for name, call in calls.items()}
+    refused = all(text.startswith("InteropError") for text in raised.values())
+    buffer.extend(number + 64)
+    stage.wait()
+    found = buffer.sample(1000).data
+    right = len(buffer) == 128 and set(found.unique().tolist()) == set(map(float, range(128)))
+    text = f"refused: {refused}; {raised['sample'][:90]}...; goes on: {right}"
+    return on_gpu(stage, refused and right, text)

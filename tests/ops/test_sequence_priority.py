@@ -62,6 +62,7 @@ def test_no_step_to_learn_from():
     )
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8, jnp.float16, jnp.bfloat16])
 def test_real_dtypes_become_float32_before_they_are_summed(dtype):
     # 300 steps of 200 are more than uint8 and float16 hold, and bfloat16 would round the sum.

@@ -104,6 +104,7 @@ def test_shards_are_chosen_by_their_totals() -> None:
     assert stats.chisquare(drawn[some], expected).pvalue > 1e-3
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("rows", [0, 5, 2**30, LARGEST])
 def test_the_rows_of_all_shards_are_counted_beyond_int32(rows: int) -> None:
     mesh = meshes.mesh(8)

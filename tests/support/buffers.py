@@ -21,7 +21,7 @@ import fbuf
 from fbuf.trees import sum_tree
 
 DEVICE = os.environ.get("FBUF_TEST_DEVICE", "cpu")
-"""Where tests of `any_device` keep arrays and tensors: `cpu` or `cuda`."""
+"""Where tests keep arrays and tensors, `cpu` or `cuda`."""
 
 CAPACITY, COUNT, BATCH = 10, 8, 16
 EXACT = fbuf.Prioritized(alpha=1.0, beta=1.0, eps=0.0)

@@ -23,6 +23,7 @@ from fbuf_adapters.pytorch._error import InteropError
 from fbuf_adapters.pytorch._host_backend import HostBackend
 from fbuf_adapters.pytorch._item import Learned, learn
 from fbuf_adapters.pytorch._spec import Spec, drawn_seed, where
+from fbuf_adapters.pytorch._tensors import check_no_capture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +141,11 @@ class Contents:
     # The rows, or an error.
 
     def check_open(self, function: str) -> None:
-        """Raise if the buffer is closed."""
+        """Raise if the buffer is closed, or called where JAX cannot run."""
         if self._closed:
             raise RuntimeError(f"{where(function)} this buffer is closed")
+        if self.spec.uses_gpu:
+            check_no_capture(where(function))
 
     def check_on_device(self, function: str) -> None:
         """Raise if the rows lie on the host."""

@@ -13,7 +13,7 @@ import fbuf
 from fbuf.adapter_api import wait_for
 from fbuf_adapters.pytorch import _containers, _lifetime
 from fbuf_adapters.pytorch._spec import Spec, where
-from fbuf_adapters.pytorch._to_torch import platform
+from fbuf_adapters.pytorch._to_torch import torch_device
 from fbuf_adapters.pytorch._tree import map_tensors
 from fbuf_adapters.pytorch._unpack import Axes, Unpack, free
 
@@ -57,7 +57,7 @@ class Delivery:
     def at_once(self, drawn: Callable[[], PackedBatch]) -> Any:
         """Return the batch to a caller that waits for it."""
         batch = drawn()
-        if platform(batch.arrays[0].sharding) == "cpu":
+        if torch_device(batch.arrays[0].sharding).type == "cpu":
             wait_for(batch.arrays[0])
         return self._made(batch)
 

@@ -81,6 +81,11 @@ class Spec:
         """The device of JAX's that the rows lie on, or the index of rows on the host."""
         return _tensors.jax_device(self.device, where("__init__"))
 
+    @functools.cached_property
+    def uses_gpu(self) -> bool:
+        """Whether rows or batches lie on a GPU."""
+        return "cuda" in (self.device.type, self.to.type if self.to else None)
+
     @property
     def lead(self) -> int:
         """The number of axes that one step has before those of an item."""

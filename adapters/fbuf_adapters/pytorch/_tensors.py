@@ -61,6 +61,16 @@ def check_torch(function: str) -> None:
             f"fbuf_adapters.pytorch.{function}: called inside torch.func, FakeTensorMode or the "
             "like, where tensors have no memory to read; call it outside"
         )
+    check_no_capture(f"fbuf_adapters.pytorch.{function}:")
+
+
+def check_no_capture(begins: str) -> None:
+    """Whether no CUDA graph is captured: its replays would not run JAX."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise InteropError(
+            f"{begins} called while a CUDA graph is captured, and its replays would not run JAX; "
+            "call it outside, and copy what the graph reads into tensors that it keeps"
+        )
 
 
 def jax_device(device: torch.device, where: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf_adapters.pytorch import _dtypes, _lifetime
+from fbuf_adapters.pytorch import _dtypes, _lifetime, _tensors
 from fbuf_adapters.pytorch._error import InteropError, convert, untraced
 
 _NUMPY_EXPORTS = frozenset(
@@ -71,9 +71,9 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         tensor([[1., 1.],
                 [1., 1.]])
     """
-    _lifetime.forget_finished()
     is_leaf = None if copy else _is_part_of_a_state
-    return convert("to_torch", {"tree": tree}, lambda leaf: _export(leaf, copy), is_leaf)["tree"]
+    export = functools.partial(_export, copy, Aliases())
+    return convert("to_torch", {"tree": tree}, export, is_leaf)["tree"]
 
 
 @functools.cache
@@ -89,23 +89,32 @@ def _is_part_of_a_state(node: Any) -> bool:
     return _holds_state(type(node))
 
 
-def _export(leaf: Any, copy: bool) -> torch.Tensor:
+def _export(copy: bool, aliases: Aliases, leaf: Any) -> torch.Tensor:
     """A tensor on the memory of an array, or on a copy of it."""
     _check_array(leaf)
-    tensor = alias(leaf)
+    tensor = aliases.of(leaf)
     return tensor.clone() if copy else tensor
 
 
-def alias(array: jax.Array) -> torch.Tensor:
-    """A tensor on the memory of an array that is known to be one that crosses."""
-    if platform(array.sharding) == "cpu":
-        return _on_cpu(array)
-    tensor = torch.from_dlpack(array)  # tells JAX torch's stream, so that the host need not wait
-    _lifetime.hold(array, tensor)
-    return tensor
+class Aliases:
+    """Tensors on the memory of arrays that are known to cross; of one call."""
+
+    def __init__(self) -> None:
+        """Make none yet."""
+        self._handed: dict[torch.device, _lifetime.HandOver] = {}
+
+    def of(self, array: jax.Array) -> torch.Tensor:
+        """Return a tensor on the memory of an array."""
+        device = torch_device(array.sharding)
+        if device.type == "cpu":
+            return on_cpu(array)
+        if device not in self._handed:
+            _tensors.check_no_capture("fbuf_adapters.pytorch.to_torch:")
+            self._handed[device] = _lifetime.HandOver(device)
+        return self._handed[device].tensor(array)
 
 
-def _on_cpu(array: jax.Array) -> torch.Tensor:
+def on_cpu(array: jax.Array) -> torch.Tensor:
     """A tensor on the memory of an array on CPU.
 
     JAX takes several times as long to export an array as to give NumPy a view of it. The view is
@@ -145,8 +154,8 @@ def _check_array(leaf: Any) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def platform(sharding: jax.sharding.Sharding) -> str:
-    """Where an array lies: `"cpu"` or `"gpu"`. Cached, for it takes longer than the export."""
+def torch_device(sharding: jax.sharding.Sharding) -> torch.device:
+    """Torch's name of where an array lies. Cached, for it takes longer than the export."""
     devices = sharding.device_set
     if len(devices) != 1:
         raise InteropError(
@@ -155,7 +164,7 @@ def platform(sharding: jax.sharding.Sharding) -> str:
         )
     (device,) = devices
     if device.platform == "cpu":
-        return "cpu"
+        return torch.device("cpu")
     if device.platform != "gpu" or not torch.cuda.is_available():
         raise InteropError(
             f"lies on {device}, which this PyTorch cannot reach; move it with "
@@ -166,4 +175,4 @@ def platform(sharding: jax.sharding.Sharding) -> str:
             f"lies in {sharding.memory_kind} memory, which PyTorch cannot read as such; move it "
             "with jax.device_put(x, jax.devices('cpu')[0])"
         )
-    return "gpu"
+    return torch.device("cuda", device.local_hardware_id)

@@ -21,9 +21,9 @@ from torch.utils.dlpack import (
     to_dlpack,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from fbuf_adapters.pytorch import _dtypes, _lifetime
+from fbuf_adapters.pytorch import _dtypes
 from fbuf_adapters.pytorch._packed import PackedLayout
-from fbuf_adapters.pytorch._to_torch import alias, platform
+from fbuf_adapters.pytorch._to_torch import Aliases, on_cpu, torch_device
 
 _LITTLE = 2**16
 """Bytes; so many may be kept for the sake of any leaf."""
@@ -75,9 +75,8 @@ class Unpack:
             size: How many rows to keep.
             axes: The axes that these are on; None keeps all.
         """
-        of_host = platform(arrays[0].sharding) == "cpu"
-        if not of_host:
-            _lifetime.forget_finished()
+        of_host = torch_device(arrays[0].sharding).type == "cpu"
+        aliases = Aliases()
         cut = axes or (None,) * len(self.shapes)
         rest = iter(arrays)
         leaves: list[Any] = [None] * len(self.shapes)
@@ -87,11 +86,11 @@ class Unpack:
                 for place in places:
                     leaves[place.leaf] = _of_host(fields, place, size, cut[place.leaf])
             else:
-                whole = alias(array)
+                whole = aliases.of(array)
                 for place in places:
                     leaves[place.leaf] = _of_device(whole, place, size, cut[place.leaf])
         for number, array in zip(self._alone, rest, strict=True):
-            leaves[number] = _cut(alias(array), size, cut[number])
+            leaves[number] = _cut(aliases.of(array), size, cut[number])
         return leaves
 
 
@@ -110,7 +109,7 @@ def _memory(array: jax.Array) -> np.ndarray[Any, Any]:
     show. There the array is copied.
     """
     try:
-        return alias(array).numpy()
+        return on_cpu(array).numpy()
     except RuntimeError:
         return np.array(array)
 

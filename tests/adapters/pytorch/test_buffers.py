@@ -49,7 +49,6 @@ from support.buffers import (  # noqa: E402 (after the skip)
     stored,
 )
 
-pytestmark = pytest.mark.any_device
 TESTS = pathlib.Path(__file__).parents[2]
 
 
@@ -744,6 +743,7 @@ def test_writers_and_learners_at_once(kind, capacity, width):
     buffer.close()
 
 
+@pytest.mark.on_cpu
 def test_of_a_state_that_is_replaced_no_memory_is_left(kind):
     def live() -> int:
         gc.collect()

@@ -258,6 +258,7 @@ KEEPING = {
 }
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("how", KEEPING)
 def test_an_argument_that_is_kept_is_an_error(how):
     def fn(x, y):
@@ -314,6 +315,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_another_result_than_was_told(name):
     fn, words = MISMATCHES[name]
@@ -400,6 +402,7 @@ def test_results_of_64_bits_when_jax_has_none(name):
 # Gradients of torch's.
 
 
+@pytest.mark.on_cpu
 def test_grad_mode_is_off_inside_and_as_before_outside():
     def fn(x):
         modes.append(torch.is_grad_enabled())
@@ -422,6 +425,7 @@ def test_grad_mode_is_off_inside_and_as_before_outside():
     assert modes == [False] * 6
 
 
+@pytest.mark.on_cpu
 def test_a_function_may_turn_grad_mode_on():
     def fn(x):
         with torch.enable_grad():
@@ -434,6 +438,7 @@ def test_a_function_may_turn_grad_mode_on():
     assert weight.grad.tolist() == [3, 5, 7]
 
 
+@pytest.mark.on_cpu
 def test_a_model_with_parameters():
     torch.manual_seed(0)
     layers = torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)

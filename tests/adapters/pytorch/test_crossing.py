@@ -7,6 +7,7 @@ of the libraries shows. Then the test shows that the adapter does not go wrong.
 import collections
 import dataclasses
 import gc
+import warnings
 import weakref
 
 import hypothesis
@@ -22,6 +23,7 @@ torch = pytest.importorskip("torch")
 
 from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
+    ReplayBuffer,
     _from_torch,
     _lifetime,
     _tensors,
@@ -116,7 +118,6 @@ def refused_to_add(state, items, *words, **options):
 # Arrays and tensors that cross.
 
 
-@pytest.mark.any_device
 @shapes
 @pytest.mark.parametrize("name", NARROW)
 def test_every_dtype_crosses_to_torch(name, shape):
@@ -129,7 +130,6 @@ def test_every_dtype_crosses_to_torch(name, shape):
         assert not same_memory(array, copied)
 
 
-@pytest.mark.any_device
 @shapes
 @pytest.mark.parametrize("name", NARROW)
 def test_every_dtype_crosses_from_torch(name, shape):
@@ -177,7 +177,6 @@ def test_trees_keep_their_type():
     assert_same(back["pair"].right[0], out["pair"].right[0])
 
 
-@pytest.mark.any_device
 @both
 def test_a_sample_crosses_whole(copy):
     buffer = Tensors().make()
@@ -231,6 +230,7 @@ def test_torch_writes_into_a_shared_array_and_not_into_a_copy():
     assert float(np.asarray(jnp.copy(array)).sum()) == 8
 
 
+@pytest.mark.on_cpu
 def test_a_tensor_on_a_state_makes_add_copy_the_buffer_so_states_are_refused():
     def filled():
         return fbuf.add(empty(), of_jax(rows()))
@@ -410,6 +410,7 @@ def test_every_view_is_copied_right(data):
     np.testing.assert_array_equal(np.asarray(from_torch(tensor)), tensor.numpy())
 
 
+@pytest.mark.on_cpu
 def test_pinned_memory_is_copied_and_not_shared():
     class Pinned(torch.Tensor):
         """Pinning needs a GPU, so this only says so; what is made of it is a plain tensor."""
@@ -538,7 +539,8 @@ def test_tensors_that_require_grad():
 
 
 def quantised():
-    with pytest.warns(UserWarning, match="deprecated"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # only some versions of torch warn
         return torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
 
 
@@ -769,9 +771,8 @@ class Sharding:
     """Stands in for where an array lies on machines that have more than a CPU."""
 
     def __init__(self, platform, memory_kind):
-        self.device_set = {
-            dataclasses.make_dataclass("Device", ["platform"], frozen=True)(platform)
-        }
+        fields = ["platform", "local_hardware_id"]
+        self.device_set = {dataclasses.make_dataclass("Device", fields, frozen=True)(platform, 3)}
         self.memory_kind = memory_kind
 
 
@@ -783,8 +784,8 @@ def test_arrays_where_torch_cannot_reach(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
         with pytest.raises(InteropError, match=r"jax\.device_put"):
-            _to_torch.platform(Sharding(platform, memory_kind))
-    assert _to_torch.platform(Sharding("gpu", "device")) == "gpu"
+            _to_torch.torch_device(Sharding(platform, memory_kind))
+    assert _to_torch.torch_device(Sharding("gpu", "device")) == torch.device("cuda", 3)
 
 
 # Adding.
@@ -811,7 +812,6 @@ OPTIONS = {
 
 
 @pytest.mark.sweep
-@pytest.mark.any_device
 def test_add_from_torch_is_add():
     items = {name: tensor_of((5, 3), name, DEVICE) for name in NARROW}
     given = {"items": items, **{name: x.to(DEVICE) for name, x in OPTIONS.items()}}
@@ -889,6 +889,7 @@ def test_add_from_torch_compiles_once(caplog):
 # Lifetime.
 
 
+@pytest.mark.on_cpu
 def test_a_tensor_outlives_its_array_and_the_other_way_round():
     tensor = to_torch(jnp.arange(1000.0))
     array = from_torch(torch.arange(1000.0))
@@ -919,16 +920,29 @@ class Stream:
         return self.done
 
 
-def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
-    exporting, dropping, learning = Stream(), Stream(), Stream()
-    current = exporting
+@pytest.fixture
+def handing_over(monkeypatch):
+    """Has torch make streams of the class above current, and give an array to torch."""
     monkeypatch.setattr(_lifetime, "_taking", set())
+
+    def make(*arrays, stream):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        hand_over = _lifetime.HandOver(stream.device)
+        tensors = [torch.from_dlpack(array) for array in arrays]
+        for array, tensor in zip(arrays, tensors, strict=True):
+            hand_over.keep(array, tensor)
+        return tensors
+
+    return make
+
+
+@pytest.mark.on_cpu
+def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch, handing_over):
+    exporting, dropping, learning = Stream(), Stream(), Stream()
     _lifetime.taken_on(learning)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     array = jnp.ones(8)
     alive = weakref.ref(array)
-    tensor = torch.from_dlpack(array)
-    _lifetime.hold(array, tensor)
+    (tensor,) = handing_over(array, stream=exporting)
     weight = torch.ones(8, requires_grad=True)
     loss = (tensor[2:] * weight[2:]).sum()  # autograd keeps the tensor
     del array, tensor
@@ -937,7 +951,7 @@ def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
     assert alive() is not None
     assert exporting.recorded == 0
 
-    current = dropping
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: dropping)
     del loss
     gc.collect()
     assert (exporting.recorded, dropping.recorded, learning.recorded) == (1, 1, 1)
@@ -946,10 +960,56 @@ def test_memory_of_a_gpu_is_kept_until_its_kernels_have_run(monkeypatch):
         gc.collect()
         assert alive() is not None
         stream.done = True
-    to_torch(jnp.ones(1))  # the next export sweeps
+    later = handing_over(jnp.ones(1), stream=learning)  # the next call sweeps
     gc.collect()
     assert alive() is None
     assert not _lifetime._finishing
+    assert len(later) == 1
+
+
+@pytest.mark.on_cpu
+def test_tensors_that_go_together_wait_for_one_event_and_the_others_for_the_next_call(handing_over):
+    stream = Stream()
+    arrays = [jnp.full(8, float(number)) for number in range(5)]
+    alive = [weakref.ref(array) for array in arrays]
+    tensors = handing_over(*arrays, stream=stream)
+    del arrays, tensors[3:]
+    gc.collect()
+    assert stream.recorded == 0  # their kernels may come until the next call
+    assert all(one() is not None for one in alive)
+    _lifetime.forget_finished()
+    assert stream.recorded == 1
+    stream.done = True
+    _lifetime.forget_finished()
+    gc.collect()
+    assert [one() is None for one in alive] == [False] * 3 + [True] * 2
+
+    stream.done = False
+    tensors.clear()
+    gc.collect()
+    assert stream.recorded == 2  # nothing is left to wait for
+    assert all(one() is not None for one in alive[:3])
+    stream.done = True
+    _lifetime.forget_finished()
+    gc.collect()
+    assert all(one() is None for one in alive)
+    assert not _lifetime._finishing
+    assert not any(one._gone for one in _lifetime._partly_gone)
+
+
+def test_nothing_is_called_while_a_cuda_graph_is_captured(monkeypatch):
+    buffer, state = ReplayBuffer(10, batch_size=2), fbuf.init(jnp.float32(0), 4)
+    buffer.extend(torch.arange(4.0))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for call in (lambda: from_torch(torch.ones(1)), lambda: add_from_torch(state, torch.ones(1))):
+        with pytest.raises(InteropError, match="while a CUDA graph is captured"):
+            call()
+    buffer.sample()  # all of it is on the CPU, where nothing is captured
+    object.__setattr__(buffer.contents.spec, "uses_gpu", True)
+    for call in (buffer.sample, lambda: buffer.extend(torch.ones(1)), lambda: len(buffer)):
+        with pytest.raises(InteropError, match="while a CUDA graph is captured"):
+            call()
 
 
 def test_the_error_is_a_type_error():

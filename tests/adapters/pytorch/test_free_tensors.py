@@ -21,6 +21,7 @@ pytest.importorskip("tensordict")
 
 from fbuf_adapters.pytorch import ReplayBuffer, _packed, _unpack, to_torch  # noqa: E402
 from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
+from support.buffers import DEVICE  # noqa: E402
 from tensordict import TensorDict, TensorDictBase  # noqa: E402
 
 import fbuf  # noqa: E402 (after the skip)
@@ -51,6 +52,7 @@ def rows() -> dict:
 
 def tensors(**options):
     """A buffer of tensors with three times as many rows as a batch."""
+    options = {"device": DEVICE} | options
     buffer = ReplayBuffer(120, batch_size=B, next_of="observation", **options)
     ends = torch.arange(N) % 10 == 9
     buffer.extend(rows(), terminated=ends, next_observation=torch.rand(N, 3))
@@ -59,7 +61,7 @@ def tensors(**options):
 
 def tensordicts(**options):
     """The same of TensorDicts."""
-    buffer = TensorDictReplayBuffer(120, batch_size=12, **options)
+    buffer = TensorDictReplayBuffer(120, batch_size=12, device=DEVICE, **options)
     data = {name: leaf for name, leaf in rows().items() if name != "brief"}
     data |= {"double": torch.rand(N, 2, dtype=torch.float64), "is_init": torch.arange(N) % 10 == 0}
     done = (torch.arange(N) % 10 == 9)[:, None]
@@ -70,7 +72,8 @@ def tensordicts(**options):
 
 def grids(**options):
     """Items with a batch dimension of their own."""
-    buffer = TensorDictReplayBuffer(40, batch_size=4, sampler=fbuf.Prioritized(), **options)
+    options |= {"sampler": fbuf.Prioritized(), "device": DEVICE}
+    buffer = TensorDictReplayBuffer(40, batch_size=4, **options)
     buffer.extend(TensorDict({"x": torch.rand(20, 3, 2)}, batch_size=[20, 3]))
     return buffer
 
@@ -111,7 +114,7 @@ def resumed():
 def as_on_a_gpu(make, **options):
     """A batch drawn on a device that is not the CPU goes by DLPack alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_unpack, "platform", lambda _: "gpu")
+        patch.setattr(_unpack, "torch_device", lambda _: torch.device("cuda"))
         return drawn(make, None, 5, **options)
 
 
@@ -317,7 +320,7 @@ def buffer():
 
 
 def test_a_loss_may_be_followed_by_a_write_to_the_reward(buffer):
-    network = torch.nn.Linear(3, 1)
+    network = torch.nn.Linear(3, 1, device=DEVICE)
     batch = buffer.sample()
     data = batch.data
     batch.weight.div_(batch.weight.max())
@@ -387,6 +390,7 @@ def packed(*leaves):
     return arrays, _unpack.Unpack(layout)
 
 
+@pytest.mark.on_cpu
 def test_a_small_tensor_does_not_keep_the_memory_of_a_large_batch():
     """Each keeps so many bytes, or so many times its own, and no more."""
     arrays, unpack = packed(jnp.ones(2**14), jnp.ones(2**14), jnp.ones(2**12), jnp.arange(8))
@@ -407,11 +411,12 @@ def test_each_tensor_keeps_its_memory_by_itself():
         assert kept.tolist() == list(expected)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,), (1, 1)])
 @pytest.mark.parametrize("name", ["float32", "bool", "bfloat16", "int32", "uint8"])
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_shapes_of_one_and_of_nothing(shape, name, platform, monkeypatch):
-    monkeypatch.setattr(_unpack, "platform", lambda _: platform)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_shapes_of_one_and_of_nothing(shape, name, device, monkeypatch):
+    monkeypatch.setattr(_unpack, "torch_device", lambda _: torch.device(device))
     arrays, unpack = packed(jnp.ones(shape, name), jnp.ones(5), jnp.zeros(shape, name))
     one, five, zero = unpack(arrays)
     assert one.shape == zero.shape == shape

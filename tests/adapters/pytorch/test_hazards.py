@@ -212,6 +212,7 @@ def pointer(state: Any) -> int:
     return state.storage.words.unsafe_buffer_pointer()
 
 
+@pytest.mark.on_cpu
 def test_what_autograd_keeps_blocks_writing_in_place_too():
     state = filled()
     before = pointer(state)
@@ -236,6 +237,7 @@ def test_what_autograd_keeps_blocks_writing_in_place_too():
     buffer.close()
 
 
+@pytest.mark.on_cpu
 def test_some_copies_of_an_array_are_none():
     for same in (lambda x: x[:], jnp.asarray, lambda x: x.reshape(x.shape), jax.lax.stop_gradient):
         state = filled()
@@ -283,6 +285,7 @@ def test_imported_rows_compile_once_more(caplog):
 # Lifetime, and many at once.
 
 
+@pytest.mark.on_cpu
 def test_a_view_outlives_delete():
     array = jnp.arange(1000.0)
     bare, ours = torch.from_dlpack(array), to_torch(array)
