@@ -27,7 +27,6 @@ from fbuf_adapters.pytorch import (  # noqa: E402 (after the skip)
     InteropError,
     ReplayBuffer,
     _unpack,
-    to_torch,
 )
 from support.buffers import (  # noqa: E402 (after the skip)
     BATCH,
