@@ -67,7 +67,7 @@ def _described(state: State[Any]) -> list[str]:
         return ["consumed"]
     rows = "?"
     if not traced and cursor.ndim == 2:
-        rows = str(int(np.asarray(cursor)[2].sum()) - int(state.ring.removed))
+        rows = str(int(jax.device_get(cursor)[2].sum()) - int(state.ring.removed))
     words = [type(state.sampler).__name__, f"{rows} of {state.capacity} rows"]
     if state.ring.num_envs is not None:
         words.append(f"{state.ring.num_envs} environments")

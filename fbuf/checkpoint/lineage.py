@@ -19,7 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.state import State
-from fbuf.xla.explicit import on_automatic_axes
+from fbuf.xla.place import put_like
+
+CURSOR = ".ring.cursor"
+"""The path of the array that holds the id."""
 
 NONE = 0
 """The id of a buffer that descends from no checkpoint."""
@@ -76,16 +79,18 @@ def of_cursor(cursor: np.ndarray) -> int:
 
 def of_state(state: State[Any]) -> int:
     """Return the id of a buffer. No array of it is held."""
-    return of_cursor(np.asarray(jnp.copy(state.ring.cursor)))
+    return of_cursor(jax.device_get(jnp.copy(state.ring.cursor)))
 
 
-@jax.jit
-@on_automatic_axes
-def _with_id(cursor: jax.Array, save_id: jax.Array) -> jax.Array:
-    return cursor.at[3].set(save_id)
+def named(cursor: np.ndarray, save_id: int) -> np.ndarray:
+    """Return the cursor of a ring with an id in it."""
+    cursor = cursor.copy()
+    cursor[3] = save_id
+    return cursor
 
 
 def with_id(state: State[Any], save_id: int) -> State[Any]:
     """Return the buffer with an id; all other arrays are the same ones."""
-    cursor = _with_id(state.ring.cursor, np.int32(save_id))
+    before = state.ring.cursor
+    cursor = put_like(before, named(jax.device_get(jnp.copy(before)), save_id))
     return dataclasses.replace(state, ring=dataclasses.replace(state.ring, cursor=cursor))

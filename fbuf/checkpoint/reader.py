@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checkpoint import extra, lineage, manifest, npy, row_ranges, tree_json, writer
@@ -16,6 +15,7 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Segment
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.state import State
+from fbuf.xla.place import put_like
 
 
 def check_shapes(found: Manifest, like: State[Any]) -> None:
@@ -129,10 +129,7 @@ def _with_index(state: State[Any], values: dict[str, np.ndarray]) -> State[Any]:
     """The buffer with all arrays but those of the stores."""
 
     def put(path: Any, leaf: jax.Array) -> jax.Array:
-        # A copy: what JAX shares with NumPy it does not write to in place.
-        # Committed to its place only if the buffer is: else JAX takes no part of it to a mesh.
-        there = leaf.sharding if leaf.committed else None
-        return jnp.copy(jax.device_put(values[jax.tree_util.keystr(path)], there))
+        return put_like(leaf, values[jax.tree_util.keystr(path)])
 
     kept = state.next_obs
     own = dataclasses.replace(

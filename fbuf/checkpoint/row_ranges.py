@@ -113,7 +113,7 @@ def copied(array: Any, rows: Iterator[np.ndarray], step: int) -> Iterator[np.nda
         return
     for some in rows:
         padded = np.resize(some, padded_size(some.size, step)).astype(np.int32)
-        yield np.asarray(_taken(array, padded))[: some.size]
+        yield jax.device_get(_taken(array, padded))[: some.size]
 
 
 def put(array: Any, rows: np.ndarray, new: np.ndarray, step: int) -> Any:

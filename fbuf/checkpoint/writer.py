@@ -103,8 +103,8 @@ def prepare(
     carried = lineage.of_state(state)
     base = incremental.find_base(folder, numbers, carried, described)
     save_id = lineage.new_id(carried)
-    copies = by_path(_copied(small(lineage.with_id(state, save_id))))
-    index = {name: np.asarray(copy) for name, copy in copies.items()}
+    index = jax.device_get(by_path(_copied(small(state))))
+    index[lineage.CURSOR] = lineage.named(index[lineage.CURSOR], save_id)
     places, stores = incremental.places(state, index, base), row_ranges.of_state(state)
     new_files = _NewFiles(number, now)
     segments = {of.name: _segments(of, places[of.name], base, new_files) for of in stores}

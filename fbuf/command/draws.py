@@ -41,7 +41,7 @@ class Draws:
 
 def of_state(state: State[Any]) -> Draws:
     """Return the draws of a buffer; its rows are not needed."""
-    likely, ages = map(np.asarray, _of_slots(state))
+    likely, ages = map(jax.device_get, _of_slots(state))
     drawn = likely > 0
     likely = likely[drawn].astype(np.float64)
     mass = None

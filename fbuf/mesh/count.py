@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.mesh.state import ShardedState
@@ -35,7 +34,7 @@ class Count:
 
     def __int__(self) -> int:
         """Return the number; wait until it is known."""
-        return int(np.asarray(self.high)) << 32 | int(np.asarray(self.low))
+        return int(jax.device_get(self.high)) << 32 | int(jax.device_get(self.low))
 
 
 def is_wide(state: ShardedState[Any]) -> bool:

@@ -106,7 +106,7 @@ def latest_lap(cursors: Iterable[Any]) -> np.ndarray:
 
     A slot belongs to another lane afterwards. So old ids are stale only behind all laps.
     """
-    laps = np.concatenate([np.asarray(cursor)[1] for cursor in cursors]).view(np.uint32)
+    laps = np.concatenate([jax.device_get(cursor)[1] for cursor in cursors]).view(np.uint32)
     ahead = (laps - laps[0]).view(np.int32).max(keepdims=True)  # they wrap around
     return (laps[:1] + ahead.view(np.uint32)).view(np.int32)
 

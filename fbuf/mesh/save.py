@@ -26,6 +26,7 @@ from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
 from fbuf.storage.store import Item
+from fbuf.xla.place import allocating
 
 
 def save(
@@ -161,9 +162,10 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
 def _with_save_ids(state: ShardedState[Item], save_ids: np.ndarray) -> ShardedState[Item]:
     """Return the buffer with the save ids of its shards; all other arrays are the same ones."""
     sharding = jax.NamedSharding(state.mesh, state.spec)
-    placed = jax.make_array_from_callback(
-        save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)
-    )
+    with allocating():
+        placed = jax.make_array_from_callback(
+            save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)
+        )
     cursor = state.blocks.ring.cursor
 
     def put(cursor: jax.Array, save_ids: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ from typing import Any, cast
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -275,7 +274,7 @@ def raise_on_fault(
         require_sharded(name, state)
     refuse_traced(name, state.fault)
     if isinstance(state, ShardedSample):
-        return raise_for(name, Fault(int(np.asarray(state.fault))) & ~ignore)
+        return raise_for(name, Fault(int(jax.device_get(state.fault))) & ~ignore)
     fault, nothing = _raise_on_fault(state)
     bits = Fault(int(fault))
     if state.blocks.sampler.may_draw_nothing:

@@ -109,11 +109,11 @@ def check_rows(function: str, state: State[Any], read: Read, aside: Read | None)
         read: Reads rows by their slots.
         aside: Reads the kept next observations; None if there are none.
     """
-    flags, ages, there = map(np.asarray, _of_ring(state.ring))
+    flags, ages, there = map(jax.device_get, _of_ring(state.ring))
     can = there & (flags & (REMOVED | DUMMY) == 0)
     found = _bad(state.storage.layout, state.capacity, read, can)
     if aside is not None and (kept := state.next_obs) is not None:
-        layout, owner = kept.rows.layout, np.asarray(kept.owner)
+        layout, owner = kept.rows.layout, jax.device_get(kept.owner)
         owned = _are_kept(kept, flags & ENDS > 0, state.ring.lanes) & can[np.maximum(owner, 0)]
         for name, bad in _bad(layout, len(owner), aside, owned).items():
             leaf = f"{kept.field}.{name[1:-1]}" if name else kept.field
@@ -147,7 +147,7 @@ def _bad(
     for start in range(0, len(places) if inexact else 0, _CHUNK):
         part = places[start : start + _CHUNK]
         padded = np.concatenate([part, np.full(min(_CHUNK, rows) - len(part), part[0], np.int32)])
-        bad = np.asarray(_are_bad(read(padded, inexact)))[:, : len(part)]
+        bad = jax.device_get(_are_bad(read(padded, inexact)))[:, : len(part)]
         for number, of_leaf in zip(inexact, bad, strict=True):
             if of_leaf.any():
                 found.setdefault(names[number], []).append(part[of_leaf])
@@ -183,7 +183,7 @@ def _of_ring(ring: Ring) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def _are_kept(kept: NextObs, ends: np.ndarray[Any, Any], lanes: int) -> np.ndarray[Any, Any]:
     """Tell which kept next observations still belong to their rows: bool `[lanes + ends]`."""
-    owner, place = np.asarray(kept.owner), np.arange(kept.owner.shape[0])
+    owner, place = jax.device_get(kept.owner), np.arange(kept.owner.shape[0])
     slot = np.maximum(owner, 0)
-    of_end = ends[slot] & (np.asarray(kept.kept_at)[slot] == place)
+    of_end = ends[slot] & (jax.device_get(kept.kept_at)[slot] == place)
     return (owner >= 0) & (of_end | (place < lanes))

@@ -41,7 +41,7 @@ def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None
     require_state("raise_on_fault", state)
     refuse_traced("raise_on_fault", state.fault)
     refuse_consumed("raise_on_fault", state)
-    bits = Fault(int(np.bitwise_or.reduce(np.asarray(state.fault), axis=None))) & ~ignore
+    bits = Fault(int(np.bitwise_or.reduce(jax.device_get(state.fault), axis=None))) & ~ignore
     # Rows that lost their priorities, or were removed, set no bit.
     bits &= ~Fault.NOTHING_TO_DRAW
     more = ""
@@ -74,7 +74,7 @@ def _draws_nothing(state: State[Any]) -> bool:
     nothing = _is_full_of_nothing
     for _ in range(state.fault.ndim):
         nothing = jax.vmap(nothing)
-    return bool(np.asarray(nothing(state)).any())
+    return bool(jax.device_get(nothing(state)).any())
 
 
 @jax.jit
@@ -88,7 +88,7 @@ def _lengths(state: State[Any]) -> str:
     if window == 1 or state.ring.cursor.ndim > 2:
         return f" (window={window})"
     ring = state.ring
-    flags, held = map(np.asarray, jax.jit(_in_order)(ring))
+    flags, held = map(jax.device_get, jax.jit(_in_order)(ring))
     rows = held & (flags & DUMMY == 0)
     longest, length = 0, np.zeros(ring.lanes, np.int64)
     for step, ends in zip(rows, flags & ENDS > 0, strict=True):

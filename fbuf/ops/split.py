@@ -70,7 +70,7 @@ def split(
         Array([36, 37, 38, 39], dtype=int32)
     """
     _check(state, key, fraction)
-    order, number, count = map(np.asarray, _in_order(state))
+    order, number, count = map(jax.device_get, _in_order(state))
     order, number = order[:count], number[:count]
     episodes = int(number[-1]) + 1 if count else 0
     if episodes < 2:
@@ -79,7 +79,7 @@ def split(
             "episodes end with terminated and truncated, or fbuf.end_episode"
         )
     every = jnp.arange(episodes)
-    shuffled = np.asarray(every if key is None else jax.random.permutation(key, every))
+    shuffled = jax.device_get(every if key is None else jax.random.permutation(key, every))
     first = np.zeros(episodes, bool)
     first[shuffled[: min(max(round(fraction * episodes), 1), episodes - 1)]] = True
     return _part(state, order, number, first), _part(state, order, number, ~first)

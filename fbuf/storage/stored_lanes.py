@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,8 +30,8 @@ class Lane(NamedTuple):
 def stored_lanes(ring: Ring) -> Iterator[Lane]:
     """Yield the stored rows of each lane. O(N) time and memory, on the host."""
     # Computed: a view of the buffer's own memory would keep the buffer from being written to.
-    flags = np.asarray(ring.flags | jnp.uint8(0))
-    cursor = np.asarray(ring.cursor + 0).astype(np.int64)
+    flags = jax.device_get(ring.flags | jnp.uint8(0))
+    cursor = jax.device_get(ring.cursor + 0).astype(np.int64)
     for lane in range(ring.lanes):
         head, lap, stored, _ = cursor[:, lane % ring.heads].tolist()
         places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)

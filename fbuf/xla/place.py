@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
+import jax.numpy as jnp
+import numpy as np
 
 T = TypeVar("T")
 
@@ -35,6 +37,16 @@ def settled(tree: T) -> T:
         return tree
     (device,) = array.devices()
     return tree if device == _outside() else jax.device_put(tree, device)
+
+
+def put_like(array: jax.Array, value: np.ndarray) -> jax.Array:
+    """Return a value where an array lies, in memory of its own.
+
+    The result is committed to the place only if the array is: else JAX takes no part of a buffer to
+    a mesh.
+    """
+    # A copy: what JAX shares with NumPy it does not write to in place.
+    return jnp.copy(jax.device_put(value, array.sharding if array.committed else None))
 
 
 def _outside() -> Any:

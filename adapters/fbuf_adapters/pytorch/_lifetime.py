@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from typing import Any
 
 import jax
 import torch
@@ -45,7 +46,8 @@ class HandOver:
     def tensor(self, array: jax.Array) -> torch.Tensor:
         """Return a tensor on the memory of an array, for which torch's stream waits."""
         # Told the stream, JAX does not hold up the host. DLPack calls the default stream 1.
-        tensor = from_dlpack(array.__dlpack__(stream=self._stream.cuda_stream or 1))
+        export: Any = array.__dlpack__  # whose types do not know of streams
+        tensor = from_dlpack(export(stream=self._stream.cuda_stream or 1))
         self.keep(array, tensor)
         return tensor
 
