@@ -12,6 +12,7 @@ from fbuf.checkpoint.paths import local as local_path
 from fbuf.checkpoint.tree_json import classes as tree_classes
 from fbuf.checkpoint.tree_json import encode as encode_tree
 from fbuf.checks import values as check
+from fbuf.checks.warn import warn
 from fbuf.dispatch.call import checked as checked_arguments
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.parse import can_hold
@@ -78,5 +79,6 @@ __all__ = [
     "uninterrupted",
     "wait_for",
     "waiting_steps",
+    "warn",
     "write_files",
 ]

@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import pathlib
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fbuf.checkpoint import progress
+from fbuf.checks.warn import warn
 
 UNFINISHED = ".unfinished"
 """The end of the name of a file that is being written."""
@@ -141,10 +141,9 @@ def _bring(descriptor: int, path: pathlib.Path) -> None:
         device = os.fstat(descriptor).st_dev
         if device not in _warned:
             _warned.add(device)
-            warnings.warn(
+            warn(
                 f"fbuf: the disk of {path} cannot bring files to the disk on demand ({error}); "
-                "what was saved last may be missing after a crash of the machine",
-                stacklevel=2,
+                "what was saved last may be missing after a crash of the machine"
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.manifest import Manifest, Range
 from fbuf.checkpoint.row_ranges import Store
 from fbuf.checkpoint.tree_json import Data
+from fbuf.checks.warn import warn
 from fbuf.state import State
 from fbuf.storage.ring import WRITTEN
 
@@ -67,11 +67,10 @@ def warn_of_rewriting(function: str, folder: pathlib.Path) -> None:
     """Warn, once a directory, that a save cannot tell which rows are new."""
     if folder not in _warned:
         _warned.add(folder)
-        warnings.warn(
+        warn(
             f"fbuf.{function}: all rows are written to {folder} again, because the buffer does not "
             "descend from a checkpoint there. Go on with the buffer that is returned: "
-            f"state = fbuf.{function}(path, state)",
-            stacklevel=3,
+            f"state = fbuf.{function}(path, state)"
         )
 
 

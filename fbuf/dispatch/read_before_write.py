@@ -10,7 +10,6 @@ through the carry of a loop, or a function that is compiled by itself. There `fb
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import jax
 import jax.core
 from jax import lax
 
+from fbuf.checks.warn import warn
 from fbuf.state import State
 from fbuf.xla.tie import tie
 
@@ -74,12 +74,11 @@ def reads_to_wait_for(function: str, state: Any, ids: Any = None) -> list[jax.Ar
     reads = [read for read in noted if named is None or read is not named]
     here: list[Any] = [read for read in reads if _trace_of(read) is _trace_of(state.fault)]
     if len(here) < len(reads):
-        warnings.warn(
+        warn(
             f"fbuf.{function}: this state was sampled inside a function of its own (a branch, a "
             "loop, a compiled function). XLA may then copy the whole storage at every step. "
             "Return the batch from there, and call state = fbuf.after(state, batch) before "
-            f"fbuf.{function}; fbuf.check_in_place says whether it copies",
-            stacklevel=6,
+            f"fbuf.{function}; fbuf.check_in_place says whether it copies"
         )
     return here
 

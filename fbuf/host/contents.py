@@ -100,9 +100,9 @@ class Contents:
 
     def whole(self) -> fbuf.State[Any]:
         """Return a buffer with the index and the rows, which are arrays of NumPy."""
-        index = self.index
+        index: Any = self.index
         if self.kept is not None:
-            kept: Any = dataclasses.replace(index.next_obs, rows=self.kept.storage)  # type: ignore[type-var]
+            kept = dataclasses.replace(index.next_obs, rows=self.kept.storage)
             index = dataclasses.replace(index, next_obs=kept)
         return dataclasses.replace(index, storage=self.rows.storage)
 

@@ -178,8 +178,7 @@ class HostStore(Generic[Item]):
 
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """
-        given = _given(
-            items=items,
+        given = {"items": items} | _given(
             terminated=terminated,
             truncated=truncated,
             next_observation=next_observation,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-import warnings
 import zlib
 from typing import Any, NamedTuple, get_args
 
@@ -17,6 +16,7 @@ from fbuf.checkpoint import manifest, paths, reader, seen, sharded_manifest
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.sharded_manifest import ShardedManifest
 from fbuf.checks import values as check
+from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.mesh.init import axis_of
 from fbuf.mesh.per_device import refuse_set_mesh
@@ -130,7 +130,7 @@ def load(
             )
         if not fallback or number == known[0]:
             raise failure
-        warnings.warn(f"{failure}; reading the checkpoint before it", stacklevel=2)
+        warn(f"{failure}; reading the checkpoint before it")
     raise AssertionError("the last one is read, or raises")
 
 

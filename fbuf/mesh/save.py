@@ -89,7 +89,7 @@ def save(
     leads = alone or jax.process_index() == 0
     # For each shard of this process: number and checksum of its checkpoint, and the save id.
     parts = np.zeros((state.num_shards, 3), np.int64)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, allocating():
         with _told_to_all(name, alone):
             files.make_folder(folder)
             if leads:
@@ -110,7 +110,7 @@ def save(
                     sharded_manifest.folder_of(folder, number),
                     sharded_manifest.kept_of_shard(folder, number),
                 )
-    return _with_save_ids(state, parts[:, 2])
+        return _with_save_ids(state, parts[:, 2])
 
 
 @contextlib.contextmanager
@@ -162,10 +162,9 @@ def _commit(folder: pathlib.Path, parts: np.ndarray, keep: int) -> None:
 def _with_save_ids(state: ShardedState[Item], save_ids: np.ndarray) -> ShardedState[Item]:
     """Return the buffer with the save ids of its shards; all other arrays are the same ones."""
     sharding = jax.NamedSharding(state.mesh, state.spec)
-    with allocating():
-        placed = jax.make_array_from_callback(
-            save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)
-        )
+    placed = jax.make_array_from_callback(
+        save_ids.shape, sharding, lambda index: save_ids[index].astype(np.int32)
+    )
     cursor = state.blocks.ring.cursor
 
     def put(cursor: jax.Array, save_ids: jax.Array) -> jax.Array:

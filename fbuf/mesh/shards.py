@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
+from fbuf.xla.place import allocating
 
 
 def shards_here(state: ShardedState[Any]) -> Iterator[tuple[int, State[Any]]]:
@@ -66,7 +67,7 @@ def assembled(
             continue
         first = place[along] * count
         if first not in made:  # along other axes every device has a copy
-            with jax.default_device(device):
+            with jax.default_device(device), allocating():
                 parts = [_one_of(make(first + at), shards) for at in range(count)]
                 one = jax.eval_shape(lambda state: state, parts[0])
                 made[first] = jax.tree.map(_joined, *parts)

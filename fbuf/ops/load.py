@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,6 +25,7 @@ from fbuf.checkpoint import extra as extras
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.checks import values as check
+from fbuf.checks.warn import warn
 from fbuf.dispatch import parse
 from fbuf.ops import fields
 from fbuf.ops.end_episode import end_episode
@@ -193,7 +193,7 @@ def newest(
                 return newest(folder, item, sampler, extra, fallback, make)
             if not fallback or number == known[0]:
                 raise
-            warnings.warn(f"{error}; reading the checkpoint before it", stacklevel=2)
+            warn(f"{error}; reading the checkpoint before it")
             continue
         seen.note(folder, heads.values())
         return Checkpoint(state, beside)

@@ -289,6 +289,15 @@ def test_a_buffer_of_tensors_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_loop_that_ignores_the_result_of_a_save_over_a_mesh_is_told_where(tmp_path):
+    state = fbuf.sharded.init(jnp.zeros(()), 64, mesh=meshes.mesh(2))
+    state = fbuf.sharded.add(state, jnp.arange(64.0))
+    fbuf.sharded.save(tmp_path, state)
+    with pytest.warns(UserWarning, match="all rows are written to") as told:
+        fbuf.sharded.save(tmp_path, state)
+    assert [warning.filename for warning in told] == [__file__]
+
+
 def test_a_buffer_over_a_mesh_goes_on(tmp_path, monkeypatch):
     mesh = meshes.mesh(2)
     state = fbuf.sharded.init(jnp.zeros(100), 1000, mesh=mesh, shards=2)

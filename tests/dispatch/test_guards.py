@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import meshes
 from support.few import few
 
 import fbuf
@@ -51,6 +52,22 @@ def test_numbers_cross_because_the_call_says_so(call):
         found = run(state)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_shards_are_saved_loaded_and_divided_anew(tmp_path):
+    mesh = meshes.mesh(2)
+    rows = jax.device_put(jnp.arange(12.0).reshape(4, 3), jax.NamedSharding(mesh, jax.P("data")))
+    item = jax.ShapeDtypeStruct((), jnp.float32)
+    with jax.transfer_guard("disallow"):
+        state = fbuf.sharded.init(item, 16, mesh=mesh, num_envs=4)
+        state = fbuf.sharded.add(state, rows)
+        state = fbuf.sharded.save(tmp_path, state)
+        loaded = fbuf.sharded.load(tmp_path, mesh=mesh)
+        anew = fbuf.sharded.reshard(state, 4)
+        more = fbuf.sharded.load(tmp_path, mesh=meshes.mesh(4), shards=4)
+    for found in (loaded.state, anew, more.state):
+        assert int(fbuf.sharded.size(found)) == 12
+        assert set(fbuf.sharded.sample(found, KEY, 256).data.tolist()) == set(range(12))
 
 
 @pytest.mark.sweep

@@ -352,6 +352,7 @@ def test_the_thread_ends_in_every_state():
         (lambda s: s.add(np.zeros(3)), TypeError, "items is float64"),
         (lambda s: s.add(np.zeros((3, 2), np.int32)), ValueError, "one item, or"),
         (lambda s: s.add({"x": np.int32(1)}), ValueError, "tree of the item"),
+        (lambda s: s.add(None), ValueError, "tree of the item"),
         (lambda s: s.add(np.int32(1), priority=1.0), ValueError, "keeps no priorities"),
         (lambda s: s.add(2**40), (ValueError, TypeError, OverflowError), "hold|int32|large"),
         (lambda s: s.sample(jax.random.key(0), 0), ValueError, "batch_size"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ import jax
 from tqdm import tqdm
 
 import fbuf
-from fbuf.adapter_api import uninterrupted
+from fbuf.adapter_api import uninterrupted, warn
 from fbuf_adapters.datasets._blocks import Block, rows_at_once
 from fbuf_adapters.datasets._chunks import Chunk, chunks
 from fbuf_adapters.datasets._errors import DatasetError
@@ -122,7 +121,7 @@ def load(where: str, data: Data, into: Any, options: Options) -> Any:
             "where you learn from next observations themselves, leave out batch.terminated"
         )
     for doubt in doubts:
-        warnings.warn(f"{where}: {doubt}", stacklevel=3)
+        warn(f"{where}: {doubt}")
     to_add = chunks(blocks, target, stored, of, size, casts)
     return _run(where, data.rows, target, to_add, options.progress)
 

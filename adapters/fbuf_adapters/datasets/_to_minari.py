@@ -5,14 +5,13 @@ from __future__ import annotations
 import pathlib
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from fbuf.adapter_api import require_free_space
+from fbuf.adapter_api import require_free_space, warn
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import NEXT, Array, named, under
 from fbuf_adapters.datasets._npz_members import is_native
@@ -103,11 +102,10 @@ def to_minari(state: Any, dataset_id: str, **about: Any) -> Any:
     if left_out == len(ends):
         raise DatasetError(f"{where}: the last observation of no episode is known")
     if left_out:
-        warnings.warn(
+        warn(
             f"{where}: {left_out} of {len(ends)} episodes or parts of them are left out: their "
             "beginning was overwritten, rows of them were removed, or their last observation is "
-            "not known",
-            stacklevel=2,
+            "not known"
         )
     complete = complete[known]
     last = {name: leaf[known] for name, leaf in last.items()}

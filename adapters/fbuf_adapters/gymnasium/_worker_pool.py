@@ -8,13 +8,12 @@ import dataclasses
 import os
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
 import cloudpickle
 
-from fbuf.adapter_api import check, uninterrupted
+from fbuf.adapter_api import check, uninterrupted, warn
 from fbuf_adapters._fields import blank_specs
 from fbuf_adapters.gymnasium._base_collector import check_timeout
 from fbuf_adapters.gymnasium._errors import CollectorError
@@ -304,11 +303,10 @@ class WorkerPool:
         if self._restarts and not self.closed:
             self._restarts -= 1
             worker.restart()
-            warnings.warn(
+            warn(
                 f"{self._owner}: {said}; it has been started anew, and may be {self._restarts} "
                 f"more times{trace}",
                 RuntimeWarning,
-                stacklevel=2,
             )
             return None
         return CollectorError(f"{self._owner}: {said}{trace}")
