@@ -36,7 +36,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,10 @@ class SumTree:
     capacity: int = dataclasses.field(metadata={"static": True})
     keeps: tuple[Aggregate, ...] = dataclasses.field(metadata={"static": True})
     inactive: bool = dataclasses.field(metadata={"static": True})
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        """Restore a pickle; one of version 0.2 has an older name of a field."""
+        self.__dict__.update({"inactive" if n == "dormant" else n: v for n, v in fields.items()})
 
 
 def empty(

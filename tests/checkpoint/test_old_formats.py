@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import pickle
 import shutil
 
 import jax
@@ -89,3 +90,14 @@ def test_it_is_read_as_it_was_saved(tmp_path, name, has_save_id):
     state = fbuf.save(folder, fbuf.add(state, rows, next_observation=rows["obs"] + 2))
     same(restored.load(folder).state, state)
     assert [count for name, count in rows_of(folder).items() if name not in before] == [2]
+
+
+def test_a_pickle_of_version_0_2_is_read():
+    state = fbuf.init(jnp.zeros(()), 8, sampler=fbuf.Prioritized())
+    state = fbuf.add(state, jnp.arange(4.0))
+    tree = state.index.tree
+    older = object.__new__(type(tree))
+    older.__dict__.update({"dormant" if n == "inactive" else n: v for n, v in vars(tree).items()})
+    older = dataclasses.replace(state, index=dataclasses.replace(state.index, tree=older))
+    restored = pickle.loads(pickle.dumps(older))
+    same(fbuf.add(restored, jnp.arange(2.0)), fbuf.add(state, jnp.arange(2.0)))
