@@ -62,7 +62,7 @@ CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one o
     (THREE, uniform(**SHORT, **BY_EPISODE), "next_step", (3, 9)),
 ]
 SOON = (7,)
-"""What `make test` has of these, with few seeds."""
+"""The cases of `make test`, with few seeds."""
 SWEPT = [
     ((None, 5, True), uniform(), "next_step"),
     ((None, 17, True), prioritized(alpha=0.5, new_priority="largest_ever"), "same_step"),

@@ -29,7 +29,7 @@ def filled(number, leaf):
 
 
 def history():
-    """What was saved, one after the other: some of every kind of file."""
+    """The saved buffers, one after the other: some of every kind of file."""
     state = fbuf.init(
         ITEM, 12, num_envs=2, lockstep=False, sampler=fbuf.Prioritized(window=2), next_of="obs",
         max_ends=2,  # the default of the time

@@ -53,7 +53,7 @@ CASES = [  # environments, sampler, autoreset, in lockstep, next observations
 
 
 def rows(n):
-    """What a row of a number holds."""
+    """The row of a number."""
     n = np.asarray(n, np.int32)
     return {
         "n": n,
@@ -128,7 +128,7 @@ def same(one, other):
 
 
 def seen(state):
-    """What anybody can see of a buffer."""
+    """Everything that a caller can see of a buffer."""
     batch = fbuf.rows(state)
     there = lambda leaf: np.where(
         np.asarray(batch.mask).reshape(*batch.mask.shape, *[1] * (leaf.ndim - batch.mask.ndim)),
@@ -318,7 +318,7 @@ def test_as_many_rows_as_are_new_are_moved(tmp_path, count):
 
 @SWEEP
 def test_rows_that_were_overwritten_are_not_joined(tmp_path, monkeypatch):
-    """Of the oldest file some rows may count no more, and others still do."""
+    """Some rows of the oldest file may count no more, while other rows of the file do."""
     monkeypatch.setattr(compact, "MOST", 3)
     monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 10)
@@ -344,7 +344,7 @@ def test_what_a_save_that_failed_has_written_is_deleted(tmp_path, monkeypatch):
 
 @SWEEP
 def test_only_neighbours_are_joined(tmp_path, monkeypatch):
-    """Of an environment that seldom steps an old file stays, while those behind it have gone."""
+    """An old file of an environment that seldom steps stays, while files behind it have gone."""
     monkeypatch.setattr(compact, "MOST", 3)
     monkeypatch.setattr(compact, "TOGETHER", 2)
     state = fbuf.init(jnp.int32(0), 8, num_envs=2, lockstep=False)
@@ -408,7 +408,7 @@ def test_each_of_two_directories_knows_the_buffer(tmp_path):
 
 
 def test_another_run_keeps_its_checkpoints(tmp_path, monkeypatch):
-    """Who forgets to load does not delete, save by save, what an earlier run has left there."""
+    """A run that forgets to load does not delete the checkpoints of an earlier run."""
     fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.int32(0), 5), jnp.arange(3, dtype=jnp.int32)))
     there, empty = files(tmp_path), fbuf.init(jnp.int32(0), 5)
     monkeypatch.setattr(known_there, "_seen", {})  # another process
@@ -534,7 +534,7 @@ def test_a_buffer_that_goes_another_way_is_written_as_it_is(tmp_path, back):
 
 
 def check_saved(path, state):
-    """What was just saved is what is loaded."""
+    """The newest save is loaded."""
     same(seen(restored.load(path).state), seen(state))
 
 
@@ -690,7 +690,7 @@ def test_after_a_damaged_one_the_whole_ones_are_kept(tmp_path):
 
 @pytest.mark.sweep
 def test_a_link_to_another_directory(tmp_path):
-    """What is known is known of a directory, not of a name."""
+    """Knowledge is of a directory, not of a name."""
     link, state = tmp_path / "latest", fbuf.init(jnp.int32(0), 10)
     for name in ("one", "two"):
         state = fbuf.save(tmp_path / name, state)
@@ -995,7 +995,7 @@ def test_misuse(tmp_path, monkeypatch):
 
 @pytest.fixture
 def nobody():
-    """Whoever runs the tests: root may write anywhere, and so is somebody else for a while."""
+    """The user of the tests; root may write anywhere, and so is another user for a while."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Disk:
-    """What the calls of a save ask of a disk, in their order."""
+    """The requests of a save to a disk, in their order."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.calls = folder, []
@@ -121,7 +121,7 @@ def there(folder):
     ],
 )
 def test_every_moment_of_a_crash(tmp_path, monkeypatch, kind):
-    """Whatever of it has come to the disk: the order of calls alone makes a checkpoint safe."""
+    """Any part may have come to the disk: the order of calls alone makes a checkpoint safe."""
     folder, copy = tmp_path / "saved", tmp_path / "copy"
     if kind == "joined":
         monkeypatch.setattr(compact, "MOST", 2)

@@ -193,7 +193,7 @@ def test_manifests_that_somebody_edited(saved, tmp_path, every):
     refused = 0
     for at, value in edits:
         rewritten(path, changed(data, at, value))
-        # What it says of the buffer, it may say of another one.
+        # The manifest may describe another buffer.
         another = at[:1] in ((), ("config",), ("extra",), ("about",))
         refused += refused_or_right(folder, saved, may_be_another=another)
     assert refused > 0.8 * len(edits)

@@ -171,7 +171,7 @@ def saved(path, rewards, ends, **options):
 
 
 def as_json(path, capsys):
-    """What a strict reader finds in the figures: one that knows no NaN."""
+    """The figures as a strict reader finds them: one that knows no NaN."""
     assert main(["inspect", str(path), "--json"]) == 0
     return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
@@ -296,7 +296,7 @@ def test_episodes_come_in_the_order_of_their_ends(tmp_path, lockstep):
 
 @pytest.mark.sweep
 def test_priorities_by_age(tmp_path):
-    """Of each environment, also around the end of the ring; removed rows are left out."""
+    """Rows of each environment, also around the end of the ring, without removed rows."""
     state = fbuf.init(jnp.zeros(()), 6, num_envs=2, sampler=fbuf.Prioritized(alpha=1.0, eps=0.0))
     priority = np.array([[9, 1, 2, 3], [9, 4, 5, 0]], np.float32)
     state = fbuf.add(state, np.zeros((2, 4), np.float32), priority=priority)
@@ -395,7 +395,7 @@ def test_a_picture_of_returns_and_priorities(tmp_path, monkeypatch):
 
 @pytest.mark.sweep
 def test_a_picture_of_many_rows(tmp_path, monkeypatch):
-    """Of these there are means, and no dot for each."""
+    """These have means, and no dot for each."""
     state = fbuf.init({"reward": jnp.float32(0)}, 5000)
     new = {"reward": jnp.arange(5000.0)}
     fbuf.save(tmp_path, fbuf.add(state, new, terminated=jnp.ones(5000, bool)))
@@ -475,7 +475,7 @@ def test_verify(tmp_path, capsys):
 
 @pytest.mark.sweep
 def test_beside_a_run_that_goes_on_saving(tmp_path, capsys, monkeypatch):
-    """What is deleted while it is read is no damage: there is a newer one."""
+    """A checkpoint deleted while it is read is no damage: there is a newer one."""
     state = fbuf.add(fbuf.init(jnp.zeros(()), 9), jnp.arange(5.0))
     fbuf.save(tmp_path, state, extra=0)
     more = fbuf.add(state, jnp.ones(9), donate=False)

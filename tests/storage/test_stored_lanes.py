@@ -12,7 +12,7 @@ from fbuf.storage.stored_lanes import stored_lanes
 
 
 def one_by_one(ends, outside, cut, overwritten):
-    """What `spans` finds, row by row."""
+    """The episodes of `spans`, row by row."""
     found, current = [], None
     for row in range(len(ends)):
         if outside[row]:

@@ -1,4 +1,4 @@
-"""What a data set holds is in the buffer, row by row, and comes out of it again."""
+"""A data set comes into the buffer row by row, and out of the buffer again."""
 
 import os
 import signal
@@ -244,7 +244,7 @@ def test_a_file_is_never_in_memory_as_a_whole(tmp_path):
     assert written < frames.nbytes / 2
 
 
-# What raises in the middle.
+# A data set that raises in the middle.
 
 
 class Interrupting:

@@ -265,7 +265,7 @@ def test_files_that_are_loaded_one_after_another_are_not_joined(tmp_path):
     assert (np.asarray(led.data.next_observation) == np.tile(later, (2, 1))).all()
 
 
-# What is a jump, and what a rounding.
+# Jumps are told from roundings.
 
 WALK = np.cumsum(np.random.default_rng(0).normal(size=(200, 5)), axis=0)
 GRID = np.random.default_rng(1).integers(0, 300, (200, 2))

@@ -1,4 +1,4 @@
-"""Whatever raises or hangs, no step that was made is lost, and nothing is left behind."""
+"""No step is lost and nothing is left behind, whichever part raises or hangs."""
 
 import functools
 import os
@@ -51,7 +51,7 @@ def of(env, found):
 
 
 def check_first(found, count, mode):
-    """Of each environment the steps before a failure, the last of which ended its episode."""
+    """The steps of each environment before a failure; the last one ended its episode."""
     for env in range(3):
         before = steps_of(env, count, mode == "next_step")
         came = of(env, found)[: len(before)]
@@ -85,7 +85,7 @@ def test_an_environment_raises(mode):
 
 
 def _calls(env, made):
-    """How many calls of its vector have made so many steps of an environment, with dummies."""
+    """The number of calls of a vector for so many steps of an environment, with dummies."""
     return next(n for n in range(100) if len(steps_of(env, n, dummies=True)) == made)
 
 

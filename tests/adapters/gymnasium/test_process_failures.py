@@ -1,4 +1,4 @@
-"""What happens when a process fails: who it was is said, what has come is kept, nothing is left."""
+"""A process that fails is named, its steps so far are kept, and nothing is left behind."""
 
 import _thread
 import os
@@ -25,7 +25,7 @@ from fbuf_adapters.gymnasium._worker_pool import Ended, WorkerPool
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SECONDS = 8
-"""What an error may take to come, on a machine that does other things as well."""
+"""Seconds that an error may take, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other process does not fill the buffer until it is seen."""
@@ -253,7 +253,7 @@ def test_ctrl_c_loses_no_whole_chunk(mode):
             return
         state = collector.collect(state, 5)
     for env, rows in enumerate(lanes(state)):
-        # What was under way is dropped: exactly five steps are new, and follow nothing.
+        # Steps under way are dropped: exactly five steps are new, and follow nothing.
         assert len(rows["reward"]) == had[env] + 5
         assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
         np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)

@@ -1,4 +1,4 @@
-"""What processes collect: the steps of seeded environments, each once and in order."""
+"""Processes collect the steps of seeded environments, each once and in order."""
 
 import functools
 import os
@@ -121,7 +121,7 @@ def test_a_barrier_collects_what_one_process_would():
                 same = alike[name][..., :4] if name in ("observation", "next") else alike[name]
                 np.testing.assert_array_equal(known, same)
 
-        # What does not fit is refused, and the buffer is not consumed.
+        # Steps that do not fit are refused, and the buffer is not consumed.
         for wrong, message in (
             (lambda: collector.drain(state), "mode='sync'"),
             (lambda: collector.recover(), "did not raise"),

@@ -1,4 +1,4 @@
-"""What actors of Ray collect, on two nodes of a cluster, and what happens when one is lost."""
+"""Actors of Ray collect on two nodes of a cluster, and one node is lost."""
 
 import _thread
 import functools
@@ -34,7 +34,7 @@ TESTS = pathlib.Path(__file__).parents[2]
 ROOT = TESTS.parent
 
 SECONDS = 12
-"""What an error may take to come, on a machine that does other things as well."""
+"""Seconds that an error may take, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other worker does not fill the buffer until it is seen."""
@@ -58,7 +58,7 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes, each with processes and a store of its own, as two machines have."""
-    # What Ray leaves there is removed. The name is short, for those of sockets have to be.
+    # Files that Ray leaves there are removed. The name is short, for those of sockets have to be.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("RAY_TMPDIR", folder)
         for name, value in ENVIRONMENT.items():
