@@ -5,6 +5,7 @@ core may change all other names. These names are for adapters, not for programs:
 from one version to the next, together with the adapters of this repository.
 """
 
+from fbuf.checkpoint.config import NO_ITEM
 from fbuf.checkpoint.files import write as write_files
 from fbuf.checkpoint.free_space import explained as explain_full_disk
 from fbuf.checkpoint.free_space import require as require_free_space
@@ -40,6 +41,7 @@ from fbuf.views.gather import request_rows
 
 __all__ = [
     "DUMMY",
+    "NO_ITEM",
     "NO_SLOT",
     "REMOVED",
     "STANDS_IN",

@@ -18,13 +18,20 @@ from fbuf.state import State
 _SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture, Fifo)}
 
 
+NO_ITEM = {"not known yet": jax.ShapeDtypeStruct((), np.int32)}
+"""The item of a buffer of an adapter that learns its item from the first row, and has none yet."""
+
+
+def item_data(item: Any) -> Data:
+    """Return an item as JSON."""
+    return tree_json.encode(item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype))
+
+
 def described(state: State[Any]) -> Data:
     """Return the arguments that make an empty buffer like this one."""
     ring, kept = state.ring, state.next_obs
     return {
-        "item": tree_json.encode(
-            state.storage.item, lambda leaf: tree_json.array(leaf.shape, leaf.dtype)
-        ),
+        "item": item_data(state.storage.item),
         "capacity": state.capacity,
         "num_envs": ring.num_envs,
         "lockstep": ring.lockstep,

@@ -606,6 +606,7 @@ MUTANTS = [
     ),
     *of(
         "checkpoint/writer.py",
+        ("not in (item, config.item_data(config.NO_ITEM))", "!= item", "seam", ("test_replay_buffer.py", "before_the_first_row")),
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
         ("            save_id=save_id,\n", "            save_id=carried,\n", "seam", ("test_incremental.py", "returned_one")),

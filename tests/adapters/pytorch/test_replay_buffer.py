@@ -843,3 +843,19 @@ def test_nested_tuples_are_items():
 def test_rows_that_are_read_once_are_not_for_an_object_that_draws():
     with pytest.raises(ValueError, match=r"fbuf\.pop"):
         ReplayBuffer(8, sampler=fbuf.Fifo())
+
+
+def test_a_directory_saved_before_the_first_row_takes_the_rows_that_come(tmp_path):
+    buffer = ReplayBuffer(20, batch_size=4)
+    buffer.save(tmp_path)
+    buffer.extend({"x": torch.arange(3.0)})
+    buffer.save(tmp_path)
+    again = ReplayBuffer(20, batch_size=4)
+    again.load(tmp_path)
+    assert sorted(again[:]["x"].tolist()) == [0, 1, 2]
+    other = ReplayBuffer(20, batch_size=4)
+    other.load(tmp_path)
+    with pytest.raises(InteropError, match="x"):
+        other.extend({"y": torch.arange(3.0)})
+    with pytest.raises(fbuf.CheckpointError, match="save to another directory"):
+        fbuf.save(tmp_path, fbuf.init(jnp.int32(0), 20))  # any other item is refused as before
