@@ -280,7 +280,7 @@ def test_a_full_disk(tmp_path):
     with small_disk(tmp_path, "300k") as small:
         path = small / "saved"
         state = fbuf.add(fbuf.init(jnp.zeros(100), 1000), jnp.ones((100, 100)))
-        fbuf.save(path, state, extra=1)
+        state = fbuf.save(path, state, extra=1)
         before = there(path)
         more = fbuf.add(state, jnp.ones((800, 100)), donate=False)
         with pytest.raises(OSError, match="No space left"):
