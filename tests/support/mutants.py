@@ -817,9 +817,8 @@ MUTANTS = [
         ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_batch_stream.py",
-        ("if self._modes is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
-        ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
+        "../adapters/fbuf_adapters/pytorch/_draws.py",
+        ("make = functools.partial(_modes.under, context, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_modes.py",
@@ -1043,6 +1042,7 @@ MUTANTS = [
     ),
     *of(
         "runtime/batch_stream.py",
+        ("if self._context is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
         ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
     ),
 ]

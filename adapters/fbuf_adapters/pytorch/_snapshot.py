@@ -162,11 +162,11 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "made_with": _made_with(contents.spec),
         "tensordict": contents.rebuild == [_containers.TENSORDICT],
         "seed": contents.seed,
-        "key": jax.random.key_data(contents.stream.key),
+        "key": jax.random.key_data(contents.stream.draws.key),
         "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
         "written": stored is not None and stored.backend.fault is not stored.blank,
         "batch_size": contents.spec.batch_size,
-        "sizes": contents.stream.sizes.own.get("sample", []),
+        "sizes": contents.stream.draws.sizes.own.get("sample", []),
         "ahead": [batch.take() for batch in waiting],
     }
 
@@ -178,12 +178,7 @@ def _of_tensors(spec: Spec, saved: dict[str, Any]) -> _Saved:
     missing = ({"version"} if saved.get("version", VERSION) != VERSION else parts) - set(saved)
     if missing:
         raise ValueError(f"{function} state_dict is incomplete: it lacks {sorted(missing)}")
-    if saved["version"] != VERSION:
-        raise ValueError(
-            f"{function} state_dict has version {saved['version']}, but this release reads version "
-            f"{VERSION}; load it with the release that wrote it"
-        )
-    _check(f"{function} state_dict", saved, spec)
+    _check(f"{function} state_dict", saved, spec, ValueError)
     learned = None if saved["item"] is None else learn(function, saved["item"])
     state = None if learned is None else _state(function, saved["state"], spec, learned)
     arrays = {name: jnp.copy(from_torch(saved[name])) for name in ("key", "turns")}
@@ -227,12 +222,7 @@ def _of_directory(
     try:
         figures = _tensor_json.decode(whole[_OF_DISK], _CPU)
         extra = _tensor_json.decode(whole["extra"], _CPU)
-        if figures["version"] != VERSION:
-            raise fbuf.CheckpointError(
-                f"{what} has version {figures['version']}, but this release reads version "
-                f"{VERSION}; load it with the release that wrote it"
-            )
-        _check(what, figures, spec)
+        _check(what, figures, spec, fbuf.CheckpointError)
         missing = ({"given"} | _FIGURES) - figures.keys()
         if missing:
             raise KeyError(*sorted(missing))
@@ -256,7 +246,7 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
                 f"{own}; use the same item, or give none"
             )
     if run.state is not None and run.learned is not None:
-        stored = contents.of_state(run.learned, run.state, bool(figures["written"]))
+        stored = contents.make(run.learned, run.state, bool(figures["written"]))
     elif stored is not None:  # the other has learned no item yet
         stored = contents.make(stored.learned)
     move = functools.partial(map_tensors, change=lambda x: x.to(spec.device), moved_to=spec.device)
@@ -269,8 +259,13 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
     return stored, stream, int(seed), rebuild
 
 
-def _check(what: str, figures: Mapping[str, Any], spec: Spec) -> None:
-    """Raise `ValueError` if they are of a buffer made with other arguments."""
+def _check(what: str, figures: Mapping[str, Any], spec: Spec, other: type[Exception]) -> None:
+    """Raise `other` at a version of another release, `ValueError` at other arguments."""
+    if figures["version"] != VERSION:
+        raise other(
+            f"{what} has version {figures['version']}, but this release reads version {VERSION}; "
+            "load it with the release that wrote it"
+        )
     if figures["made_with"] != _made_with(spec):
         raise ValueError(
             f"{what} is from a buffer made with {figures['made_with']}, but this buffer "
