@@ -1036,9 +1036,9 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/tensordict/_codec.py",
         ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
-        ("added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}", "added = wide", "tensors", free("dims")),
+        ("{key: _repeated(numbers, dims) for", "{key: numbers.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for", "tensors", free("dims")),
         ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
-        (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
+        (".clone(memory_format=torch.contiguous_format)", "", "tensors", free("dims")),
     ),
     *of(
         "runtime/batch_stream.py",

@@ -7,7 +7,6 @@ arrays, which are tensors or `.npy` files, and in the item: a directory knows th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -195,10 +194,10 @@ def _of_directory(
         fbuf.CheckpointError: As `fbuf.load`. Also if it was saved by something else.
         ValueError: If it is from a buffer made with other arguments.
     """
-    spec, item = contents.spec, None
-    # The classes of the item's nodes, which a directory does not name.
-    if contents.stored is not None and not _is_plain(contents.stored.learned.item):
-        item = contents.stored.learned.item
+    spec = contents.spec
+    item = None if contents.stored is None else contents.stored.learned.item
+    if not tree_classes(encode_tree(item, lambda leaf: None)):  # a directory names its nodes
+        item = None
     sampler = spec.buffer.sampler
     given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
@@ -249,8 +248,7 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
         stored = contents.make(run.learned, run.state, bool(figures["written"]))
     elif stored is not None:  # the other has learned no item yet
         stored = contents.make(stored.learned)
-    move = functools.partial(map_tensors, change=lambda x: x.to(spec.device), moved_to=spec.device)
-    ahead = [move(batch) for batch in figures["ahead"]]
+    ahead = map_tensors(figures["ahead"], lambda x: x.to(spec.device), moved_to=spec.device)
     key = jax.random.wrap_key_data(jnp.asarray(figures["key"]))
     stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
     # Older figures have the seed in the last word of their key alone.
@@ -303,11 +301,6 @@ def _state(
 
 def _on_cpu(arrays: dict[str, jax.Array]) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()}
-
-
-def _is_plain(tree: Any) -> bool:
-    """Tell whether a tree can be made again without an example."""
-    return not tree_classes(encode_tree(tree, lambda leaf: None))
 
 
 def _name(path: Any) -> str:
