@@ -12,7 +12,7 @@ import numpy as np
 from fbuf.checks import values as check
 from fbuf.host import programs
 from fbuf.host.contents import Contents
-from fbuf.runtime.batch_stream import BatchStream, Draws
+from fbuf.runtime.batch_stream import BatchDrawer, BatchStream
 from fbuf.runtime.thread import Cancelled
 from fbuf.views import View
 
@@ -51,7 +51,7 @@ class Batches:
         """
         self._lock = contents.lock
         check.integer("HostStore.batches", "prefetch", prefetch)
-        self._stream = BatchStream(_NumberedDraws(draw), 0, 1, prefetch, "fbuf-host")
+        self._stream = BatchStream(_NumberedDrawer(draw), 0, 1, prefetch, "fbuf-host")
         self._closed = False
 
     def __iter__(self) -> Batches:
@@ -96,8 +96,8 @@ class Batches:
         self.close()
 
 
-class _NumberedDraws(Draws):
-    """Draws whose turns are numbers; see `BatchStream`."""
+class _NumberedDrawer(BatchDrawer):
+    """Draw the batches of turns that are numbers; see `BatchDrawer`."""
 
     def __init__(self, draw: NumberedDraw) -> None:
         self._numbered = draw

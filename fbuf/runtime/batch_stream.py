@@ -37,7 +37,7 @@ class Drawn:
     raised: Callable[[BaseException], bool] = lambda error: False
 
 
-class Draws(Protocol):
+class BatchDrawer(Protocol):
     """Draw the batch of a turn. The lock of the buffer is held during each call."""
 
     def draw(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
@@ -55,7 +55,7 @@ class Draws(Protocol):
         return True
 
 
-D = TypeVar("D", bound=Draws)
+D = TypeVar("D", bound=BatchDrawer)
 
 
 class BatchStream(Generic[D]):
@@ -66,18 +66,18 @@ class BatchStream(Generic[D]):
     """
 
     def __init__(
-        self, draws: D, turn: Any, batch_size: int | None, prefetch: int, thread: str
+        self, drawer: D, turn: Any, batch_size: int | None, prefetch: int, thread: str
     ) -> None:
         """Begin; nothing is drawn yet.
 
         Args:
-            draws: Draws the batch of a turn.
+            drawer: Draws the batch of a turn.
             turn: The turn of the first batch.
             batch_size: The size of the batches that are drawn ahead.
             prefetch: The number of batches to keep ready.
             thread: The name of the thread that makes them.
         """
-        self.draws = draws
+        self.drawer = drawer
         self._turn = self._last = turn
         """The turn of the next batch, and the one after the last batch that was returned."""
         self._batch_size, self._prefetch = batch_size, prefetch
@@ -100,7 +100,7 @@ class BatchStream(Generic[D]):
         the noted batch out.
 
         Args:
-            source: The buffer, for `draws`.
+            source: The buffer, for `drawer`.
             size: The number of rows.
             option: An argument of the draw.
             context: The setting under which a thread makes the batches drawn ahead. A change of
@@ -120,7 +120,7 @@ class BatchStream(Generic[D]):
         if drawn is not None:
             if self._again or not drawn.ahead:
                 # Rows have gone since, or a transform may have changed the batch.
-                take, after = self.draws.draw(source, drawn.before, size, option)
+                take, after = self.drawer.draw(source, drawn.before, size, option)
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
                 self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
@@ -133,7 +133,7 @@ class BatchStream(Generic[D]):
         if self._ahead:
             drawn = self._ahead[0]
         else:
-            take, after = self.draws.draw(source, self._turn, size, option)
+            take, after = self.drawer.draw(source, self._turn, size, option)
             drawn = Drawn(self._turn, after, size, take)
         given: dict[str, Any] = {"_turn": drawn.after}
         unfinished = {"_unfinished": drawn, "_again": False, "_waited": True}
@@ -172,8 +172,8 @@ class BatchStream(Generic[D]):
         returned the next turn.
         """
         turn = self._turn
-        if not self.draws.exists(turn):
-            turn = drawn.before if self.draws.exists(drawn.before) else self._last
+        if not self.drawer.exists(turn):
+            turn = drawn.before if self.drawer.exists(drawn.before) else self._last
             self.drop()
         unfinished = None if self._unfinished is drawn else self._unfinished
         self.__dict__.update(_unfinished=unfinished, _turn=turn)
@@ -214,7 +214,7 @@ class BatchStream(Generic[D]):
         assert size is not None
         while len(self._ahead) <= self._prefetch:
             turn = self._ahead[-1].after if self._ahead else self._turn
-            make, after = self.draws.draw_ahead(source, turn, size, option, self._context)
+            make, after = self.drawer.draw_ahead(source, turn, size, option, self._context)
             task = worker.submit(Task(make))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, True, task.raised))

@@ -817,7 +817,7 @@ MUTANTS = [
         ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_draws.py",
+        "../adapters/fbuf_adapters/pytorch/_drawer.py",
         ("make = functools.partial(_modes.under, context, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(

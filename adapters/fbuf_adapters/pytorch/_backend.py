@@ -21,7 +21,7 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import Calls, View, at_once, waiting_steps
 from fbuf_adapters.pytorch import _packed
-from fbuf_adapters.pytorch._draws import BatchProgram, PackedDraw, Recipe
+from fbuf_adapters.pytorch._drawer import BatchProgram, PackedDraw, Recipe
 
 Operation = Callable[..., fbuf.State[Any]]
 

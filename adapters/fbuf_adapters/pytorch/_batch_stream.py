@@ -13,11 +13,11 @@ import numpy as np
 
 from fbuf.adapter_api import BatchStream, Drawn
 from fbuf_adapters.pytorch._delivery import Delivery
-from fbuf_adapters.pytorch._draws import TensorDraws
+from fbuf_adapters.pytorch._drawer import TensorDrawer
 from fbuf_adapters.pytorch._spec import Spec
 
 
-class TensorStream(BatchStream[TensorDraws]):
+class TensorStream(BatchStream[TensorDrawer]):
     """Draw the batches of a backend. Call the methods with the lock of the buffer held."""
 
     def __init__(self, spec: Spec, key: jax.Array, delivery: Delivery) -> None:
@@ -28,8 +28,9 @@ class TensorStream(BatchStream[TensorDraws]):
             key: The key of all batches; it lies where they are drawn.
             delivery: Makes of a batch what the user gets.
         """
-        draws = TensorDraws(spec, key, delivery)
-        super().__init__(draws, draws.turn((0, 0)), spec.batch_size, spec.prefetch, "fbuf-prefetch")
+        drawer = TensorDrawer(spec, key, delivery)
+        first = drawer.turn((0, 0))
+        super().__init__(drawer, first, spec.batch_size, spec.prefetch, "fbuf-prefetch")
 
     def begin_epoch(self) -> None:
         """Go on with the first batch of an epoch."""
@@ -38,7 +39,7 @@ class TensorStream(BatchStream[TensorDraws]):
             self._give_up(self._unfinished)
         epoch, first = np.asarray(self._turn)
         if first:
-            self._turn = self.draws.turn((epoch + np.uint32(1), 0))
+            self._turn = self.drawer.turn((epoch + np.uint32(1), 0))
 
     def elsewhere(
         self, key: jax.Array, turns: Any, ahead: Sequence[Any], sizes: list[int]
@@ -52,12 +53,12 @@ class TensorStream(BatchStream[TensorDraws]):
             ahead: These batches.
             sizes: The known sizes of batches; see `Sizes.own`.
         """
-        before = [self.draws.turn(turn) for turn in np.asarray(turns)]
+        before = [self.drawer.turn(turn) for turn in np.asarray(turns)]
         other = copy.copy(self)
-        other.draws = self.draws.of_run(key, sizes)
+        other.drawer = self.drawer.of_run(key, sizes)
         other._turn = other._last = before[0]
         other._ahead = collections.deque(
-            Drawn(turn, after, self._batch_size or 0, self.draws.loaded(batch), ahead=True)
+            Drawn(turn, after, self._batch_size or 0, self.drawer.loaded(batch), ahead=True)
             for batch, turn, after in zip(ahead, before, before[1:], strict=False)
         )
         other._unfinished = other._context = None

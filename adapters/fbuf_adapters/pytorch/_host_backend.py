@@ -11,7 +11,7 @@ import fbuf
 from fbuf.adapter_api import Calls, View
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch._backend import Backend, Operation
-from fbuf_adapters.pytorch._draws import PackedDraw, Recipe
+from fbuf_adapters.pytorch._drawer import PackedDraw, Recipe
 from fbuf_adapters.pytorch._host_programs import HostBatchProgram
 
 

@@ -9,9 +9,9 @@ import jax
 
 from fbuf.adapter_api import Calls, build_host_batch, plan_draws, request_rows
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _draws, _dtypes
+from fbuf_adapters.pytorch import _drawer, _dtypes
 from fbuf_adapters.pytorch._delivery import PackedBatch
-from fbuf_adapters.pytorch._draws import BatchRequest, PackedDraw, Recipe, Unpackers
+from fbuf_adapters.pytorch._drawer import BatchRequest, PackedDraw, Recipe, Unpackers
 from fbuf_adapters.pytorch._unpack import Axes
 
 
@@ -69,7 +69,7 @@ class HostBatchProgram:
         """Those of a buffer on the device with the same rows."""
         leaves, form = jax.tree.flatten(self._store.contents.whole())
         leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        return _draws.batch_axes(*_draws.compiled(form, self._recipe), tuple(leaves), asked)
+        return _drawer.batch_axes(*_drawer.compiled(form, self._recipe), tuple(leaves), asked)
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
         leaves, trees[batch_size, _dtypes.x64()] = jax.tree.flatten((drawn, found))
         return tuple(leaves)
 
-    return _draws.turning(form, recipe, draw), trees
+    return _drawer.turning(form, recipe, draw), trees
 
 
 @functools.cache
@@ -96,6 +96,6 @@ def _making(view: Any, layouts: Any) -> tuple[Any, Unpackers]:
     @functools.partial(jax.jit, static_argnames="batch_size")
     def make(draw: Any, found: Any, taken: Any, batch_size: int) -> tuple[jax.Array, ...]:
         sample = build_host_batch(draw, found, taken, view=view, layouts=layouts)
-        return _draws.packed(sample, batch_size, unpackers)
+        return _drawer.packed(sample, batch_size, unpackers)
 
     return make, unpackers

@@ -161,11 +161,11 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "made_with": _made_with(contents.spec),
         "tensordict": contents.rebuild == [_containers.TENSORDICT],
         "seed": contents.seed,
-        "key": jax.random.key_data(contents.stream.draws.key),
+        "key": jax.random.key_data(contents.stream.drawer.key),
         "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
         "written": stored is not None and stored.backend.fault is not stored.blank,
         "batch_size": contents.spec.batch_size,
-        "sizes": contents.stream.draws.sizes.own.get("sample", []),
+        "sizes": contents.stream.drawer.sizes.own.get("sample", []),
         "ahead": [batch.take() for batch in waiting],
     }
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import Calls, Draws
+from fbuf.adapter_api import BatchDrawer, Calls
 from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._sizes import Sizes
@@ -71,8 +71,8 @@ class BatchRequest(NamedTuple):
         return program, self.batch_size, self.count is None, type(self.beta)
 
 
-class Source(Protocol):
-    """The rows that batches are drawn from: a `Backend`."""
+class SupportsBatches(Protocol):
+    """A state with programs that draw batches of it: a `Backend`."""
 
     @property
     def leaves(self) -> tuple[jax.Array, ...]:
@@ -84,7 +84,7 @@ class Source(Protocol):
         ...
 
 
-class TensorDraws(Draws):
+class TensorDrawer(BatchDrawer):
     """Draw the batches of a buffer of tensors. Call the methods with the lock of the buffer held.
 
     A turn is uint32 `[2]` on the device: the number of the batch in two words. Without replacement,
@@ -106,14 +106,14 @@ class TensorDraws(Draws):
             self.sizes.fitting("sample", spec.batch_size)
 
     def draw(
-        self, source: Source, turn: jax.Array, size: int, option: Any
+        self, source: SupportsBatches, turn: jax.Array, size: int, option: Any
     ) -> tuple[Callable[[], Any], jax.Array]:
         """Draw the batch of a turn; `option` is beta."""
         made, after = self._packed(source, turn, size, option, ahead=False)
         return functools.partial(self._delivery, made, waits=True), after
 
     def draw_ahead(
-        self, source: Source, turn: jax.Array, size: int, option: Any, context: Any
+        self, source: SupportsBatches, turn: jax.Array, size: int, option: Any, context: Any
     ) -> tuple[Callable[[], Any], jax.Array]:
         """Draw the batch of a turn for the thread, which makes tensors of it under some modes."""
         made, after = self._packed(source, turn, size, option, ahead=True)
@@ -124,7 +124,7 @@ class TensorDraws(Draws):
         return lambda: _delivery.Ahead(make, stream).take, after
 
     def _packed(
-        self, source: Source, turn: jax.Array, size: int, beta: Any, ahead: bool
+        self, source: SupportsBatches, turn: jax.Array, size: int, beta: Any, ahead: bool
     ) -> PackedDraw:
         """Draw the batch of a turn with a program of its size, or of the next known one."""
         fitting = self.sizes.fitting("sample", size)
@@ -144,8 +144,8 @@ class TensorDraws(Draws):
         """Return a turn on the device."""
         return self._placed(np.asarray(words, np.uint32))
 
-    def of_run(self, key: jax.Array, sizes: list[int]) -> TensorDraws:
-        """Return the draws of another run: its key, and its known sizes, see `Sizes.own`."""
+    def of_run(self, key: jax.Array, sizes: list[int]) -> TensorDrawer:
+        """Return the drawer of another run: its key, and its known sizes, see `Sizes.own`."""
         other = copy.copy(self)
         other.key, other.sizes = self._placed(key), Sizes()
         if sizes:
