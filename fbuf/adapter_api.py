@@ -23,7 +23,7 @@ from fbuf.ops.resume import Episodes, resumed
 from fbuf.ops.resume import check as check_episodes
 from fbuf.ops.sample import planned as plan_draws
 from fbuf.ops.spec import BufferSpec
-from fbuf.runtime.batch_stream import BatchStream, Drawn
+from fbuf.runtime.batch_stream import BatchDrawer, BatchStream, Drawn
 from fbuf.runtime.fixed_arguments import arguments as fixed_arguments
 from fbuf.runtime.interrupts import Calls, at_once, uninterrupted
 from fbuf.runtime.processes import check_stays as check_stays_in_process
@@ -48,6 +48,7 @@ __all__ = [
     "TERMINATED",
     "TRUNCATED",
     "Autoreset",
+    "BatchDrawer",
     "BatchStream",
     "BufferSpec",
     "Calls",

@@ -12,7 +12,7 @@ import numpy as np
 from fbuf.checks import values as check
 from fbuf.host import programs
 from fbuf.host.contents import Contents
-from fbuf.runtime.batch_stream import BatchStream
+from fbuf.runtime.batch_stream import BatchDrawer, BatchStream
 from fbuf.runtime.thread import Cancelled
 from fbuf.views import View
 
@@ -51,7 +51,7 @@ class Batches:
         """
         self._lock = contents.lock
         check.integer("HostStore.batches", "prefetch", prefetch)
-        self._stream = _NumberedStream(draw, prefetch)
+        self._stream = BatchStream(_NumberedDrawer(draw), 0, 1, prefetch, "fbuf-host")
         self._closed = False
 
     def __iter__(self) -> Batches:
@@ -96,18 +96,19 @@ class Batches:
         self.close()
 
 
-class _NumberedStream(BatchStream):
-    """A stream whose turns are numbers; see `BatchStream`."""
+class _NumberedDrawer(BatchDrawer):
+    """Draw the batches of turns that are numbers; see `BatchDrawer`."""
 
-    def __init__(self, draw: NumberedDraw, prefetch: int) -> None:
-        super().__init__(0, 1, prefetch, "fbuf-host")
+    def __init__(self, draw: NumberedDraw) -> None:
         self._numbered = draw
 
     def draw(self, source: Any, turn: int, size: int, option: Any) -> tuple[Any, int]:
         """Draw the batch of a number for a call that waits for it."""
         return self._numbered(turn), turn + 1
 
-    def draw_ahead(self, source: Any, turn: int, size: int, option: Any) -> tuple[Any, int]:
+    def draw_ahead(
+        self, source: Any, turn: int, size: int, option: Any, context: Any
+    ) -> tuple[Any, int]:
         """Draw the batch of a number for the thread."""
         make = self._numbered(turn)
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from fbuf.runtime.thread import Task, Worker
 
@@ -37,22 +37,47 @@ class Drawn:
     raised: Callable[[BaseException], bool] = lambda error: False
 
 
-class BatchStream:
+class BatchDrawer(Protocol):
+    """Draw the batch of a turn. The lock of the buffer is held during each call."""
+
+    def draw(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
+        """Return a function that makes the batch of a turn, and the next turn."""
+        ...
+
+    def draw_ahead(
+        self, source: Any, turn: Any, size: int, option: Any, context: Any
+    ) -> tuple[Make, Any]:
+        """Return the same for a thread: its function returns another one, which takes the batch."""
+        ...
+
+    def exists(self, turn: Any) -> bool:
+        """Tell whether the program that was to compute a turn did so."""
+        return True
+
+
+D = TypeVar("D", bound=BatchDrawer)
+
+
+class BatchStream(Generic[D]):
     """Draw the batches of one buffer in turn. Call the methods with the lock of the buffer held.
 
     A turn names the next batch. It may be any object; two turns are the same if they are one
-    object. A subclass draws the batch of a turn: `draw` and `draw_ahead`.
+    object.
     """
 
-    def __init__(self, turn: Any, batch_size: int | None, prefetch: int, thread: str) -> None:
+    def __init__(
+        self, drawer: D, turn: Any, batch_size: int | None, prefetch: int, thread: str
+    ) -> None:
         """Begin; nothing is drawn yet.
 
         Args:
+            drawer: Draws the batch of a turn.
             turn: The turn of the first batch.
             batch_size: The size of the batches that are drawn ahead.
             prefetch: The number of batches to keep ready.
             thread: The name of the thread that makes them.
         """
+        self.drawer = drawer
         self._turn = self._last = turn
         """The turn of the next batch, and the one after the last batch that was returned."""
         self._batch_size, self._prefetch = batch_size, prefetch
@@ -63,21 +88,11 @@ class BatchStream:
         """Whether that batch is to be drawn again if the call was broken off."""
         self._waited = False
         """Whether that call still waits: a signal handler that asks for a batch gets another."""
+        self._context: Any = None
+        """The context of the batches drawn ahead; None if it is not known."""
         self._worker = Worker(thread) if prefetch else None
 
-    def draw(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
-        """Return a function that makes the batch of a turn, and the next turn."""
-        raise NotImplementedError
-
-    def draw_ahead(self, source: Any, turn: Any, size: int, option: Any) -> tuple[Make, Any]:
-        """Return the same for a thread: its function returns another one, which takes the batch."""
-        raise NotImplementedError
-
-    def exists(self, turn: Any) -> bool:
-        """Tell whether the program that was to compute a turn did so."""
-        return True
-
-    def next(self, source: Any, size: int, option: Any) -> Drawn:
+    def next(self, source: Any, size: int, option: Any, context: Any = None) -> Drawn:
         """Return the next batch to give out.
 
         In the main thread an exception can come at any place in here. So one instruction notes the
@@ -85,10 +100,16 @@ class BatchStream:
         the noted batch out.
 
         Args:
-            source: The buffer, for `draw`.
+            source: The buffer, for `drawer`.
             size: The number of rows.
             option: An argument of the draw.
+            context: The setting under which a thread makes the batches drawn ahead. A change of
+                the context drops these batches.
         """
+        if context != self._context:
+            if self._context is not None:  # batches of another context are not for this call
+                self.drop()
+            self._context = context
         in_main = threading.current_thread() is threading.main_thread()
         drawn = self._unfinished if in_main and not self._waited else None
         if drawn is not None and drawn.size != size:
@@ -99,7 +120,7 @@ class BatchStream:
         if drawn is not None:
             if self._again or not drawn.ahead:
                 # Rows have gone since, or a transform may have changed the batch.
-                take, after = self.draw(source, drawn.before, size, option)
+                take, after = self.drawer.draw(source, drawn.before, size, option)
                 turn = after if drawn.after is self._turn else self._turn
                 drawn = dataclasses.replace(drawn, take=take, after=after, ahead=False)
                 self.__dict__.update(_unfinished=drawn, _again=False, _turn=turn)
@@ -112,7 +133,7 @@ class BatchStream:
         if self._ahead:
             drawn = self._ahead[0]
         else:
-            take, after = self.draw(source, self._turn, size, option)
+            take, after = self.drawer.draw(source, self._turn, size, option)
             drawn = Drawn(self._turn, after, size, take)
         given: dict[str, Any] = {"_turn": drawn.after}
         unfinished = {"_unfinished": drawn, "_again": False, "_waited": True}
@@ -151,8 +172,8 @@ class BatchStream:
         returned the next turn.
         """
         turn = self._turn
-        if not self.exists(turn):
-            turn = drawn.before if self.exists(drawn.before) else self._last
+        if not self.drawer.exists(turn):
+            turn = drawn.before if self.drawer.exists(drawn.before) else self._last
             self.drop()
         unfinished = None if self._unfinished is drawn else self._unfinished
         self.__dict__.update(_unfinished=unfinished, _turn=turn)
@@ -193,7 +214,7 @@ class BatchStream:
         assert size is not None
         while len(self._ahead) <= self._prefetch:
             turn = self._ahead[-1].after if self._ahead else self._turn
-            make, after = self.draw_ahead(source, turn, size, option)
+            make, after = self.drawer.draw_ahead(source, turn, size, option, self._context)
             task = worker.submit(Task(make))
             take = functools.partial(_taken, task)
             self._ahead.append(Drawn(turn, after, size, take, task.cancel, True, task.raised))

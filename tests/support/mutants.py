@@ -818,9 +818,8 @@ MUTANTS = [
         ("if leaf.shape != leaves[0].shape or", "if", "adapters", ("test_replay_buffer.py", "a_list_of_items")),
     ),
     *of(
-        "../adapters/fbuf_adapters/pytorch/_batch_stream.py",
-        ("if self._modes is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
-        ("make = functools.partial(_modes.under, self._modes, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
+        "../adapters/fbuf_adapters/pytorch/_drawer.py",
+        ("make = functools.partial(_modes.under, context, make)", "pass", "adapters", ("test_buffers.py", "modes_of")),
     ),
     *of(
         "../adapters/fbuf_adapters/pytorch/_modes.py",
@@ -1038,12 +1037,13 @@ MUTANTS = [
     *of(
         "../adapters/fbuf_adapters/tensordict/_codec.py",
         ("(weight, weight.clone())", "(weight, weight)", "tensors", free("dicts")),
-        ("added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}", "added = wide", "tensors", free("dims")),
+        ("{key: _repeated(numbers, dims) for", "{key: numbers.reshape(-1, *[1] * len(dims)).expand(-1, *dims) for", "tensors", free("dims")),
         ("dims])).apply(free)", "dims]))", "tensors", free("dicts")),
-        (".clone(memory_format=_PLAIN)\n        rows.set", "\n        rows.set", "tensors", free("dims")),
+        (".clone(memory_format=torch.contiguous_format)", "", "tensors", free("dims")),
     ),
     *of(
         "runtime/batch_stream.py",
+        ("if self._context is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
         ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
     ),
 ]

@@ -21,7 +21,7 @@ import numpy as np
 import fbuf
 from fbuf.adapter_api import Calls, View, at_once, waiting_steps
 from fbuf_adapters.pytorch import _packed
-from fbuf_adapters.pytorch._programs import BatchProgram, Recipe
+from fbuf_adapters.pytorch._drawer import BatchProgram, PackedDraw, Recipe
 
 Operation = Callable[..., fbuf.State[Any]]
 
@@ -107,7 +107,7 @@ class Backend:
         kind = (program, *map(_kind, others))
         self._calls(kind, at_once(steps))
 
-    def batch_program(self, recipe: Recipe) -> Any:
+    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
         """Return the program that draws batches of a recipe; see `BatchProgram`."""
         return self.program("draw", functools.partial(BatchProgram, recipe, self._calls))
 

@@ -223,13 +223,11 @@ class Contents:
         """Return a state of some item, for what does not depend on it."""
         return self.spec.buffer.init(item, next_of=None, max_ends=None)
 
-    def make(self, learned: Learned) -> Stored:
-        """Take the memory for rows of an item."""
-        backend = self.backend(learned.item)
-        return Stored(learned, backend, backend.fault)
+    def make(self, learned: Learned, state: Any = None, written: bool = False) -> Stored:
+        """Return the rows of an item, in a loaded state or store, or in memory taken for them.
 
-    def of_state(self, learned: Learned, state: Any, written: bool) -> Stored:
-        """Return the rows of a loaded state or store; `written` says whether there has been one."""
+        `written` tells whether there has been a row.
+        """
         backend = self.backend(learned.item, state)
         return Stored(learned, backend, None if written else backend.fault)
 
@@ -261,7 +259,7 @@ class Contents:
                 "this buffer; give both the same item, capacity, sampler, num_envs, autoreset, "
                 "lockstep, next_of and max_ends"
             )
-        return self.of_state(learned, store, written=bool(store.size()))
+        return self.make(learned, store, written=bool(store.size()))
 
 
 def _form(state: Any) -> Any:

@@ -50,18 +50,11 @@ class Delivery:
         self.rebuild: list[_containers.Rebuild] = []
         """Makes items what they were, if they were no trees of JAX's."""
 
-    def __call__(self, drawn: Callable[[], PackedBatch]) -> Any:
-        """Return the batch as the user gets it."""
-        return self._made(drawn())
-
-    def at_once(self, drawn: Callable[[], PackedBatch]) -> Any:
-        """Return the batch to a caller that waits for it."""
-        batch = drawn()
-        if torch_device(batch.arrays[0].sharding).type == "cpu":
-            wait_for(batch.arrays[0])
-        return self._made(batch)
-
-    def _made(self, drawn: PackedBatch) -> Any:
+    def __call__(self, make: Callable[[], PackedBatch], waits: bool = False) -> Any:
+        """Return the batch as the user gets it; `waits` tells that a caller waits for it."""
+        drawn = make()
+        if waits and torch_device(drawn.arrays[0].sharding).type == "cpu":
+            wait_for(drawn.arrays[0])
         leaves = drawn.unpack(drawn.arrays, drawn.size, drawn.axes)
         batch = drawn.tree.unflatten(self.widened(leaves))
         if self.rebuild and self._of_items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,8 +11,8 @@ import fbuf
 from fbuf.adapter_api import Calls, View
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch._backend import Backend, Operation
+from fbuf_adapters.pytorch._drawer import PackedDraw, Recipe
 from fbuf_adapters.pytorch._host_programs import HostBatchProgram
-from fbuf_adapters.pytorch._programs import Recipe
 
 
 class HostBackend(Backend):
@@ -50,7 +51,7 @@ class HostBackend(Backend):
 
         self._calls.apart(call)
 
-    def batch_program(self, recipe: Recipe) -> Any:
+    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
         """As `Backend.batch_program`."""
         make = lambda form: HostBatchProgram(self._store, recipe, self._calls, form)
         return self.program("draw", make)

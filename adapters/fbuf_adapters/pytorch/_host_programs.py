@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from fbuf.adapter_api import Calls, build_host_batch, plan_draws, request_rows
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _dtypes, _programs
+from fbuf_adapters.pytorch import _drawer, _dtypes
 from fbuf_adapters.pytorch._delivery import PackedBatch
-from fbuf_adapters.pytorch._programs import BatchRequest, Recipe, Unpackers
+from fbuf_adapters.pytorch._drawer import BatchRequest, PackedDraw, Recipe, Unpackers
 from fbuf_adapters.pytorch._unpack import Axes
 
 
@@ -30,7 +29,7 @@ class HostBatchProgram:
 
     def __call__(
         self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
-    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
+    ) -> PackedDraw:
         """Return a function that makes the batch, and the next turn.
 
         Ahead, the thread takes the rows. Else they are taken here: once the lock is free, other
@@ -43,16 +42,14 @@ class HostBatchProgram:
         if ahead:
             return self._planned(self._calls(asked.kind(program), call), asked)
 
-        def drawn() -> tuple[Callable[[], PackedBatch], jax.Array]:
+        def drawn() -> PackedDraw:
             make, after = self._planned(call(), asked)
             made = make()
             return lambda: made, after
 
         return self._calls.apart(drawn)
 
-    def _planned(
-        self, called: Any, asked: BatchRequest
-    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
+    def _planned(self, called: Any, asked: BatchRequest) -> PackedDraw:
         """Return a function that makes a batch of the first program's result; the next turn."""
         arrays, after = called
         x64, size = _dtypes.x64(), asked.batch_size
@@ -72,7 +69,7 @@ class HostBatchProgram:
         """Those of a buffer on the device with the same rows."""
         leaves, form = jax.tree.flatten(self._store.contents.whole())
         leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        return _programs.batch_axes(*_programs.compiled(form, self._recipe), tuple(leaves), asked)
+        return _drawer.batch_axes(*_drawer.compiled(form, self._recipe), tuple(leaves), asked)
 
 
 @functools.cache
@@ -88,7 +85,7 @@ def _planning(form: Any, recipe: Recipe) -> tuple[Any, dict[Any, Any]]:
         leaves, trees[batch_size, _dtypes.x64()] = jax.tree.flatten((drawn, found))
         return tuple(leaves)
 
-    return _programs.turning(form, recipe, draw), trees
+    return _drawer.turning(form, recipe, draw), trees
 
 
 @functools.cache
@@ -99,6 +96,6 @@ def _making(view: Any, layouts: Any) -> tuple[Any, Unpackers]:
     @functools.partial(jax.jit, static_argnames="batch_size")
     def make(draw: Any, found: Any, taken: Any, batch_size: int) -> tuple[jax.Array, ...]:
         sample = build_host_batch(draw, found, taken, view=view, layouts=layouts)
-        return _programs.packed(sample, batch_size, unpackers)
+        return _drawer.packed(sample, batch_size, unpackers)
 
     return make, unpackers

@@ -80,9 +80,7 @@ def layout(leaves: list[Any]) -> PackedLayout:
     return _layout(tuple([(leaf.shape, leaf.dtype) for leaf in leaves]))
 
 
-@functools.cache
-def _layout(specs: tuple[_Spec, ...]) -> PackedLayout:
-    return PackedLayout(specs)
+_layout = functools.cache(PackedLayout)
 
 
 # In a compiled program.

@@ -23,7 +23,7 @@ from fbuf.adapter_api import (
     stays_in_process,
 )
 from fbuf.host import HostStore
-from fbuf_adapters.pytorch import _reading, _snapshot
+from fbuf_adapters.pytorch import _modes, _reading, _snapshot
 from fbuf_adapters.pytorch._contents import Contents
 from fbuf_adapters.pytorch._spec import Spec, of_host, where
 from fbuf_adapters.pytorch._writer import Writer
@@ -209,7 +209,7 @@ class ReplayBuffer:
         """
         options = {"terminated": terminated, "truncated": truncated, "priority": priority}
         options |= {"mask": mask, "alpha": alpha}
-        self._writer.add("add", item, next_observation, options, batch=False)
+        self._writer.add(item, next_observation, options, batch=False)
 
     def extend(
         self,
@@ -246,9 +246,7 @@ class ReplayBuffer:
         """
         options = {"terminated": terminated, "truncated": truncated, "priority": priority}
         options |= {"mask": mask, "alpha": alpha}
-        self._writer.add(
-            "extend", items, next_observation, options, batch=True, time_major=time_major
-        )
+        self._writer.add(items, next_observation, options, batch=True, time_major=time_major)
 
     def update_priority(
         self, ids: fbuf.Ids[Any], priority: Any, *, mask: Any = None, alpha: float | None = None
@@ -267,8 +265,9 @@ class ReplayBuffer:
             TypeError: As `fbuf.update_priority`.
             RuntimeError: As `add`. Also if nothing has been added yet.
         """
-        given = {"ids": ids, "priority": priority, "mask": mask, "alpha": alpha}
-        self._writer.change("update_priority", fbuf.update_priority, given)
+        self._writer.change(
+            fbuf.update_priority, ids=ids, priority=priority, mask=mask, alpha=alpha
+        )
 
     def write(self, ids: fbuf.Ids[Any], fields: Mapping[str, Any], *, mask: Any = None) -> None:
         """Change fields of stored rows.
@@ -284,8 +283,7 @@ class ReplayBuffer:
             TypeError: As `fbuf.write`.
             RuntimeError: As `update_priority`.
         """
-        given = {"ids": ids, "fields": dict(fields), "mask": mask}
-        self._writer.change("write", fbuf.write, given)
+        self._writer.change(fbuf.write, ids=ids, fields=dict(fields), mask=mask)
 
     def remove(self, ids: fbuf.Ids[Any], *, mask: Any = None) -> None:
         """Remove rows, also from the batches drawn ahead.
@@ -303,7 +301,7 @@ class ReplayBuffer:
         with self.lock:
             # Beforehand, for between the two an exception may come; they are drawn again.
             self.contents.stream.drop()
-            self._writer.change("remove", fbuf.remove, {"ids": ids, "mask": mask})
+            self._writer.change(fbuf.remove, ids=ids, mask=mask)
 
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call it when you reset your environments.
@@ -322,7 +320,7 @@ class ReplayBuffer:
             self.contents.check_open("end_episode")
             if self.contents.stored is None:
                 return  # the first reset of a run comes before its first row
-            self._writer.change("end_episode", fbuf.end_episode, {"mask": mask})
+            self._writer.change(fbuf.end_episode, mask=mask)
 
     def empty(self) -> None:
         """Remove all rows and the batches drawn ahead. The memory stays allocated.
@@ -374,8 +372,9 @@ class ReplayBuffer:
                     )
                 check.integer("sample", "batch_size", size)
                 power = check.scalar("sample", "beta", beta)
+                modes = _modes.current() if contents.spec.takes_modes else None
                 stream = contents.stream
-                drawn = stream.next(stored.backend, size, power)
+                drawn = stream.next(stored.backend, size, power, modes)
             batch = drawn.take()
             stream.returned(drawn)
             return batch

@@ -7,7 +7,6 @@ arrays, which are tensors or `.npy` files, and in the item: a directory knows th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -162,11 +161,11 @@ def _figures(contents: Contents) -> dict[str, Any]:
         "made_with": _made_with(contents.spec),
         "tensordict": contents.rebuild == [_containers.TENSORDICT],
         "seed": contents.seed,
-        "key": jax.random.key_data(contents.stream.key),
+        "key": jax.random.key_data(contents.stream.drawer.key),
         "turns": jnp.stack([*(batch.before for batch in waiting), turn]),
         "written": stored is not None and stored.backend.fault is not stored.blank,
         "batch_size": contents.spec.batch_size,
-        "sizes": contents.stream.sizes.own.get("sample", []),
+        "sizes": contents.stream.drawer.sizes.own.get("sample", []),
         "ahead": [batch.take() for batch in waiting],
     }
 
@@ -178,12 +177,7 @@ def _of_tensors(spec: Spec, saved: dict[str, Any]) -> _Saved:
     missing = ({"version"} if saved.get("version", VERSION) != VERSION else parts) - set(saved)
     if missing:
         raise ValueError(f"{function} state_dict is incomplete: it lacks {sorted(missing)}")
-    if saved["version"] != VERSION:
-        raise ValueError(
-            f"{function} state_dict has version {saved['version']}, but this release reads version "
-            f"{VERSION}; load it with the release that wrote it"
-        )
-    _check(f"{function} state_dict", saved, spec)
+    _check(f"{function} state_dict", saved, spec, ValueError)
     learned = None if saved["item"] is None else learn(function, saved["item"])
     state = None if learned is None else _state(function, saved["state"], spec, learned)
     arrays = {name: jnp.copy(from_torch(saved[name])) for name in ("key", "turns")}
@@ -200,10 +194,10 @@ def _of_directory(
         fbuf.CheckpointError: As `fbuf.load`. Also if it was saved by something else.
         ValueError: If it is from a buffer made with other arguments.
     """
-    spec, item = contents.spec, None
-    # The classes of the item's nodes, which a directory does not name.
-    if contents.stored is not None and not _is_plain(contents.stored.learned.item):
-        item = contents.stored.learned.item
+    spec = contents.spec
+    item = None if contents.stored is None else contents.stored.learned.item
+    if not tree_classes(encode_tree(item, lambda leaf: None)):  # a directory names its nodes
+        item = None
     sampler = spec.buffer.sampler
     given: dict[str, Any] = {"item": item, "sampler": sampler, "episodes": episodes}
     state: Any
@@ -227,12 +221,7 @@ def _of_directory(
     try:
         figures = _tensor_json.decode(whole[_OF_DISK], _CPU)
         extra = _tensor_json.decode(whole["extra"], _CPU)
-        if figures["version"] != VERSION:
-            raise fbuf.CheckpointError(
-                f"{what} has version {figures['version']}, but this release reads version "
-                f"{VERSION}; load it with the release that wrote it"
-            )
-        _check(what, figures, spec)
+        _check(what, figures, spec, fbuf.CheckpointError)
         missing = ({"given"} | _FIGURES) - figures.keys()
         if missing:
             raise KeyError(*sorted(missing))
@@ -256,11 +245,10 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
                 f"{own}; use the same item, or give none"
             )
     if run.state is not None and run.learned is not None:
-        stored = contents.of_state(run.learned, run.state, bool(figures["written"]))
+        stored = contents.make(run.learned, run.state, bool(figures["written"]))
     elif stored is not None:  # the other has learned no item yet
         stored = contents.make(stored.learned)
-    move = functools.partial(map_tensors, change=lambda x: x.to(spec.device), moved_to=spec.device)
-    ahead = [move(batch) for batch in figures["ahead"]]
+    ahead = map_tensors(figures["ahead"], lambda x: x.to(spec.device), moved_to=spec.device)
     key = jax.random.wrap_key_data(jnp.asarray(figures["key"]))
     stream = contents.stream.elsewhere(key, figures["turns"], ahead, list(figures["sizes"]))
     # Older figures have the seed in the last word of their key alone.
@@ -269,8 +257,13 @@ def _resumed(contents: Contents, function: str, run: _Saved) -> tuple[Any, ...]:
     return stored, stream, int(seed), rebuild
 
 
-def _check(what: str, figures: Mapping[str, Any], spec: Spec) -> None:
-    """Raise `ValueError` if they are of a buffer made with other arguments."""
+def _check(what: str, figures: Mapping[str, Any], spec: Spec, other: type[Exception]) -> None:
+    """Raise `other` at a version of another release, `ValueError` at other arguments."""
+    if figures["version"] != VERSION:
+        raise other(
+            f"{what} has version {figures['version']}, but this release reads version {VERSION}; "
+            "load it with the release that wrote it"
+        )
     if figures["made_with"] != _made_with(spec):
         raise ValueError(
             f"{what} is from a buffer made with {figures['made_with']}, but this buffer "
@@ -308,11 +301,6 @@ def _state(
 
 def _on_cpu(arrays: dict[str, jax.Array]) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in to_torch(arrays, copy=True).items()}
-
-
-def _is_plain(tree: Any) -> bool:
-    """Tell whether a tree can be made again without an example."""
-    return not tree_classes(encode_tree(tree, lambda leaf: None))
 
 
 def _name(path: Any) -> str:

@@ -86,6 +86,11 @@ class Spec:
         """Whether rows or batches lie on a GPU."""
         return "cuda" in (self.device.type, self.to.type if self.to else None)
 
+    @functools.cached_property
+    def takes_modes(self) -> bool:
+        """Whether another thread calls the transform, under the modes of the caller."""
+        return self.transform is not None and bool(self.prefetch)
+
     @property
     def lead(self) -> int:
         """The number of axes that one step has before those of an item."""

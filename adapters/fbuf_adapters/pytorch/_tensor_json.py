@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import fbuf
+from fbuf_adapters.pytorch._containers import is_tensordict
 
 CLASSES = {
     kind.__name__: kind
@@ -47,7 +48,7 @@ def encode(where: str, value: Any) -> Any:
         return {"tensor": _name(value.dtype), "shape": list(value.shape), "bits": bits}
     if isinstance(value, torch.dtype):
         return {"dtype": _name(value)}
-    if callable(getattr(value, "to_dict", None)) and hasattr(value, "batch_size"):
+    if is_tensordict(value):
         content = {key: value.get(key) for key in value.keys()}  # noqa: SIM118 (not a dict)
         return {"tensordict": encode(where, content), "size": list(value.batch_size)}
     if isinstance(value, Mapping):

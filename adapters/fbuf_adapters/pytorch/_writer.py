@@ -61,7 +61,6 @@ class Writer:
 
     def add(
         self,
-        function: str,
         items: Any,
         next_observation: Any,
         options: dict[str, Any],
@@ -72,15 +71,15 @@ class Writer:
         """Add one item, or a batch of them.
 
         Args:
-            function: The name of the method, for errors.
             items: The items, as the user gave them.
             next_observation: Likewise.
             options: The other arguments of `fbuf.add` that are values, by name.
             batch: Whether it is a batch, or one item or one step of all environments.
             time_major: As for `fbuf.add`.
         """
+        function, name = ("extend", "items") if batch else ("add", "item")
         _tensors.check_torch(f"{NAME}.{function}")
-        contents, spec, name = self._contents, self._spec, "items" if batch else "item"
+        contents, spec = self._contents, self._spec
         stored = contents.stored
         item = None if stored is None else stored.learned.item
         observed = None if item is None else _taken.field(item, spec.buffer.next_of)
@@ -111,8 +110,9 @@ class Writer:
             if rebuild is not None and not contents.rebuild:
                 contents.rebuild.append(rebuild)
 
-    def change(self, function: str, operation: Operation, given: dict[str, Any]) -> None:
+    def change(self, operation: Operation, **given: Any) -> None:
         """Call a function of a state, and take its result for the state."""
+        function = operation.__name__
         _tensors.check_torch(f"{NAME}.{function}")
         with self._contents.lock:
             backend = self._contents.made(function).backend

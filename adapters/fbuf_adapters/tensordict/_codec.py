@@ -98,9 +98,7 @@ class Codec:
             dims = form.dims if isinstance(self._view, fbuf.Item) else dims
         added = self._added(sample.ids.slot.long(), sample.ids.generation, sample.weight)
         if dims:
-            one = [1] * len(dims)
-            wide = {k: x.reshape(-1, *one).expand(-1, *dims) for k, x in added.items()}
-            added = {k: x.clone(memory_format=_PLAIN) for k, x in wide.items()}
+            added = {key: _repeated(numbers, dims) for key, numbers in added.items()}
         batch = _of_rows(data | added, sample.mask.shape + dims, self._device)
         if self.looks and not bool(sample.mask.all()):  # a short batch, as in TorchRL
             batch = batch[sample.mask]
@@ -115,9 +113,7 @@ class Codec:
         dims = self.run.form.dims
         rows: Any = TensorDict(data, [slots.numel(), *dims], device=self._device)
         rows = rows.reshape(torch.Size([*slots.shape, *dims])).apply(free)
-        index = slots.reshape(torch.Size([*slots.shape, *[1] * len(dims)]))
-        index = index.expand(rows.batch_size).clone(memory_format=_PLAIN)
-        rows.set("index", index.to(self._device))
+        rows.set("index", _repeated(slots, dims).to(self._device))
         return self.transforms(rows)
 
     def _added(
@@ -128,7 +124,11 @@ class Codec:
         return dict(zip(_leaves.ADDED, (slot, generation, *weights), strict=False))
 
 
-_PLAIN = torch.contiguous_format
+def _repeated(numbers: torch.Tensor, dims: torch.Size) -> torch.Tensor:
+    """Return one number a row, repeated over the batch dimensions of an item, as a copy."""
+    one = numbers.reshape(torch.Size([*numbers.shape, *[1] * len(dims)]))
+    wide = one.expand(torch.Size([*numbers.shape, *dims]))
+    return wide.clone(memory_format=torch.contiguous_format)
 
 
 def _of_rows(data: dict[Any, Any], size: torch.Size, device: torch.device) -> Any:

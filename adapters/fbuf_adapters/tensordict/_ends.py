@@ -62,15 +62,20 @@ class Told:
 class Ends:
     """Read the ends of episodes from added rows, and keep the newest episode of each lane.
 
+    Data without flags, ids and beginnings is an error if the sampler follows episodes. It never is
+    one with `traj_key=False` and `end_keys=()`.
+
     Args:
         traj_key: The key of the ids. None looks for the keys in `IDS`; False reads no ids.
         end_keys: The keys of the flags. None looks for the keys in `FLAGS`; `()` reads no flags.
         init_key: The key of the flags that mark beginnings; None reads no beginnings.
-        lanes: The number of environments; None means one lane.
-        follower: The sampler, view or option that needs the ends of episodes, as words for errors.
-            With None nothing needs them, and unreadable data is ignored instead of an error.
-        strict: Whether data without flags, ids and beginnings is an error. It never is one with
-            `traj_key=False` and `end_keys=()`.
+        num_envs: The number of environments; None means one lane.
+        autoreset: As for `fbuf.init`. With `"next_step"`, ids and beginnings are not read.
+        sampler: The sampler of the buffer.
+        view: The view of the buffer.
+
+    Raises:
+        ValueError: If `traj_key` names a key, and `autoreset` is `"next_step"`.
     """
 
     def __init__(
@@ -78,10 +83,18 @@ class Ends:
         traj_key: Any,
         end_keys: Any,
         init_key: Any,
-        lanes: int | None,
-        follower: str | None,
-        strict: bool,
+        num_envs: int | None,
+        autoreset: str,
+        sampler: Any,
+        view: Any,
     ) -> None:
+        if autoreset == "next_step":
+            if traj_key not in (None, False):
+                raise ValueError(
+                    f"{NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' "
+                    "only flags tell the step that resets from others; leave traj_key out"
+                )
+            traj_key, init_key = False, None
         self._given: Path | None = None
         self._candidates: tuple[Path, ...] = IDS
         if traj_key is not None:
@@ -89,9 +102,9 @@ class Ends:
             self._given = self._candidates[0] if self._candidates else None
         self._flags = FLAGS if end_keys is None else tuple(path_of(key) for key in end_keys)
         self._init = None if init_key is None else path_of(init_key)
-        self._lanes = lanes
-        self._follower = follower
-        self._strict = strict and bool(self._candidates or self._flags)
+        self._lanes = num_envs
+        self._follower = _follower(sampler, view, autoreset)
+        self._strict = sampler.follows_episodes and bool(self._candidates or self._flags)
         self._newest: Newest | None = None
 
     def read(self, where: str, leaves: Leaves, lead: torch.Size, check_order: bool) -> Told:
@@ -272,28 +285,13 @@ def _shown(key: Path) -> str:
     return ", ".join(map(repr, key))
 
 
-def ends_of(
-    traj_key: Any,
-    end_keys: Any,
-    init_key: Any,
-    num_envs: int | None,
-    autoreset: str,
-    sampler: Any,
-    view: Any,
-) -> Ends:
-    """Return the `Ends` of a buffer with these arguments."""
-    if autoreset == "next_step":
-        if traj_key not in (None, False):
-            raise ValueError(
-                f"{NAME}.__init__: traj_key is {traj_key!r}, but with autoreset='next_step' only "
-                "flags tell the step that resets from others; leave traj_key out"
-            )
-        traj_key, init_key = False, None
-    follower = None
+def _follower(sampler: Any, view: Any, autoreset: str) -> str | None:
+    """Return the sampler, view or option that needs the ends of episodes, as words for errors.
+
+    With None nothing needs them, and unreadable data is ignored instead of an error.
+    """
     if sampler.follows_episodes:
-        follower = f"the sampler fbuf.{type(sampler).__name__}"
-    elif not isinstance(view, fbuf.Item):
-        follower = f"the view fbuf.{type(view).__name__}"
-    elif autoreset == "next_step":
-        follower = "autoreset='next_step'"
-    return Ends(traj_key, end_keys, init_key, num_envs, follower, sampler.follows_episodes)
+        return f"the sampler fbuf.{type(sampler).__name__}"
+    if not isinstance(view, fbuf.Item):
+        return f"the view fbuf.{type(view).__name__}"
+    return "autoreset='next_step'" if autoreset == "next_step" else None

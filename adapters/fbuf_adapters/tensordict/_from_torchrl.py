@@ -307,4 +307,4 @@ def _fill(new: Any, rb: Any) -> None:
 def _extend(new: Any, rows: Any, dims: int) -> torch.Tensor:
     rows = rows.contiguous()
     rows = rows if dims == 1 else rows.transpose(0, 1)
-    return new._writer.extend(rows, None, take_priority=False, check_order=False)
+    return new._writer.extend(rows, take_priority=False, check_order=False)

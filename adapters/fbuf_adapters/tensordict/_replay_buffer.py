@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import os
 import threading
@@ -28,11 +29,14 @@ from fbuf.host import HostStore
 from fbuf_adapters.pytorch import InteropError, ReplayBuffer, _listed, _reading
 from fbuf_adapters.tensordict import _leaves, _slices, _snapshot
 from fbuf_adapters.tensordict._codec import NAME, NOTHING, Codec, NothingToDraw
-from fbuf_adapters.tensordict._ends import ends_of
+from fbuf_adapters.tensordict._ends import Ends
 from fbuf_adapters.tensordict._run import Run
 from fbuf_adapters.tensordict._writer import Writer
 
 Key = str | tuple[str, ...]
+
+_SHARED = inspect.signature(ReplayBuffer).parameters
+"""Arguments that go on to the buffer of tensors, if both buffers have them."""
 
 
 @fixed_arguments()
@@ -170,25 +174,12 @@ class TensorDictReplayBuffer:
         self._batch_size = batch_size
         # Raise before the buffer is made, because it keeps the HostStore for good.
         check.instance("TensorDictReplayBuffer", "sampler", sampler, Sampler, "fbuf.Uniform()")
-        ends = ends_of(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
+        ends = Ends(traj_key, end_keys, init_key, num_envs, autoreset, sampler, view)
         self._run = Run(form=_leaves.form_of(host.item) if isinstance(host, HostStore) else None)
         self._codec = Codec(self._run, sampler, view, layout, device)
-        self.buffer = ReplayBuffer(
-            capacity,
-            num_envs=num_envs,
-            autoreset=autoreset,
-            sampler=sampler,
-            view=view,
-            batch_size=self._draws("__init__", batch_size),
-            device=device,
-            seed=seed,
-            transform=self._codec.batch,
-            pin_memory=pin_memory,
-            to=to,
-            prefetch=prefetch,
-            drop_last=drop_last,
-            host=host,
-        )
+        shared = {name: value for name, value in self._made_with.items() if name in _SHARED}
+        shared |= {"batch_size": self._draws("__init__", batch_size)}
+        self.buffer = ReplayBuffer(**shared, transform=self._codec.batch)
         self._made_with["seed"] = self.buffer.seed  # a copy draws none from the generator
         self._writer = Writer(self.buffer, self._codec, ends, priority_key)
         self._iterator: Iterator[TensorDictBase] | None = None
@@ -251,7 +242,8 @@ class TensorDictReplayBuffer:
         data = self._codec.transforms.inverse(_tensordict("extend", data, dims))
         if data is None:  # a transform drops the rows
             return torch.zeros(0, dtype=torch.int64)
-        return self._writer.extend(data, self.alpha, update_priority is not False, True)
+        take_priority = update_priority is not False
+        return self._writer.extend(data, take_priority=take_priority, check_order=True)
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Give rows new priorities, by slot.
@@ -269,8 +261,7 @@ class TensorDictReplayBuffer:
             TypeError: If `index` does not consist of integers.
             RuntimeError: If nothing has been added yet, or the buffer is closed.
         """
-        if self._spec.sampler.keeps_priorities:
-            self._writer.update_slots(index, priority, self.alpha)
+        self._writer.update_slots(index, priority)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows to the numbers in `data` under the priority key.
@@ -290,8 +281,7 @@ class TensorDictReplayBuffer:
             InteropError: If `data` lacks the priority key, or the keys that `sample` added.
             RuntimeError: As `update_priority`.
         """
-        if self._spec.sampler.keeps_priorities:
-            self._writer.update_rows(data, self.alpha)
+        self._writer.update_rows(data)
 
     def end_episode(self, mask: Any = None) -> None:
         """End the open episodes: call this when you reset environments and no row shows the end.
@@ -654,9 +644,7 @@ class TensorDictReplayBuffer:
     def _check_ready(self) -> None:
         """Raise until there is a row to draw; after that, an empty batch shows if none is left."""
         run = self._run
-        if not self._codec.looks and run.ready and not self._writer.is_current:
-            run.ready = False
-        if not run.ready:
+        if not (run.ready and (self._codec.looks or self._writer.is_current)):
             run.ready = self.buffer.can_sample()
         if not run.ready:
             raise NothingToDraw(NOTHING)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import torch
 from tensordict import TensorDictBase
 
@@ -108,7 +109,7 @@ class Slices:
             whole = lambda leaf: leaf[drawn[:, 0]].flatten(0, 1)
         there = whole(valid)
         return SliceRows(
-            data=restored(_mapped(sample.data.item, take), form),
+            data=restored(jax.tree.map(take, sample.data.item), form),
             count=len(there),
             slot=take(slot % self.capacity),
             generation=take(generation),
@@ -175,12 +176,6 @@ def _key(path: Path) -> Any:
 
 def _in_a_row(leaf: torch.Tensor) -> torch.Tensor:
     return free(leaf.flatten(0, 1))
-
-
-def _mapped(node: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(node, dict):
-        return {key: _mapped(value, function) for key, value in node.items()}
-    return function(node)
 
 
 def _like(mark: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:

@@ -37,13 +37,12 @@ class Writer:
         return self._buffer.contents.stamp is self._run.seen
 
     def extend(
-        self, data: TensorDictBase, alpha: float | None, take_priority: bool, check_order: bool
+        self, data: TensorDictBase, *, take_priority: bool, check_order: bool
     ) -> torch.Tensor:
         """Add transformed rows, and return their slots.
 
         Args:
             data: The rows.
-            alpha: The exponent of their priorities.
             take_priority: Whether to read priorities from `data`.
             check_order: Whether to raise if ids show the rows of several environments in turn.
         """
@@ -79,7 +78,7 @@ class Writer:
                 self._buffer.extend(
                     self._codec.items(leaves),
                     priority=priority,
-                    alpha=None if priority is None else alpha,
+                    alpha=None if priority is None else run.alpha,
                     terminated=ends.terminated,
                     truncated=ends.truncated,
                 )
@@ -112,8 +111,10 @@ class Writer:
             self._run.cursor = contents.calls.apart(lambda: int(backend.state.ring.head[0]))
             contents.calls.apart(lambda: self.ends.look(backend, form))
 
-    def update_slots(self, index: Any, priority: Any, alpha: float | None) -> None:
-        """Set the priorities of the rows that are in these slots now."""
+    def update_slots(self, index: Any, priority: Any) -> None:
+        """Set the priorities of the rows in these slots now, if the sampler keeps priorities."""
+        if not self._prioritized:
+            return
         slots = torch.as_tensor(index)
         if slots.numel() and (slots.is_floating_point() or slots.dtype == torch.bool):
             raise TypeError(
@@ -134,10 +135,12 @@ class Writer:
             state = contents.made("state").backend.state
             look_up = lambda: fbuf.ids_at(state, slots.numpy())
             ids = contents.calls((fbuf.ids_at, len(slots)), look_up)
-            self._update(ids, torch.nn.functional.pad(given, more), alpha)
+            self._update(ids, torch.nn.functional.pad(given, more))
 
-    def update_rows(self, data: TensorDictBase, alpha: float | None) -> None:
-        """Set the priorities of drawn rows to the priorities in `data`."""
+    def update_rows(self, data: TensorDictBase) -> None:
+        """Set the priorities of drawn rows to those in `data`, if the sampler keeps priorities."""
+        if not self._prioritized:
+            return
         keys = (self._priority_key, *_leaves.ADDED[:2])
         found: dict[Any, Any] = {key: data.get(key, None) for key in keys}
         for key, value in found.items():
@@ -169,11 +172,11 @@ class Writer:
             priority = priority.float()
         if priority.ndim != 1 or len(priority) != count:
             priority = priority.reshape(count, -1).amax(1)
-        self._update(fbuf.Ids(*named), priority, alpha)
+        self._update(fbuf.Ids(*named), priority)
 
-    def _update(self, ids: Any, priority: torch.Tensor, alpha: float | None) -> None:
+    def _update(self, ids: Any, priority: torch.Tensor) -> None:
         with self._buffer.lock:
             current = self._run.form is not None and self.is_current
-            self._buffer.update_priority(ids, priority, alpha=alpha)
+            self._buffer.update_priority(ids, priority, alpha=self._run.alpha)
             if current:
                 self._run.seen = self._buffer.contents.stamp

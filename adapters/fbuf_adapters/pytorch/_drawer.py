@@ -1,20 +1,27 @@
-"""The programs that draw batches, packed, and say which turn is next."""
+"""Draw the batch of a turn: compiled programs return the packed batch and the next turn."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import fbuf
-from fbuf.adapter_api import Calls
-from fbuf_adapters.pytorch import _dtypes, _packed
+from fbuf.adapter_api import BatchDrawer, Calls
+from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
+from fbuf_adapters.pytorch._sizes import Sizes
+from fbuf_adapters.pytorch._spec import Spec
 from fbuf_adapters.pytorch._unpack import Axes, Unpack
+
+PackedDraw = tuple[Callable[[], PackedBatch], jax.Array]
+"""A function that returns the packed batch of a turn, and the next turn."""
 
 Unpackers = dict[tuple[int, bool], tuple[Unpack, Any]]
 """For each size of a batch, with 64 bits or without: what unpacks it, and its structure."""
@@ -64,6 +71,98 @@ class BatchRequest(NamedTuple):
         return program, self.batch_size, self.count is None, type(self.beta)
 
 
+class SupportsBatches(Protocol):
+    """A state with programs that draw batches of it: a `Backend`."""
+
+    @property
+    def leaves(self) -> tuple[jax.Array, ...]:
+        """The arrays of the state."""
+        ...
+
+    def batch_program(self, recipe: Recipe) -> Callable[..., PackedDraw]:
+        """Return the program that draws batches of a recipe; see `BatchProgram`."""
+        ...
+
+
+class TensorDrawer(BatchDrawer):
+    """Draw the batches of a buffer of tensors. Call the methods with the lock of the buffer held.
+
+    A turn is uint32 `[2]` on the device: the number of the batch in two words. Without replacement,
+    it is the number of the epoch and the place in it.
+
+    Attributes:
+        key: The key of all batches; it lies where they are drawn.
+        sizes: The sizes that have programs.
+    """
+
+    def __init__(self, spec: Spec, key: jax.Array, delivery: _delivery.Delivery) -> None:
+        """Take the arguments of the buffer; nothing is drawn yet."""
+        self.key = key
+        self._recipe = Recipe(spec.buffer.sampler.without_replacement, spec.drop_last, spec.view)
+        self._delivery = delivery
+        self._stream = _delivery.stream_for(spec.device, spec.to) if spec.prefetch else None
+        self.sizes = Sizes()
+        if spec.batch_size is not None:
+            self.sizes.fitting("sample", spec.batch_size)
+
+    def draw(
+        self, source: SupportsBatches, turn: jax.Array, size: int, option: Any
+    ) -> tuple[Callable[[], Any], jax.Array]:
+        """Draw the batch of a turn; `option` is beta."""
+        made, after = self._packed(source, turn, size, option, ahead=False)
+        return functools.partial(self._delivery, made, waits=True), after
+
+    def draw_ahead(
+        self, source: SupportsBatches, turn: jax.Array, size: int, option: Any, context: Any
+    ) -> tuple[Callable[[], Any], jax.Array]:
+        """Draw the batch of a turn for the thread, which makes tensors of it under some modes."""
+        made, after = self._packed(source, turn, size, option, ahead=True)
+        make = functools.partial(self._delivery, made)
+        if context is not None:
+            make = functools.partial(_modes.under, context, make)
+        stream = self._stream  # and not this object, which pending batches would keep
+        return lambda: _delivery.Ahead(make, stream).take, after
+
+    def _packed(
+        self, source: SupportsBatches, turn: jax.Array, size: int, beta: Any, ahead: bool
+    ) -> PackedDraw:
+        """Draw the batch of a turn with a program of its size, or of the next known one."""
+        fitting = self.sizes.fitting("sample", size)
+        count = None if fitting is None else np.int32(size)
+        asked = BatchRequest(self.key, turn, count, beta, fitting or size, size)
+        return source.batch_program(self._recipe)(source.leaves, asked, ahead)
+
+    def exists(self, turn: jax.Array) -> bool:
+        """Tell whether the program that was to compute a turn did so."""
+        try:
+            turn.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    def turn(self, words: Any) -> jax.Array:
+        """Return a turn on the device."""
+        return self._placed(np.asarray(words, np.uint32))
+
+    def of_run(self, key: jax.Array, sizes: list[int]) -> TensorDrawer:
+        """Return the drawer of another run: its key, and its known sizes, see `Sizes.own`."""
+        other = copy.copy(self)
+        other.key, other.sizes = self._placed(key), Sizes()
+        if sizes:
+            other.sizes.own["sample"] = list(sizes)
+        return other
+
+    def loaded(self, batch: Any) -> Callable[[], Any]:
+        """Return a function that takes a loaded batch, which was drawn ahead."""
+        place = functools.partial(self._delivery.place, batch)
+        return _delivery.Ahead(place, self._stream).take
+
+    def _placed(self, array: Any) -> jax.Array:
+        """Return an array where the batches are drawn."""
+        (device,) = self.key.devices()
+        return jax.device_put(array, device)
+
+
 class BatchProgram:
     """Draw batches of a state. Call it with a lock held."""
 
@@ -75,17 +174,15 @@ class BatchProgram:
 
     def __call__(
         self, leaves: tuple[jax.Array, ...], asked: BatchRequest, ahead: bool
-    ) -> tuple[Callable[[], PackedBatch], jax.Array]:
+    ) -> PackedDraw:
         """Return a function that returns the batch, which is being computed, and the next turn."""
         program = self._program
         packed, after = self._calls(asked.kind(program), asked.call(program, leaves))
+        if asked.count is not None and self._axes is None:
+            found = functools.partial(batch_axes, program, self._unpackers, leaves, asked)
+            self._axes = self._calls.apart(found)
         unpack, tree = self._unpackers[asked.batch_size, _dtypes.x64()]
-        axes = None
-        if asked.count is not None:
-            if self._axes is None:
-                found = functools.partial(batch_axes, program, self._unpackers, leaves, asked)
-                self._axes = self._calls.apart(found)
-            axes = self._axes
+        axes = None if asked.count is None else self._axes
         drawn = PackedBatch(packed, unpack, tree, asked.size, axes)
         return lambda: drawn, after
 
