@@ -692,7 +692,10 @@ MUTANTS = [
     *of(
         "ops/add.py",
         ("faults = bits_where(left_out, Fault.FULL)", "faults = bits_where(left_out & False, Fault.FULL)", "queue", FIFO),
-        ("ring, slots = state.ring.end(lanes, resets)", "ring, slots = state.ring, jnp.full(state.ring.lanes, state.capacity)", "queue", FIFO),
+    ),
+    *of(
+        "ops/end_episode.py",
+        ("ring, slots = state.ring.end(lanes, resets)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
     ),
     *of(
         "storage/ring.py",

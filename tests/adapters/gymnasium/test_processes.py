@@ -68,6 +68,42 @@ def assert_whole(rows, seed):
     np.testing.assert_array_equal(rows["calls"], steps + 1)
 
 
+def assert_whole_but_cut(rows, env):
+    """Whole, but for the newest row, behind which its episode is cut off."""
+    assert rows["terminated"][-1] or rows["truncated"][-1]
+    assert_whole({name: leaf[:-1] for name, leaf in rows.items()}, env)
+
+
+def drain_for_ever(collector, state):
+    while True:
+        state = collector.drain(state, at_least=3)
+
+
+def until_all_have(rows, collector, state):
+    while min(len(lane["reward"]) for lane in lanes(state)) < rows:
+        if collector.options.get("lockstep", True):
+            state = collector.collect(state, 7)
+        else:
+            state = collector.drain(state, at_least=6)
+    return state
+
+
+def assert_goes_on(collector, state, had):
+    """No whole chunk was lost of lanes that had so many rows, and what was under way is dropped."""
+    if not collector.options.get("lockstep", True):
+        state = collector.drain(state, at_least=6)
+        for env, rows in enumerate(lanes(state)):
+            assert_whole(rows, env)
+        return
+    state = collector.collect(state, 5)
+    for env, rows in enumerate(lanes(state)):
+        # Exactly five steps are new, and follow nothing.
+        assert len(rows["reward"]) == had[env] + 5
+        assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
+        np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)
+        np.testing.assert_array_equal(rows["observation"][:, 0], env)
+
+
 def programs():
     return fbuf.add.__dict__["_dispatcher"].consume._cache_size()
 
@@ -332,17 +368,20 @@ class Locked:
         return observation
 
 
+REFUSED = [
+    ({"policy": Locked(), "weights": None}, CollectorError, "policy cannot be sent"),
+    ({"policy": len}, CollectorError, "no method load"),
+    ({"timeout": 0}, ValueError, "timeout must be above 0"),
+    ({"mode": "both"}, ValueError, "mode"),
+    ({"mode": "free"}, ValueError, "give mode='async'"),
+    ({"mode": "barrier"}, ValueError, "give mode='sync'"),
+]
+"""Arguments that no collector with workers takes."""
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
-    [
-        ({"policy": Locked(), "weights": None}, CollectorError, "policy cannot be sent"),
-        ({"policy": len}, CollectorError, "no method load"),
-        ({"processes": 0}, ValueError, "processes must be from 1"),
-        ({"timeout": 0}, ValueError, "timeout must be above 0"),
-        ({"mode": "both"}, ValueError, "mode"),
-        ({"mode": "free"}, ValueError, "give mode='async'"),
-        ({"mode": "barrier"}, ValueError, "give mode='sync'"),
-    ],
+    [*REFUSED, ({"processes": 0}, ValueError, "processes must be from 1")],
 )
 def test_bad_arguments_start_nothing(options, error, message):
     with pytest.raises(error, match=message):
