@@ -1,4 +1,4 @@
-"""What happens when a process fails: who it was is said, what has come is kept, nothing is left."""
+"""A process that fails is named, its whole chunks are kept, and nothing of it is left."""
 
 import _thread
 import os
@@ -12,16 +12,16 @@ import warnings
 import numpy as np
 import pytest
 from support.in_processes import Policy, Seeded
-from test_processes import (
+from support.workers import (
     assert_goes_on,
     assert_whole,
     assert_whole_but_cut,
     buffer,
     drain_for_ever,
     lanes,
-    make,
     until_all_have,
 )
+from test_processes import make
 
 import fbuf
 
@@ -34,7 +34,7 @@ from fbuf_adapters.gymnasium._worker_pool import Ended, WorkerPool
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SECONDS = 8
-"""What an error may take to come, on a machine that does other things as well."""
+"""Seconds that an error may take to come, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other process does not fill the buffer until it is seen."""

@@ -1,4 +1,4 @@
-"""What actors of Ray collect, on two nodes of a cluster, and what happens when one is lost."""
+"""Actors of Ray collect on two nodes of a cluster, of which one may be lost."""
 
 import _thread
 import functools
@@ -20,7 +20,7 @@ import ray
 from fbuf_adapters.ray import Collector, CollectorError
 from ray.cluster_utils import Cluster
 from support.in_processes import Counting, Drawing, Policy, weights
-from test_processes import (
+from support.workers import (
     REFUSED,
     assert_goes_on,
     assert_whole,
@@ -43,7 +43,7 @@ TESTS = pathlib.Path(__file__).parents[2]
 ROOT = TESTS.parent
 
 SECONDS = 12
-"""What an error may take to come, on a machine that does other things as well."""
+"""Seconds that an error may take to come, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other worker does not fill the buffer until it is seen."""
@@ -67,7 +67,7 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes, each with processes and a store of its own, as two machines have."""
-    # What Ray leaves there is removed. The name is short, for those of sockets have to be.
+    # The files of Ray there are removed. The name is short, for those of sockets have to be.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("RAY_TMPDIR", folder)
         for name, value in ENVIRONMENT.items():
