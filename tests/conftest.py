@@ -36,7 +36,7 @@ if os.environ.get("FBUF_TEST_GUARDED"):
     guarded.begin()
 
 pytest.register_assert_rewrite(
-    "support.buffers", "support.contracts", "support.episodes", "support.inside"
+    "support.buffers", "support.contracts", "support.episodes", "support.inside", "support.workers"
 )
 
 collect_ignore = ["support/mesh_process.py"]

@@ -1,6 +1,6 @@
 """Casts to narrower dtypes that refuse a number which does not fit.
 
-All adapters share this module. It imports NumPy alone, so processes of environments may use it.
+All adapters share this module. Processes of environments use it without JAX and PyTorch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ class Misfit(ValueError):
         super().__init__(f"{self.value} does not fit")
 
 
-def narrow(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def narrow(
+    array: np.ndarray[Any, Any], dtype: np.dtype[Any], *, exact: bool = False
+) -> np.ndarray[Any, Any]:
     """Return an array in another dtype: integers keep their values, floats may be rounded.
 
     Args:
         array: The array. It is returned itself if it has the dtype.
-        dtype: A dtype of NumPy of the same kind, or of a wider kind.
+        dtype: A dtype of the same kind, or of a wider kind.
+        exact: Whether integers that become floats keep their values, too; if not, they may be
+            rounded.
 
     Raises:
         Misfit: If an integer is out of range, or a finite float would become infinite.
@@ -44,14 +48,44 @@ def narrow(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any,
     """
     if array.dtype == dtype:
         return array
-    if dtype.kind in "iu" and array.size:
-        smallest, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
-        if int(array.min()) < smallest or int(array.max()) > largest:
-            raise Misfit(array, (array < smallest) | (array > largest))
-    try:
-        with np.errstate(over="raise"):
-            return array.astype(dtype)
-    except FloatingPointError:
-        with np.errstate(over="ignore"):
-            misfits = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
-    raise Misfit(array, misfits)
+    if _is_integer(dtype):
+        cast = array.astype(dtype)
+        misfits = cast != array
+    else:
+        cast, misfits = _to_floats(array, dtype, exact and _is_integer(array.dtype))
+    if misfits.any():
+        raise Misfit(array, misfits)
+    return cast
+
+
+def _to_floats(
+    array: np.ndarray[Any, Any], dtype: np.dtype[Any], exact: bool
+) -> tuple[np.ndarray[Any, Any], Any]:
+    """Return an array as floats, and which of its numbers do not fit."""
+    if not exact and array.dtype.isbuiltin == dtype.isbuiltin == 1:
+        # Between its own dtypes NumPy says whether a number overflows, with no other pass.
+        try:
+            with np.errstate(over="raise", invalid="ignore"):
+                return array.astype(dtype), np.False_
+        except FloatingPointError:
+            pass
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+    return cast, _are_rounded(array, cast) if exact else np.isfinite(array) & ~np.isfinite(cast)
+
+
+def _is_integer(dtype: np.dtype[Any]) -> bool:
+    """Tell whether a dtype is of integers, such as int4, whose kind NumPy does not know."""
+    return dtype.kind in "iu" or (dtype.kind == "V" and np.can_cast(dtype, np.int64))
+
+
+def _are_rounded(
+    integers: np.ndarray[Any, Any], floats: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Tell which floats have other values than the integers that they were cast from."""
+    integers = integers if integers.dtype.kind in "iu" else integers.astype(np.int64)
+    limits = np.iinfo(integers.dtype)
+    wide = floats.astype(np.float64)
+    # No float that is out of range is cast back: NumPy does not define the result.
+    within = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
+    return ~within | (np.where(within, wide, 0).astype(integers.dtype) != integers)

@@ -593,6 +593,11 @@ def main() -> None:
         __doc__,
     )
     missed = [f"{r.sampler}.{r.function}: {m}" for r in rows for m in r.missed]
+    end(missed)
+
+
+def end(missed: list[str]) -> None:
+    """End the script: say which bars were missed, and fail if one was."""
     if missed:
         print("\nMissed:\n" + "\n".join(missed))
         sys.exit(1)

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
+
+
+class OldName(NamedTuple):
+    """A name of an earlier version, as a class of that version would define it.
+
+    Attributes:
+        new: The present name.
+        arguments: The number of arguments of the old method, without `self`; None for an attribute.
+        instead: The remedy in words; empty to define the present name.
+    """
+
+    new: str
+    arguments: int | None
+    instead: str = ""
+
+    def is_in_use(self, old: str, cls: type) -> bool:
+        """Tell whether a class defines the old name in place of the present one.
+
+        A method that takes other arguments has the name by chance. So has one beside a definition
+        of the present name.
+        """
+        for kind in cls.__mro__:
+            if self.new in vars(kind):
+                return False
+            if old in vars(kind):
+                return self._is_old(vars(kind)[old], getattr(cls, old))
+        return False
+
+    def _is_old(self, defined: Any, value: Any) -> bool:
+        """Tell whether a definition is one of the earlier version, given its value in the class."""
+        if self.arguments is None:
+            return isinstance(defined, bool | property | functools.cached_property)
+        unbound = not isinstance(defined, classmethod | staticmethod)
+        try:
+            inspect.signature(value).bind(*[None] * (self.arguments + unbound))
+        except TypeError:  # also of an attribute that is no method
+            return False
+        return True
 
 
 class CurrentNames:
-    """Refuse to construct an object of a class that defines a method by its old name.
+    """Refuse to construct an object of a class that defines an old name.
 
     Attributes:
-        old_names: The new name for each old one.
+        old_names: The old names, and what is known of each.
     """
 
-    old_names: ClassVar[Mapping[str, str]] = {}
+    old_names: ClassVar[Mapping[str, OldName]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Return a new object, or raise `TypeError` for an old name."""
-        for old, new in cls.old_names.items():
-            value = getattr(cls, old, None)
-            if callable(value) or isinstance(value, bool):
+        for old, name in cls.old_names.items():
+            if name.is_in_use(old, cls):
                 raise TypeError(
                     f"fbuf: {cls.__name__} defines {old!r}, the name of an earlier version, which "
-                    f"is not used any more; define {new}"
+                    f"is not used any more; define {name.instead or repr(name.new)}"
                 )
         return super().__new__(cls)

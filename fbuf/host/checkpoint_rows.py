@@ -12,7 +12,7 @@ import numpy as np
 
 from fbuf.checkpoint.manifest import Manifest
 from fbuf.host.npy_files import Files
-from fbuf.host.row_arrays import Leaves, Rows
+from fbuf.host.row_arrays import Leaves, Rows, writes
 from fbuf.storage import store
 from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
@@ -124,21 +124,13 @@ class SavedRows:
 
     def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
         """As `Rows.apply`."""
-        for note in notes:
-            slots = np.asarray(note.slots)
-            there = np.flatnonzero(slots < self.capacity)
-            slots = slots[there]
-            if note.source is not None:
-                self._put(slots, self._read_all(np.asarray(note.source)[there]))
-            elif note.values is None:
-                leaves = dict(enumerate(leaf[there] for leaf in rows))
-                places = self._places(slots)
-                self._changed.write(places, leaves)
-            else:
+        for slots, source, leaves in writes(notes, rows, self.capacity):
+            if source is not None:
+                self._put(slots, self._read_all(source))
+                continue
+            if len(leaves) < len(self._layout.fields):
                 self._put(slots, self._read_all(slots))
-                values = {n: np.asarray(leaf)[there] for n, leaf in note.values.items()}
-                places = self._places(slots)
-                self._changed.write(places, values)
+            self._changed.write(self._places(slots), leaves)
 
     def _read_all(self, slots: np.ndarray[Any, Any]) -> Leaves:
         return self.read(slots, range(len(self._specs)))

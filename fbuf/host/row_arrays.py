@@ -11,7 +11,7 @@ import mmap
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,29 @@ from fbuf.storage.store import Storage
 
 Leaves = list[np.ndarray[Any, Any]]
 """Leaves of some rows, `[B, ...]` each, in the order of the item's."""
+
+LeavesByNumber = dict[int, np.ndarray[Any, Any]]
+"""Some leaves of some rows, `[B, ...]` each, by the number of the leaf."""
+
+
+def writes(
+    notes: Sequence[PendingWrite], rows: Leaves, capacity: int
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, LeavesByNumber]]:
+    """Yield the slots of each write, and the slots of the rows to copy, or else the leaves.
+
+    Args:
+        notes: The writes to carry out.
+        rows: The whole rows that the caller has.
+        capacity: The number of slots; a slot of `capacity` is left out.
+    """
+    for note in notes:
+        slots = np.asarray(note.slots)
+        there = np.flatnonzero(slots < capacity)
+        if note.source is not None:
+            yield slots[there], np.asarray(note.source)[there], {}
+        else:
+            leaves = dict(enumerate(rows)) if note.values is None else note.values
+            yield slots[there], None, {n: np.asarray(x)[there] for n, x in leaves.items()}
 
 
 class Rows:
@@ -92,21 +115,14 @@ class Rows:
 
     def apply(self, notes: Sequence[PendingWrite], rows: Leaves) -> None:
         """Write what was noted; `rows` are those that the caller has."""
-        for note in notes:
-            slots = np.asarray(note.slots)
-            there = np.flatnonzero(slots < self.capacity)
-            slots = slots[there]
-            if note.source is not None:
-                source = np.asarray(note.source)[there]
+        for slots, source, leaves in writes(notes, rows, self.capacity):
+            if source is None:
+                self.write(slots, leaves)
+            else:
                 for array in self.arrays:
                     array[slots] = array[source]
-            elif note.values is None:
-                self.write(slots, dict(enumerate(leaf[there] for leaf in rows)))
-            else:
-                values = {n: np.asarray(leaf)[there] for n, leaf in note.values.items()}
-                self.write(slots, values)
 
-    def write(self, slots: np.ndarray[Any, Any], leaves: dict[int, np.ndarray[Any, Any]]) -> None:
+    def write(self, slots: np.ndarray[Any, Any], leaves: LeavesByNumber) -> None:
         """Write leaves by number; the others stay as they are."""
         if not slots.size:
             return

@@ -13,6 +13,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
+from fbuf.ops.end_episode import end_lanes
 from fbuf.samplers import queues
 from fbuf.state import State
 from fbuf.storage.append import append, fitting, resets_after
@@ -213,12 +214,8 @@ def with_gap(state: State[Item], left_out: jax.Array, resets: jax.Array | None) 
     """Mark a gap after rows were left out, bool `[B]`: the next row is no continuation."""
     faults = bits_where(left_out, Fault.FULL)
     lanes = left_out.reshape(-1, state.ring.lanes).any(axis=0)
-    ring, slots = state.ring.end(lanes, resets)
-    next_obs, fault = state.next_obs, collected(state.fault, faults)
-    if next_obs is not None:
-        next_obs, lost = next_obs.end(ring, slots)
-        fault = collected(fault, lost)
-    return dataclasses.replace(state, ring=ring, next_obs=next_obs, fault=fault)
+    state = dataclasses.replace(state, fault=collected(state.fault, faults))
+    return end_lanes(state, lanes, resets)
 
 
 def no_priorities(function: str, state: State[Any]) -> str:

@@ -62,7 +62,12 @@ def end_episode(
 def ended(state: State[Item], lanes: jax.Array) -> State[Item]:
     """Truncate the open episodes of some lanes, bool `[lanes]`."""
     # The fault is known once all earlier reads of the buffer are done.
-    ring, slots = state.ring.end(tie(lanes, state.fault))
+    return end_lanes(state, tie(lanes, state.fault))
+
+
+def end_lanes(state: State[Item], lanes: jax.Array, resets: jax.Array | None = None) -> State[Item]:
+    """Truncate the open episodes of some lanes, where nothing is read any more; see `Ring.end`."""
+    ring, slots = state.ring.end(lanes, resets)
     next_obs, fault = state.next_obs, state.fault
     if next_obs is not None:
         next_obs, lost = next_obs.end(ring, slots)

@@ -18,7 +18,7 @@ from fbuf.state import State
 from fbuf.storage.append import append
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where, collected
-from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, STANDS_IN, TRUNCATED, Ring
+from fbuf.storage.ring import CUT, DUMMY, ENDS, NEXT_BEGINS, REMOVED, STANDS_IN, TRUNCATED, Ring
 from fbuf.storage.store import Item
 from fbuf.xla.rows import flat
 
@@ -232,11 +232,10 @@ def _latest(laps: list[jax.Array]) -> jax.Array:
 
 def _is_cut(ring: Ring, slots: jax.Array, flags: jax.Array, step: jax.Array) -> jax.Array:
     """Tell whether the episodes of rows began in earlier rows, not kept: bool `[steps, n]`."""
-    oldest = ring.older(slots) == 0
     before = ring.flags[ring.later(slots, -1)]
     # The rows before the first kept row of a lane are left behind.
-    goes_on = (step == 0) & ~oldest & (before & (ENDS | DUMMY) == 0)
-    return (flags & CUT > 0) | (oldest & ring.full(slots)) | goes_on
+    goes_on = (step == 0) & (ring.older(slots) > 0) & (before & NEXT_BEGINS == 0)
+    return ring.begin_is_gone(slots, flags) | goes_on
 
 
 class _SourceSteps(NamedTuple):

@@ -10,9 +10,8 @@ import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed, require_state
 from fbuf.state import State
-from fbuf.storage.episode_order import in_order
 from fbuf.storage.faults import MEANING, Fault
-from fbuf.storage.ring import DUMMY, ENDS, Ring
+from fbuf.storage.stored_lanes import stored_lanes
 
 
 def raise_on_fault(state: State[Any], *, ignore: Fault = Fault.STALE_ID) -> None:
@@ -88,13 +87,8 @@ def _lengths(state: State[Any]) -> str:
     if window == 1 or state.ring.cursor.ndim > 2:
         return f" (window={window})"
     ring = state.ring
-    flags, held = map(jax.device_get, jax.jit(_in_order)(ring))
-    rows = held & (flags & DUMMY == 0)
-    longest, length = 0, np.zeros(ring.lanes, np.int64)
-    for step, ends in zip(rows, flags & ENDS > 0, strict=True):
-        length += step
-        longest = max(longest, int(length.max()))
-        length[ends | ~step] = 0
+    episodes = [lane.episodes for lane in stored_lanes(ring)]
+    longest = max(int((each.last + 1 - each.first).max(initial=0)) for each in episodes)
     if longest >= window:
         return (
             f". The window is {window} steps, and the longest stored episode has {longest}: look "
@@ -104,9 +98,3 @@ def _lengths(state: State[Any]) -> str:
         f". The window is {window} steps, and the longest stored episode has {longest}; take a "
         'shorter window, or fbuf.Sequence(..., boundary="pad") over a sampler without a window'
     )
-
-
-def _in_order(ring: Ring) -> tuple[jax.Array, jax.Array]:
-    """Return the flags of all slots, oldest first, and whether each holds a row."""
-    slots = in_order(ring)
-    return ring.flags[slots], ring.holds(slots)

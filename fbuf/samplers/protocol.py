@@ -17,7 +17,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fbuf.checks.renamed import CurrentNames
+from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.ring import Ring, Span
 
 Index = Any
@@ -72,14 +72,16 @@ class Sampler(CurrentNames, abc.ABC):
     without_replacement: ClassVar[bool] = False
     is_queue: ClassVar[bool] = False
 
-    old_names: ClassVar[Mapping[str, str]] = {
-        "in_order": "'without_replacement'",
-        "reads_once": "a class that derives from fbuf.samplers.QueueSampler",
-        "moved": "'take_over'",
-        "takes_over": "'take_over'",
-        "mass": "'shard_totals'",
-        "largest": "'largest_priority'",
-        "told": "'with_largest_priority'",
+    old_names: ClassVar[Mapping[str, OldName]] = {
+        "in_order": OldName("without_replacement", arguments=None),
+        "reads_once": OldName(
+            "is_queue", None, instead="a class that derives from fbuf.samplers.QueueSampler"
+        ),
+        "moved": OldName("take_over", arguments=5),
+        "takes_over": OldName("take_over", arguments=1),
+        "mass": OldName("shard_totals", arguments=2),
+        "largest": OldName("largest_priority", arguments=1),
+        "told": OldName("with_largest_priority", arguments=2),
     }
 
     @property

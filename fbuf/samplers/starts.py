@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.samplers.windows import Window
-from fbuf.storage.ring import DUMMY, ENDS, Ring, Span
+from fbuf.storage.ring import NEXT_BEGINS, Ring, Span
 from fbuf.xla.rows import read_rows
 
 
@@ -58,7 +58,7 @@ def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:
     contains = jnp.broadcast_to(slots[:, None] < ring.capacity, starts.shape)
     if not window.strict:  # a start of another episode may be as near
         flags = read_rows(ring.flags, starts.reshape(-1)).reshape(starts.shape)
-        ended = (flags & (ENDS | DUMMY) > 0).at[:, 0].set(False)
+        ended = (flags & NEXT_BEGINS > 0).at[:, 0].set(False)
         contains &= lax.cummax(ended.astype(jnp.int32), axis=1) == 0
         contains &= earlier <= ring.older(inside)[:, None]
     return jnp.where(contains, starts, ring.capacity).reshape(-1)

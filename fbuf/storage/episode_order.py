@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fbuf.storage.ring import DUMMY, ENDS, REMOVED, Ring
+from fbuf.storage.ring import DUMMY, ENDS, NEXT_BEGINS, REMOVED, Ring
 
 
 def in_order(ring: Ring) -> jax.Array:
@@ -59,7 +59,7 @@ def same_episodes(ring: Ring, slots: jax.Array) -> jax.Array:
     length, lanes = ring.lane_length, ring.lanes
     ordered = in_order(ring)
     flags = ring.flags[ordered]
-    last = ring.holds(ordered) & (flags & (ENDS | DUMMY) > 0)
+    last = ring.holds(ordered) & (flags & NEXT_BEGINS > 0)
     # The number of an episode is the number of last rows before it.
     number = jnp.cumsum(last, axis=0, dtype=jnp.int32) - last.astype(jnp.int32)
     known, inside = slots < ring.capacity, ring.clamp(slots)

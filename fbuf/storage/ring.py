@@ -39,6 +39,9 @@ none. Writers of data sets ask for the flag."""
 
 ENDS = TERMINATED | TRUNCATED
 
+NEXT_BEGINS = ENDS | DUMMY
+"""Behind a row with one of these bits an episode begins."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +182,13 @@ class Ring:
         """Return whether the lanes of slots have no room left: bool, to be broadcast to `slots`."""
         return self._under_head(slots)[1][2] == self.head_capacity
 
+    def begin_is_gone(self, slots: jax.Array, flags: jax.Array) -> jax.Array:
+        """Return whether the episodes of stored rows began in rows that are gone: bool.
+
+        In a full lane that is taken for true of the oldest row. `flags` are those of the rows.
+        """
+        return (flags & CUT > 0) | ((self.older(slots) == 0) & self.full(slots))
+
     # Steps of a lane.
 
     def later(self, slots: jax.Array, steps: jax.Array | int) -> jax.Array:
@@ -258,7 +268,7 @@ class Ring:
         """
         slots = self.newest()
         flags = read_rows(self.flags, self.clamp(slots))
-        is_open = (flags & (ENDS | DUMMY) == 0) & lanes
+        is_open = (flags & NEXT_BEGINS == 0) & lanes
         slots = jnp.where(is_open, slots, self.capacity)
         now_open = self.open
         if now_open is not None:

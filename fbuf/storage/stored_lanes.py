@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.storage.episodes import Spans, spans
-from fbuf.storage.ring import CUT, DUMMY, ENDS, Ring
+from fbuf.storage.ring import CUT, DUMMY, ENDS, REMOVED, Ring
 
 
 class Lane(NamedTuple):
@@ -25,6 +25,13 @@ class Lane(NamedTuple):
     slots: np.ndarray[Any, np.dtype[np.int64]]
     flags: np.ndarray[Any, np.dtype[np.uint8]]
     episodes: Spans
+
+    def unbroken(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Yield the slots of each episode; removed rows are left out, and cut an episode in two."""
+        removed = self.flags & REMOVED > 0
+        first, last, *_ = spans(self.flags & ENDS > 0, removed, self.flags & CUT > 0, False)
+        for begin, end in zip(first, last, strict=True):
+            yield self.slots[begin : end + 1]
 
 
 def stored_lanes(ring: Ring) -> Iterator[Lane]:

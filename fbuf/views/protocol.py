@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic
 import jax
 from typing_extensions import TypeVar
 
-from fbuf.checks.renamed import CurrentNames
+from fbuf.checks.renamed import CurrentNames, OldName
 from fbuf.storage.layout import Layout
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
@@ -69,7 +69,10 @@ class View(CurrentNames, abc.ABC, Generic[Data]):
     is_random: ClassVar[bool] = False
     time_major: bool = False
 
-    old_names: ClassVar[Mapping[str, str]] = {"look": "'request'", "make": "'build'"}
+    old_names: ClassVar[Mapping[str, OldName]] = {
+        "look": OldName("request", arguments=3),
+        "make": OldName("build", arguments=3),
+    }
 
     @abc.abstractmethod
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:

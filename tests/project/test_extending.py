@@ -132,6 +132,22 @@ class Samples(fbuf.Uniform):
     in_order = True
 
 
+class Orders(fbuf.Uniform):
+    """The property `in_order` of an earlier version would be ignored."""
+
+    @property
+    def in_order(self):
+        return True
+
+
+class OrdersOnce(fbuf.Uniform):
+    """A property of an earlier version, computed once."""
+
+    @functools.cached_property
+    def in_order(self):
+        return True
+
+
 class Moves(Hot):
     """The method `moved` of an earlier version would not be called."""
 
@@ -143,6 +159,20 @@ class Reads(fbuf.samplers.Sampler):
     """A queue as an earlier version had it: abstract methods are missing, too."""
 
     reads_once = True
+
+
+class Takes(Hot):
+    """A sampler of this version, from which others derive."""
+
+    def take_over(self, index, ring, slots, other, old, old_slots):
+        raise AssertionError
+
+
+class TakesAsBefore(Takes):
+    """A subclass that overrides by the old name."""
+
+    def moved(self, index, ring, slots, old, old_slots):
+        raise AssertionError
 
 
 class Weighs(fbuf.samplers.PlannedSampler):
@@ -166,11 +196,61 @@ class Makes(fbuf.Item):
         raise AssertionError
 
 
+class MakesAlone(fbuf.Item):
+    """A view whose `make` needs no object."""
+
+    @staticmethod
+    def make(layout, rows, seen):
+        raise AssertionError
+
+
+class Named(fbuf.Item):
+    """A view with names of its own that an earlier version used for something else."""
+
+    @classmethod
+    def make(cls, number):
+        return cls()
+
+    def look(self):
+        return self
+
+
+class Both(Surprising):
+    """A view for this version and an earlier one."""
+
+    def request(self, reader, slots, key):
+        return super().request(reader, slots, key)
+
+    def build(self, layout, rows, seen):
+        return super().build(layout, rows, seen)
+
+    look, make = request, build
+
+
+class Heavy(Hot):
+    """A sampler with names of its own that an earlier version used for something else."""
+
+    largest = 3.0
+
+    @property
+    def mass(self):
+        return 1.0
+
+    def moved(self, by):
+        return by
+
+    def in_order(self):
+        return False
+
+
 @pytest.mark.parametrize(
     ("kind", "new"),
     [
         (Samples, "'in_order', .*define 'without_replacement'"),
+        (Orders, "'in_order', .*define 'without_replacement'"),
+        (OrdersOnce, "'in_order', .*define 'without_replacement'"),
         (Moves, "'moved', .*define 'take_over'"),
+        (TakesAsBefore, "'moved', .*define 'take_over'"),
         (Reads, "'reads_once', .*QueueSampler"),
         (Weighs, "'mass', .*define 'shard_totals'"),
     ],
@@ -180,11 +260,26 @@ def test_a_sampler_with_an_old_name_is_refused(kind, new):
         fbuf.init(ITEM, 8, sampler=kind())
 
 
-@pytest.mark.parametrize(("kind", "new"), [(Looks, "request"), (Makes, "build")])
+@pytest.mark.parametrize(
+    ("kind", "new"), [(Looks, "request"), (Makes, "build"), (MakesAlone, "build")]
+)
 def test_a_view_with_an_old_name_is_refused(kind, new):
     state = fbuf.init(ITEM, 8)
     with pytest.raises(TypeError, match=f"{kind.__name__} defines .*define '{new}'"):
         fbuf.sample(state, jax.random.key(0), 2, view=kind())
+
+
+@pytest.mark.parametrize("kind", [Named, Both])
+def test_a_view_may_have_an_old_name_for_something_else(kind):
+    state = fbuf.add(fbuf.init({"reward": 0.0}, 8), {"reward": jnp.ones(2)})
+    assert fbuf.sample(state, jax.random.key(0), 2, view=kind()).mask.all()
+    assert isinstance(Named.make(3).look(), Named)
+
+
+def test_a_sampler_may_have_an_old_name_for_something_else():
+    state = fbuf.init(ITEM, 8, sampler=Heavy())
+    assert not fbuf.can_sample(state)
+    assert (Heavy().mass, Heavy.largest, Heavy().moved(2), Heavy().in_order()) == (1, 3, 2, False)
 
 
 def test_no_verb_asks_what_kind_of_sampler_or_view_it_has():

@@ -56,3 +56,13 @@ def test_lanes_have_their_rows_in_order(envs, lockstep, steps):
         assert lane.episodes.last[lane.episodes.ended].tolist() == last.tolist()
         assert lane.episodes.whole[0] == (steps <= 8)
         assert lane.episodes.whole[1:].all()
+
+
+def test_removed_rows_cut_an_episode_in_two():
+    state = fbuf.add(fbuf.init(jnp.int32(0), 8), jnp.arange(11, dtype=jnp.int32))
+    state = fbuf.add(state, jnp.arange(2, dtype=jnp.int32), terminated=np.array([True, False]))
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([6, 7, 1], jnp.int32)))
+    (lane,) = stored_lanes(state.ring)
+    assert lane.slots.tolist() == [5, 6, 7, 0, 1, 2, 3, 4]
+    assert [slots.tolist() for slots in lane.unbroken()] == [[5], [0], [2, 3], [4]]
+    assert lane.episodes.first.tolist() == [0, 7]

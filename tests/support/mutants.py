@@ -99,7 +99,7 @@ MUTANTS = [
         ("same = self.holds(slot) & (ids", "same = (ids", "generation check", FLAT),
         ("return live, ~inside & (ids.slot != NO_SLOT), inside", "return live, ~inside, inside", "fault bit", FLAT),
         ("return self.name(slots, live)", "return self.name(slots, inside)", "generation check", NAMES),
-        ("(flags & (ENDS | DUMMY) == 0) & lanes", "(flags & ENDS == 0) & lanes", "episode end", SEGMENTS_DUMMY),
+        ("(flags & NEXT_BEGINS == 0) & lanes", "(flags & ENDS == 0) & lanes", "episode end", SEGMENTS_DUMMY),
         ("jnp.where(lanes, jnp.zeros_like(leaf), leaf)", "leaf", "episode end", SEGMENTS),
         (".min(self.newer(slots), mode", ".max(self.newer(slots), mode", "windows", STRIDE),
         ("slots = offset * self.heads + lane", "slots = offset * self.heads", "episode end", SEGMENTS_APART),
@@ -302,6 +302,9 @@ MUTANTS = [
     *of(
         "storage/ring.py",
         ("(self.stored == self.head_capacity).any()", "(self.stored == self.head_capacity).all()", "episode end", ("test_windows.py", "in_vain")),
+        (" | ((self.older(slots) == 0) & self.full(slots))", "", "views", SEQUENCE),
+        ("((self.older(slots) == 0) & self.full(slots))", "((self.older(slots) == 0) & False)", "episode end", ("test_resize.py", "grows")),
+        ("return (flags & CUT > 0) | ((", "return ((", "episode end", ("test_resize.py", "grows")),
     ),
     *of(
         "mesh/shards.py",
@@ -519,8 +522,8 @@ MUTANTS = [
     ),
     *of(
         "views/sequence.py",
-        ("after_end, ~ring.full(slots))", "after_end, True)", "views", SEQUENCE),
-        ("before & (ENDS | DUMMY) > 0", "before & ENDS > 0", "views", SEQUENCE),
+        (" | (ring.older(slots) <= 0)", "", "views", SEQUENCE),
+        ("before & NEXT_BEGINS > 0", "before & ENDS > 0", "views", SEQUENCE),
         ("(number < self.burn_in + self.length)", "(number <= self.burn_in + self.length)", "views", SEQUENCE),
         ("is_first, jnp.where(valid, steps.flags, 0))", "is_first, steps.flags)", "mask", SEQUENCE),
         ("valid &= reader.mask[:, None]", "valid &= True", "mask", READ),
@@ -545,8 +548,7 @@ MUTANTS = [
         "ops/lanes.py",
         (" | flags & STANDS_IN", "", "next observations", ("test_minari.py", "stood_in")),
         (".set(lap + 1)", ".set(lap)", "generation check", ("test_resize.py", "stale")),
-        ("(oldest & ring.full(slots))", "(oldest & False)", "episode end", ("test_resize.py", "grows")),
-        ("(before & (ENDS | DUMMY) == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
+        ("(before & NEXT_BEGINS == 0)", "(before & ENDS == ENDS)", "episode end", ("test_resize.py", "smaller")),
         ("gone = (step < taken[None]) & (flags", "gone = (step < taken[None]) & False & (flags", "mask", ("test_resize.py", "smaller")),
         ("index, faults = new.sampler.take_over(\n            index, ring, own, of.state.sampler, of.state.index, slots\n        )", "faults = jnp.zeros(1, jnp.uint32)", "weights", ("test_resize.py", "smaller")),
         ("fault |= of.state.fault", "fault |= 0", "queue", ("test_resize.py", "faults")),
@@ -691,7 +693,10 @@ MUTANTS = [
     *of(
         "ops/add.py",
         ("faults = bits_where(left_out, Fault.FULL)", "faults = bits_where(left_out & False, Fault.FULL)", "queue", FIFO),
-        ("ring, slots = state.ring.end(lanes, resets)", "ring, slots = state.ring, jnp.full(state.ring.lanes, state.capacity)", "queue", FIFO),
+    ),
+    *of(
+        "ops/end_episode.py",
+        ("ring, slots = state.ring.end(lanes, resets)", "ring, slots = state.ring, lanes * 0 + state.capacity", "queue", FIFO),
     ),
     *of(
         "storage/ring.py",

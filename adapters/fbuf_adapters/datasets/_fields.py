@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fbuf_adapters._narrow import Misfit, narrow
 from fbuf_adapters.datasets._errors import DatasetError
 
 Array = np.ndarray[Any, Any]
@@ -218,23 +219,15 @@ class Casts:
                 f"casts={{{name!r}: {stored.name!r}}}"
             )
         self._require_castable(f"{place(0)}: {name}", array.dtype, stored)
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = array.astype(stored)
-        exactly = ""
-        if jnp.issubdtype(stored, jnp.integer):
-            limits = jnp.iinfo(stored)
-            bad = (array < int(limits.min)) | (array > int(limits.max))
-        elif jnp.issubdtype(array.dtype, jnp.integer):
-            bad, exactly = ~_is_exact(array, cast), " exactly"
-        else:
-            bad = ~np.isfinite(cast.astype(np.float64)) & np.isfinite(array)
-        if bad.any():
-            at = np.argwhere(bad)[0]
+        try:
+            return narrow(array, stored, exact=True)
+        except Misfit as misfit:
+            rounds = jnp.issubdtype(array.dtype, jnp.integer)
+            exactly = " exactly" if rounds and jnp.issubdtype(stored, jnp.floating) else ""
             raise DatasetError(
-                f"{self.where}: {place(int(at[0]))}: {name} holds {array[tuple(at)]}, which "
+                f"{self.where}: {place(misfit.index[0])}: {name} holds {misfit.value}, which "
                 f"{stored} cannot hold{exactly}"
-            )
-        return cast
+            ) from None
 
     def _require_castable(self, name: str, before: np.dtype[Any], after: np.dtype[Any]) -> None:
         """Refuse a cast that changes the meaning: floats stay floats, and integers are no bools."""
@@ -312,15 +305,6 @@ class Casts:
                 f"{self.where}: {name} is {dtype}, which cannot be stored; leave it out"
             )
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-
-
-def _is_exact(integers: Array, floats: Array) -> Array:
-    """Return whether floats have the values of the integers that they were cast from."""
-    limits = jnp.iinfo(integers.dtype)
-    wide = floats.astype(np.float64)
-    # No float that is out of range is cast back: NumPy does not define the result.
-    within = (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
-    return within & (np.where(within, wide, 0).astype(integers.dtype) == integers)
 
 
 def flags(where: str, name: str, found: Any, episode: int | None = None) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from fbuf_adapters import _narrow
 from fbuf_adapters.pytorch._error import InteropError
 
 DTYPES: dict[torch.dtype, np.dtype[Any]] = {
@@ -60,17 +61,30 @@ def fit(tensor: torch.Tensor, narrow: bool) -> torch.Tensor:
     if not narrow or x64():
         check(tensor)
         return tensor
-    small = tensor.to(narrower)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        fits = torch.equal(small.isfinite(), tensor.isfinite())
-    else:
-        fits = torch.equal(small.to(tensor.dtype), tensor)
-    if not fits:
+    small = _narrowed(tensor, narrower)
+    if small is None:
         raise InteropError(
             f"holds a value that {narrower} cannot hold; scale or clamp it, or use "
             "jax.config.update('jax_enable_x64', True)"
         )
     return small
+
+
+def _narrowed(tensor: torch.Tensor, narrower: torch.dtype) -> torch.Tensor | None:
+    """The tensor in a narrower dtype; None if it holds a number that does not fit."""
+    if tensor.is_cpu:
+        try:
+            array = _narrow.narrow(tensor.resolve_conj().resolve_neg().numpy(), DTYPES[narrower])
+        except _narrow.Misfit:
+            return None
+        return torch.from_numpy(array)
+    # The same rule in torch: for NumPy the tensor would have to leave the GPU.
+    small = tensor.to(narrower)
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        fits = torch.equal(small.isfinite(), tensor.isfinite())
+    else:
+        fits = torch.equal(small.to(tensor.dtype), tensor)
+    return small if fits else None
 
 
 def to_torch(dtype: Any) -> torch.dtype:

@@ -11,6 +11,7 @@ import torch
 
 import fbuf
 from fbuf.adapter_api import checked_arguments
+from fbuf_adapters import _narrow
 from fbuf_adapters.pytorch import _dtypes, _from_torch, _tensors
 from fbuf_adapters.pytorch._error import InteropError, untraced
 
@@ -58,8 +59,10 @@ def _quickly_as_numpy(tensor: torch.Tensor, narrow: bool) -> np.ndarray[Any, Any
     except (RuntimeError, TypeError):
         return None
     if long:
-        small = array.astype(np.int32)
-        return small if (small == array).all() else None
+        try:
+            return _narrow.narrow(array, np.dtype(np.int32))
+        except _narrow.Misfit:  # refused by the name of the tensor
+            return None
     return array.view(np.uint8) != 0 if dtype is torch.bool else array  # bool: see own
 
 

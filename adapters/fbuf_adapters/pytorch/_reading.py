@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
 import fbuf
+from fbuf.adapter_api import stored_lanes
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._containers import is_tensordict
 from fbuf_adapters.pytorch._contents import Contents
@@ -19,9 +21,6 @@ from fbuf_adapters.pytorch._to_torch import to_torch
 
 _MOST = 2**14
 """The most rows read at a time."""
-
-_ENDS = 3
-"""The bits of a row's flags that say that its episode ended there."""
 
 
 def read_at(contents: Contents, where: str, index: Any) -> tuple[torch.Tensor, Any]:
@@ -50,7 +49,7 @@ def read_episodes(contents: Contents) -> Iterator[tuple[torch.Tensor, Any]]:
             read = functools.partial(_read, backend, slots, generations)
             data, there = _as_tensors(contents.calls.apart(read))
         if bool(there.all()):
-            yield torch.from_numpy(slots).long(), data
+            yield torch.from_numpy(slots), data
 
 
 def _positions(state: fbuf.State[Any], index: Any) -> torch.Tensor:
@@ -123,17 +122,8 @@ def _as_tensors(found: list[tuple[fbuf.Batch[Any], int]]) -> tuple[Any, torch.Te
 
 def _episodes(state: fbuf.State[Any]) -> Iterator[tuple[np.ndarray[Any, Any], Any]]:
     """The slots and generations of each stored episode, in order; lane by lane, oldest first."""
-    ids = fbuf.newest_ids(state, state.ring.lane_length)
-    lanes = state.ring.num_envs or 1
-    # Computed, for a view of the buffer's own memory would keep it from being written to.
-    flags = np.asarray(state.ring.flags & _ENDS)
-    generations = np.asarray(ids.generation).reshape(lanes, -1)
-    for slots, generation in zip(np.asarray(ids.slot).reshape(lanes, -1), generations, strict=True):
-        there = slots >= 0
-        last = flags[slots] > 0
-        oldest = int(np.argmax(there)) if there.any() else len(slots)
-        breaks = np.flatnonzero(last[:-1] | ~there[:-1] | ~there[1:]) + 1
-        breaks = breaks[breaks > oldest]
-        for part in np.split(np.arange(oldest, len(slots)), breaks - oldest):
-            if len(part) and there[part[0]]:
-                yield slots[part], generation[part]
+    ring = state.ring
+    generations = np.asarray(ring.generation_of(jnp.arange(ring.capacity, dtype=jnp.int32)))
+    for lane in stored_lanes(ring):
+        for slots in lane.unbroken():
+            yield slots, generations[slots]

@@ -1,4 +1,4 @@
-"""A process that fails is named, its steps so far are kept, and nothing is left behind."""
+"""A process that fails is named, its whole chunks are kept, and nothing of it is left."""
 
 import _thread
 import os
@@ -12,7 +12,16 @@ import warnings
 import numpy as np
 import pytest
 from support.in_processes import Policy, Seeded
-from test_processes import assert_whole, buffer, lanes, make
+from support.workers import (
+    assert_goes_on,
+    assert_whole,
+    assert_whole_but_cut,
+    buffer,
+    drain_for_ever,
+    lanes,
+    until_all_have,
+)
+from test_processes import make
 
 import fbuf
 
@@ -25,7 +34,7 @@ from fbuf_adapters.gymnasium._worker_pool import Ended, WorkerPool
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SECONDS = 8
-"""Seconds that an error may take, on a machine that does other things as well."""
+"""Seconds that an error may take to come, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other process does not fill the buffer until it is seen."""
@@ -70,10 +79,7 @@ def test_an_environment_that_fails_is_named(fails, message):
         state = collector.recover()
     found = lanes(state)
     for env, rows in enumerate(found):
-        # Its episode is cut off behind the newest row, which is so to say what it led to.
-        assert rows["terminated"][-1] or rows["truncated"][-1]
-        last = {name: leaf[:-1] for name, leaf in rows.items()}
-        assert_whole(last, env)
+        assert_whole_but_cut(rows, env)
     # Whole chunks of before: in its 15th step, of which two were resets.
     assert len(found[3]["reward"]) == 12
 
@@ -202,20 +208,6 @@ def test_it_is_not_started_anew_for_ever():
     assert sum("started anew" in str(warning.message) for warning in caught) == 1
 
 
-def drain_for_ever(collector, state):
-    while True:
-        state = collector.drain(state, at_least=3)
-
-
-def until_all_have(rows, collector, state):
-    while min(len(lane["reward"]) for lane in lanes(state)) < rows:
-        if collector._mode == "async":
-            state = collector.drain(state, at_least=6)
-        else:
-            state = collector.collect(state, 7)
-    return state
-
-
 @pytest.mark.sweep
 def test_a_collector_that_hangs_is_closed_in_seconds():
     collector = make({"fails": "hangs", "seeds": (2,), "at": 2}, mode="async")
@@ -246,18 +238,7 @@ def test_ctrl_c_loses_no_whole_chunk(mode):
             timer.join()
             state = collector.recover()
             had = [len(rows["reward"]) for rows in lanes(state)]
-        if mode == "async":
-            state = collector.drain(state, at_least=6)
-            for env, rows in enumerate(lanes(state)):
-                assert_whole(rows, env)
-            return
-        state = collector.collect(state, 5)
-    for env, rows in enumerate(lanes(state)):
-        # Steps under way are dropped: exactly five steps are new, and follow nothing.
-        assert len(rows["reward"]) == had[env] + 5
-        assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
-        np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)
-        np.testing.assert_array_equal(rows["observation"][:, 0], env)
+        assert_goes_on(collector, state, had)
 
 
 def test_a_closed_pool_starts_and_commands_nobody():

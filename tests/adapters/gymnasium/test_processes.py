@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from support.in_processes import Counting, Drawing, Policy, weights
+from support.workers import REFUSED, assert_whole, buffer, lanes
 
 import fbuf
 
@@ -28,44 +29,6 @@ def make(fails=None, processes=2, envs=2, chunk=4, policy=None, **options):
     make_env = functools.partial(Counting, **fails or {})
     policy = policy or Policy()
     return ProcessCollector(make_env, policy, processes=processes, envs_per_process=envs, **options)
-
-
-def buffer(collector, capacity=800, **options):
-    item = {**collector.item, "version": np.int32(0)}
-    options = {"next_of": "observation", "max_ends": capacity, **collector.options, **options}
-    return fbuf.init(item, capacity, **options)
-
-
-def lanes(state):
-    """The rows of each environment, in the order of time: a list of dicts of arrays."""
-    rows = fbuf.rows(state, view=fbuf.Transition())
-    leaves = {
-        **rows.data.item,
-        "next": rows.data.next_observation,
-        "terminated": rows.terminated,
-        "truncated": rows.truncated,
-    }
-    there = np.asarray(fbuf.rows(state).mask)
-    leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    return [{name: a[env][mask] for name, a in leaves.items()} for env, mask in enumerate(there)]
-
-
-def assert_whole(rows, seed):
-    """All steps of an environment, each once, in order, with what they led to."""
-    observation, following = rows["observation"], rows["next"]
-    count = len(observation)
-    # An environment counts its steps and resets; five steps and a reset are an episode.
-    steps = np.arange(count)
-    expected = steps + steps // 5
-    np.testing.assert_array_equal(observation[:, 0], seed)
-    np.testing.assert_array_equal(observation[:, 1], expected)
-    np.testing.assert_array_equal(following[:, 1], expected + 1)
-    np.testing.assert_array_equal(following[:, 2], steps // 5)  # of the same episode, at ends too
-    ends, cut = steps % 5 == 4, steps // 5 % 2 == 1
-    np.testing.assert_array_equal(rows["terminated"], ends & ~cut)
-    np.testing.assert_array_equal(rows["truncated"], ends & cut)
-    np.testing.assert_array_equal(rows["reward"], rows["action"])
-    np.testing.assert_array_equal(rows["calls"], steps + 1)
 
 
 def programs():
@@ -121,7 +84,7 @@ def test_a_barrier_collects_what_one_process_would():
                 same = alike[name][..., :4] if name in ("observation", "next") else alike[name]
                 np.testing.assert_array_equal(known, same)
 
-        # Steps that do not fit are refused, and the buffer is not consumed.
+        # An argument that does not fit is refused, and the buffer is not consumed.
         for wrong, message in (
             (lambda: collector.drain(state), "mode='sync'"),
             (lambda: collector.recover(), "did not raise"),
@@ -324,25 +287,9 @@ def test_weights_of_other_kinds():
         SharedWeights({"a": [object()]})
 
 
-class Locked:
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, observation):
-        return observation
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
-    [
-        ({"policy": Locked(), "weights": None}, CollectorError, "policy cannot be sent"),
-        ({"policy": len}, CollectorError, "no method load"),
-        ({"processes": 0}, ValueError, "processes must be from 1"),
-        ({"timeout": 0}, ValueError, "timeout must be above 0"),
-        ({"mode": "both"}, ValueError, "mode"),
-        ({"mode": "free"}, ValueError, "give mode='async'"),
-        ({"mode": "barrier"}, ValueError, "give mode='sync'"),
-    ],
+    [*REFUSED, ({"processes": 0}, ValueError, "processes must be from 1")],
 )
 def test_bad_arguments_start_nothing(options, error, message):
     with pytest.raises(error, match=message):

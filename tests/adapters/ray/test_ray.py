@@ -1,4 +1,4 @@
-"""Actors of Ray collect on two nodes of a cluster, and one node is lost."""
+"""Actors of Ray collect on two nodes of a cluster, of which one may be lost."""
 
 import _thread
 import functools
@@ -20,7 +20,16 @@ import ray
 from fbuf_adapters.ray import Collector, CollectorError
 from ray.cluster_utils import Cluster
 from support.in_processes import Counting, Drawing, Policy, weights
-from test_processes import assert_whole, buffer, lanes
+from support.workers import (
+    REFUSED,
+    assert_goes_on,
+    assert_whole,
+    assert_whole_but_cut,
+    buffer,
+    drain_for_ever,
+    lanes,
+    until_all_have,
+)
 
 import fbuf
 
@@ -34,7 +43,7 @@ TESTS = pathlib.Path(__file__).parents[2]
 ROOT = TESTS.parent
 
 SECONDS = 12
-"""Seconds that an error may take, on a machine that does other things as well."""
+"""Seconds that an error may take to come, on a machine that does other things as well."""
 
 SLOW = 0.02
 """Seconds a step, so that the other worker does not fill the buffer until it is seen."""
@@ -58,7 +67,7 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes, each with processes and a store of its own, as two machines have."""
-    # Files that Ray leaves there are removed. The name is short, for those of sockets have to be.
+    # The files of Ray there are removed. The name is short, for those of sockets have to be.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("RAY_TMPDIR", folder)
         for name, value in ENVIRONMENT.items():
@@ -130,17 +139,6 @@ def make(fails=None, workers=2, envs=2, chunk=4, policy=None, **options):
 
 def pids(rows):
     return {int(pid) for pid in rows["observation"][:, 8]}
-
-
-def assert_whole_but_cut(rows, env):
-    """Whole, but for the newest row, behind which its episode is cut off."""
-    assert rows["terminated"][-1] or rows["truncated"][-1]
-    assert_whole({name: leaf[:-1] for name, leaf in rows.items()}, env)
-
-
-def drain_for_ever(collector, state):
-    while True:
-        state = collector.drain(state, at_least=3)
 
 
 def test_a_barrier_collects_every_step_on_both_nodes(cluster):
@@ -299,15 +297,6 @@ def assert_lives(rows, env, kept, of_all):
     assert_whole({name: leaf[kept:] for name, leaf in rows.items()}, env + of_all)
 
 
-def until_all_have(rows, collector, state):
-    while min(len(lane["reward"]) for lane in lanes(state)) < rows:
-        if collector.options.get("lockstep", True):
-            state = collector.collect(state, 7)
-        else:
-            state = collector.drain(state, at_least=6)
-    return state
-
-
 @pytest.mark.parametrize("restart", [1, 0])
 def test_a_node_is_lost(cluster, restart):
     options = {"actor_options": {"resources": {"place": 1}}, "restart": restart, "chunk": 3}
@@ -396,36 +385,14 @@ def test_ctrl_c_loses_no_whole_chunk(cluster, mode):
             state = collector.recover()
             had = [len(rows["reward"]) for rows in lanes(state)]
             assert min(had) > 0
-        if mode == "async":
-            state = collector.drain(state, at_least=6)
-            for env, rows in enumerate(lanes(state)):
-                assert_whole(rows, env)
-            return
-        state = collector.collect(state, 5)
-    for env, rows in enumerate(lanes(state)):
-        assert len(rows["reward"]) == had[env] + 5
-        assert rows["truncated"][had[env] - 1] or rows["terminated"][had[env] - 1]
-        np.testing.assert_array_equal(np.diff(rows["calls"][had[env] :]), 1)
-
-
-class Locked:
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, observation):
-        return observation
+        assert_goes_on(collector, state, had)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"policy": Locked(), "weights": None}, CollectorError, "policy cannot be sent"),
-        ({"policy": len}, CollectorError, "no method load"),
+        *REFUSED,
         ({"workers": 0}, ValueError, "workers must be from 1"),
-        ({"timeout": 0}, ValueError, "timeout must be above 0"),
-        ({"mode": "both"}, ValueError, "mode"),
-        ({"mode": "free"}, ValueError, "give mode='async'"),
-        ({"mode": "barrier"}, ValueError, "give mode='sync'"),
         ({"actor_options": {"max_restarts": 3}}, ValueError, "'max_restarts', for the collector"),
     ],
 )
