@@ -1,6 +1,6 @@
-"""What both buffers of tensors do, asked of each: of trees of tensors, and of TensorDicts.
+"""Both buffers of tensors are asked the same: that of trees of tensors, and that of TensorDicts.
 
-What only one of them does is in `test_replay_buffer.py` and `test_tensordict.py`.
+Tests of one buffer alone are in `test_replay_buffer.py` and `test_tensordict.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def filled(kind: Any, count: int = COUNT, **options: Any) -> Any:
 
 
 def contents(kind: Any, buffer: Any) -> list[int]:
-    """What is stored, slot by slot."""
+    """The stored rows, slot by slot."""
     return stored(kind.core(buffer).state)["number"].tolist()
 
 
@@ -429,7 +429,7 @@ def test_priorities_may_be_updated_meanwhile(kind):
 
 
 def test_what_is_gone_is_not_given_out_of_what_was_drawn_ahead(kind):
-    """What was drawn ahead is dropped, as if it had not been drawn."""
+    """Batches drawn ahead are dropped, as if they had not been drawn."""
     ahead, plain = filled(kind, prefetch=2), filled(kind)
 
     def drawn() -> list[int]:
@@ -827,7 +827,7 @@ def test_a_buffer_is_sent_to_no_other_process(kind, made, derived):
 
 
 def step(kind: Any, buffer: Any, number: int) -> list[torch.Tensor]:
-    """What a learner does next, and everything that comes of it."""
+    """The next calls of a learner, and all their results."""
     if number % 2:
         kind.extend(buffer, rows(COUNT, COUNT * number))
     batch = buffer.sample()
@@ -910,7 +910,7 @@ def test_what_becomes_of_episodes_is_one_of_two(kind, tmp_path):
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.sweep), 2])
 def test_saves_into_one_directory(kind, prefetch, tmp_path):
-    """Of an old directory only what is new is written, and each is the buffer of that moment."""
+    """Only new rows are added to an old directory, and each save is the buffer of its moment."""
     buffer = kind.make(sampler=EXACT, prefetch=prefetch)
     for turn in range(1, 5):
         step(kind, buffer, turn)

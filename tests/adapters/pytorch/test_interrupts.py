@@ -127,7 +127,7 @@ def test_no_batch_is_lost_or_doubled(interrupted, host, prefetch, times):
             took.append(time.perf_counter() - begin)
         longest = 2 * statistics.median(took)
         while hit < times:
-            # What has been returned is kept in the same instruction.
+            # A returned value is kept in the same instruction.
             keep = lambda: batches.append(buffer.sample())
             done, _ = interrupted(keep, rng.uniform(0, longest))
             hit += not done
