@@ -12,7 +12,7 @@ from fbuf.checks import values as check
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.masks import select
-from fbuf.storage.ring import ENDS, NEXT_BEGINS, Ring
+from fbuf.storage.ring import CUT, ENDS, NEXT_BEGINS, Ring
 from fbuf.storage.store import Item
 from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
@@ -176,5 +176,7 @@ class Sequence(View[SequenceSteps[Any]]):
 
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
     """Return whether rows are known to be the first of an episode, by their flags: bool `[B]`."""
-    begins = (before & NEXT_BEGINS > 0) | (ring.older(slots) <= 0)
-    return begins & ~ring.begin_is_gone(slots, flags)
+    after_end = before & NEXT_BEGINS > 0
+    # Before the oldest row there is none, or none any more. (`Ring.begin_is_gone` would take longer.)
+    begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
+    return begins & (flags & CUT == 0)

@@ -522,7 +522,7 @@ MUTANTS = [
     ),
     *of(
         "views/sequence.py",
-        (" | (ring.older(slots) <= 0)", "", "views", SEQUENCE),
+        ("after_end, ~ring.full(slots))", "after_end, True)", "views", SEQUENCE),
         ("before & NEXT_BEGINS > 0", "before & ENDS > 0", "views", SEQUENCE),
         ("(number < self.burn_in + self.length)", "(number <= self.burn_in + self.length)", "views", SEQUENCE),
         ("is_first, jnp.where(valid, steps.flags, 0))", "is_first, steps.flags)", "mask", SEQUENCE),
@@ -953,7 +953,7 @@ MUTANTS = [
     ),
     *of(
         "../adapters/fbuf_adapters/gymnasium/_episodes.py",
-        ("starts = np.union1d(first, behind[behind < len(flat)])", "starts = first", "adapters", ("test_episodes.py", "")),
+        ("starts = [0, *behind[behind < len(ended)].tolist()]", "starts = [0]", "adapters", ("test_episodes.py", "")),
     ),
     *of(
         "../adapters/fbuf_adapters/datasets/_fields.py",

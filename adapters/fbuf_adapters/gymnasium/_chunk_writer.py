@@ -107,7 +107,8 @@ class ChunkWriter:
             given["next_observation"] = chunk.next_observation
         # One of a few sizes: short chunks need not cost as much as long ones.
         size = next(size for size in self._sizes if steps <= size)
-        given = map_leaves(lambda array: _padded(array, size), given)
+        if steps < size:
+            given = map_leaves(lambda array: _padded(array, size), given)
         blank = {name: spec for name, spec in self._blank.items() if name in wanted}
         given["items"] |= blank_rows(blank, (size, num_envs), np)
         whole = np.arange(size) < steps
@@ -119,8 +120,7 @@ class ChunkWriter:
 
 
 def _padded(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    if len(array) == size:
-        return array
+    """Return an array with zeros behind it."""
     padded = np.zeros((size, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded

@@ -76,16 +76,13 @@ def _of_parts(reward: Any, ended: Any) -> list[Iterator[Any]]:
 
     Each sum is of its own rewards only: a NaN or a huge reward is in no other episode's sum.
     """
-    steps, envs = ended.shape
-    if not steps:
-        return [iter(())] * envs
-    flat = np.swapaxes(reward, 0, 1).astype(np.float64).reshape(-1, *reward.shape[2:])
-    behind = np.flatnonzero(ended.T) + 1
-    first = np.arange(envs) * steps
-    starts = np.union1d(first, behind[behind < len(flat)])
     with np.errstate(all="ignore"):
-        sums: Any = np.add.reduceat(flat, starts)
-    if sums.ndim == 1:
-        sums = sums.tolist()
-    cuts = [*np.searchsorted(starts, first).tolist(), len(sums)]
-    return [iter(sums[cuts[e] : cuts[e + 1]]) for e in range(envs)]
+        whole = np.add.reduce(reward, axis=0, dtype=np.float64)
+        scalar = whole.ndim == 1
+        sums = [iter([of_env]) for of_env in (whole.tolist() if scalar else whole)]
+        for env in ended.any(axis=0).nonzero()[0].tolist():
+            behind = ended[:, env].nonzero()[0] + 1
+            starts = [0, *behind[behind < len(ended)].tolist()]
+            parts = np.add.reduceat(reward[:, env].astype(np.float64), starts)
+            sums[env] = iter(parts.tolist() if scalar else parts)
+    return sums
