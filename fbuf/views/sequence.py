@@ -177,6 +177,6 @@ class Sequence(View[SequenceSteps[Any]]):
 def _begins(ring: Ring, slots: jax.Array, before: jax.Array, flags: jax.Array) -> jax.Array:
     """Return whether rows are known to be the first of an episode, by their flags: bool `[B]`."""
     after_end = before & NEXT_BEGINS > 0
-    # Before the oldest row there is none, or none any more. (`Ring.begin_is_gone` would take longer.)
+    # Before the oldest row there is none, or none any more. `Ring.begin_is_gone` would take longer.
     begins = jnp.where(ring.older(slots) > 0, after_end, ~ring.full(slots))
     return begins & (flags & CUT == 0)
