@@ -49,7 +49,8 @@ def narrow(
     if array.dtype == dtype:
         return array
     if _is_integer(dtype):
-        cast = array.astype(dtype)
+        with np.errstate(invalid="ignore"):  # of NaN the cast is not defined
+            cast = array.astype(dtype)
         misfits = cast != array
     else:
         cast, misfits = _to_floats(array, dtype, exact and _is_integer(array.dtype))

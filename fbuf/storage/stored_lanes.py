@@ -36,9 +36,9 @@ class Lane(NamedTuple):
 
 def stored_lanes(ring: Ring) -> Iterator[Lane]:
     """Yield the stored rows of each lane. O(N) time and memory, on the host."""
-    # Computed: a view of the buffer's own memory would keep the buffer from being written to.
-    flags = jax.device_get(ring.flags | jnp.uint8(0))
-    cursor = jax.device_get(ring.cursor + 0).astype(np.int64)
+    # Copies: a view of the buffer's own memory would keep the buffer from being written to.
+    flags = jax.device_get(jnp.copy(ring.flags))
+    cursor = jax.device_get(jnp.copy(ring.cursor)).astype(np.int64)
     for lane in range(ring.lanes):
         head, lap, stored, _ = cursor[:, lane % ring.heads].tolist()
         places = np.arange(lane // ring.heads, stored, ring.lanes // ring.heads)

@@ -298,6 +298,7 @@ def test_a_loop_that_ignores_the_result_of_a_save_over_a_mesh_is_told_where(tmp_
     assert [warning.filename for warning in told] == [__file__]
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_a_buffer_over_a_mesh_goes_on(tmp_path, monkeypatch):
     mesh = meshes.mesh(2)
     state = fbuf.sharded.init(jnp.zeros(100), 1000, mesh=mesh, shards=2)

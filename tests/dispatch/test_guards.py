@@ -69,6 +69,14 @@ def test_shards_are_saved_loaded_and_divided_anew(tmp_path):
     assert set(stored.tolist()) == set(range(12))  # an empty row is zero
 
 
+def test_a_fault_says_how_long_the_episodes_are():
+    state = fbuf.init(jnp.float32(0), 8, sampler=fbuf.Uniform(window=3))
+    state = fbuf.add(state, jnp.zeros(16), terminated=jnp.arange(16) % 2 == 1)
+    state = fbuf.sample(state, KEY, 2) and fbuf.add(state, jnp.zeros(2))
+    with jax.transfer_guard("disallow"), pytest.raises(RuntimeError, match="stored episode has 2"):
+        fbuf.raise_on_fault(state)
+
+
 @pytest.mark.sweep
 def test_a_save_and_a_load(tmp_path):
     state = buffer()

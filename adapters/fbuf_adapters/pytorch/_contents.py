@@ -121,7 +121,7 @@ class Contents:
     def in_words(self, name: str, batch_size: int | None) -> str:
         """Return one line for `repr`: the rows, and what is drawn of them."""
         options, rows = self.spec.buffer, "closed or consumed"
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, InteropError):
             rows = f"{self.count()} of {options.capacity} rows"
         envs = "" if options.num_envs is None else f", {options.num_envs} environments"
         return (

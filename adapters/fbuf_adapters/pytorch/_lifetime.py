@@ -14,6 +14,8 @@ import jax
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from fbuf_adapters.pytorch._tensors import captures_graph
+
 _finishing: collections.deque[tuple[list[torch.Event], list[jax.Array]]] = collections.deque()
 """Arrays whose tensors are gone, with what must have happened before their memory may go too."""
 
@@ -58,8 +60,11 @@ class HandOver:
 
     def _go(self, array: jax.Array) -> None:
         """Take note that the tensors of an array are gone, and of the stream that may read it."""
-        self._gone.append((array, torch.cuda.current_stream(self._stream.device)))
-        if len(self._gone) == self._given:
+        # No event may be recorded or asked for while a CUDA graph is captured.
+        captured = captures_graph()
+        stream = self._stream if captured else torch.cuda.current_stream(self._stream.device)
+        self._gone.append((array, stream))
+        if len(self._gone) == self._given and not captured:
             self.finish()
         else:
             _partly_gone.append(self)
@@ -93,6 +98,11 @@ def forget_finished() -> None:
             events, arrays = _finishing.popleft()
         except IndexError:
             return
-        if not all(event.query() for event in events):
-            _finishing.appendleft((events, arrays))
+        done = False
+        try:
+            done = all(event.query() for event in events)
+        finally:
+            if not done:  # also if that raised, or a memory in use would be given away
+                _finishing.appendleft((events, arrays))
+        if not done:
             return

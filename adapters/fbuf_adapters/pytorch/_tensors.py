@@ -64,9 +64,14 @@ def check_torch(function: str) -> None:
     check_no_capture(f"fbuf_adapters.pytorch.{function}:")
 
 
+def captures_graph() -> bool:
+    """Return whether a CUDA graph is captured. A process without CUDA is not made to start it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def check_no_capture(begins: str) -> None:
     """Whether no CUDA graph is captured: its replays would not run JAX."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if captures_graph():
         raise InteropError(
             f"{begins} called while a CUDA graph is captured, and its replays would not run JAX; "
             "call it outside, and copy what the graph reads into tensors that it keeps"

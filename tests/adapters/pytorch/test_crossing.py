@@ -997,6 +997,33 @@ def test_tensors_that_go_together_wait_for_one_event_and_the_others_for_the_next
     assert not any(one._gone for one in _lifetime._partly_gone)
 
 
+@pytest.mark.on_cpu
+def test_tensors_dropped_in_a_cuda_graph_wait_for_the_next_call(monkeypatch, handing_over):
+    stream, array = Stream(), jnp.ones(8)
+    alive = weakref.ref(array)
+    tensors = handing_over(array, stream=stream)
+    del array
+    with monkeypatch.context() as captured:
+        captured.setattr(_lifetime, "captures_graph", lambda: True)
+        tensors.clear()
+    assert stream.recorded == 0
+    _lifetime.forget_finished()
+    assert stream.recorded == 1
+
+    def raising():
+        raise RuntimeError("a graph is captured")
+
+    monkeypatch.setattr(stream, "query", raising)
+    with pytest.raises(RuntimeError, match="is captured"):
+        _lifetime.forget_finished()
+    monkeypatch.undo()
+    assert alive() is not None
+    stream.done = True
+    _lifetime.forget_finished()
+    gc.collect()
+    assert alive() is None
+
+
 def test_nothing_is_called_while_a_cuda_graph_is_captured(monkeypatch):
     buffer, state = ReplayBuffer(10, batch_size=2), fbuf.init(jnp.float32(0), 4)
     buffer.extend(torch.arange(4.0))

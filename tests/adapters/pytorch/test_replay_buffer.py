@@ -845,6 +845,17 @@ def test_rows_that_are_read_once_are_not_for_an_object_that_draws():
         ReplayBuffer(8, sampler=fbuf.Fifo())
 
 
+def test_a_loop_that_loads_nothing_is_told_where_all_rows_are_written_again(tmp_path):
+    buffer = ReplayBuffer(20, batch_size=4)
+    buffer.extend({"x": torch.arange(9.0)})
+    before = buffer.state_dict()
+    buffer.save(tmp_path)
+    buffer.load_state_dict(before)  # it does not descend from the checkpoint
+    with pytest.warns(UserWarning, match="all rows are written to") as told:
+        buffer.save(tmp_path)
+    assert [warning.filename for warning in told] == [__file__]
+
+
 def test_a_directory_saved_before_the_first_row_takes_the_rows_that_come(tmp_path):
     buffer = ReplayBuffer(20, batch_size=4)
     buffer.save(tmp_path)
