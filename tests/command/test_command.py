@@ -477,15 +477,16 @@ def test_verify(tmp_path, capsys):
 def test_beside_a_run_that_goes_on_saving(tmp_path, capsys, monkeypatch):
     """A checkpoint deleted while it is read is no damage: there is a newer one."""
     state = fbuf.add(fbuf.init(jnp.zeros(()), 9), jnp.arange(5.0))
-    fbuf.save(tmp_path, state, extra=0)
+    state = fbuf.save(tmp_path, state, extra=0)
     more = fbuf.add(state, jnp.ones(9), donate=False)
     read, turns = manifest.read, iter(range(1, 4))
 
     def saved_meanwhile(folder, number):
+        nonlocal more
         found = read(folder, number)
         if (turn := next(turns, None)) is not None:
             monkeypatch.setattr(manifest, "read", read)
-            fbuf.save(tmp_path, more, extra=turn, keep=1)
+            more = fbuf.save(tmp_path, more, extra=turn, keep=1)
             monkeypatch.setattr(manifest, "read", saved_meanwhile)
         return found
 
