@@ -23,6 +23,7 @@ from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import Lanes, filled
 from fbuf.state import State
 from fbuf.storage.store import Item
+from fbuf.xla.place import allocating
 
 
 def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
@@ -77,7 +78,8 @@ def reshard(state: ShardedState[Item], shards: int) -> ShardedState[Item]:
     shards = check_shards(name, shards, state.num_devices, state.num_envs)
     each = sizes.nbytes(state.shard) * state.num_shards // state.num_devices
     check_room(name, state.mesh, each)
-    old = dict(shards_here(state))
+    with allocating():
+        old = dict(shards_here(state))
     lap = latest_lap(shard.ring.cursor for shard in old.values())
     lanes = state.shard.ring.lanes
     make = regrouping(old.__getitem__, lap, lanes, state.num_shards, shards)
