@@ -178,7 +178,7 @@ class HostStore(Generic[Item]):
 
         Cost: O(B) on the host, O(B log N) on the device; the rows are not sent there.
         """
-        given = {"items": items} | _given(
+        given = {"items": items, "time_major": time_major} | _given(
             terminated=terminated,
             truncated=truncated,
             next_observation=next_observation,
@@ -186,7 +186,6 @@ class HostStore(Generic[Item]):
             mask=mask,
             alpha=alpha,
         )
-        given |= {"time_major": time_major}
         given = call.checked(fbuf.add, self.contents.index, given)
         self.contents.add(given, given.pop("time_major"))
 

@@ -124,6 +124,7 @@ class Mixture(WindowedSampler):
         check.integer("Mixture", "recent_rows", self.recent_rows)
         check.instance("Mixture", "priorities", self.priorities, Prioritized, "fbuf.Prioritized()")
 
+    # Other samplers have fields by these names; to read them is all that anybody may do.
     @property
     def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The window of the priorities."""
