@@ -82,6 +82,9 @@ class Sampler(CurrentNames, abc.ABC):
         "mass": OldName("shard_totals", arguments=2),
         "largest": OldName("largest_priority", arguments=1),
         "told": OldName("with_largest_priority", arguments=2),
+        "room": OldName(
+            "is_queue", 2, instead="it in a class that derives from fbuf.samplers.QueueSampler"
+        ),
     }
 
     @property

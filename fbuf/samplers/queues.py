@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from fbuf.checks.renamed import OldName
 from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
 from fbuf.storage.ring import Ring
 
@@ -16,6 +18,9 @@ class QueueSampler(Sampler):
     """Read each row once, in order. Besides `init`, `add` and `remove` it has three methods."""
 
     is_queue: ClassVar[bool] = True
+    old_names: ClassVar[Mapping[str, OldName]] = {
+        old: name for old, name in Sampler.old_names.items() if old != "room"
+    }
 
     @abc.abstractmethod
     def unread(self, index: Index, ring: Ring) -> jax.Array:

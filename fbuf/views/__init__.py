@@ -1,5 +1,7 @@
 """Views: what a drawn row turns into. One file a view."""
 
+from typing import Any
+
 from fbuf.views.frame_stack import FrameStack as FrameStack
 from fbuf.views.hindsight import Hindsight as Hindsight
 from fbuf.views.hindsight import HindsightStep as HindsightStep
@@ -16,3 +18,11 @@ from fbuf.views.sequence import Sequence as Sequence
 from fbuf.views.sequence import SequenceSteps as SequenceSteps
 from fbuf.views.transition import Transition as Transition
 from fbuf.views.transition import TransitionStep as TransitionStep
+
+
+def __getattr__(name: str) -> Any:
+    """Refuse a name of an earlier version."""
+    if name == "Look":
+        # An AttributeError would lose this text in `from fbuf.views import Look`.
+        raise ImportError("fbuf.views.Look is named fbuf.views.Request since version 0.3")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

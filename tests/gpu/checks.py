@@ -12,7 +12,7 @@ not there is left out, and said to be. It writes `benchmarks/results/gpu_checks.
   its own: some may abort it. `pytest -m gpu` asks the same of a GPU, one test a check.
 - The tests are those of buffers, samplers and the PyTorch adapters, told by FBUF_TEST_DEVICE to
   keep their arrays and tensors on the GPU.
-- The benchmarks are those of `benchmarks/evidence/gpu_speed.py`, a process for each size of buffer.
+- The benchmarks are those of `benchmarks/evidence/gpu_speed.py`, a process for each kind of buffer.
 
 Nothing that is timed runs beside anything else. Every part ends when its time is up, and what it
 had no time for is listed.
@@ -224,13 +224,15 @@ def run_tests(device: Device) -> Record:
 
 
 def run_speed(device: Device, notes: list[str]) -> list[Record]:
-    """All benchmarks, in as many processes as there are sizes."""
+    """All benchmarks, in a process for each kind of buffer."""
     records: list[Record] = []
     gpu_speed = benchmark("evidence.gpu_speed")
     todo = gpu_speed.tasks(device.quick, device.name)
     for number, task in enumerate(todo):
-        label = f"{gpu_speed.THINGS[task['item']]}, N = {task['n']:,}"
-        seconds = device.left(math.inf) / (len(todo) - number)  # what one leaves, the others have
+        label = task["label"]
+        # Seconds that one leaves go to those after it.
+        share = task["seconds"] / sum(other["seconds"] for other in todo[number:])
+        seconds = device.left(math.inf) * share
         begun = time.monotonic()
         pool = (("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{gpu_speed.JAX_SHARE}"),)
         # It stops by itself some seconds before it would be stopped.

@@ -161,6 +161,20 @@ class Reads(fbuf.samplers.Sampler):
     reads_once = True
 
 
+class Limits(Hot):
+    """The method `room` of an earlier version would let more rows in than it says."""
+
+    def room(self, index, ring):
+        return jnp.zeros(ring.heads, jnp.int32)
+
+
+class Queues(fbuf.Fifo):
+    """A queue whose `room` is called."""
+
+    def room(self, index, ring):
+        return jnp.minimum(super().room(index, ring), 1)
+
+
 class Takes(Hot):
     """A sampler of this version, from which others derive."""
 
@@ -253,6 +267,7 @@ class Heavy(Hot):
         (TakesAsBefore, "'moved', .*define 'take_over'"),
         (Reads, "'reads_once', .*QueueSampler"),
         (Weighs, "'mass', .*define 'shard_totals'"),
+        (Limits, "'room', .*QueueSampler"),
     ],
 )
 def test_a_sampler_with_an_old_name_is_refused(kind, new):
@@ -274,6 +289,18 @@ def test_a_view_may_have_an_old_name_for_something_else(kind):
     state = fbuf.add(fbuf.init({"reward": 0.0}, 8), {"reward": jnp.ones(2)})
     assert fbuf.sample(state, jax.random.key(0), 2, view=kind()).mask.all()
     assert isinstance(Named.make(3).look(), Named)
+
+
+def test_the_old_name_of_a_class_of_views_says_the_new_one():
+    with pytest.raises(ImportError, match=r"fbuf\.views\.Request"):
+        from fbuf.views import Look  # noqa: F401  # pyright: ignore
+    with pytest.raises(AttributeError, match=r"'fbuf\.views' has no attribute 'Loop'"):
+        _ = fbuf.views.Loop
+
+
+def test_a_queue_may_limit_its_room():
+    state = fbuf.init({"reward": 0.0}, 8, sampler=Queues())
+    assert fbuf.size(fbuf.add(state, {"reward": jnp.ones(2)})) == 1
 
 
 def test_a_sampler_may_have_an_old_name_for_something_else():
