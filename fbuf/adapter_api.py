@@ -32,6 +32,7 @@ from fbuf.runtime.thread import Cancelled
 from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
 from fbuf.samplers import Sampler
+from fbuf.samplers.random_bits import fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
@@ -68,6 +69,7 @@ __all__ = [
     "encode_tree",
     "explain_full_disk",
     "fixed_arguments",
+    "fold_in",
     "local_path",
     "opaque",
     "opaque_all",

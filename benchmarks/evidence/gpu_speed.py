@@ -414,18 +414,18 @@ def device_name() -> str:
 
 
 def tasks(quick: bool, device: str | None = None) -> list[Task]:
-    """Return the task of each process, the most telling first."""
+    """Return the task of each process, the largest buffer first."""
     device = device or device_of_both()
     # At that size TorchRL's tree takes minutes to fill on the host. At times there are two of
     # flashbax's, which do not fit beside the other libraries.
     alone = (FBUF,)
     kinds = [
+        (LARGE, 345 * 10**6, True, alone, 80),
+        ("frame", MOST_FRAMES, False, NAMES, 90),
         ("row", 10**6, False, NAMES, 100),
         ("row", 10**6, True, NAMES, 110),
-        ("row", 10**7, True, NAMES, 90),
-        ("frame", MOST_FRAMES, False, NAMES, 90),
-        (LARGE, 345 * 10**6, True, alone, 80),
         ("row", 10**7, False, NAMES, 70),
+        ("row", 10**7, True, NAMES, 90),
     ]
     small = quick or device == "cpu"
     if small:

@@ -20,6 +20,7 @@ from fbuf.ops.read import find_ids
 from fbuf.ops.rollout import ids_in_order
 from fbuf.ops.sample import planned, weighted
 from fbuf.ops.spec import BufferSpec
+from fbuf.samplers import random_bits
 from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.views.episode import CHUNK
@@ -70,7 +71,7 @@ def draw_number(
 ) -> tuple[Any, Requested]:
     """The same of a batch that is one of many."""
     in_order = state.sampler.without_replacement
-    key = key if in_order else jax.random.fold_in(key, number)
+    key = key if in_order else random_bits.fold_in(key, number)
     step = number if in_order else None
     return draw(state, key, beta, step, None, batch_size=batch_size, view=view)
 

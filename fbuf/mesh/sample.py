@@ -18,6 +18,7 @@ from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import noted
 from fbuf.ops.sample import place_in_epoch, require_step
 from fbuf.ops.sample import sample as plain_sample
+from fbuf.samplers import random_bits
 from fbuf.samplers.planned import PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
@@ -127,7 +128,7 @@ def drawn(
     # The values of a single shard are used; with several shards only their shapes are.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
     plan = sampler.plan(one.index, one.ring, totals, key, batch_size, place)
-    view_key = jax.random.fold_in(key, 1) if view.is_random else None
+    view_key = random_bits.fold_in(key, 1) if view.is_random else None
 
     def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)

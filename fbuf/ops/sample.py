@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation
 from fbuf.ops.read import is_view, noted
+from fbuf.samplers import random_bits
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
 from fbuf.views.gather import gather
@@ -157,7 +158,7 @@ def planned(
     draw = state.sampler.draw(state.index, state.ring, key, batch_size, beta, step)
     if count is not None:
         draw = _shortened(draw, count, state.sampler.weighs_by_batch)
-    return draw, jax.random.fold_in(key, 1) if view.is_random else None
+    return draw, random_bits.fold_in(key, 1) if view.is_random else None
 
 
 def weighted(batch: Batch[Any], draw: Draw) -> Sample[Any]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, require_state
 from fbuf.ops.sample import CHECKS, drawn, weights_of_batch
+from fbuf.samplers import random_bits
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
@@ -178,7 +179,7 @@ def _sample_mixed(
     states: tuple[State[Any], ...], key: Any, *, beta: Any, counts: tuple[int, ...], view: View
 ) -> MixedSample[Any]:
     parts = [
-        drawn(state, jax.random.fold_in(key, number), beta, None, count, view)
+        drawn(state, random_bits.fold_in(key, number), beta, None, count, view)
         for number, (state, count) in enumerate(zip(states, counts, strict=True))
     ]
     together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part for part, _ in parts])

@@ -226,7 +226,7 @@ class Mixture(WindowedSampler):
         step: Step | None,
     ) -> Plan:
         """Plan a draw in each of the three ways, and choose one of these for each draw."""
-        which_key, rank_key, recent_key, priority_key = jax.random.split(key, 4)
+        which_key, rank_key, recent_key, priority_key = random_bits.split(key, 4)
         shares = self._shares(totals)
         bounds = jnp.cumsum(shares)
         point = random_bits.uniforms(which_key, (batch_size,)) * bounds[2]

@@ -11,6 +11,10 @@ import jax.numpy as jnp
 
 from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
 from fbuf.storage.ring import Ring
+from fbuf.xla.platform import computed
+
+_MANY = 2**13
+"""The least draws for which a GPU saves more time than one more kernel takes: see `computed`."""
 
 
 @jax.tree_util.register_dataclass
@@ -137,7 +141,8 @@ class PlannedSampler(Sampler):
         """Draw from this buffer alone."""
         totals = self.only_totals(index, ring)
         plan = self.plan(index, ring, totals, key, batch_size, step)
-        slots, aux = self.pick(index, ring, plan.picks)
+        picked = self.pick(index, ring, plan.picks)
+        slots, aux = computed(picked) if batch_size >= _MANY else picked
         positions = jnp.arange(batch_size, dtype=jnp.int32)
         return self.weigh(totals, slots, aux, positions, beta, step, ())
 

@@ -240,7 +240,7 @@ class Prioritized(WindowedSampler):
         if self.draws == "independent":
             uniforms = random_bits.uniforms(key, (picks, batch_size), total)
             return Plan(shards.by_total(total, key, batch_size), PriorityPicks(uniforms, None))
-        order_key, next_key = jax.random.split(tie(key, total))
+        order_key, next_key = random_bits.split(tie(key, total), 2)
         where, *uniforms = random_bits.uniforms(next_key, (1 + picks, batch_size))
         share = jax.random.permutation(order_key, batch_size).astype(jnp.float32)
         places = jnp.minimum((share + where) / batch_size, 1 - 2.0**-24)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fbuf.xla.loop import blank, zero_after
 from fbuf.xla.platform import by_platform
 from fbuf.xla.tie import tie
 
+_THREEFRY = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -34,7 +36,7 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
     References:
         Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011 (Threefry).
     """
-    if jax.random.key_impl(key) != "threefry2x32":
+    if jax.random.key_impl(key) != _THREEFRY:
         return jax.random.bits(tie(key, after), shape, jnp.uint32)
     words = jax.random.key_data(key)
     rows = shape[0] if len(shape) > 1 else 1
@@ -54,6 +56,36 @@ def bits(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None)
         return tie(jnp.concatenate(made), after)  # for `shard_map`: both forms vary alike
 
     return by_platform(words, after, cpu=loop, default=plain).reshape(shape)
+
+
+def fold_in(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
+    """Fold numbers into a key, one after the other: the key of `jax.random.fold_in`; see `bits`.
+
+    Args:
+        key: A random key.
+        numbers: Scalars, uint32 or int32.
+    """
+    if jax.random.key_impl(key) != _THREEFRY:
+        return functools.reduce(jax.random.fold_in, numbers, key)
+
+    def folded(words: jax.Array, *numbers: jax.Array) -> jax.Array:
+        for number in numbers:
+            words = jnp.stack(_block(words, jnp.uint32(0), number))
+        return words
+
+    counts = [jnp.asarray(number).astype(jnp.uint32) for number in numbers]
+    return jax.random.wrap_key_data(_as_one(folded, jax.random.key_data(key), *counts))
+
+
+def split(key: jax.Array, count: int) -> jax.Array:
+    """Split a key into so many, as `jax.random.split` does with its default; see `bits`."""
+    if jax.random.key_impl(key) != _THREEFRY:
+        return jax.random.split(key, count)
+
+    def parts(words: jax.Array) -> jax.Array:
+        return jnp.stack(_block(words, jnp.uint32(0), lax.iota(jnp.uint32, count)), axis=1)
+
+    return jax.random.wrap_key_data(_as_one(parts, jax.random.key_data(key)))
 
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:
@@ -100,13 +132,30 @@ def high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, inline=True, static_argnames="count")
 def _threefry(key: jax.Array, start: jax.Array, count: int) -> jax.Array:
     """Return Threefry-2x32 of 20 rounds, of so many numbers: the XOR of both words, `[count]`."""
+    first, second = _block(key, jnp.uint32(0), lax.iota(jnp.uint32, count) + start)
+    return first ^ second
+
+
+def _block(key: jax.Array, first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both words of Threefry-2x32 of 20 rounds, of the two words of a count."""
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
-    second = lax.iota(jnp.uint32, count) + start + keys[1]
-    first = jnp.broadcast_to(keys[0], (count,))
+    first, second = jnp.broadcast_to(first + keys[0], second.shape), second + keys[1]
     for turn in range(5):
         for rotation in _ROTATIONS[turn % 2]:
             first += second
             second = first ^ (second << rotation | second >> (32 - rotation))
         first += keys[(turn + 1) % 3]
         second += keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
-    return first ^ second
+    return first, second
+
+
+def _as_one(make: Callable[..., jax.Array], *words: jax.Array) -> jax.Array:
+    """Return `make(*words)`; on CPU made by one kernel, and not anew at every use."""
+
+    def loop(*words: jax.Array) -> jax.Array:
+        zero = zero_after(words[0])
+        made = jax.eval_shape(make, *words)
+        body = lambda *_: make(*words)
+        return lax.fori_loop(zero, 1, body, blank(zero, made.shape, made.dtype))
+
+    return by_platform(*words, cpu=loop, default=make)

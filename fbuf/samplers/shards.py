@@ -35,7 +35,7 @@ def by_count(counts: jax.Array, key: jax.Array, bits: jax.Array) -> tuple[jax.Ar
         rank = random_bits.below(bits, counts[0])
         return jnp.zeros_like(rank), rank
     shape = (3, bits.shape[1])
-    words = random_bits.bits(jax.random.fold_in(key, _CHOICE), shape, counts)
+    words = random_bits.bits(random_bits.fold_in(key, _CHOICE), shape, counts)
     ends = wide.running_sums(counts)
     return of_rank(counts, wide.below(words, Wide(ends.high[-1], ends.low[-1])))
 
@@ -53,7 +53,7 @@ def by_total(totals: jax.Array, key: jax.Array, batch_size: int) -> jax.Array:
     if totals.shape[0] == 1:
         return jnp.zeros(batch_size, jnp.int32)
     tree = sum_tree.of(totals)
-    key = jax.random.fold_in(key, _CHOICE)
+    key = random_bits.fold_in(key, _CHOICE)
     shape = (sum_tree.picks(tree), batch_size)
     return sum_tree.draw(tree, random_bits.uniforms(key, shape, totals))[0]
 
@@ -70,7 +70,7 @@ def by_point(totals: jax.Array, key: jax.Array, fractions: jax.Array) -> tuple[j
     if totals.shape[0] == 1:
         return jnp.zeros(fractions.shape, jnp.int32), points
     tree = sum_tree.of(totals)
-    key = jax.random.fold_in(tie(key, totals), _CHOICE)
+    key = random_bits.fold_in(tie(key, totals), _CHOICE)
     shape = (sum_tree.picks(tree), *fractions.shape)
     uniforms = random_bits.uniforms(key, shape)
     shard, _, inside = sum_tree.draw_stratified(tree, points, uniforms)

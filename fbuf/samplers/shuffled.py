@@ -88,14 +88,14 @@ class Shuffled(Uniform):
         number = jnp.arange(batch_size, dtype=jnp.int32)
         # Behind the end the last number is taken, to stay in range.
         ranks = first + jnp.minimum(number, count - first - 1)
-        key = jax.random.fold_in(key, epoch)
+        key = random_bits.fold_in(key, epoch)
         if totals.segments is None and counts.shape[0] == 1:
             slots = _permuted(index.starts, ring, key, ranks, total)
             return Plan(jnp.zeros_like(slots), slots)
         order_key, bits = key, None
         if totals.segments is not None:
-            order_key, start_key = jax.random.split(tie(key, counts))
-            start_key = jax.random.fold_in(start_key, first)
+            order_key, start_key = random_bits.split(tie(key, counts), 2)
+            start_key = random_bits.fold_in(start_key, first)
             bits = random_bits.bits(start_key, (2, batch_size))
         ranks = permutation.permute(order_key, ranks, count, lambda s: jnp.ones_like(s, bool))
         if counts.shape[0] == 1:

@@ -134,7 +134,7 @@ class Hindsight(View[HindsightStep[Any]]):
         assert key is not None
         self._check_fields(reader)
         _, achieved, _, _, own = self._leaves(reader.layout)
-        whether, which = jax.random.split(key)
+        whether, which = random_bits.split(key, 2)
         chance = random_bits.as_uniforms(reader.bits(whether, 1, slots.shape[0])[0])
         wanted: dict[str, Wanted] = {
             "own": reader.leaves(slots, own),

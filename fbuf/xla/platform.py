@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.core
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -52,6 +53,14 @@ def by_platform(*operands: Any, cpu: Callable[..., _T], default: Callable[..., _
 
     found = _bound(arrays, flat(cpu), flat(default))
     return jax.tree.unflatten(trees[0], found)
+
+
+def computed(tree: Any) -> Any:
+    """Return arrays, which a GPU computes before it uses them.
+
+    Without it, a kernel that reads rows would compute the slot anew for each number of a row.
+    """
+    return by_platform(tree, cpu=lambda tree: tree, default=lax.optimization_barrier)
 
 
 _ARRAY = object()

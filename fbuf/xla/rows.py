@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.xla.loop import LINE, by_halves, fetched, gathered, is_large, with_room
+from fbuf.xla.platform import computed
 
 _LONG = 64
 """The least numbers of a row that XLA's own gather reads by vectors; it is then the fastest."""
@@ -48,7 +49,7 @@ def read_rows(
         return rows if columns is None else rows[:, first:last]
 
     if size >= _LONG:
-        return gather(leaf, slots)
+        return gather(leaf, computed(slots))
     if slots.shape[0] <= _FEW and not is_large(leaf.size, leaf.dtype):
         return with_room(gather, leaf, slots)
     slots = fetched(leaf, slots, slots, (first, last))

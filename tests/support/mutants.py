@@ -47,6 +47,7 @@ MIXTURE = "test_mixture.py", "as_likely"
 LIKELY, MASKED = ("test_windows.py", "likely"), ("test_windows.py", "mask")
 SUMS, BITS = ("test_sum_tree.py", ""), ("test_bit_tree.py", "")
 THREEFRY = "test_loops.py", "random_bits"
+KEYS = "test_loops.py", "derived_keys"
 HALVES = "test_loops.py", "halves"
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
@@ -197,7 +198,7 @@ MUTANTS = [
     *of(
         "ops/sample.py",
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
-        ("jax.random.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
+        ("random_bits.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
         ("reads = (draw.probability,)", "reads = ()", "order", OUTSIDE),
         ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
     ),
@@ -205,7 +206,7 @@ MUTANTS = [
         "ops/sample_mixed.py",
         ("key=lambda at: counts[at] - exact[at]", "key=lambda at: exact[at] - counts[at]", "count", SEVERAL),
         ("weights_of_batch(log_weight, together.mask)", "together.weight", "weights", SEVERAL),
-        ("jax.random.fold_in(key, number), beta", "key, beta", "mask", SEVERAL),
+        ("random_bits.fold_in(key, number), beta", "key, beta", "mask", SEVERAL),
     ),
     *of(
         "ops/read.py",
@@ -450,17 +451,18 @@ MUTANTS = [
     ),
     *of(
         "samplers/shuffled.py",
-        ("jax.random.fold_in(key, epoch)", "key", "order", EPOCHS),
+        ("random_bits.fold_in(key, epoch)", "key", "order", EPOCHS),
         ("sparse | start_index.is_start(index, found) | (total == 0)", "sparse | (found >= 0)", "count", SHUFFLED),
         ("mask = (positions < count - step[1]) & (total > 0)", "mask = positions < count - step[1]", "mask", SHUFFLED),
         ("ranks = first + jnp.minimum", "ranks = jnp.minimum", "count", EPOCHS),
-        ("jax.random.fold_in(start_key, first)", "start_key", "by-episode", EPOCHS),
+        ("random_bits.fold_in(start_key, first)", "start_key", "by-episode", EPOCHS),
     ),
     *of("samplers/permutation.py", ("lax.clz(size - 1), 6)", "lax.clz(size - 1), 1)", "order", EPOCHS)),
     *of(
         "samplers/random_bits.py",
         ("(bits >> 8).astype", "(bits >> 9).astype", "tree rounding", OFTEN),
         ("second += keys[(turn + 2) % 3]", "second += keys[turn % 3]", "tree rounding", THREEFRY),
+        ("for number in numbers:", "for number in numbers[:1]:", "order", KEYS),
     ),
     *of(
         "xla/loop.py",
@@ -542,7 +544,7 @@ MUTANTS = [
     *of(
         "views/hindsight.py",
         ("before + steps + 1) - before", "before + steps) - before", "views", GOALS),
-        ("whether, which = jax.random.split(key)", "whether, which = key, key", "views", GOALS),
+        ("whether, which = random_bits.split(key, 2)", "whether, which = key, key", "views", GOALS),
     ),
     *of(
         "ops/lanes.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import jax
@@ -106,6 +107,45 @@ def test_random_bits_of_other_platforms_are_the_same(shape: tuple[int, ...]) -> 
     with inside.forms_of_other_platforms():
         made = jax.jit(lambda key: random_bits.bits(key, shape))(key)
     np.testing.assert_array_equal(made, expected)
+
+
+def folded(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Fold two numbers into a key, one of them negative: by JAX's own functions, and by ours."""
+    theirs = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(2**32 - 3)), jnp.int32(-5))
+    ours = random_bits.fold_in(key, jnp.uint32(2**32 - 3), jnp.int32(-5))
+    return jax.random.key_data(theirs), jax.random.key_data(ours)
+
+
+def parted(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Split a key in three, likewise."""
+    keys = jax.random.split(key, 3), random_bits.split(key, 3)
+    return jax.random.key_data(keys[0]), jax.random.key_data(keys[1])
+
+
+@pytest.mark.parametrize("derived", [folded, parted])
+def test_derived_keys_are_those_of_jax(derived: Any) -> None:
+    """For a key of the new kind and of the old one, of another generator, and for a batch."""
+    keys = jax.random.key(3), jax.random.PRNGKey(4), jax.random.key(5, impl="rbg")
+    for key in keys:
+        np.testing.assert_array_equal(*derived(key))
+        np.testing.assert_array_equal(*jax.jit(derived)(key))
+    with jax.default_prng_impl("rbg"):
+        np.testing.assert_array_equal(*derived(jax.random.PRNGKey(5)))
+    np.testing.assert_array_equal(*jax.vmap(derived)(random_bits.split(keys[0], 4)))
+    with inside.forms_of_other_platforms():
+        np.testing.assert_array_equal(*jax.jit(lambda key: derived(key))(keys[0]))
+
+
+def test_a_gpu_computes_the_slots_of_wide_rows_before_it_reads_these() -> None:
+    """In one kernel it would compute the slot anew for each number of a frame."""
+    frame = jnp.zeros((84, 84), jnp.uint8)
+    state = jax.eval_shape(lambda: fbuf.init({"frame": frame, "reward": 0.0}, 100_000))
+    draw = jax.jit(lambda state, key: fbuf.sample(state, key, 32).data)
+    text = draw.trace(state, jax.random.key(0)).lower(lowering_platforms=("cuda",)).as_text()
+    (barrier,) = re.findall(r"(%\w+) = stablehlo.optimization_barrier", text)
+    read = re.search(r'stablehlo.gather"\(%\w+, (%\w+)\).*tensor<100000x84x84xui8>', text)
+    assert read is not None
+    assert f"{read[1]} = stablehlo.broadcast_in_dim {barrier}, " in text
 
 
 @pytest.mark.sweep

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import BatchDrawer, Calls
+from fbuf.adapter_api import BatchDrawer, Calls, fold_in
 from fbuf_adapters.pytorch import _delivery, _dtypes, _modes, _packed
 from fbuf_adapters.pytorch._delivery import PackedBatch
 from fbuf_adapters.pytorch._sizes import Sizes
@@ -208,7 +208,7 @@ def turning(form: Any, recipe: Recipe, draw: Callable[..., Any]) -> Any:
     def alone(
         state: Any, key: Any, turn: Any, count: Any, beta: Any, batch_size: int
     ) -> tuple[Any, jax.Array]:
-        key = jax.random.fold_in(jax.random.fold_in(key, turn[0]), turn[1])
+        key = fold_in(key, turn[0], turn[1])
         drawn = draw(state, key, batch_size, beta=beta, step=None, count=count)
         low = turn[1] + 1
         return drawn, jnp.stack([turn[0] + (low == 0).astype(jnp.uint32), low])
