@@ -6,10 +6,10 @@ installed.
 
     python tests/matrix.py          every row; writes the tables in docs/versions.md
     python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
-    python tests/matrix.py --times  only the times of a step, on every JAX that fbuf allows
+    python tests/matrix.py --times  only the times, on every JAX that fbuf allows
 
-A step is timed at 10,000 and at 1,000,000 rows on each of these. Some versions of JAX copy whole
-arrays where no program shows it.
+An add, a draw and an update are timed at 10,000 and at 10,000,000 rows on each of these. Some
+versions of JAX copy whole arrays where no program shows it.
 
 A row needs its Python. It is looked up as the variable PYTHON312 (say), then as `python3.12`, then
 with `pyenv`.
@@ -59,11 +59,11 @@ ROWS = (
     Row("3.12", "the newest"),
     Row("3.13", "the newest"),
 )
-TIMED = Row("3.12", "the times of a step")
+TIMED = Row("3.12", "the times of operations")
 LEFT_OUT = "0.11.1"
 """A version that fbuf leaves out for its times: the table shows why."""
 MOST_SLOWER = 4
-"""The most that a hundred times the rows may slow a step: they lie in slower memory."""
+"""The most that a thousand times the rows may slow an operation: they lie in slower memory."""
 QUICK_ROWS = (ROWS[0], ROWS[-1])
 CORE = ("tests", "fbuf", "--ignore=tests/adapters", "--ignore=tests/gpu")
 # Every example of the core, printed to the digit; rows of all kinds; memory; saving.
@@ -189,19 +189,31 @@ def run(
     return done.returncode == 0, (total - failed - skipped, failed, skipped)
 
 
-def step_times(python: str, tree: pathlib.Path) -> tuple[float, float]:
-    """Microseconds of a step at 10,000 and at 1,000,000 rows."""
+Times = dict[str, tuple[float, float]]
+"""Microseconds of each operation at 10,000 and at 10,000,000 rows."""
+
+
+def step_times(python: str, tree: pathlib.Path, **environment: str) -> Times:
+    """Time the operations with the package that an interpreter has."""
     program = [python, str(tree / "tests" / "support" / "step_times.py")]
-    done = subprocess.run(program, cwd=HOME, capture_output=True, text=True, check=True)
-    small, large = map(float, done.stdout.split())
-    return small, large
+    done = subprocess.run(
+        program,
+        cwd=HOME,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {operation: (float(small), float(large)) for operation, small, large in lines}
 
 
-def is_flat(jax: str, times: tuple[float, float]) -> bool:
-    """Whether a step takes at most so many times longer with a hundred times the rows."""
-    small, large = times
-    print(f"jax {jax}: a step takes {small} us at 10,000 rows, {large} at 1,000,000", flush=True)
-    return large <= MOST_SLOWER * small
+def is_flat(jax: str, times: Times) -> bool:
+    """Whether all operations take at most so many times longer with a thousand times the rows."""
+    for operation, (small, large) in times.items():
+        print(f"jax {jax}: {operation}: {small} us at 10,000 rows, {large} at 10,000,000")
+    sys.stdout.flush()
+    return all(large <= MOST_SLOWER * small for small, large in times.values())
 
 
 def allowed_versions(python: str) -> list[str]:
@@ -216,7 +228,7 @@ def allowed_versions(python: str) -> list[str]:
 
 
 def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
-    """Time a step on every version of JAX, and write the table; whether all allowed are flat."""
+    """Time operations on every version of JAX, and write the table; whether all allowed are flat."""
     tree, wheel = made
     python = install(TIMED, find_python(TIMED.python), wheel, upgrade=False)
     lines, all_flat = [], True
@@ -227,8 +239,11 @@ def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
         flat = is_flat(version, times)
         all_flat &= flat or version == LEFT_OUT
         allowed = "left out" if version == LEFT_OUT else "allowed"
-        lines.append([version, *map(str, times), f"{times[1] / times[0]:.1f}", allowed])
-    head = ["jax", "us at 10,000 rows", "us at 1,000,000", "times as long", "fbuf"]
+        cells = [f"{small} to {large}" for small, large in times.values()]
+        most = max(large / small for small, large in times.values())
+        lines.append([version, *cells, f"{most:.1f}", allowed])
+    head = ["jax", *(f"{name}: us" for name in ("add", "draw", "update"))]
+    head += ["at most times as long", "fbuf"]
     write_between("times", head, lines)
     return all_flat
 

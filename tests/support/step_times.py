@@ -1,9 +1,10 @@
-"""Time a prioritised step inside `lax.scan` at two capacities, and print both in microseconds.
+"""Time an add, a draw and an update inside `lax.scan` at two capacities; print microseconds.
 
     python tests/support/step_times.py
 
-Some versions of JAX copy whole arrays where no program shows it: then a step's time grows with the
-capacity. It needs fbuf alone.
+Some versions of JAX copy whole arrays where no program shows it: then the time of an operation
+grows with the capacity. Each line has the name of an operation, and its time at each of
+`CAPACITIES`. It needs fbuf alone.
 """
 
 from __future__ import annotations
@@ -16,36 +17,62 @@ import jax.numpy as jnp
 
 import fbuf
 
-CAPACITIES = (10_000, 1_000_000)
+CAPACITIES = (10_000, 10_000_000)
+BATCH = 256
 STEPS = 50
 ROUNDS = 9
-ITEM = {"observation": jnp.zeros(17), "reward": jnp.zeros(())}
+ITEM = {"observation": jnp.zeros(4), "reward": jnp.zeros(())}
 
 
-def step(state, key):
-    """Add 16 rows, draw 256, update their priorities."""
+def add(state, key):
+    """Add 16 rows."""
     rows = jax.tree.map(lambda leaf: jnp.ones((16, *leaf.shape), leaf.dtype), ITEM)
-    state = fbuf.add(state, rows)
-    batch = fbuf.sample(state, key, 256)
-    error = jnp.abs(batch.data["observation"]).mean(axis=1) + batch.weight
-    return fbuf.update_priority(state, batch.ids, error), error.sum()
+    return fbuf.add(state, rows), None
+
+
+def draw(state, key):
+    """Draw a batch, and use all of it."""
+    return state, jax.tree.map(jnp.sum, fbuf.sample(state, key, BATCH))
+
+
+def update(state, key):
+    """Update the priorities of rows anywhere."""
+    slots = jax.random.randint(key, (BATCH,), 0, state.capacity)
+    return fbuf.update_priority(state, fbuf.ids_at(state, slots), jnp.ones(BATCH)), None
+
+
+OPERATIONS = (add, draw, update)
+
+
+def full(capacity):
+    """Return a full buffer, added to in parts."""
+    state = fbuf.init(ITEM, capacity, sampler=fbuf.Prioritized())
+    part = min(capacity, 1_000_000)
+    rows = jax.tree.map(lambda leaf: jnp.ones((part, *leaf.shape), leaf.dtype), ITEM)
+    for _ in range(capacity // part):
+        state = fbuf.add(state, rows)
+    return state
 
 
 def main() -> None:
-    run = jax.jit(
-        lambda state, key: jax.lax.scan(step, state, jax.random.split(key, STEPS)),
-        donate_argnums=0,
-    )
-    sampler = fbuf.Prioritized()
-    states = [fbuf.init(ITEM, capacity, sampler=sampler) for capacity in CAPACITIES]
-    seconds: list[list[float]] = [[], []]
-    for number in range(ROUNDS + 2):
-        for which, state in enumerate(states):
-            begun = time.perf_counter()
-            states[which], _ = jax.block_until_ready(run(state, jax.random.key(number)))
-            seconds[which].append(time.perf_counter() - begun)
-    # The first call compiles, the second one takes the memory.
-    print(*(round(statistics.median(of[2:]) / STEPS * 1e6, 1) for of in seconds))
+    """Take turns, and print the medians."""
+    states = [full(capacity) for capacity in CAPACITIES]
+    for operation in OPERATIONS:
+        run = jax.jit(
+            lambda state, key, operation=operation: jax.lax.scan(
+                operation, state, jax.random.split(key, STEPS)
+            ),
+            donate_argnums=0,
+        )
+        seconds: list[list[float]] = [[] for _ in states]
+        for number in range(ROUNDS + 2):
+            for which, state in enumerate(states):
+                begun = time.perf_counter()
+                states[which], _ = jax.block_until_ready(run(state, jax.random.key(number)))
+                seconds[which].append(time.perf_counter() - begun)
+        # The first call compiles, the second one takes the memory.
+        medians = [statistics.median(of[2:]) / STEPS * 1e6 for of in seconds]
+        print(operation.__name__, *(round(median, 1) for median in medians), flush=True)
 
 
 if __name__ == "__main__":
