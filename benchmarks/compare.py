@@ -15,7 +15,8 @@ leaves the last out. The buffers are full and past the end of their ring, with r
   then does not copy flashbax's tree, which it does at every step if the probabilities are used.
 - "From Python": one call of the library for each operation. The results of a step (add, sample, TD
   error, update) are waited for at its end. Nothing is done with the batch, whose arrays are its
-  own. JAX libraries compile each function and donate the buffer to it.
+  own. JAX libraries compile each function and donate the buffer to it. "Step, one call": one
+  compiled function of the user's updates the batch before, adds, and draws the next batch.
 - "Call alone": the cost of JAX's own calls. The same compiled functions do no work: they give the
   state back as it is, and a batch of zeros. The rest of fbuf's time is fbuf's.
 - "One core": the process may use one core, so XLA has no second thread to wake.
@@ -23,15 +24,15 @@ leaves the last out. The buffers are full and past the end of their ring, with r
 
 The TD error is |reward - target| for all, computed with the library's own arrays. Targets and keys
 are random and made beforehand. Each figure is the median over processes of the median over rounds,
-in which the libraries take turns. Memory is the peak of a process of its own, less the memory of
-imports and compiling. The process has held these after it did the same with 10,000 rows.
+in which the libraries take turns. Memory is that of a process of its own, beyond what it had before
+the buffer was made: the peak until it was made, filled and used, and what is kept in the end. All
+programs were compiled beforehand. Rows are added 100,000 at a time, and these count, too.
 """
 
 from __future__ import annotations
 
-import os
+import functools
 import pathlib
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -49,13 +50,13 @@ STEPS = {32: 1000, 256: 500, 4096: 50}
 
 MODES = SCAN, PYTHON = "in scan", "from Python"
 STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE = "step", "step, no weights", "add", "sample", "update"
-COMPILE = "compile"
-WHATS = (STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE)
+ONE_CALL, COMPILE = "step, one call", "compile"
+WHATS = (STEP, NO_WEIGHTS, ONE_CALL, ADD, SAMPLE, UPDATE)
 KINDS = {True: "prioritised", False: "uniform"}
 THINGS = {"row": "rows of 97 bytes", "frame": "84x84x4 uint8 frames"}
 MEMORY = "memory"
-SMALL = 10_000
-"""Capacity of the buffer that is used beforehand where memory is measured."""
+PARTS = MADE, FILLED, USED, KEPT = "made", "filled", "used", "kept"
+"""What memory is measured of: the peak until then, and at the end what is kept."""
 SEVERAL = 16
 """Keys, batches of targets and batches of ids that are used in turn."""
 
@@ -167,10 +168,47 @@ def from_python(peer: Any, box: Box, what: str, seconds: float) -> harness.Run:
     return harness.repeated(step, seconds)
 
 
+def in_one_call(peer: Any, box: Box, seconds: float) -> harness.Run:
+    """A step by one compiled function: update the batch before, add, draw the next batch."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from benchmarks import peers
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, rows: Any, key: Any, before: Any, target: Any) -> Any:
+        if peer.prioritized:
+            priority = jnp.abs(peer.reward(before) - target)
+            state = peer.update(state, peer.ids(before), priority)
+        return peer.sample(peer.add(state, rows), key)
+
+    rng = np.random.default_rng(3)
+    keys = list(jax.random.split(jax.random.key(2), SEVERAL))
+    targets = [peer.array(rng.random(peer.batch_size, np.float32)) for _ in range(SEVERAL)]
+    rows = peers.random_rows(peer.item, ADDED, seed=4)
+    rows = {name: peer.array(leaf) for name, leaf in rows.items()}
+    last = Box(peer.sample(box.state, keys[0])[1])
+
+    def call(i: int) -> None:
+        i %= SEVERAL
+        box.state, last.state = step(box.state, rows, keys[i], last.state, targets[i])
+        peer.wait(box.state, last.state)
+
+    return harness.repeated(call, seconds)
+
+
+def modes_of(what: str, batch: int) -> tuple[str, ...]:
+    """Return the modes in which an operation is measured."""
+    if what == ONE_CALL:
+        return (PYTHON,)
+    return (SCAN,) if what in (NO_WEIGHTS, COMPILE) or batch != MAIN else MODES
+
+
 def measure(task: Task) -> Measured:
     """Time the libraries of a task, turn by turn, or look at the memory of one."""
     if task["kind"] == MEMORY:
-        return peak_memory(task)
+        return memory(task)
     found = Measured()
     for prioritized in task["prioritized"]:
         found.records += measure_kind(task, prioritized, found.notes)
@@ -197,6 +235,8 @@ def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record
         box = boxes[peer.name]
         if what == COMPILE:
             return compiling(peer, box), None
+        if what == ONE_CALL:
+            return in_one_call(peer, box, 0.02 if quick else 0.03), None
         if mode == PYTHON:
             return from_python(peer, box, what, 0.02 if quick else 0.03), None
         steps = STEPS[peer.batch_size] // (10 if task["item"] == "frame" else 1)
@@ -212,11 +252,11 @@ def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record
         for what in whats:
             if what in (NO_WEIGHTS, UPDATE) and not prioritized:
                 continue
-            for mode in MODES[: 1 if what in (NO_WEIGHTS, COMPILE) or batch != MAIN else 2]:
+            for mode in modes_of(what, batch):
                 made = {
                     peer.name: program(peer, what, mode)
                     for peer in able
-                    if peer.traceable or mode == PYTHON
+                    if peer.traceable or (mode == PYTHON and what != ONE_CALL)
                 }
                 runs = {name: run for name, (run, _) in made.items()}
                 taken = harness.alternate(runs, 3 if quick else 7, 0.2 if quick else 0.7)
@@ -239,47 +279,53 @@ def measure_kind(task: Task, prioritized: bool, notes: list[str]) -> list[Record
     return records
 
 
-def peak_memory(task: Task) -> Measured:
-    """Fill one library's buffer, take some steps, and look at this process' peak."""
+def memory(task: Task) -> Measured:
+    """Look at this process while one library's buffer is made, filled and used."""
     from benchmarks import peers
 
     (name,), (prioritized,), batch = task["peers"], task["prioritized"], MAIN
     cls = next(cls for cls in peers.PEERS if cls.name == name)
-
-    def fill_and_use(capacity: int) -> Any:
-        peer = cls(peers.ROW, capacity, batch, prioritized)
-        box = Box(peers.filled(peer, chunk(task | {"n": capacity})))
-        if peer.traceable:
-            in_scan(peer, box, STEP, 2)[0]()
-        else:
-            from_python(peer, box, STEP, 0.02)()
-        return box.state
-
     try:
-        fill_and_use(SMALL)  # what the libraries, and compiling, take
+        peer = cls(peers.ROW, task["n"], batch, prioritized)
     except peers.Unable as reason:
         return Measured(notes=[str(reason)])
-    before = now_resident()
-    fill_and_use(task["n"])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    fill = peers.filler(peer)
+    box = Box(peers.filled(peer, chunk(task), fill))
+    scanned = peer.traceable
+    use = in_scan(peer, box, STEP, 2)[0] if scanned else from_python(peer, box, STEP, 0.02)
+    use()
+    # From here on nothing is compiled any more: that takes memory, too, whatever the capacity.
+    sizes: dict[str, int] = {}
+
+    def begin() -> int:
+        box.state = None
+        harness.forget_peak()
+        return harness.resident_bytes()
+
+    before = begin()
+    box.state = peer.init()
+    peer.wait(box.state)
+    sizes[MADE] = harness.resident_bytes(peak=True) - before
+    before = begin()  # some libraries have lost memory meanwhile
+    box.state = peers.filled(peer, chunk(task), fill)
+    sizes[FILLED] = harness.resident_bytes(peak=True) - before
+    use()
+    sizes[USED] = harness.resident_bytes(peak=True) - before
+    harness.forget_peak()
+    sizes[KEPT] = harness.resident_bytes() - before
     ideal = task["n"] * (peers.row_bytes(peers.ROW) + 4 * prioritized)
-    record = {
-        "item": "row", "mode": MEMORY, "prioritized": prioritized, "n": task["n"],
-        "batch": batch, "peer": name, "bytes": peak - before, "peak_bytes": peak,
-        "ideal_bytes": ideal,
-    }  # fmt: skip
-    return Measured([record])
+    return Measured([
+        {
+            "item": "row", "mode": MEMORY, "prioritized": prioritized, "n": task["n"],
+            "batch": batch, "peer": name, "what": what, "bytes": size, "ideal_bytes": ideal,
+        }
+        for what, size in sizes.items()
+    ])  # fmt: skip
 
 
 def chunk(task: Task) -> int:
     """Return the number of rows added at a time to fill a buffer: few beside its capacity."""
     return min(1000 if task["item"] == "frame" else 100_000, max(task["n"] // 10, 1))
-
-
-def now_resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -288,9 +334,11 @@ MAIN = 256
 """The batch size of which everything is measured; of the others the step in scan is."""
 STEPS_ONLY = [[MAIN, [STEP]]]
 STEPS_IN_SCAN = [
-    [MAIN, [STEP, NO_WEIGHTS, ADD]], [32, [STEP, NO_WEIGHTS]], [4096, [STEP, NO_WEIGHTS]]
+    [MAIN, [STEP, NO_WEIGHTS, ONE_CALL, ADD]], [32, [STEP, NO_WEIGHTS]], [4096, [STEP, NO_WEIGHTS]]
 ]  # fmt: skip
-ALL = [[MAIN, [STEP, NO_WEIGHTS, ADD, SAMPLE, UPDATE, COMPILE]], *STEPS_IN_SCAN[1:]]
+ALL = [
+    [MAIN, [STEP, NO_WEIGHTS, ONE_CALL, ADD, SAMPLE, UPDATE, COMPILE]], *STEPS_IN_SCAN[1:]
+]  # fmt: skip
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 LARGE = SIZES[2]
 """The size of the README's table."""
@@ -384,16 +432,17 @@ def compile_table(records: list[Record]) -> list[str]:
 
 def memory_table(records: list[Record]) -> list[str]:
     """The table of memory."""
-    found = Find(records, "bytes")
+    found, ideal = Find(records, "bytes"), Find(records, "ideal_bytes")
     rows = []
     for prioritized, kind in KINDS.items():
-        ideal = Find(records, "ideal_bytes")(prioritized=prioritized)
-        if ideal:
-            sizes = [found(peer=name, prioritized=prioritized) for name in NAMES]
-            cells = [f"{b / 1e6:.0f} ({b / ideal:.2f}x)" if b else "-" for b in sizes]
-            rows.append([kind, f"{LARGE:,}", f"{ideal / 1e6:.0f}", *cells])
-    head = ["buffer", "N", "rows and priorities alone", *NAMES]
-    return report.section("Memory: peak MB, and how many times the rows alone", head, rows)
+        for what in PARTS:
+            least = ideal(what=what, prioritized=prioritized)
+            if least:
+                sizes = [found(peer=name, what=what, prioritized=prioritized) for name in NAMES]
+                cells = [f"{b / 1e6:.0f} ({b / least:.2f}x)" if b else "-" for b in sizes]
+                rows.append([kind, f"{LARGE:,}", f"{least / 1e6:.0f}", what, *cells])
+    head = ["buffer", "N", "rows and priorities alone", "", *NAMES]
+    return report.section("Memory: MB, and how many times the rows alone", head, rows)
 
 
 def copies(records: list[Record]) -> list[str]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import datetime
+import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -52,6 +54,8 @@ class Measured:
 
     records: list[Record] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    paces: list[float] = dataclasses.field(default_factory=list)
+    """The `pace` before, between and after the tasks."""
 
 
 # --- in one process ------------------------------------------------------------------------------
@@ -200,6 +204,22 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return float(statistics.mean(values)), error
 
 
+def resident_bytes(peak: bool = False) -> int:
+    """Return the bytes of this process in memory, or the most since `forget_peak`."""
+    name = "VmHWM" if peak else "VmRSS"
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def forget_peak() -> None:
+    """Have the peak of `resident_bytes` begin anew; free memory goes back to the system before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
 def available_bytes() -> int:
     """Return the bytes of memory that are free, or can be made so."""
     info = pathlib.Path("/proc/meminfo")
@@ -228,6 +248,27 @@ def cores() -> int:
     """Return how many cores this process may use."""
     usable = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def pace() -> float:
+    """Return the milliseconds of a fixed piece of work: more where a machine is busy, or slow.
+
+    It is a loop of Python, sums of numbers in the cache, and a copy of numbers that are not: the
+    work of the benchmarks, by another hand. The median of 15 leaves out what comes once.
+    """
+    import numpy as np
+
+    near, far = np.ones(2**14, np.float32), np.ones(2**24, np.uint8)
+
+    def work() -> float:
+        begun = time.perf_counter()
+        for _ in range(400):
+            near.sum()
+            sum(range(100))
+        far.copy()
+        return (time.perf_counter() - begun) * 1e3
+
+    return median([work() for _ in range(15)])
 
 
 def load() -> str:
@@ -280,8 +321,11 @@ def trees(commit: str | None) -> Generator[dict[str, str]]:
 
 
 def run_tasks(module: str, tasks: Sequence[Task]) -> Measured:
-    """Run every task in a process of its own, one after the other, and say how it goes."""
-    all_found = Measured()
+    """Run every task in a process of its own, one after the other, and say how it goes.
+
+    The pace of the machine is taken before, between and after them.
+    """
+    all_found = Measured(paces=[pace()])
     begun = time.monotonic()
     for number, task in enumerate(tasks, start=1):
         start = time.monotonic()
@@ -292,6 +336,7 @@ def run_tasks(module: str, tasks: Sequence[Task]) -> Measured:
         except RuntimeError as error:
             all_found.notes.append(f"{task['label']}: {error}")
         now = time.monotonic()
+        all_found.paces.append(pace())
         progress = f"[{number}/{len(tasks)}, {now - begun:.0f} s] {task['label']}"
         print(f"{progress}: {now - start:.0f} s", file=sys.stderr, flush=True)
     all_found.notes = list(dict.fromkeys(all_found.notes))

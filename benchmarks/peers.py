@@ -498,12 +498,17 @@ def built_extension() -> list[str]:
 PEERS: tuple[type[Peer], ...] = (Fbuf, CallAlone, Flashbax, Brax, Cpprb, TorchRL)
 
 
-def filled(peer: Peer, chunk: int) -> Any:
+def filler(peer: Peer) -> Callable[..., Any]:
+    """Return the function that fills a buffer; compiled if it can be."""
+    return jax.jit(peer.fill, donate_argnums=0) if peer.traceable else peer.fill
+
+
+def filled(peer: Peer, chunk: int, fill: Callable[..., Any] | None = None) -> Any:
     """A full buffer, past the end of its ring, with random rows and random priorities."""
     state = peer.init()
     rows = random_rows(peer.item, chunk, seed=0)
     rows = {name: peer.array(leaf) for name, leaf in rows.items()}
-    fill = jax.jit(peer.fill, donate_argnums=0) if peer.traceable else peer.fill
+    fill = fill or filler(peer)
     rng = np.random.default_rng(1)
     for start in range(0, peer.capacity + chunk, chunk):
         slots = peer.array((start + np.arange(chunk)) % peer.capacity)

@@ -133,9 +133,11 @@ def summary(results: pathlib.Path) -> list[str]:
     agents = Find(records_of("agents", results))
     peers = (compare.FBUF, compare.FLASHBAX, compare.TORCHRL, compare.CPPRB)
 
-    def step(prioritized: bool, mode: str) -> Callable[[str], float | None]:
+    def step(
+        prioritized: bool, mode: str, what: str = compare.STEP
+    ) -> Callable[[str], float | None]:
         return lambda peer: found(
-            item="row", n=compare.LARGE, batch=compare.MAIN, what=compare.STEP, cores=None,
+            item="row", n=compare.LARGE, batch=compare.MAIN, what=what, cores=None,
             prioritized=prioritized, mode=mode, peer=peer,
         )  # fmt: skip
 
@@ -154,7 +156,9 @@ def summary(results: pathlib.Path) -> list[str]:
         "an iteration of a whole prioritised DQN, learning in `lax.cond`": agent("in cond"),
         "the same, the gradient alone in `lax.cond`": agent("outside"),
         "prioritised step, called from Python": step(True, compare.PYTHON),
+        "the same, in one compiled call of yours": step(True, compare.PYTHON, compare.ONE_CALL),
         "uniform step, called from Python": step(False, compare.PYTHON),
+        "the uniform one, likewise": step(False, compare.PYTHON, compare.ONE_CALL),
         "write 16 rows, draw 256 windows of 4, called from Python": windows,
     }
     rows = []

@@ -96,12 +96,15 @@ def run(report: Report) -> Measured:
     if report.device:
         about["device"] = report.device()
     about["load before"] = load
+    about["pace"] = paced(found.paces)
     about["run"] = f"{'quick' if options.quick else 'full'}, {time.monotonic() - begun:.0f} s"
     sections = report.tables(records)
     if report.bars and not options.quick:
         sections += ["", "## Bars", "", *(report.bars(records) or ["none: not measured"])]
     sections += missing(found.notes)
     folder, picture = results_of(options), None
+    wrong = None if options.quick else unfit(about, folder / f"{name_of(report.module)}.json")
+    folder = QUICK_RESULTS if wrong else folder
     if report.plot:
         folder.mkdir(parents=True, exist_ok=True)
         picture = folder / f"{name_of(report.module)}.png"
@@ -109,7 +112,45 @@ def run(report: Report) -> Measured:
     write(report.module, report.title, folder, about, records, sections, report.how, picture)
     if found.notes and not records:
         sys.exit(f"{report.module}: nothing was measured")
+    if wrong:
+        sys.exit(f"{report.module}: {wrong}; the figures are in {folder}, and not to be published")
     return Measured(records, found.notes)
+
+
+STEADY = 1.3
+"""The most by which the pace of a machine may change while its figures are taken, and since."""
+
+
+def paced(paces: Sequence[float]) -> str:
+    """Return the pace of the machine in words, and its spread."""
+    return f"{min(paces):.2f} ms, up to {max(paces) / min(paces):.2f} times that"
+
+
+def unfit(about: dict[str, str], before: pathlib.Path) -> str | None:
+    """Return why a machine's figures are not to be published, or None.
+
+    Args:
+        about: All that the figures depend on.
+        before: The file of figures that are published now, if there are any.
+    """
+
+    def parts(pace: str) -> tuple[float, float]:
+        found = re.fullmatch(r"([\d.]+) ms, up to ([\d.]+) times that", pace)
+        assert found
+        return float(found[1]), float(found[2])
+
+    pace, spread = parts(about["pace"])
+    if spread > STEADY:
+        return f"the machine was busy: its pace changed by {spread:.2f}, at most {STEADY} is steady"
+    old = json.loads(before.read_text())["about"] if before.exists() else {}
+    if "pace" in old and old["processor"] == about["processor"]:
+        published = parts(old["pace"])[0]
+        if pace > STEADY * published:
+            return (
+                f"the machine is slow: its pace is {pace:.2f} ms, that of the published figures "
+                f"{published:.2f} ms"
+            )
+    return None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -228,7 +228,7 @@ def allowed_versions(python: str) -> list[str]:
 
 
 def write_times(made: tuple[pathlib.Path, pathlib.Path]) -> bool:
-    """Time operations on every version of JAX, and write the table; whether all allowed are flat."""
+    """Time operations on each version of JAX, and write the table; whether all allowed are flat."""
     tree, wheel = made
     python = install(TIMED, find_python(TIMED.python), wheel, upgrade=False)
     lines, all_flat = [], True
