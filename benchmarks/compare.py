@@ -25,8 +25,8 @@ leaves the last out. The buffers are full and past the end of their ring, with r
 The TD error is |reward - target| for all, computed with the library's own arrays. Targets and keys
 are random and made beforehand. Each figure is the median over processes of the median over rounds,
 in which the libraries take turns. Memory is that of a process of its own, beyond what it had before
-the buffer was made: the peak until it was made, filled and used, and what is kept in the end. All
-programs were compiled beforehand. Rows are added 100,000 at a time, and these count, too.
+the buffer was made. "Made", "filled" and "used" are the peaks until then, and "kept" is the rest at
+the end. All programs were compiled beforehand. Rows are added 100,000 at a time, and count, too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS = {True: "prioritised", False: "uniform"}
 THINGS = {"row": "rows of 97 bytes", "frame": "84x84x4 uint8 frames"}
 MEMORY = "memory"
 PARTS = MADE, FILLED, USED, KEPT = "made", "filled", "used", "kept"
-"""What memory is measured of: the peak until then, and at the end what is kept."""
+"""Parts of the memory of a buffer: the peaks until it was made, filled and used; the rest."""
 SEVERAL = 16
 """Keys, batches of targets and batches of ids that are used in turn."""
 

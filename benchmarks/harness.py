@@ -253,8 +253,8 @@ def cores() -> int:
 def pace() -> float:
     """Return the milliseconds of a fixed piece of work: more where a machine is busy, or slow.
 
-    It is a loop of Python, sums of numbers in the cache, and a copy of numbers that are not: the
-    work of the benchmarks, by another hand. The median of 15 leaves out what comes once.
+    The work is a loop of Python, sums of numbers in the cache, and a copy of numbers that are not.
+    The median of 15 leaves out what comes once.
     """
     import numpy as np
 
