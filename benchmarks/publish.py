@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, host, report, sharded, slices
-from benchmarks.evidence import exchange_rounds
+from benchmarks.evidence import exchange_rounds, gpu_speed
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -170,6 +170,33 @@ def summary(results: pathlib.Path) -> list[str]:
     return report.table(["", *peers], rows)
 
 
+def gpu_summary(results: pathlib.Path) -> list[str]:
+    """The README's table of a GPU, beneath a line that names it; nothing if there are no figures."""
+    path = results / "gpu_speed.json"
+    if not path.exists():
+        return []
+    found = Find(records_of("gpu_speed", results))
+    about: dict[str, Any] = json.loads(path.read_text())["about"]
+    peers = (gpu_speed.FBUF, gpu_speed.FLASHBAX, gpu_speed.TORCHRL)
+    kinds = {
+        "prioritised step, inside `lax.scan`": ("row", True, compare.MAIN, gpu_speed.STEP),
+        "uniform step, inside `lax.scan`": ("row", False, compare.MAIN, gpu_speed.STEP),
+        "uniform step of 4,096 84x84x4 frames, likewise": ("frame", False, 4096, gpu_speed.STEP),
+        "a prioritised batch as tensors": ("row", True, compare.MAIN, gpu_speed.HANDED),
+        "a uniform batch as tensors": ("row", False, compare.MAIN, gpu_speed.HANDED),
+    }
+    rows = []
+    for text, (item, prioritized, batch, what) in kinds.items():
+        n = min(r["n"] for r in records_of("gpu_speed", results) if r["item"] == item and "n" in r)
+        values = [
+            found(item=item, prioritized=prioritized, batch=batch, what=what, n=n, peer=peer)
+            for peer in peers
+        ]
+        rows.append([text, *(report.beside(value, values[0]) for value in values)])
+    versions = f"jax {about['jax']}, torch {about['torch']}"
+    return [f"On a GPU ({about['device']}, {versions}):", "", *report.table(["", *peers], rows), ""]
+
+
 def readme_part(results: pathlib.Path) -> str:
     """Return the part of the README between its marks."""
     about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
@@ -187,6 +214,7 @@ def readme_part(results: pathlib.Path) -> str:
         "",
         *summary(results),
         "",
+        *gpu_summary(results),
         f"![Time of a step over the capacity and over the batch, fbuf and flashbax]({PICTURE})",
     ]
     return "\n".join(lines)

@@ -932,6 +932,22 @@ def test_nothing_of_the_state_is_held(tmp_path):
             assert where(state) == before
 
 
+def test_a_save_in_the_background_has_the_index_as_it_was(tmp_path, monkeypatch):
+    """While the save waits, an add writes in place, and the save does not see it."""
+    may_go, commit = threading.Event(), writer.commit
+    monkeypatch.setattr(writer, "commit", lambda *given: (may_go.wait(), commit(*given)))
+    state = fbuf.init(jnp.zeros(()), 100, sampler=fbuf.Prioritized())
+    state = fbuf.add(state, jnp.arange(10.0), priority=jnp.arange(10.0))
+    expected = jax.device_get(jax.tree.map(jnp.copy, state))
+    state = fbuf.save(tmp_path, state, background=True)
+    before = state.index.tree.leaves.unsafe_buffer_pointer()
+    state = fbuf.add(state, jnp.ones(10), priority=jnp.ones(10))
+    may_go.set()
+    fbuf.wait()
+    assert state.index.tree.leaves.unsafe_buffer_pointer() == before
+    same(restored.load(tmp_path).state.index, expected.index)
+
+
 @SWEEP
 def test_another_capacity_that_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"fbuf\.load: capacity must be from 1"):

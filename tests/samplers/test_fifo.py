@@ -361,3 +361,16 @@ def test_an_empty_one_and_clear():
 def test_misuse(call, error, words):
     with pytest.raises(error, match=words.replace("(", r"\(").replace(")", r"\)")):
         call(queue())
+
+
+@pytest.mark.sweep
+def test_a_pop_that_jax_traces_by_itself_comes_before_the_add():
+    """An add outside of that trace sees the read in the state alone."""
+    state = fbuf.init(jnp.zeros(8), 4096, sampler=fbuf.Fifo(overwrite=True))
+
+    def step(state, items):
+        state, batch = jax.jit(lambda state: fbuf.pop(state, 8))(state)
+        return fbuf.add(state, items), batch.data
+
+    memory = built(jax.jit(step, donate_argnums=0), state, jnp.ones((8, 8))).memory_analysis()
+    assert memory.temp_size_in_bytes < state.storage.words.nbytes / 4

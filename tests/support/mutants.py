@@ -611,7 +611,7 @@ MUTANTS = [
         "checkpoint/writer.py",
         ("not in (item, config.item_data(config.NO_ITEM))", "!= item", "seam", ("test_replay_buffer.py", "before_the_first_row")),
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
-        ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "held or background")),
+        ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "as_it_was")),
         ("            save_id=save_id,\n", "            save_id=carried,\n", "seam", ("test_incremental.py", "returned_one")),
         ("rewrites=base is None and newest is not None and _is_wasteful(newest, described),", "rewrites=base is None and newest is not None,", "seam", ("test_incremental.py", "nobody")),
         ("            files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(own)})\n", "            pass\n", "order", ("test_save.py", "that_failed")),
@@ -689,7 +689,7 @@ MUTANTS = [
         "ops/pop.py",
         ("read = jnp.maximum(given - keep, 0)", "read = given", "queue", ("test_fifo.py", "segments")),
         ("jnp.where(chosen, jnp.minimum(unread, count), 0)", "jnp.minimum(unread, count)", "queue", FIFO),
-        ("return after(state, batch), batch", "return state, batch", "order", ("test_fifo.py", "byte")),
+        ("return after(state, batch), batch", "return state, batch", "order", ("test_fifo.py", "traces_by_itself")),
     ),
     *of(
         "ops/add.py",
@@ -721,7 +721,7 @@ MUTANTS = [
     *of(
         "xla/explicit.py",
         ("return automatic(*jax.sharding.reshard([leaves[number] for number in at], whole))", "return automatic(*[leaves[number] for number in at])", "platform", ("test_explicit.py", "holds")),
-        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "platform", ("test_explicit.py", "operation")),
+        ("and AxisType.Explicit in mesh.axis_types:", "and False:", "platform", ("test_explicit.py", "every_verb")),
     ),
     *of(
         "_exported.py",
