@@ -47,6 +47,7 @@ REPORTS = (
     "gpu_build",
     "gpu_build_sharded",
     "gpu_speed",
+    "large",
     "row_access",
     "tree_shapes",
     "order",
@@ -171,7 +172,7 @@ def summary(results: pathlib.Path) -> list[str]:
 
 
 def gpu_summary(results: pathlib.Path) -> list[str]:
-    """The README's table of a GPU, beneath a line that names it; nothing if there are no figures."""
+    """The README's table of a GPU, beneath a line that names it; nothing without figures."""
     path = results / "gpu_speed.json"
     if not path.exists():
         return []

@@ -99,9 +99,7 @@ HALVES = (
         "return make(source, *batch)",
     ),
 )
-OWN_BITS = (
-    text("samplers/random_bits.py", 'if jax.random.key_impl(key) != "threefry2x32":', "if True:"),
-)
+OWN_BITS = (text("samplers/random_bits.py", '_THREEFRY = "threefry2x32"', '_THREEFRY = ""'),)
 ROW_TWICE = (text("xla/rows.py", "slots.shape[0] == 1:", "slots.shape[0] == -1:"),)
 APPEND_BARRIER = (
     text("storage/append.py", "replaced = lax.optimization_barrier(", "replaced = ("),

@@ -611,7 +611,6 @@ MUTANTS = [
         "checkpoint/writer.py",
         ("not in (item, config.item_data(config.NO_ITEM))", "!= item", "seam", ("test_replay_buffer.py", "before_the_first_row")),
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
-        ("return jax.tree.map(jnp.copy, tree)", "return tree", "order", ("test_save.py", "as_it_was")),
         ("            save_id=save_id,\n", "            save_id=carried,\n", "seam", ("test_incremental.py", "returned_one")),
         ("rewrites=base is None and newest is not None and _is_wasteful(newest, described),", "rewrites=base is None and newest is not None,", "seam", ("test_incremental.py", "nobody")),
         ("            files.delete(folder, {name for name in manifest.ours(folder) if name.endswith(own)})\n", "            pass\n", "order", ("test_save.py", "that_failed")),
