@@ -103,7 +103,8 @@ def run(report: Report) -> Measured:
         sections += ["", "## Bars", "", *(report.bars(records) or ["none: not measured"])]
     sections += missing(found.notes)
     folder, picture = results_of(options), None
-    wrong = None if options.quick else unfit(about, folder / f"{name_of(report.module)}.json")
+    before = folder / f"{name_of(report.module)}.json"
+    wrong = None if options.quick else unfit(found.paces, about["processor"], before)
     folder = QUICK_RESULTS if wrong else folder
     if report.plot:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,39 +119,49 @@ def run(report: Report) -> Measured:
 
 
 STEADY = 1.3
-"""The most by which the pace of a machine may change while its figures are taken, and since."""
+"""The most by which the pace of a machine may change, but for a quarter of the time, and since."""
 
 
 def paced(paces: Sequence[float]) -> str:
-    """Return the pace of the machine in words, and its spread."""
-    return f"{min(paces):.2f} ms, up to {max(paces) / min(paces):.2f} times that"
+    """Return the pace of the machine in words: the fastest, and how much slower it was."""
+    least = min(paces)
+    return (
+        f"{least:.2f} ms, a quarter of the time over {_upper_quartile(paces) / least:.2f} times "
+        f"that, at most {max(paces) / least:.2f}"
+    )
 
 
-def unfit(about: dict[str, str], before: pathlib.Path) -> str | None:
+def unfit(paces: Sequence[float], processor: str, before: pathlib.Path) -> str | None:
     """Return why a machine's figures are not to be published, or None.
 
+    Figures are medians over processes that took turns: a bad minute does not change them. A bad
+    quarter of the time may.
+
     Args:
-        about: All that the figures depend on.
+        paces: The pace of the machine, before, between and after the tasks.
+        processor: The name of the processor.
         before: The file of figures that are published now, if there are any.
     """
-
-    def parts(pace: str) -> tuple[float, float]:
-        found = re.fullmatch(r"([\d.]+) ms, up to ([\d.]+) times that", pace)
-        assert found
-        return float(found[1]), float(found[2])
-
-    pace, spread = parts(about["pace"])
+    spread = _upper_quartile(paces) / min(paces)
     if spread > STEADY:
-        return f"the machine was busy: its pace changed by {spread:.2f}, at most {STEADY} is steady"
+        return (
+            f"the machine was busy: a quarter of the time it took over {spread:.2f} times as long "
+            f"as at best, and {STEADY} is steady"
+        )
     old = json.loads(before.read_text())["about"] if before.exists() else {}
-    if "pace" in old and old["processor"] == about["processor"]:
-        published = parts(old["pace"])[0]
-        if pace > STEADY * published:
+    published = re.match(r"([\d.]+) ms", old.get("pace", ""))
+    if published and old["processor"] == processor:
+        slower = min(paces) / float(published[1])
+        if slower > STEADY:
             return (
-                f"the machine is slow: its pace is {pace:.2f} ms, that of the published figures "
-                f"{published:.2f} ms"
+                f"the machine is slow: {slower:.2f} times as long as for the published figures, "
+                f"and {STEADY} is steady"
             )
     return None
+
+
+def _upper_quartile(paces: Sequence[float]) -> float:
+    return sorted(paces)[len(paces) * 3 // 4]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
