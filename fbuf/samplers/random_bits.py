@@ -153,7 +153,7 @@ def _as_one(make: Callable[..., jax.Array], *words: jax.Array) -> jax.Array:
     """Return `make(*words)`; on CPU made by one kernel, and not anew at every use."""
 
     def loop(*words: jax.Array) -> jax.Array:
-        zero = zero_after(words[0])
+        zero = zero_after(tie(words[0], words[1:]))  # in `shard_map` it varies as all of them do
         made = jax.eval_shape(make, *words)
         body = lambda *_: make(*words)
         return lax.fori_loop(zero, 1, body, blank(zero, made.shape, made.dtype))

@@ -136,6 +136,20 @@ def test_derived_keys_are_those_of_jax(derived: Any) -> None:
         np.testing.assert_array_equal(*jax.jit(lambda key: derived(key))(keys[0]))
 
 
+def test_a_key_alike_on_all_devices_takes_a_number_of_each() -> None:
+    """Inside `shard_map` JAX tells values that vary from device to device from others."""
+    key, numbers = jax.random.key(3), jnp.arange(2, dtype=jnp.uint32)
+
+    def of(numbers: jax.Array) -> jax.Array:
+        return jax.random.key_data(random_bits.fold_in(key, numbers[0]))[None]
+
+    along = jax.sharding.PartitionSpec("x")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    made = jax.shard_map(of, mesh=mesh, in_specs=along, out_specs=along)(numbers)
+    expected = [jax.random.key_data(jax.random.fold_in(key, number)) for number in numbers]
+    np.testing.assert_array_equal(made, jnp.stack(expected))
+
+
 def test_a_gpu_computes_the_slots_of_wide_rows_before_it_reads_these() -> None:
     """In one kernel it would compute the slot anew for each number of a frame."""
     frame = jnp.zeros((84, 84), jnp.uint8)
