@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def fold_in(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
         key: A random key.
         numbers: Scalars, uint32 or int32.
     """
-    if jax.random.key_impl(key) != _THREEFRY:
+    if not _is_threefry(key):
         return functools.reduce(jax.random.fold_in, numbers, key)
 
     def folded(words: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -73,19 +74,34 @@ def fold_in(key: jax.Array, *numbers: jax.Array | int) -> jax.Array:
             words = jnp.stack(_block(words, jnp.uint32(0), number))
         return words
 
-    counts = [jnp.asarray(number).astype(jnp.uint32) for number in numbers]
-    return jax.random.wrap_key_data(_as_one(folded, jax.random.key_data(key), *counts))
+    arrays = [n if isinstance(n, jax.Array) else jnp.uint32(n) for n in numbers]
+    counts = [array.astype(jnp.uint32) for array in arrays]
+    return _key_like(key, _as_one(folded, jax.random.key_data(key), *counts))
 
 
 def split(key: jax.Array, count: int) -> jax.Array:
-    """Split a key into so many, as `jax.random.split` does with its default; see `bits`."""
-    if jax.random.key_impl(key) != _THREEFRY:
+    """Split a key into so many: the keys of `jax.random.split`; see `bits`."""
+    # JAX makes the names of its options at run time.
+    config: Any = jax.config
+    if not (_is_threefry(key) and config.jax_threefry_partitionable):
         return jax.random.split(key, count)
 
     def parts(words: jax.Array) -> jax.Array:
         return jnp.stack(_block(words, jnp.uint32(0), lax.iota(jnp.uint32, count)), axis=1)
 
-    return jax.random.wrap_key_data(_as_one(parts, jax.random.key_data(key)))
+    return _key_like(key, _as_one(parts, jax.random.key_data(key)))
+
+
+def _is_threefry(key: jax.Array) -> bool:
+    """Tell whether a key is a single one of JAX's default generator."""
+    is_single = jax.random.key_data(key).ndim == 1
+    return is_single and jax.random.key_impl(key) == _THREEFRY
+
+
+def _key_like(key: jax.Array, words: jax.Array) -> jax.Array:
+    """Return words as a key of the kind of another one: typed, or an array of words itself."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(words, impl=_THREEFRY) if typed else words
 
 
 def uniforms(key: jax.Array, shape: tuple[int, ...], after: jax.Array | None = None) -> jax.Array:

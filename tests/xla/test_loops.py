@@ -111,15 +111,19 @@ def test_random_bits_of_other_platforms_are_the_same(shape: tuple[int, ...]) -> 
 
 def folded(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Fold two numbers into a key, one of them negative: by JAX's own functions, and by ours."""
-    theirs = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(2**32 - 3)), jnp.int32(-5))
-    ours = random_bits.fold_in(key, jnp.uint32(2**32 - 3), jnp.int32(-5))
-    return jax.random.key_data(theirs), jax.random.key_data(ours)
+    theirs = jax.random.fold_in(jax.random.fold_in(key, 2**32 - 3), jnp.int32(-5))
+    return theirs, random_bits.fold_in(key, 2**32 - 3, jnp.int32(-5))
 
 
 def parted(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Split a key in three, likewise."""
-    keys = jax.random.split(key, 3), random_bits.split(key, 3)
-    return jax.random.key_data(keys[0]), jax.random.key_data(keys[1])
+    return jax.random.split(key, 3), random_bits.split(key, 3)
+
+
+def same_key(theirs: jax.Array, ours: jax.Array) -> None:
+    """Require the same kind of key, and the same bits."""
+    assert theirs.dtype == ours.dtype
+    np.testing.assert_array_equal(*map(jax.random.key_data, (theirs, ours)))
 
 
 @pytest.mark.parametrize("derived", [folded, parted])
@@ -127,13 +131,23 @@ def test_derived_keys_are_those_of_jax(derived: Any) -> None:
     """For a key of the new kind and of the old one, of another generator, and for a batch."""
     keys = jax.random.key(3), jax.random.PRNGKey(4), jax.random.key(5, impl="rbg")
     for key in keys:
-        np.testing.assert_array_equal(*derived(key))
-        np.testing.assert_array_equal(*jax.jit(derived)(key))
+        same_key(*derived(key))
+        same_key(*jax.jit(derived)(key))
     with jax.default_prng_impl("rbg"):
-        np.testing.assert_array_equal(*derived(jax.random.PRNGKey(5)))
-    np.testing.assert_array_equal(*jax.vmap(derived)(random_bits.split(keys[0], 4)))
+        same_key(*derived(jax.random.PRNGKey(5)))
+        same_key(*jax.jit(lambda key: derived(key))(jax.random.key(6, impl="threefry2x32")))
+    with jax.threefry_partitionable(False):
+        same_key(*jax.jit(lambda key: derived(key))(keys[0]))
+    same_key(*jax.vmap(derived)(random_bits.split(keys[0], 4)))
     with inside.forms_of_other_platforms():
-        np.testing.assert_array_equal(*jax.jit(lambda key: derived(key))(keys[0]))
+        same_key(*jax.jit(lambda key: derived(key))(keys[0]))
+
+
+def test_several_keys_are_not_taken_for_one() -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    for derive in (lambda: random_bits.split(keys, 2), lambda: random_bits.fold_in(keys, 1)):
+        with pytest.raises(ValueError, match="key"):
+            derive()
 
 
 def test_a_key_alike_on_all_devices_takes_a_number_of_each() -> None:
