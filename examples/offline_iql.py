@@ -63,7 +63,7 @@ ONLINE_TARGET_RATE = 0.01  # how far the target networks move towards the learne
 NOISE = 0.3  # the deviation of what is added to its actions
 
 # The agents that learn from the data.
-UPDATES, QUICK_UPDATES = 10_000, 3_000
+UPDATES, QUICK_UPDATES = 10_000, 6_000
 SEEDS, QUICK_SEEDS = 5, 2
 OFFLINE_RATE = 1e-3  # falls to 0 over the run, as a square: late steps are small
 OFFLINE_TARGET_RATE = 0.005
@@ -75,7 +75,7 @@ POLICIES = ("IQL", "copying")  # side by side
 DATASET = "pendulum/first-steps-v0"
 EVALUATIONS = 20
 EPISODES = 100  # of an evaluation
-GAIN, QUICK_GAIN = 600.0, 100.0  # by how much every seed must be better than the data
+GAIN, QUICK_GAIN = 600.0, 400.0  # by how much every seed must be better than the data
 FAST_TO_COMPILE = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
 
 Layers = list[tuple[jax.Array, jax.Array]]
