@@ -11,9 +11,9 @@ returns the function that users call:
    that changes the state writes into the memory of the given state, unless `donate=False`.
 
 Static arguments, such as a batch size, are checked while a program is made. A call that finds its
-program skips these checks. To JAX, arrays by position and arrays by name are two programs, so all
-go by position where possible. Keep this path short: the rows of the last draw have evicted its
-code from the CPU cache.
+program skips these checks. To JAX, arguments by position and arguments by name are two programs, so
+all go by position where possible. Most calls give a state and JAX arrays by position: these calls
+take a short path. The rows of the last draw have evicted its code from the CPU cache.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
 from fbuf.checks import values as check
@@ -156,8 +157,8 @@ class _Dispatcher:
         options: The static arguments and the checks, as `operation` takes them.
         name: The name of the operation, in messages.
         changes: Whether it changes the state.
-        counts: With so many arguments by position, they are the state and arrays without checks.
-            JAX takes those in less time than by name. Over a mesh the names are needed.
+        short: For numbers of arguments by position: how many of these are arrays, and the names of
+            the static ones behind them. None of them has a value to check at each call.
         of_values: Checks to make at every call.
         of_types: Checks to make while the program is made.
         known: Names and types of static arguments that passed. A value of another type may have no
@@ -199,68 +200,96 @@ class _Dispatcher:
         self.of_values = {n: c for n, c in checks.items() if n not in (*static, *typed)}
         self.of_types = {n: c for n, c in checks.items() if n in (*static, *typed)}
         self.changes = "donate" in parameters
-        self.known: set[tuple[Any, ...]] = set()
-        checked = {*static, *checks, "donate"}
-        # Over a mesh of its own an operation says itself how arrays lie there.
-        lies_anywhere = self._type.check_arrays is None
-        self.counts = frozenset(
-            count
-            for count in range(1, self._positional + 1)
-            if self._takes_state
-            and lies_anywhere
-            and self._required <= set(self._names[:count])
-            and checked.isdisjoint(self._names[:count])
-        )
-        self._places = {frozenset(self._names[1:n]): self._names[1:n] for n in self.counts}
+        self.known: set[tuple[Any, ...]] = {()}
+        # Over a mesh of its own an operation says itself how arrays lie there, by their names.
+        lies_anywhere = self._takes_state and self._type.check_arrays is None
+        self._moved = self._names[1 : self._positional] if lies_anywhere else ()
+        self.short = dict(self._short_forms()) if self._type is _ONE_BUFFER else {}
 
         @functools.wraps(plain)
         def program(*before: Any, **given: Any) -> Any:
+            states = before[: int(self._takes_state)]
+            given = dict(zip(self._names[1:], before[1:], strict=False)) | given
             given = self.passed(self.of_types, given)
             if self._type.check_traced is not None:
-                for state in self._states(before):
+                for state in self._states(states):
                     self._type.check_traced(self.name, state)
-            before = on_device(before)
+            states = on_device(states)
             given = {n: v if n in static else on_device(v) for n, v in given.items()}
-            if lies_anywhere and explicit_mesh((before, given)) is not None:
-                return on_automatic_axes(plain)(*before, **given)
-            return plain(*before, **given)
+            if lies_anywhere and explicit_mesh((states, given)) is not None:
+                return on_automatic_axes(plain)(*states, **given)
+            return plain(*states, **given)
 
         self.program = program
         self.keep = jax.jit(program, static_argnames=static)
         self.consume = jax.jit(program, static_argnames=static, donate_argnums=0)
 
+    def _short_forms(self) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
+        """Return the entries of `short`."""
+        for count in range(1, self._positional + 1):
+            given = self._names[:count]
+            static = tuple(name for name in given if name in self._static)
+            fits = self._required <= set(given) and self.of_values.keys().isdisjoint(given)
+            if fits and given[count - len(static) :] == static:
+                yield count, (count - len(static), static)
+
     def function(self) -> Callable[..., Any]:
         """Return the function that users call."""
         # Looked up here once, and not at every call.
-        name, changes, counts, static = self.name, self.changes, self.counts, self._static
+        short, known, general, changes = self.short, self.known, self._general(), self.changes
+        program = self.consume if changes else self.keep
+
+        @functools.wraps(self._plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            form = None if kwargs else short.get(len(args))
+            if form is None or type(args[0]) is not State:
+                return general(args, kwargs)
+            state, (count, static) = args[0], form
+            arrays = args[:count]
+            if (
+                _origins(frozenset(map(type, tree_leaves(arrays)))) is not _OF_DEVICE
+                or (static and (*static, *map(type, args[count:])) not in known)
+                or state.fault.is_deleted()
+                # On several devices JAX may end Python where on one it raises an error.
+                or (changes and type(state.fault.sharding) is not SingleDeviceSharding)
+            ):
+                return general(args, kwargs)
+            try:
+                return program(*args)
+            except (RuntimeError, ValueError):  # one of JAX's has no names of arguments
+                if changes:
+                    self.refuse_own_arrays(arrays, {})
+                raise
+
+        call.__dict__["_dispatcher"] = self
+        return call
+
+    def _general(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """Return the function for calls with any arguments."""
+        name, changes, static = self.name, self.changes, self._static
         several, takes_state = self._several, int(self._takes_state)
         require, check_arrays = self._type.require, self._type.check_arrays
         finish, bound, known = self._type.finish, self.bound, self.known
         keep, consume, of_values = self.keep, self.consume, frozenset(self.of_values)
 
-        @functools.wraps(self._plain)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            by_position = len(args) in counts and not kwargs
-            arrays, given = (args, {}) if by_position else bound(args, kwargs)
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            arrays, given = bound(args, kwargs)
             states = arrays[0] if several else arrays[:takes_state]
             for state in states:
                 require(name, state)
             donate, fixed = changes, {}
-            if given:
-                if "donate" in given:
-                    donate = check.boolean(name, "donate", given.pop("donate"))
-                if not of_values.isdisjoint(given):
-                    given = self.passed(self.of_values, given)
-                if static:
-                    fixed = {n: given.pop(n) for n in static if n in given}
-                    types = (*fixed, *map(type, fixed.values()))
-                    if types not in known:
-                        fixed = self.checked_static(types, fixed)
+            if "donate" in given:
+                donate = check.boolean(name, "donate", given.pop("donate"))
+            if not of_values.isdisjoint(given):
+                given = self.passed(self.of_values, given)
+            if static:
+                fixed = {n: given.pop(n) for n in static if n in given}
+                types = (*fixed, *map(type, fixed.values()))
+                if types not in known:
+                    fixed = self.checked_static(types, fixed)
             leaves = tree_leaves((arrays, given))
             origins = _origins(frozenset(map(type, leaves)))
             if "host" in origins:
-                if by_position:
-                    arrays, given = bound(args, kwargs)
                 given = self.owned(arrays, self.passed(self.of_types, given))
                 if not all(isinstance(state.fault, jax.Array) for state in states):
                     arrays = owned(name, "state", arrays)
@@ -271,17 +300,15 @@ class _Dispatcher:
                 return self.program(*arrays, **given, **fixed)
             if check_arrays is not None:
                 check_arrays(name, arrays[0], given)
-            if given and counts:
-                arrays, given = self.by_position(arrays, given)
             # JAX refuses an array that is given and consumed. On several devices it may end Python.
             if donate and len(set(map(id, leaves))) < len(leaves):
                 self.refuse_own_arrays(arrays, given)
-            result = (consume if donate else keep)(*arrays, **given, **fixed)
+            arrays, given = self.by_position(arrays, given | fixed)
+            result = (consume if donate else keep)(*arrays, **given)
             if finish is not None:
                 finish(arrays[0], result)
             return result
 
-        call.__dict__["_dispatcher"] = self
         return call
 
     def _states(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -324,11 +351,12 @@ class _Dispatcher:
     def by_position(
         self, before: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move arguments to their positions if all can go there: names make another program."""
-        names = self._places.get(frozenset(given))
-        if names is None:
-            return before, given
-        return (*before, *(given[name] for name in names)), {}
+        """Move arguments to their positions, as many as can go: names make another program."""
+        for name in self._moved:
+            if name not in given:
+                break
+            before = (*before, given.pop(name))
+        return before, given
 
     def refuse_own_arrays(self, arrays: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Refuse arrays of the state as arguments of a call that consumes it."""
@@ -371,13 +399,17 @@ class _Dispatcher:
         return (given.pop(self._names[0]),) if self._takes_state else (), given
 
 
+_OF_DEVICE = frozenset({"array"})
+
+
 @functools.cache
 def _origins(types: frozenset[type]) -> frozenset[str]:
-    """Return the origins of values of these types. Cached."""
+    """Return the origins of values of these types: `_OF_DEVICE` if all are arrays. Cached."""
 
     def origin(of: type) -> str:
         if issubclass(of, jax.core.Tracer):
             return "tracer"
         return "array" if issubclass(of, jax.Array) else "host"
 
-    return frozenset(map(origin, types))
+    origins = frozenset(map(origin, types))
+    return _OF_DEVICE if origins == _OF_DEVICE else origins

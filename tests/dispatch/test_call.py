@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
+import subprocess
+import sys
 import types
 
 import jax
@@ -329,6 +331,7 @@ MISUSE = [  # what is called, exactly which exception, and what it says
     (lambda: fbuf.add((filled(),), rows(1)), TypeError, "got tuple; give the state alone"),
     (lambda: fbuf.sample((), KEY, 2), TypeError, "state must be a fbuf.State, got tuple"),
     (lambda: fbuf.add(filled(), rows(1), True), TypeError, "give these by name: terminated"),
+    (lambda: fbuf.can_sample(filled(), jnp.float32(1.5)), ValueError, "min_size must be one int"),
     (lambda: fbuf.update_priority(filled(), ids(), None), TypeError, "priority must be an array"),
     (
         lambda: fbuf.add(narrow(), {"a": jnp.full(2, 300)}),
@@ -367,6 +370,26 @@ def test_arrays_of_the_state_itself_are_refused_and_the_state_stays():
     with pytest.raises(ValueError, match=r"items\['image'\] is an array of the state itself"):
         fbuf.add(wide, {"image": wide.storage.wide[0]})
     assert int(fbuf.size(wide)) == 4
+
+
+ON_TWO_DEVICES = """
+import jax, jax.numpy as jnp, fbuf
+everywhere = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P())
+state = jax.device_put(fbuf.init({"image": jnp.zeros(600)}, 4), everywhere)
+state = fbuf.add(state, {"image": jnp.ones((4, 600))})
+try:
+    fbuf.add(state, {"image": state.storage.wide[0]})
+except ValueError as error:
+    print(error)
+print(int(fbuf.size(state)), "rows")
+"""
+
+
+def test_arrays_of_the_state_itself_are_refused_on_several_devices():
+    """There JAX would end Python."""
+    ran = subprocess.run([sys.executable, "-c", ON_TWO_DEVICES], capture_output=True, text=True)
+    assert "items['image'] is an array of the state itself" in ran.stdout, ran.stderr
+    assert ran.stdout.endswith("4 rows\n")
 
 
 def test_own_arrays_are_found_in_any_mapping():

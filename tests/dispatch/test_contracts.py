@@ -111,6 +111,7 @@ def test_eager_calls_write_into_the_memory_they_are_given(sampler):
     state = fbuf.add(state, rows(16))
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     state = fbuf.add(state, rows(16))
+    state = fbuf.add(state, items=rows(16))
     batch = fbuf.sample(state, jax.random.key(0), 8)
     if sampler is PRIORITIZED:
         state = fbuf.update_priority(state, batch.ids, batch.weight)
