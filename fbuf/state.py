@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 import jax.core
@@ -53,9 +53,28 @@ class State(Generic[Item]):
         """The most rows that the buffer can hold."""
         return self.ring.capacity
 
+    if not TYPE_CHECKING:  # there every name would do
+
+        def __getattr__(self, name):
+            """Make the fields of a state that has its arrays alone; see `fbuf.dispatch.held`."""
+            if "_held" not in self.__dict__ or name not in _FIELDS:
+                raise AttributeError(
+                    f"'State' object has no attribute {name!r}", name=name, obj=self
+                )
+            arrays, form = self.__dict__["_held"]
+            self.__dict__.update(vars(form.structure.unflatten(arrays)))
+            return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to copy or pickle: the fields."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
     def __repr__(self) -> str:
         """Return one line: the sampler, rows of capacity, environments."""
         return f"State({', '.join(_described(self))})"
+
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(State))
 
 
 def _described(state: State[Any]) -> list[str]:

@@ -32,6 +32,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_leaves
 
 from fbuf.checks import values as check
+from fbuf.dispatch.held import Form, held, holding
 from fbuf.dispatch.host_arrays import on_device, owned
 from fbuf.state import State
 from fbuf.xla.explicit import explicit_mesh, on_automatic_axes
@@ -201,10 +202,11 @@ class _Dispatcher:
         self.of_types = {n: c for n, c in checks.items() if n in (*static, *typed)}
         self.changes = "donate" in parameters
         self.known: set[tuple[Any, ...]] = {()}
+        self._holds = self._type is _ONE_BUFFER and self._takes_state and not several
         # Over a mesh of its own an operation says itself how arrays lie there, by their names.
         lies_anywhere = self._takes_state and self._type.check_arrays is None
         self._moved = self._names[1 : self._positional] if lies_anywhere else ()
-        self.short = dict(self._short_forms()) if self._type is _ONE_BUFFER else {}
+        self.short = dict(self._short_forms()) if self._holds else {}
 
         @functools.wraps(plain)
         def program(*before: Any, **given: Any) -> Any:
@@ -237,29 +239,32 @@ class _Dispatcher:
         """Return the function that users call."""
         # Looked up here once, and not at every call.
         short, known, general, changes = self.short, self.known, self._general(), self.changes
-        program = self.consume if changes else self.keep
+        program, static_names = self.program, self._static
 
         @functools.wraps(self._plain)
         def call(*args: Any, **kwargs: Any) -> Any:
-            form = None if kwargs else short.get(len(args))
-            if form is None or type(args[0]) is not State:
+            split = None if kwargs else short.get(len(args))
+            if split is None or type(args[0]) is not State:
                 return general(args, kwargs)
-            state, (count, static) = args[0], form
-            arrays = args[:count]
+            count, static = split
+            arrays, form = held(args[0])
+            fault = arrays[form.fault]
             if (
-                _origins(frozenset(map(type, tree_leaves(arrays)))) is not _OF_DEVICE
+                _origins(frozenset(map(type, [*arrays, *tree_leaves(args[1:count])])))
+                is not _OF_DEVICE
                 or (static and (*static, *map(type, args[count:])) not in known)
-                or state.fault.is_deleted()
+                or fault.is_deleted()
                 # On several devices JAX may end Python where on one it raises an error.
-                or (changes and type(state.fault.sharding) is not SingleDeviceSharding)
+                or (changes and type(fault.sharding) is not SingleDeviceSharding)
             ):
                 return general(args, kwargs)
             try:
-                return program(*args)
+                arrays, rest = form.program(program, static_names, changes)(arrays, *args[1:])
             except (RuntimeError, ValueError):  # one of JAX's has no names of arguments
                 if changes:
-                    self.refuse_own_arrays(arrays, {})
+                    self.refuse_own_arrays(args[:count], {})
                 raise
+            return _result(arrays, rest, form)
 
         call.__dict__["_dispatcher"] = self
         return call
@@ -270,7 +275,7 @@ class _Dispatcher:
         several, takes_state = self._several, int(self._takes_state)
         require, check_arrays = self._type.require, self._type.check_arrays
         finish, bound, known = self._type.finish, self.bound, self.known
-        keep, consume, of_values = self.keep, self.consume, frozenset(self.of_values)
+        of_values = frozenset(self.of_values)
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arrays, given = bound(args, kwargs)
@@ -303,13 +308,21 @@ class _Dispatcher:
             # JAX refuses an array that is given and consumed. On several devices it may end Python.
             if donate and len(set(map(id, leaves))) < len(leaves):
                 self.refuse_own_arrays(arrays, given)
-            arrays, given = self.by_position(arrays, given | fixed)
-            result = (consume if donate else keep)(*arrays, **given)
+            result = self.run(donate, *self.by_position(arrays, given | fixed))
             if finish is not None:
                 finish(arrays[0], result)
             return result
 
         return call
+
+    def run(self, donate: bool, before: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        """Call the compiled function."""
+        if not self._holds:
+            return (self.consume if donate else self.keep)(*before, **given)
+        arrays, form = held(before[0])
+        program = form.program(self.program, self._static, donate)
+        arrays, rest = program(arrays, *before[1:], **given)
+        return _result(arrays, rest, form)
 
     def _states(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the states among the arguments by position."""
@@ -397,6 +410,14 @@ class _Dispatcher:
                     hint = f"; it takes {', '.join(self._names)}"
                 raise TypeError(f"fbuf.{self.name}: {said}{hint}") from None
         return (given.pop(self._names[0]),) if self._takes_state else (), given
+
+
+def _result(arrays: Any, rest: Any, form: Form) -> Any:
+    """Return what an operation returns: a state, something else, or both."""
+    if arrays is None:
+        return rest
+    state = holding(arrays, form)
+    return state if rest is None else (state, rest)
 
 
 _OF_DEVICE = frozenset({"array"})

@@ -11,6 +11,7 @@ import numpy as np
 
 import fbuf
 from fbuf import sharded
+from fbuf.dispatch.held import held
 from fbuf.views.stored import Stored
 
 WRITES = ("add", "update_priority", "remove", "clear")
@@ -30,6 +31,12 @@ def compiled(name, donate=False, module=fbuf):
 add, remove, clear = compiled("add"), compiled("remove"), compiled("clear")
 update_priority, end_episode = compiled("update_priority"), compiled("end_episode")
 sample = compiled("sample")
+
+
+def count_for(state, name):
+    """Count the compiled programs of an operation for states like this one."""
+    made = held(state)[1].programs.items()
+    return sum(program._cache_size() for (of, _), program in made if of.__name__ == name)
 
 
 def emitters(on):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fbuf_adapters.gymnasium import Collector, CollectorError
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
-from support import environments
+from support import environments, programs
 from support.environments import MODES, policy, steps_in, steps_of, vector
 from support.in_processes import Drawing
 
@@ -201,12 +201,11 @@ def test_blank_fields_that_cannot_be(blank, error, message):
 def test_three_programs_for_all_lengths():
     with Collector(vector(3), policy, chunk=16) as collector:
         state = buffer(collector)
-        programs = fbuf.add.__dict__["_dispatcher"].consume
-        before = programs._cache_size()
+        before = programs.count_for(state, "add")
         lengths = (16, 1, 7, 2, 3, 33, 50, 16)
         for steps in lengths:
             state = collector.collect(state, steps)
-        assert programs._cache_size() <= before + 3
+        assert before < programs.count_for(state, "add") <= before + 3
     assert int(fbuf.size(state)) == 3 * sum(lengths)
 
 

@@ -10,6 +10,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from support import programs
 from support.in_processes import Counting, Drawing, Policy, weights
 from support.workers import REFUSED, assert_whole, buffer, lanes
 
@@ -31,19 +32,18 @@ def make(fails=None, processes=2, envs=2, chunk=4, policy=None, **options):
     return ProcessCollector(make_env, policy, processes=processes, envs_per_process=envs, **options)
 
 
-def programs():
-    return fbuf.add.__dict__["_dispatcher"].consume._cache_size()
-
-
 @pytest.mark.sweep
 def test_a_barrier_collects_what_one_process_would():
     """The same environments and policy, in this process, are the reference."""
     with make(mode="sync", seed=7, chunk=8) as collector:
-        state, before = buffer(collector), programs()
+        state = buffer(collector)
+        before = programs.count_for(state, "add")
         for version, steps in enumerate((16, 5, 8, 11)):
             state = collector.collect(state, steps)
             assert collector.publish(weights(version + 1)) == version + 1
-        assert programs() <= before + 2, "each length compiled another program"
+        assert before < programs.count_for(state, "add") <= before + 2, (
+            "each length compiled another program"
+        )
         stats = collector.stats()
         pids, random, draws = set(), set(), set()
         for env, rows in enumerate(lanes(state)):
@@ -209,9 +209,11 @@ def test_free_processes_run_on_and_no_step_is_lost():
             state = collector.drain(state, at_least=3)
             assert int(fbuf.size(state)) >= total + 12
             total = int(fbuf.size(state))
-            before = before or programs()
+            before = before or programs.count_for(state, "add")
             version = collector.publish(weights(version + 1))
-        assert programs() == before, "chunks of fewer processes compiled another program"
+        assert programs.count_for(state, "add") == before, (
+            "chunks of fewer processes compiled another program"
+        )
         stats = collector.stats()
     assert stats["steps"] == total
     assert 2 in sizes
