@@ -271,27 +271,19 @@ class _Dispatcher:
 
     def _general(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Return the function for calls with any arguments."""
-        name, changes, static = self.name, self.changes, self._static
+        name, changes, bound, finish = self.name, self.changes, self.bound, self._type.finish
         several, takes_state = self._several, int(self._takes_state)
         require, check_arrays = self._type.require, self._type.check_arrays
-        finish, bound, known = self._type.finish, self.bound, self.known
-        of_values = frozenset(self.of_values)
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             arrays, given = bound(args, kwargs)
             states = arrays[0] if several else arrays[:takes_state]
             for state in states:
                 require(name, state)
-            donate, fixed = changes, {}
+            donate = changes
             if "donate" in given:
                 donate = check.boolean(name, "donate", given.pop("donate"))
-            if not of_values.isdisjoint(given):
-                given = self.passed(self.of_values, given)
-            if static:
-                fixed = {n: given.pop(n) for n in static if n in given}
-                types = (*fixed, *map(type, fixed.values()))
-                if types not in known:
-                    fixed = self.checked_static(types, fixed)
+            given, fixed = self.checked_values(given)
             leaves = tree_leaves((arrays, given))
             origins = _origins(frozenset(map(type, leaves)))
             if "host" in origins:
@@ -336,6 +328,14 @@ class _Dispatcher:
         if "host" in _origins(frozenset(map(type, tree_leaves(arrays)))):
             arrays = self.owned((state,), arrays)
         return arrays | fixed
+
+    def checked_values(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments after the checks of values, and the static ones apart."""
+        if not self.of_values.keys().isdisjoint(given):
+            given = self.passed(self.of_values, given)
+        fixed = {name: given.pop(name) for name in self._static if name in given}
+        types = (*fixed, *map(type, fixed.values()))
+        return given, fixed if types in self.known else self.checked_static(types, fixed)
 
     def passed(self, checks: Mapping[str, Check], given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments, each as its check returns it."""

@@ -81,6 +81,7 @@ class Rows:
         memory_maps.at_random(self.maps)
         self._words, *self._wide = arrays
         self._bytes = store.bytes_of(layout, self._words.dtype)
+        self._places: dict[tuple[int, ...], tuple[int, int, list[int]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -97,10 +98,18 @@ class Rows:
 
     def take(self, slots: np.ndarray[Any, Any], leaves: Sequence[int]) -> Leaves:
         """Return the input of `fbuf.storage.store.unpacked`: words, and rows of wide arrays."""
-        layout, flat = self.storage.layout, slots.reshape(-1)
-        first, last = store.columns(layout, self._words.dtype, leaves)
+        flat = slots.reshape(-1)
+        first, last, wide = self._place(tuple(leaves))
         words = self._words.take(flat, axis=0)[:, first:last]
-        return [words, *(self._wide[at].take(flat, axis=0) for at in store.wide_of(layout, leaves))]
+        return [words, *(self._wide[at].take(flat, axis=0) for at in wide)]
+
+    def _place(self, leaves: tuple[int, ...]) -> tuple[int, int, list[int]]:
+        """Return the words and the wide arrays that hold some leaves. Cached."""
+        if leaves not in self._places:
+            layout = self.storage.layout
+            words = store.columns(layout, self._words.dtype, leaves)
+            self._places[leaves] = *words, store.wide_of(layout, leaves)
+        return self._places[leaves]
 
     def read(self, slots: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
         """A leaf of some rows, `[B, ...]`, by its number."""

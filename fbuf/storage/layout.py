@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ class Field:
         """The count of numbers."""
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def narrow(self) -> bool:
         """Whether the field is packed. Complex numbers and those of less than a byte never are."""
         if self.size * self.dtype.itemsize > (
