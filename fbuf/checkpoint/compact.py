@@ -4,12 +4,15 @@ With more than `MOST` files, the `TOGETHER` neighbours of the fewest rows become
 written anew about once for every `TOGETHER`-fold growth of its file: few times in its life. Where
 more than half of all rows in files have been overwritten, the files with the most such rows are
 written anew without them.
+
+For each head, a file begins where the one before it ends, but for rows that no longer count. A save
+adds all rows since the last one that still count, and a file goes only if none of its rows counts.
+So any neighbours may become one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -58,9 +61,6 @@ def compaction(
     live = lambda some: sum(row_ranges.size(row_ranges.newer(at.places, oldest)) for at in some)
     count = min(TOGETHER, len(segments))
     candidates = [segments[at : at + count] for at in range(len(segments) - count + 1)]
-    candidates = [some for some in candidates if _is_one_stretch(some, oldest)]
-    if not candidates:
-        return None
     if len(segments) > MOST:
         old = min(candidates, key=size)
     elif size(segments) > 2 * max(live(segments), sum(manifest.live[store])):
@@ -86,15 +86,6 @@ def _oldest(manifest: Manifest, store: str) -> tuple[int, ...]:
     """Return, for each head, the place of the oldest row that still counts."""
     total, live = manifest.totals[store], manifest.live[store]
     return tuple(t - n for t, n in zip(total, live, strict=True))
-
-
-def _is_one_stretch(segments: Sequence[Segment], oldest: tuple[int, ...]) -> bool:
-    """Return whether each begins where the one before it ends, but for rows that do not count."""
-    return all(
-        last == first or first <= begin
-        for one, two in itertools.pairwise(segments)
-        for last, first, begin in zip(one.last, two.first, oldest, strict=True)
-    )
 
 
 def _rows(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import restored
 from test_save import same, without_id
+from test_save_damage import rewritten
 
 import fbuf
 from fbuf.checkpoint import manifest
@@ -90,6 +91,16 @@ def test_it_is_read_as_it_was_saved(tmp_path, name, has_save_id):
     state = fbuf.save(folder, fbuf.add(state, rows, next_observation=rows["obs"] + 2))
     same(restored.load(folder).state, state)
     assert [count for name, count in rows_of(folder).items() if name not in before] == [2]
+
+
+def test_a_mark_of_version_0_2_is_no_save_id(tmp_path):
+    """Where the save id is now, a loop of that version had a random number from its last save."""
+    state = fbuf.save(tmp_path, fbuf.add(fbuf.init(jnp.zeros(()), 4), jnp.arange(3.0)))
+    assert (state.ring.save_id > 0).all()
+    written = dataclasses.asdict(manifest.read(tmp_path, 1))
+    del written["save_id"]
+    rewritten(tmp_path / manifest.name_of(1), written, version=2)
+    same(restored.load(tmp_path).state, without_id(state))
 
 
 def test_a_pickle_of_version_0_2_is_read():

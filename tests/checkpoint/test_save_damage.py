@@ -176,10 +176,10 @@ def changed(data, path, value):
     return data
 
 
-def rewritten(path, data):
+def rewritten(path, data, version=manifest.FORMAT):
     """A manifest with right length and checksum, whatever it says."""
     body = json.dumps(data).encode()
-    head = f"fbuf checkpoint {manifest.FORMAT}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
+    head = f"fbuf checkpoint {version}, {len(body)} bytes, crc32 {zlib.crc32(body):08x}\n"
     path.write_bytes(head.encode() + body)
 
 

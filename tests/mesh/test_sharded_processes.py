@@ -190,3 +190,13 @@ def test_a_full_disk_of_one_process_is_told_to_the_other(tmp_path):
     assert "No space left" in second["message"]
     assert first["turn"] == second["turn"] == 0
     assert restored.sharded_load(tmp_path, mesh=meshes.mesh(4)).extra["turn"] == 2
+
+
+def test_a_file_that_one_process_cannot_read_is_read_by_none(tmp_path):
+    """The other one could read all of its own, and both go back to the checkpoint before."""
+    first, second = results(start("damaged", tmp_path, devices=2))
+    assert "another process cannot read checkpoint 2" in first["message"]
+    assert "rows-00000002.npy is damaged" in second["message"]
+    for found in (first, second):
+        assert found["turn"] == 0
+        assert found["size"] == 4 * 2 * meshes.ENVS

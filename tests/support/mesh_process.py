@@ -228,6 +228,26 @@ def disk_full(path):
     return {"message": message, "turn": extra["turn"], "size": int(sharded.size(again))}
 
 
+def damaged(path):
+    """A file that only the second process reads is damaged."""
+    state = filled()
+    for turn in range(2):
+        state = sharded.add(state, own_rows(10 + turn))
+        state = sharded.save(path, state, extra={"turn": turn, "key": jax.random.key(turn)})
+    if NUMBER == 1:
+        (file,) = pathlib.Path(path).glob("of-shard-00003/shard-*/rows-00000002.npy")
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    try:
+        restored.sharded_load(path, mesh=mesh())
+        message = ""
+    except fbuf.CheckpointError as error:
+        message = str(error)
+    again, extra = restored.sharded_load(path, mesh=mesh(), fallback=True)
+    return {"message": message, "turn": extra["turn"], "size": int(sharded.size(again))}
+
+
 DONE = {
     "histories": lambda names, turns: histories(names.split(","), int(turns)),
     "other_keys": other_keys,
@@ -238,6 +258,7 @@ DONE = {
     "killed": killed,
     "killed_in_save": killed_in_save,
     "disk_full": disk_full,
+    "damaged": damaged,
 }
 
 print(json.dumps(DONE[sys.argv[4]](*sys.argv[5:])), flush=True)

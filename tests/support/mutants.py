@@ -597,7 +597,7 @@ MUTANTS = [
     *of(
         "checkpoint/reader.py",
         ("    elif lineage.of_cursor(cursor) != found.save_id:\n", "    elif False:\n", "read", ("test_incremental.py", "another_checkpoint")),
-        ("        cursor[3] = lineage.NONE\n", "        pass\n", "read", ("test_old_formats.py", "saved")),
+        ("        cursor[3] = lineage.NONE\n", "        pass\n", "read", ("test_old_formats.py", "mark")),
     ),
     *of(
         "ops/load.py",
@@ -630,7 +630,6 @@ MUTANTS = [
         ("at + max(begin - segment.first[head], 0)", "at", "count", ("test_save.py", "overwritten")),
         ("at = sum(counts[:head])", "at = 0", "read", ("test_save.py", "joined")),
         ("        npy.check(folder, segment.file, manifest.files[segment.file])\n", "", "read", ("test_save.py", "joined")),
-        ("last == first or first <= begin", "True", "seam", ("test_save.py", "joined")),
     ),
     *of(
         "samplers/wide.py",
@@ -677,7 +676,7 @@ MUTANTS = [
     *of(
         "mesh/load.py",
         ("if (said != said[0]).any():", "if False:", "read", ("test_sharded_processes.py", "itself")),
-        ("if all_have(failure is None, alone) and found is not None:", "if found is not None:", "read", ("test_sharded_disk.py", "damage")),
+        ("if all_have(failure is None, alone) and found is not None:", "if found is not None:", "read", ("test_sharded_processes.py", "cannot_read")),
     ),
     *of(
         "checkpoint/sharded_manifest.py",
