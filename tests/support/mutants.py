@@ -333,7 +333,7 @@ MUTANTS = [
         ("if types in self.known else self.checked_static(types, fixed)", "", "door", ("test_call.py", "equals")),
         ("            given = self.passed(self.of_types, given)\n            if self._type", "            if self._type", "door", ("test_call.py", "equals")),
         ("if is_deleted(state.fault):", "if is_deleted(None):", "door", CONSUMED),
-        ("donate, fixed = changes, {}", "donate, fixed = False, {}", "door", EAGER),
+        ("            donate = changes\n", "            donate = False\n", "door", EAGER),
         ("                _origins(frozenset(map(type, [*arrays, *tree_leaves(args[1:count])])))\n                is not _OF_DEVICE", "                False", "door", DOOR),
         ("                or fault.is_deleted()\n", "", "door", CONSUMED),
         ("not in known)", "is None)", "door", ("test_call.py", "equals")),
