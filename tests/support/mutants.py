@@ -338,7 +338,7 @@ MUTANTS = [
         ("                or fault.is_deleted()\n", "", "door", CONSUMED),
         ("not in known)", "is None)", "door", ("test_call.py", "equals")),
         ("(changes and type(fault.sharding)", "(False and type(fault.sharding)", "door", DOOR),
-        ("self.of_values.keys().isdisjoint(given)", "count", "door", ("test_call.py", "misuse")),
+        (" and self.of_values.keys().isdisjoint(given)", "", "door", ("test_call.py", "misuse")),
         ("self.by_position(arrays, given | fixed)", "arrays, given | fixed", "door", ("test_call.py", "one_program")),
         ("if all(passed[argument] is value for argument, value in fixed.items()):", "if True:", "door", ("test_call.py", "numpys")),
         ("if not all(isinstance(state.fault, jax.Array) for state in states):", "if False:", "door", ("test_call.py", "numpy_arrays")),
