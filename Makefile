@@ -44,7 +44,7 @@ docs: $(READY)  ## Build the site into site/.
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
 	for name in compare agents slices saving host torch_buffers collect processes sharded \
-			evidence.large evidence.draw_parts evidence.bridge evidence.exchange_rounds \
+			evidence.large evidence.calls evidence.draw_parts evidence.bridge evidence.exchange_rounds \
 			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
