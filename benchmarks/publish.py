@@ -31,6 +31,7 @@ from benchmarks.report import Find
 REPORTS = (
     "compare",
     "draw_parts",
+    "calls",
     "agents",
     "slices",
     "saving",

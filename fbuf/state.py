@@ -65,16 +65,20 @@ class State(Generic[Item]):
             self.__dict__.update(vars(form.structure.unflatten(arrays)))
             return self.__dict__[name]
 
+    def __dir__(self) -> list[str]:
+        """Return all names, also of fields that are not made yet."""
+        return sorted({*super().__dir__(), *_FIELDS})
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what to copy or pickle: the fields."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
         """Return one line: the sampler, rows of capacity, environments."""
         return f"State({', '.join(_described(self))})"
 
 
-_FIELDS = frozenset(field.name for field in dataclasses.fields(State))
+_FIELDS = tuple(field.name for field in dataclasses.fields(State))
 
 
 def _described(state: State[Any]) -> list[str]:

@@ -9,10 +9,9 @@ A step updates the priorities of a batch, adds a row and draws 256 rows of 97 by
 only adds and draws. The next step begins when the batch is there.
 
 "fbuf" is the functions as they are. "user's jit" has each of them in a `jax.jit` that donates the
-state. "tuple" is the same of the arrays of the state in a tuple: neither the call nor the result
-has a state for JAX to take apart or to make. "fewer arrays" has the three smallest of them side by
-side in one. "one call" is one compiled function of the whole step. "in scan" is what the step takes
-within one program.
+state. "tuple" is the same of the arrays of the state in a tuple: JAX has no state to take apart or
+to make. "fewer arrays" has the three smallest of them side by side in one. "one call" is one
+compiled function of the whole step. "in scan" is what the step takes within one program.
 """
 
 from __future__ import annotations

@@ -66,6 +66,29 @@ def test_a_name_that_is_no_field_is_refused():
         returned().fault = 0
 
 
+def test_names_and_pickles_are_those_of_the_fields_in_their_order():
+    names = [field.name for field in dataclasses.fields(fbuf.State)]
+    assert set(names) < set(dir(returned()))
+    assert list(returned().__getstate__()) == names
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class Noted(fbuf.State):
+    """A state with a field of its user's."""
+
+    note: jax.Array | None = None
+
+
+def test_a_subclass_keeps_its_class_and_its_fields():
+    state = Noted(**traced().__getstate__(), note=jnp.float32(7))
+    state = fbuf.add(fbuf.add(state, ROWS), items=ROWS)
+    assert fbuf.size(state) == 6
+    for each in (state, copy.deepcopy(state)):
+        assert type(each) is Noted
+        assert each.note == 7
+
+
 def test_arrays_are_taken_out_of_a_state_once_and_left_alone():
     state = returned()
     assert held(state) is held(state)
