@@ -56,11 +56,13 @@ def empty(ring: Ring, window: Window) -> StartIndex:
 def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[StartIndex, Change]:
     """Index the new starts, and drop the overwritten ones."""
     written = ring.clamp(span.slots)
+    if index.total is None:
+        # Every row is a start, unless it has been removed: no bit has to be read.
+        by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)
+        bits = bit_tree.change(index.bits, written, by)
+        return StartIndex(bits, None), Change(span.evicted, written, span.drawable)
     evicted = once(bit_tree.read(index.bits, written) & (span.slots < ring.capacity))
     gone = evicted.astype(jnp.int32)
-    if index.total is None:
-        bits = bit_tree.change(index.bits, written, span.drawable.astype(jnp.int32) - gone)
-        return StartIndex(bits, None), Change(evicted, written, span.drawable)
     slots, is_start = starts.completed(ring, span, window)
     # The total is known once all earlier reads of the bits are over.
     written = tie(written, index.total)

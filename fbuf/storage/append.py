@@ -68,22 +68,24 @@ def append(
         The ring, and the slots of the rows. The last ones are kept of more rows than fit.
     """
     rank, count, kept = _ranks(ring, flags.shape[0], mask)
-    size = jnp.uint32(ring.head_capacity)
+    size, each = jnp.uint32(ring.head_capacity), flags.shape[0] // ring.heads
     head = ring.head.astype(jnp.uint32)
     # Unsigned, for head + batch may pass 2**31; exact, for both are below it.
     lane = jnp.arange(ring.heads, dtype=jnp.uint32)[None]
-    slots = (head[None] + rank) % size * ring.heads + lane
+    _, offset = _laps_and_offset(head[None] + rank, ring.head_capacity, each)
+    slots = offset * ring.heads + lane
     slots = jnp.where(kept, slots, ring.capacity).astype(jnp.int32).reshape(-1)
     dropped = jnp.maximum(count, size) - size
-    end = head + count
+    _, first = _laps_and_offset(head + dropped, ring.head_capacity, each)
+    laps, end = _laps_and_offset(head + count, ring.head_capacity, each)
     inside = slots < ring.capacity
     old = read_rows(ring.flags, ring.clamp(slots))
     # The barrier has it read once. Read again where it is used, the flags would have to be
     # copied for that before they are written.
     replaced = lax.optimization_barrier(jnp.where(inside, old, 0))
     # No row from before the last clear is counted as removed any more.
-    gone = (replaced & REMOVED > 0) & ring.holds(slots)
-    removed = ring.removed - jnp.sum(gone, dtype=jnp.int32)
+    held, was_removed = ring.holds(slots), replaced & REMOVED > 0
+    removed = ring.removed - jnp.sum(held & was_removed, dtype=jnp.int32)
     slots = tie(slots, replaced, before)
     now_open, in_episode = ring.open, None
     if now_open is not None:
@@ -91,24 +93,34 @@ def append(
         flags = jnp.where(in_episode.dummy, jnp.uint8(REMOVED | DUMMY), flags)
         removed += jnp.sum(in_episode.dummy & inside, dtype=jnp.int32)
         inside &= ~in_episode.dummy
-    lap = ring.lap.astype(jnp.uint32) + end // size
+    lap = ring.lap.astype(jnp.uint32) + laps
     stored = jnp.minimum(ring.stored.astype(jnp.uint32) + count, size)
     save_id = ring.save_id.astype(jnp.uint32)
     written = dataclasses.replace(
         ring,
-        cursor=jnp.stack([end % size, lap, stored, save_id]).astype(jnp.int32),
+        cursor=jnp.stack([end, lap, stored, save_id]).astype(jnp.int32),
         removed=removed,
         flags=write_rows(ring.flags, slots, flags),
         open=now_open,
     )
     return written, Span(
         slots=slots,
-        first=((head + dropped) % size).astype(jnp.int32)[0],
+        first=first.astype(jnp.int32)[0],
         drawable=inside,
+        evicted=held & ~was_removed,
         in_episode=in_episode,
         count=count.astype(jnp.int32),
         most=min(flags.shape[0], ring.capacity),
     )
+
+
+def _laps_and_offset(number: jax.Array, size: int, added: int) -> tuple[jax.Array, jax.Array]:
+    """Divide uint32 sums of an offset below `size` and at most `added`: the quotient, the rest."""
+    if added > size:
+        return number // jnp.uint32(size), number % jnp.uint32(size)
+    # XLA makes a division by itself. A comparison becomes a part of what needs it.
+    around = number >= size
+    return around.astype(jnp.uint32), jnp.where(around, number - jnp.uint32(size), number)
 
 
 def _ranks(

@@ -53,6 +53,7 @@ class Span:
             kept.
         first: int32 scalar; the first slot written; with one head.
         drawable: bool `[B]`; the row was kept, and is not the dummy of a reset.
+        evicted: bool `[B]`; the row has overwritten one that had not been removed.
         in_episode: Where the rows are in their episodes, `[B]`; None if the sampler does not
             follow episodes.
         count: int32 `[heads]`; the number of rows, also of those that were not kept.
@@ -62,6 +63,7 @@ class Span:
     slots: jax.Array
     first: jax.Array
     drawable: jax.Array
+    evicted: jax.Array
     in_episode: InEpisode | None
     count: jax.Array
     most: int = dataclasses.field(metadata={"static": True})

@@ -10,16 +10,38 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fbuf.trees.levels import FANOUT
-from fbuf.xla.loop import by_halves, gathered
+from fbuf.trees.levels import FANOUT, read_row
+from fbuf.xla.loop import blank, by_halves, gathered, zero_after
+from fbuf.xla.platform import by_platform
 
 
 @functools.partial(jax.jit, inline=True)  # traced once for a draw
 def row_ends(nodes: jax.Array) -> list[jax.Array]:
-    """Return the running sums of the rows of `[rows, FANOUT]` nodes, a scalar each."""
-    sums = sums_of_row([nodes[:, child] for child in range(FANOUT)])[-1]
-    return list(itertools.accumulate(sums[row] for row in range(nodes.shape[0])))
+    """Return the running sums of the rows of `[rows, FANOUT]` nodes, a scalar each.
+
+    On CPU a loop makes them: else XLA would write all additions into every kernel that needs one.
+    """
+    count = nodes.shape[0]
+
+    def written_out(nodes: jax.Array) -> list[jax.Array]:
+        sums = sums_of_row([nodes[:, child] for child in range(FANOUT)])[-1]
+        return list(itertools.accumulate(sums[row] for row in range(count)))
+
+    def loop(nodes: jax.Array) -> list[jax.Array]:
+        def body(row: jax.Array, ends: jax.Array) -> jax.Array:
+            node = read_row(nodes, row)
+            whole = sums_of_row([node[child] for child in range(FANOUT)])[-1]
+            before = lax.dynamic_slice(ends, (row,), (1,), allow_negative_indices=False)
+            at = (row + 1,)
+            return lax.dynamic_update_slice(ends, before + whole, at, allow_negative_indices=False)
+
+        zero = zero_after(nodes)
+        ends = lax.fori_loop(zero, count, body, blank(zero, (count + 1,), nodes.dtype))
+        return [ends[row + 1] for row in range(count)]
+
+    return by_platform(nodes, cpu=loop, default=written_out)
 
 
 def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:

@@ -180,17 +180,22 @@ def write_span(
 def _rows_above(
     tree: SumTree, span: Span, activated: jax.Array | None
 ) -> Iterator[tuple[jax.Array, int]]:
-    """Yield the rows of each level that lie above a span and some slots."""
-    first, most = span.first, span.most
+    """Yield `below` and `depth` of `levels.refresh` for each level above a span and some slots."""
+    first, most, rows, depth = span.first, span.most, span.slots, 0
     for level in (tree.leaves, *tree.nodes):
-        count = level.shape[0]
         first = row_and_child(first)[0]
-        most = min(count, levels.most_rows(most))
-        rows = (first + jnp.arange(most, dtype=jnp.int32)) % count
         if activated is not None:
-            activated = jnp.minimum(row_and_child(activated)[0], count - 1)
-            rows = jnp.concatenate([rows, activated])
-        yield rows, 0
+            activated = row_and_child(activated)[0]
+        count, before = level.shape[0], most
+        most = min(count, levels.most_rows(most))
+        depth += 1
+        # Else the rows of the level below lead here, and no array has to be made.
+        if level is tree.leaves or most < before:
+            rows, depth = first + jnp.arange(most, dtype=jnp.int32), 0
+            rows = jnp.where(rows < count, rows, rows - count)
+            if activated is not None:
+                rows = jnp.concatenate([rows, activated])
+        yield rows, depth
 
 
 def _climbed(tree: SumTree, leaves: jax.Array, touched: Iterable[tuple[jax.Array, int]]) -> SumTree:
@@ -214,12 +219,13 @@ def draw(tree: SumTree, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
         The slots, int32 `[B]`, and their values.
     """
+    levels_below = below_top(tree)
+    counts = [*(level.shape[0] for level in levels_below), tree.capacity]
     found = first_above(first_of(tree.nodes[-1]), uniforms[0] * total(tree))
-    for level, u in zip(below_top(tree), uniforms[1:], strict=True):
-        signed = tree.inactive and level is tree.leaves
-        found = _pick(level, jnp.minimum(found, level.shape[0] - 1), u, signed)
-    slots = jnp.minimum(found, tree.capacity - 1)
-    return slots, values(tree, slots)
+    found = jnp.minimum(found, counts[0] - 1)
+    for level, count, u in zip(levels_below, counts[1:], uniforms[1:], strict=True):
+        found = _pick(level, found, u, count, tree.inactive and level is tree.leaves)
+    return found, values(tree, found)
 
 
 class Points(NamedTuple):
@@ -290,15 +296,18 @@ def below_top(tree: SumTree) -> list[jax.Array]:
     return [*reversed(tree.nodes[:-1]), tree.leaves]
 
 
-def _pick(level: jax.Array, rows: jax.Array, uniforms: jax.Array, signed: bool) -> jax.Array:
-    """Pick a child of each row in proportion to its sum: `[B]` nodes of the level below."""
+def _pick(
+    level: jax.Array, rows: jax.Array, uniforms: jax.Array, count: int, signed: bool
+) -> jax.Array:
+    """Pick a child of each row in proportion to its sum: `[B]` of `count` below."""
 
     def choose(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> jax.Array:
         # One gather a child: an array of whole rows would be made by other threads.
         first = (0,) * (level.ndim - 2)
         children = [gathered(level, rows, (child, *first)) for child in range(FANOUT)]
         sums = sums_of_row(_drawable(children, signed))
-        return rows * FANOUT + first_in_row(sums, uniforms * sums[-1])
+        child = first_in_row(sums, uniforms * sums[-1])
+        return jnp.minimum(rows * FANOUT + child, count - 1)
 
     return by_halves(choose, level, fetched(level, rows, rows), uniforms)
 
