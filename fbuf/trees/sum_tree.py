@@ -52,7 +52,7 @@ from fbuf.trees.running_sums import (
     running_sums,
     sums_of_row,
 )
-from fbuf.xla.loop import by_halves, fetched, gathered
+from fbuf.xla.loop import by_halves, fetched
 from fbuf.xla.rows import read_rows
 from fbuf.xla.tie import tie
 
@@ -303,8 +303,7 @@ def _pick(
 
     def choose(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> jax.Array:
         # One gather a child: an array of whole rows would be made by other threads.
-        first = (0,) * (level.ndim - 2)
-        children = [gathered(level, rows, (child, *first)) for child in range(FANOUT)]
+        children = levels.children_of(level, rows)
         sums = sums_of_row(_drawable(children, signed))
         child = first_in_row(sums, uniforms * sums[-1])
         return jnp.minimum(rows * FANOUT + child, count - 1)

@@ -88,6 +88,7 @@ def _never(read: jax.Array, rows: tuple[int, ...]) -> jax.Array:
         # One number for each row: on a GPU one number for all would be one more kernel.
         number = read.reshape(read.shape[0], -1)[:, 0]
     else:
-        number = read[(0,) * read.ndim]
+        # Not by brackets, which take longer to trace.
+        number = lax.slice(read, (0,) * read.ndim, (1,) * read.ndim).reshape(())
     number = number.astype(jnp.float32)
     return (number < 1) & (number > 2)

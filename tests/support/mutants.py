@@ -497,14 +497,14 @@ MUTANTS = [
         ("passed = passed_count <= rank", "passed = passed_count < rank", "tree rounding", BITS),
         ("beyond = low <= rank", "beyond = low < rank", "tree rounding", BITS),
         ("jnp.where(at < child, -1, jnp", "jnp.where(at <= child, -1, jnp", "tree rounding", BITS),
-        ("count + 1 - _bit(word, slots[i])", "count + 1", "tree rounding", BITS),
+        ("count + 1 - _bit(word, slot)", "count + 1", "tree rounding", BITS),
     ),
     *of(
         "trees/running_sums.py",
         ("(passed <= target)", "(passed < target)", "tree rounding", SUMS),
         ("return row * FANOUT + first_in", "return row + first_in", "tree rounding", SUMS),
         ("passed = end <= targets", "passed = end < targets", "tree rounding", SUMS),
-        ("(ends, before + whole, at,", "(ends, whole, at,", "tree rounding", SUMS),
+        ("entry(ends, row) + whole", "whole", "tree rounding", SUMS),
     ),
     *of(
         "trees/sum_tree.py",
