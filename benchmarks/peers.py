@@ -503,11 +503,18 @@ def filler(peer: Peer) -> Callable[..., Any]:
     return jax.jit(peer.fill, donate_argnums=0) if peer.traceable else peer.fill
 
 
-def filled(peer: Peer, chunk: int, fill: Callable[..., Any] | None = None) -> Any:
+def rows_to_fill(peer: Peer, chunk: int) -> Tree:
+    """Random rows, as the library takes them."""
+    rows = random_rows(peer.item, chunk, seed=0)
+    return {name: peer.array(leaf) for name, leaf in rows.items()}
+
+
+def filled(
+    peer: Peer, chunk: int, fill: Callable[..., Any] | None = None, rows: Tree | None = None
+) -> Any:
     """A full buffer, past the end of its ring, with random rows and random priorities."""
     state = peer.init()
-    rows = random_rows(peer.item, chunk, seed=0)
-    rows = {name: peer.array(leaf) for name, leaf in rows.items()}
+    rows = rows or rows_to_fill(peer, chunk)
     fill = fill or filler(peer)
     rng = np.random.default_rng(1)
     for start in range(0, peer.capacity + chunk, chunk):

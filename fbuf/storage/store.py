@@ -25,9 +25,14 @@ from typing_extensions import TypeVar
 from fbuf.storage import layout as layouts
 from fbuf.storage import words as words_of
 from fbuf.storage.layout import Field, Layout
+from fbuf.xla.loop import zero_after
+from fbuf.xla.platform import by_platform
 from fbuf.xla.rows import read_rows, write_rows
 
 Item = TypeVar("Item", default=Any)
+
+_PART = 2**12
+"""Rows that are packed at once, where there are many."""
 
 
 @jax.tree_util.register_dataclass
@@ -69,11 +74,11 @@ class Storage(Generic[Item]):
     def write(self, slots: jax.Array, rows: Item) -> Storage[Item]:
         """Write `[B]` rows to distinct slots; a slot of `capacity` is left out."""
         leaves = list(zip(self.layout.fields, jax.tree.leaves(rows), strict=True))
-        words = _packed([leaf for field, leaf in leaves if field.narrow], self.words.dtype)
+        narrow = [leaf for field, leaf in leaves if field.narrow]
         wide = [leaf for field, leaf in leaves if not field.narrow]
         return dataclasses.replace(
             self,
-            words=write_rows(self.words, slots, words),
+            words=_write_packed(self.words, slots, narrow),
             wide=tuple(
                 write_rows(old, slots, new) for old, new in zip(self.wide, wide, strict=True)
             ),
@@ -167,6 +172,33 @@ def unpacked(
 def bytes_of(layout: Layout, word: Any) -> list[int]:
     """Return the first byte of each narrow leaf in the words of a row, in their order."""
     return [place.byte for place in _places(layout.fields, np.dtype(word))]
+
+
+def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
+    """Write the narrow fields of `[B]` rows, `[B, ...]` each; as `Storage.write`.
+
+    On CPU many rows are packed a part at a time: their words take no memory beside the buffer.
+    """
+
+    def at_once(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
+        return write_rows(words, slots, _packed(narrow, words.dtype))
+
+    count = slots.shape[0]
+    if count < 2 * _PART or not narrow:
+        return at_once(words, slots, narrow)
+
+    def in_parts(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
+        def body(turn: jax.Array, words: jax.Array) -> jax.Array:
+            # The last part begins before its turn, and writes some rows again.
+            start = jnp.minimum(turn * _PART, count - _PART)
+            part = lambda array: lax.dynamic_slice_in_dim(
+                array, start, _PART, allow_negative_indices=False
+            )
+            return at_once(words, part(slots), [part(leaf) for leaf in narrow])
+
+        return lax.fori_loop(zero_after(slots), -(-count // _PART), body, words)
+
+    return by_platform(words, slots, list(narrow), cpu=in_parts, default=at_once)
 
 
 def _packed(leaves: Sequence[jax.Array], word: Any) -> jax.Array:

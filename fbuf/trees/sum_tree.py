@@ -302,7 +302,6 @@ def _pick(
     """Pick a child of each row in proportion to its sum: `[B]` of `count` below."""
 
     def choose(level: jax.Array, rows: jax.Array, uniforms: jax.Array) -> jax.Array:
-        # One gather a child: an array of whole rows would be made by other threads.
         children = levels.children_of(level, rows)
         sums = sums_of_row(_drawable(children, signed))
         child = first_in_row(sums, uniforms * sums[-1])

@@ -55,7 +55,7 @@ def blank(zero: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arra
 
 
 def entry(array: jax.Array, i: jax.Array) -> jax.Array:
-    """Return `array[i]`, in range; for use inside a loop. JAX traces it faster than the brackets."""
+    """Return `array[i]`, in range; for use inside a loop. Brackets take longer to trace."""
     found = lax.dynamic_slice_in_dim(array, i, 1, allow_negative_indices=False)
     return lax.squeeze(found, (0,))
 

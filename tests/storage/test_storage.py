@@ -120,3 +120,23 @@ def test_the_newest_row_of_a_ring_of_more_than_2_to_the_30(head, newest):
     options = {"removed": jnp.int32(0), "open": None, "num_envs": None}
     ring = Ring(cursor, flags=flags, lockstep=True, autoreset="same_step", **options)
     assert ring.newest().tolist() == [newest]
+
+
+def test_many_rows_are_packed_in_parts_and_come_back():
+    """Two parts and a rest, of which some rows are left out; the packed rows take no memory."""
+    count, capacity = 2 * 2**12 + 5, 20_000
+    rng = np.random.default_rng(0)
+    rows = {"a": jnp.asarray(rng.random((count, 24), np.float32)), "b": jnp.ones(count, bool)}
+    item = jax.tree.map(lambda leaf: leaf[0], rows)
+    slots = rng.permutation(capacity)[:count].astype(np.int32)
+    slots[[3, 4097, count - 1]] = capacity
+    write = jax.jit(store.Storage.write, donate_argnums=0)
+    program = write.lower(store.empty(item, capacity), jnp.asarray(slots), rows).compile()
+    stored = program(store.empty(item, capacity), jnp.asarray(slots), rows)
+    expected = np.zeros((capacity, 24), np.float32)
+    expected[slots[slots < capacity]] = np.asarray(rows["a"])[slots < capacity]
+    read = jax.jit(store.Storage.read)(stored, jnp.arange(capacity))
+    np.testing.assert_array_equal(read["a"], expected)
+    assert read["b"].sum() == count - 3
+    if jax.default_backend() == "cpu":
+        assert program.memory_analysis().temp_size_in_bytes < rows["a"].nbytes * 3 / 4

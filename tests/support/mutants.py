@@ -141,6 +141,8 @@ MUTANTS = [
         ("min(field.dtype.itemsize, 4) for", "4 for", "dtype", STORAGE),
         ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
         ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
+        ("start = jnp.minimum(turn * _PART, count - _PART)", "start = turn * _PART", "seam", STORAGE),
+        ("-(-count // _PART), body, words", "count // _PART, body, words", "seam", STORAGE),
         ("[:, place.first - first : place.last - first]", "[:, place.first : place.last]", "views", N_STEP),
     ),
     *of(
@@ -494,14 +496,14 @@ MUTANTS = [
     ),
     *of(
         "trees/bit_tree.py",
-        ("passed = passed_count <= rank", "passed = passed_count < rank", "tree rounding", BITS),
+        ("passed = lax.le(passed_count, rank)", "passed = lax.lt(passed_count, rank)", "tree rounding", BITS),
         ("beyond = low <= rank", "beyond = low < rank", "tree rounding", BITS),
         ("jnp.where(at < child, -1, jnp", "jnp.where(at <= child, -1, jnp", "tree rounding", BITS),
         ("count + 1 - _bit(word, slot)", "count + 1", "tree rounding", BITS),
     ),
     *of(
         "trees/running_sums.py",
-        ("(passed <= target)", "(passed < target)", "tree rounding", SUMS),
+        ("lax.le(passed, target)", "lax.lt(passed, target)", "tree rounding", SUMS),
         ("return row * FANOUT + first_in", "return row + first_in", "tree rounding", SUMS),
         ("passed = end <= targets", "passed = end < targets", "tree rounding", SUMS),
         ("entry(ends, row) + whole", "whole", "tree rounding", SUMS),
