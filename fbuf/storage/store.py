@@ -189,10 +189,10 @@ def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array
 
     def in_parts(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
         def body(turn: jax.Array, words: jax.Array) -> jax.Array:
-            # The last part begins before its turn, and writes some rows again.
-            start = jnp.minimum(turn * _PART, count - _PART)
+            # The last part would end behind the rows. So XLA begins it earlier, and some rows are
+            # written again.
             part = lambda array: lax.dynamic_slice_in_dim(
-                array, start, _PART, allow_negative_indices=False
+                array, turn * _PART, _PART, allow_negative_indices=False
             )
             return at_once(words, part(slots), [part(leaf) for leaf in narrow])
 

@@ -141,7 +141,6 @@ MUTANTS = [
         ("min(field.dtype.itemsize, 4) for", "4 for", "dtype", STORAGE),
         ("[narrow.get(number, leaf) for", "[leaf for", "views", WRITTEN),
         ("place.byte - place.first * size", "place.byte * 0", "dtype", STORAGE),
-        ("start = jnp.minimum(turn * _PART, count - _PART)", "start = turn * _PART", "seam", STORAGE),
         ("-(-count // _PART), body, words", "count // _PART, body, words", "seam", STORAGE),
         ("[:, place.first - first : place.last - first]", "[:, place.first : place.last]", "views", N_STEP),
     ),
@@ -382,7 +381,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/start_index.py",
-        ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", STRIDE),
+        ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", MASKED),
         ("by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)", "by = span.drawable.astype(jnp.int32)", "count", FLAT),
         ("total = index.total + int32_sum(new) - int32_sum(gone)", "total = index.total + int32_sum(new)", "count", STRIDE),
         ("bit_tree.read(index.bits, inside) & (found < ring.capacity)", "bit_tree.read(index.bits, inside)", "mask", FLAT),
