@@ -18,7 +18,7 @@ from fbuf.dispatch.call import checked as checked_arguments
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
-from fbuf.host.programs import drawn as build_host_batch
+from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.ops.resume import Episodes, resumed
 from fbuf.ops.resume import check as check_episodes
 from fbuf.ops.sample import planned as plan_draws

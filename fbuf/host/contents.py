@@ -95,8 +95,7 @@ class Contents:
     @property
     def layouts(self) -> tuple[Layout, Layout | None]:
         """The leaves of the rows, and those of the next observations."""
-        kept = self.index.next_obs
-        return self.index.storage.layout, None if kept is None else kept.rows.layout
+        return programs.layouts_of(self.index)
 
     def whole(self) -> fbuf.State[Any]:
         """Return a buffer with the index and the rows, which are arrays of NumPy."""

@@ -249,12 +249,12 @@ class HostStore(Generic[Item]):
         """
         with self.lock:
             given = self._asked(key, batch_size, view, beta, step, count)
-            names = "key", "beta", "step", "count"
-            asked, size = [given.get(name) for name in names], given["batch_size"]
-            draw, found = programs.draw(self.contents.index, *asked, batch_size=size, view=view)
-            wait.wait(draw.mask)  # of a program all results are ready at once
-            taken = self.contents.taking(lambda: found)()
-            return programs.drawn(draw, found, taken, view=view, layouts=self.contents.layouts)
+            index = self.contents.index
+            of_batch = programs.of_batches(index, view, given["batch_size"])
+            asked = (given.get(name) for name in ("key", "beta", "step", "count"))
+            drawn, found = of_batch.draw(index, *asked)
+            wait.wait(drawn[0])  # of a program all results are ready at once
+            return of_batch.build(drawn, self.contents.taking(lambda: found)())
 
     def batches(
         self,

@@ -132,12 +132,11 @@ def numbered(contents: Contents, key: Any, batch_size: int, view: View, beta: An
 
     def draw(number: int) -> Callable[[], Any]:
         index, plan = contents.index, []
+        of_batch = programs.of_batches(index, view, batch_size)
 
         def request() -> Any:
             with jax.enable_x64(x64):  # a setting that may hold in one thread alone
-                plan[:] = programs.draw_number(
-                    index, key, beta, np.int32(number), batch_size=batch_size, view=view
-                )
+                plan[:] = of_batch.draw_number(index, key, beta, np.int32(number))
             return plan[1]
 
         taking = contents.taking(request)
@@ -145,7 +144,7 @@ def numbered(contents: Contents, key: Any, batch_size: int, view: View, beta: An
         def make() -> Any:
             taken = taking()
             with jax.enable_x64(x64):
-                return programs.drawn(*plan, taken, view=view, layouts=contents.layouts)
+                return of_batch.build(plan[0], taken)
 
         return make
 

@@ -13,6 +13,7 @@ from jax import lax
 
 import fbuf
 from fbuf.dispatch import parse
+from fbuf.dispatch.held import Form, held
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
 from fbuf.ops.pop import popped
@@ -56,28 +57,85 @@ def _zeros(specs: Any) -> Any:
     return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype in leaves])
 
 
-@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
-def draw(
-    state: Any, key: Any, beta: Any, step: Any, count: Any, *, batch_size: int, view: Any
-) -> tuple[Any, Requested]:
-    """The draws of a batch, and which rows they want."""
-    drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
-    return drawn, request_rows(state, drawn.slots, drawn.mask, view, view_key)[0]
+class BatchPrograms:
+    """The programs of batches of one kind: they draw, and they make a batch of taken rows.
+
+    They take and return arrays; see `fbuf.dispatch.held`.
+    """
+
+    def __init__(self, form: Form, view: Any, batch_size: int) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            form: The structure of the index.
+            view: The view.
+            batch_size: As for `fbuf.sample`.
+        """
+        unflatten = form.structure.unflatten
+        index = unflatten(range(form.structure.num_leaves))
+        layouts, in_order = layouts_of(index), index.sampler.without_replacement
+
+        def draw(arrays: Any, key: Any, beta: Any, step: Any, count: Any) -> tuple[Any, ...]:
+            state = unflatten(arrays)
+            drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
+            requested = request_rows(state, drawn.slots, drawn.mask, view, view_key)[0]
+            leaves, self._drawn = jax.tree.flatten((drawn, requested))
+            return tuple(leaves)
+
+        def draw_number(arrays: Any, key: Any, beta: Any, number: Any) -> tuple[Any, ...]:
+            key = key if in_order else random_bits.fold_in(key, number)
+            return draw(arrays, key, beta, number if in_order else None, None)
+
+        def build(drawn: tuple[Any, ...], taken: Any) -> tuple[Any, ...]:
+            plan, requested = self._drawn.unflatten(drawn)
+            batch = batch_of(plan, requested, taken, view=view, layouts=layouts)
+            leaves, self._batch = jax.tree.flatten(batch)
+            return tuple(leaves)
+
+        self._drawn: Any = None
+        self._batch: Any = None
+        self._draw, self._draw_number = jax.jit(draw), jax.jit(draw_number)
+        self._build = jax.jit(build)
+
+    def draw(
+        self, index: Any, key: Any, beta: Any, step: Any, count: Any
+    ) -> tuple[tuple[jax.Array, ...], Requested]:
+        """Return the draws of a batch, and which rows they want."""
+        return self._with_request(self._draw(held(index)[0], key, beta, step, count))
+
+    def draw_number(
+        self, index: Any, key: Any, beta: Any, number: Any
+    ) -> tuple[tuple[jax.Array, ...], Requested]:
+        """Return the same of a batch that is one of many."""
+        return self._with_request(self._draw_number(held(index)[0], key, beta, number))
+
+    def build(self, drawn: tuple[jax.Array, ...], taken: Any) -> Any:
+        """Return the batch, of rows that were taken."""
+        leaves = self._build(drawn, taken)
+        return self._batch.unflatten(leaves)
+
+    def _with_request(
+        self, drawn: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], Requested]:
+        requested = self._drawn.children()[1]
+        return drawn, requested.unflatten(drawn[-requested.num_leaves :])
 
 
-@functools.partial(jax.jit, static_argnames=("batch_size", "view"))
-def draw_number(
-    state: Any, key: Any, beta: Any, number: Any, *, batch_size: int, view: Any
-) -> tuple[Any, Requested]:
-    """The same of a batch that is one of many."""
-    in_order = state.sampler.without_replacement
-    key = key if in_order else random_bits.fold_in(key, number)
-    step = number if in_order else None
-    return draw(state, key, beta, step, None, batch_size=batch_size, view=view)
+def of_batches(index: Any, view: Any, batch_size: int) -> BatchPrograms:
+    """Return the programs for batches of an index. Cached."""
+    return _programs(held(index)[1], view, batch_size)
 
 
-@functools.partial(jax.jit, static_argnames=("view", "layouts"))
-def drawn(draw: Any, requested: Requested, taken: Any, *, view: Any, layouts: Any) -> Any:
+_programs = functools.lru_cache(maxsize=256)(BatchPrograms)
+
+
+def layouts_of(index: Any) -> tuple[Layout, Layout | None]:
+    """Return the leaves of the rows of an index, and those of its next observations."""
+    kept = index.next_obs
+    return index.storage.layout, None if kept is None else kept.rows.layout
+
+
+def batch_of(draw: Any, requested: Requested, taken: Any, *, view: Any, layouts: Any) -> Any:
     """The batch, of rows that were taken."""
     return weighted(_made(requested, taken, view, layouts), draw)
 
