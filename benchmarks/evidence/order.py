@@ -114,8 +114,8 @@ TIE_ANY = (
     text("xla/tie.py", "read.shape[:1] == rows:", "read.ndim:"),
     text(
         "xla/tie.py",
-        "return (number < 1) & (number > 2)",
-        "return ((number < 1) & (number > 2)).any()",
+        "return lax.bitwise_and(below, above)",
+        "return lax.bitwise_and(below, above).any()",
     ),
 )
 TIE_BARRIER = (

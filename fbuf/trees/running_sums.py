@@ -18,26 +18,26 @@ from fbuf.xla.platform import by_platform
 
 
 @functools.partial(jax.jit, inline=True)  # traced once for a draw
-def row_ends(nodes: jax.Array) -> list[jax.Array]:
-    """Return the running sums of the rows of `[rows, FANOUT]` nodes, a scalar each.
+def row_ends(nodes: jax.Array) -> jax.Array:
+    """Return 0, and the running sums of the rows of `[rows, FANOUT]` nodes: `[1 + rows]`.
 
     On CPU a loop makes them: else XLA would write all additions into every kernel that needs one.
     """
     count = nodes.shape[0]
 
-    def written_out(nodes: jax.Array) -> list[jax.Array]:
+    def written_out(nodes: jax.Array) -> jax.Array:
         sums = sums_of_row([nodes[:, child] for child in range(FANOUT)])[-1]
-        return list(itertools.accumulate(sums[row] for row in range(count)))
+        ends = itertools.accumulate(sums[row] for row in range(count))
+        return jnp.stack([jnp.zeros_like(sums[0]), *ends])
 
-    def loop(nodes: jax.Array) -> list[jax.Array]:
+    def loop(nodes: jax.Array) -> jax.Array:
         def body(row: jax.Array, ends: jax.Array) -> jax.Array:
             node = read_row(nodes, row)
             whole = sums_of_row([node[child] for child in range(FANOUT)])[-1]
             return with_entry(ends, row + 1, entry(ends, row) + whole)
 
         zero = zero_after(nodes)
-        ends = lax.fori_loop(zero, count, body, blank(zero, (count + 1,), nodes.dtype))
-        return [ends[row + 1] for row in range(count)]
+        return lax.fori_loop(zero, count, body, blank(zero, (1 + count,), nodes.dtype))
 
     return by_platform(nodes, cpu=loop, default=written_out)
 
@@ -54,21 +54,19 @@ def first_above(nodes: jax.Array, targets: jax.Array) -> jax.Array:
     Returns:
         int32 `[B]`; the number of a node. Its own value is above 0.
     """
-    # Outside of the halves: a loop that is given the sums of all rows compiles slowly.
-    row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
-    for end in row_ends(nodes)[:-1]:
-        passed = end <= targets
-        row += passed.astype(jnp.int32)
-        before = jnp.where(passed, end, before)
 
-    def choose(
-        nodes: jax.Array, targets: jax.Array, row: jax.Array, before: jax.Array
-    ) -> jax.Array:
-        children = children_of(nodes, row)
-        inside = [before + sum_ for sum_ in sums_of_row(children)]
+    def choose(source: tuple[jax.Array, jax.Array], targets: jax.Array) -> jax.Array:
+        nodes, ends = source
+        row, before = jnp.zeros(targets.shape, jnp.int32), jnp.zeros_like(targets)
+        for at in range(1, nodes.shape[0]):
+            end = lax.index_in_dim(ends, at, keepdims=False)
+            passed = end <= targets
+            row += passed.astype(jnp.int32)
+            before = jnp.where(passed, end, before)
+        inside = [before + sum_ for sum_ in sums_of_row(children_of(nodes, row))]
         return row * FANOUT + first_in_row(inside, targets)
 
-    return by_halves(choose, nodes, targets, row, before)
+    return by_halves(choose, (nodes, row_ends(nodes)), targets)
 
 
 def running_sums(nodes: jax.Array) -> jax.Array:
@@ -76,10 +74,8 @@ def running_sums(nodes: jax.Array) -> jax.Array:
 
     The sum of a row is the last of its own running sums. The sums of the next row begin with it.
     """
-    ends = row_ends(nodes)
-    before = jnp.stack([jnp.zeros((), nodes.dtype), *ends[:-1]])
     inside = sums_of_row([nodes[:, child] for child in range(FANOUT)])
-    return (before[:, None] + jnp.stack(inside, axis=1)).reshape(-1)
+    return (row_ends(nodes)[:-1, None] + jnp.stack(inside, axis=1)).reshape(-1)
 
 
 def sums_of_row(children: list[jax.Array]) -> list[jax.Array]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,12 +67,12 @@ def with_entry(array: jax.Array, i: jax.Array, new: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(array, new, i, 0, allow_negative_indices=False)
 
 
-def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Array) -> jax.Array:
+def by_halves(make: Callable[..., jax.Array], source: Any, *batch: jax.Array) -> jax.Array:
     """Return `make(source, *batch)`; on CPU made for one half of the batch, then for the other.
 
     Args:
         make: Gathers something for each entry of a batch, or for some of its entries.
-        source: The array to gather from.
+        source: The array to gather from, or a tree of arrays.
         batch: `[B]` each, of at least one entry.
 
     Returns:
@@ -81,7 +82,7 @@ def by_halves(make: Callable[..., jax.Array], source: jax.Array, *batch: jax.Arr
     half = -(-count // 2)
     make_half = jax.jit(make, inline=True)  # traced once for its shape, and then used
 
-    def halves(source: jax.Array, *batch: jax.Array) -> jax.Array:
+    def halves(source: Any, *batch: jax.Array) -> jax.Array:
         def some(start: jax.Array | int) -> list[jax.Array]:
             return [
                 lax.dynamic_slice_in_dim(array, start, half, allow_negative_indices=False)

@@ -90,5 +90,9 @@ def _never(read: jax.Array, rows: tuple[int, ...]) -> jax.Array:
     else:
         # Not by brackets, which take longer to trace.
         number = lax.slice(read, (0,) * read.ndim, (1,) * read.ndim).reshape(())
-    number = number.astype(jnp.float32)
-    return (number < 1) & (number > 2)
+    number = lax.convert_element_type(number, jnp.float32)
+    below, above = (
+        lax.lt(number, lax.full_like(number, 1)),
+        lax.gt(number, lax.full_like(number, 2)),
+    )
+    return lax.bitwise_and(below, above)
