@@ -79,7 +79,7 @@ class BatchPrograms:
             state = unflatten(arrays)
             drawn, view_key = planned(state, key, beta, step, batch_size, view, count)
             requested = request_rows(state, drawn.slots, drawn.mask, view, view_key)[0]
-            leaves, self._drawn = jax.tree.flatten((drawn, requested))
+            leaves, self._drawn[_x64()] = jax.tree.flatten((drawn, requested))
             return tuple(leaves)
 
         def draw_number(arrays: Any, key: Any, beta: Any, number: Any) -> tuple[Any, ...]:
@@ -87,13 +87,14 @@ class BatchPrograms:
             return draw(arrays, key, beta, number if in_order else None, None)
 
         def build(drawn: tuple[Any, ...], taken: Any) -> tuple[Any, ...]:
-            plan, requested = self._drawn.unflatten(drawn)
+            plan, requested = self._drawn[_x64()].unflatten(drawn)
             batch = batch_of(plan, requested, taken, view=view, layouts=layouts)
-            leaves, self._batch = jax.tree.flatten(batch)
+            leaves, self._batch[_x64()] = jax.tree.flatten(batch)
             return tuple(leaves)
 
-        self._drawn: Any = None
-        self._batch: Any = None
+        # By whether JAX has 64 bits: the structure of what a program returns, noted at its trace.
+        self._drawn: dict[bool, Any] = {}
+        self._batch: dict[bool, Any] = {}
         self._draw, self._draw_number = jax.jit(draw), jax.jit(draw_number)
         self._build = jax.jit(build)
 
@@ -112,13 +113,19 @@ class BatchPrograms:
     def build(self, drawn: tuple[jax.Array, ...], taken: Any) -> Any:
         """Return the batch, of rows that were taken."""
         leaves = self._build(drawn, taken)
-        return self._batch.unflatten(leaves)
+        return self._batch[_x64()].unflatten(leaves)
 
     def _with_request(
         self, drawn: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, ...], Requested]:
-        requested = self._drawn.children()[1]
+        requested = self._drawn[_x64()].children()[1]
         return drawn, requested.unflatten(drawn[-requested.num_leaves :])
+
+
+def _x64() -> bool:
+    """Tell whether JAX has 64 bits now, in this thread."""
+    config: Any = jax.config  # JAX makes the names of its options at run time
+    return config.jax_enable_x64
 
 
 def of_batches(index: Any, view: Any, batch_size: int) -> BatchPrograms:

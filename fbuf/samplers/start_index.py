@@ -57,7 +57,7 @@ def add(index: StartIndex, ring: Ring, span: Span, window: Window) -> tuple[Star
     """Index the new starts, and drop the overwritten ones."""
     written = ring.clamp(span.slots)
     if index.total is None:
-        # Every row is a start, unless it has been removed: no bit has to be read.
+        # A bit is set for every stored row that has not been removed. So none has to be read.
         by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)
         bits = bit_tree.change(index.bits, written, by)
         return StartIndex(bits, None), Change(span.evicted, written, span.drawable)

@@ -115,7 +115,7 @@ def append(
 
 
 def _laps_and_offset(number: jax.Array, size: int, added: int) -> tuple[jax.Array, jax.Array]:
-    """Divide uint32 sums of an offset below `size` and at most `added`: the quotient, the rest."""
+    """Divide uint32 numbers below `size + added` by `size`: the quotient, and the rest."""
     if added > size:
         return number // jnp.uint32(size), number % jnp.uint32(size)
     # XLA makes a division by itself. A comparison becomes a part of what needs it.

@@ -177,7 +177,7 @@ def bytes_of(layout: Layout, word: Any) -> list[int]:
 def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
     """Write the narrow fields of `[B]` rows, `[B, ...]` each; as `Storage.write`.
 
-    On CPU many rows are packed a part at a time: their words take no memory beside the buffer.
+    On CPU many rows are packed a part at a time: else their words take as much memory as the rows.
     """
 
     def at_once(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
@@ -189,8 +189,8 @@ def _write_packed(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array
 
     def in_parts(words: jax.Array, slots: jax.Array, narrow: Sequence[jax.Array]) -> jax.Array:
         def body(turn: jax.Array, words: jax.Array) -> jax.Array:
-            # The last part would end behind the rows. So XLA begins it earlier, and some rows are
-            # written again.
+            # The last slice would end behind the rows, so it begins earlier: some rows are written
+            # again, to the same slots.
             part = lambda array: lax.dynamic_slice_in_dim(
                 array, turn * _PART, _PART, allow_negative_indices=False
             )

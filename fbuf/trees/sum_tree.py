@@ -189,7 +189,7 @@ def _rows_above(
         count, before = level.shape[0], most
         most = min(count, levels.most_rows(most))
         depth += 1
-        # Else the rows of the level below lead here, and no array has to be made.
+        # New rows where fewer can lie than below; elsewhere those from below lead to the nodes.
         if level is tree.leaves or most < before:
             rows, depth = first + jnp.arange(most, dtype=jnp.int32), 0
             rows = jnp.where(rows < count, rows, rows - count)
