@@ -123,8 +123,8 @@ def test_the_newest_row_of_a_ring_of_more_than_2_to_the_30(head, newest):
 
 
 def test_many_rows_are_packed_in_parts_and_come_back():
-    """Two parts and a rest, of which some rows are left out; the packed rows take no memory."""
-    count, capacity = 2 * 2**12 + 5, 20_000
+    """Six parts and a rest, of which some rows are left out; a part takes memory, not all rows."""
+    count, capacity = 6 * 2**12 + 5, 40_000
     rng = np.random.default_rng(0)
     rows = {"a": jnp.asarray(rng.random((count, 24), np.float32)), "b": jnp.ones(count, bool)}
     item = jax.tree.map(lambda leaf: leaf[0], rows)
@@ -139,4 +139,4 @@ def test_many_rows_are_packed_in_parts_and_come_back():
     np.testing.assert_array_equal(read["a"], expected)
     assert read["b"].sum() == count - 3
     if jax.default_backend() == "cpu":
-        assert program.memory_analysis().temp_size_in_bytes < rows["a"].nbytes * 3 / 4
+        assert program.memory_analysis().temp_size_in_bytes < rows["a"].nbytes / 2
