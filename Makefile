@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 PEERS := .venv-peers
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix lint docs bench gpu-build clean
+.PHONY: demo test switches sweep matrix lint docs bench peers-tests gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -54,6 +54,9 @@ ablations: $(READY)  ## Measure one way to do a thing beside another.
 	for name in evidence.learn_every_k evidence.tree_shapes evidence.row_access; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
+
+peers-tests: $(PEERS)/.installed  ## Run the peers' own tests with fbuf in place of their buffers.
+	$(PEERS)/bin/python -m tests.peers $(ARGS)
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)

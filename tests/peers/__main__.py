@@ -1,0 +1,46 @@
+"""Run the peers' own tests with fbuf in place of their buffers: `make peers-tests`.
+
+Each file beside this one is a suite: `tests()` finds the peer's test files where the package is
+installed or fetched, `replace()` puts fbuf's class in the place of the peer's, and `KNOWN` names
+the tests that cannot pass, each with its reason. Whatever else fails is an error, and so is a known
+one that passes.
+"""
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.peers.plugin import SUITE
+
+ROOT = Path(__file__).parents[2]
+SUITES = ("sb3", "sbx", "flashbax", "brax")
+
+
+def run(name: str, options: list[str]) -> int:
+    """Run one suite in a process of its own, and return pytest's exit status."""
+    print(f"== {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        files = importlib.import_module(f"tests.peers.{name}").tests(Path(folder))
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "tests.peers.plugin", "-p", "no:cacheprovider"]
+            + ["-c", os.devnull, "--rootdir", folder, "-rxX", "-q", *options, *map(str, files)],
+            cwd=folder,
+            env=os.environ | {SUITE: name, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+        ).returncode
+
+
+def main() -> int:
+    """Run the suites named, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(SUITES)}")
+    arguments, options = parser.parse_known_args()
+    return max([run(name, options) for name in arguments.names or SUITES])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
