@@ -12,7 +12,7 @@ from fbuf.xla.place import allocating, settled
 from fbuf.xla.varying import varying
 
 
-def resize(state: State[Item], capacity: int) -> State[Item]:
+def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) -> State[Item]:
     """Make a buffer of another capacity that holds the newest rows of this one.
 
     Rows, flags, priorities, next observations and open episodes are kept, so training goes on as if
@@ -36,12 +36,13 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
     Raises:
         MemoryError: If the device has no room for the new buffer beside this one.
         ValueError: If `capacity` is out of range or no multiple of `num_envs`, or if a lane would
-            be too short for the sampler's window.
+            be too short for the sampler's window. If `max_ends` is out of range, or the buffer was made
+            without `next_of`.
         RuntimeError: If `state` has been consumed.
 
     Faults:
         LOST_NEXT: With `next_of`, more ends of episodes are kept than the new buffer has room for.
-            The room grows and shrinks with the capacity.
+            The room grows and shrinks with the capacity, unless `max_ends` says how large it is.
 
     Cost: O(N log N) time for the N rows that are kept. Each capacity compiles a program of its own.
 
@@ -63,23 +64,31 @@ def resize(state: State[Item], capacity: int) -> State[Item]:
             f"fbuf.resize: capacity must be a multiple of num_envs ({lanes}), because all lanes "
             f"have the same length, got {capacity}; take {max(capacity // lanes, 1) * lanes}"
         )
+    if max_ends is not None:
+        check.integer("resize", "max_ends", max_ends, capacity)
+        if state.next_obs is None:
+            raise ValueError(
+                "fbuf.resize: max_ends is for a buffer made with next_of; leave it out, or make "
+                "the buffer with next_of"
+            )
     item, step = state.storage.item, lanes * state.sampler.stride
+    make = lambda capacity: empty_as(state, capacity, max_ends)
     with allocating():
-        check_room("resize", item, capacity, step, lambda capacity: empty_as(state, capacity))
-    return settled(_resize(state, capacity=capacity))
+        check_room("resize", item, capacity, step, make)
+    return settled(_resize(state, capacity=capacity, max_ends=max_ends))
 
 
-@operation(static=("capacity",))
-def _resize(state: State[Item], *, capacity: int) -> State[Item]:
-    """Act as `resize`, for a checked capacity."""
+@operation(static=("capacity", "max_ends"))
+def _resize(state: State[Item], *, capacity: int, max_ends: int | None) -> State[Item]:
+    """Act as `resize`, for checked arguments."""
     whole = Lanes(state, 0, state.ring.lanes)
-    return filled(varying(empty_as(state, capacity)), [whole])
+    return filled(varying(empty_as(state, capacity, max_ends)), [whole])
 
 
-def empty_as(state: State[Item], capacity: int) -> State[Item]:
+def empty_as(state: State[Item], capacity: int, max_ends: int | None = None) -> State[Item]:
     """Return an empty buffer of a capacity, otherwise as `state`."""
-    old, kept, ends = state.ring, state.next_obs, None
-    if kept is not None:
+    old, kept, ends = state.ring, state.next_obs, max_ends
+    if kept is not None and max_ends is None:
         room = kept.owner.shape[0] - old.lanes
         if room != -(-ends_by_default(old, state.storage, kept.field) // old.heads) * old.heads:
             ends = max(-(-room * capacity // old.capacity), 1)

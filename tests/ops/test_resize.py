@@ -236,6 +236,26 @@ def test_more_ends_than_there_is_room_for():
     assert int(fbuf.rows(small, view=fbuf.Transition()).mask.sum()) == 2
 
 
+def test_room_for_more_ends_alone():
+    """Also where the ring of ends has gone round, and in the middle of an episode."""
+    state = fbuf.init({"obs": jnp.int32(0)}, 8, next_of="obs", max_ends=2)
+    obs = jnp.arange(8, dtype=jnp.int32)
+    ends = jnp.isin(obs, jnp.array([0, 4, 6]))
+    state = fbuf.add(state, {"obs": obs}, next_observation=100 + obs, truncated=ends)
+    assert int(state.fault) & fbuf.Fault.LOST_NEXT
+    state = fbuf.resize(state, 8, max_ends=5)
+    more = jnp.arange(107, 110, dtype=jnp.int32)
+    state = fbuf.add(state, {"obs": more}, next_observation=100 + more, terminated=more > 0)
+    data = fbuf.rows(state, view=fbuf.Transition()).data
+    pairs = zip(data.item["obs"].tolist(), data.next_observation.tolist(), strict=True)
+    wanted = {3: 4, 4: 104, 5: 6, 6: 106, 7: 107, 107: 207, 108: 208, 109: 209}
+    assert dict(pairs) == wanted
+    with pytest.raises(ValueError, match="max_ends must be"):
+        fbuf.resize(state, 8, max_ends=9)
+    with pytest.raises(ValueError, match="made with next_of"):
+        fbuf.resize(fbuf.init(jnp.int32(0), 8), 8, max_ends=1)
+
+
 @SWEEP
 def test_inside_jit_and_vmap():
     rows = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
