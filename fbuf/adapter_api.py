@@ -35,10 +35,13 @@ from fbuf.samplers import Sampler
 from fbuf.samplers.random_bits import fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
+from fbuf.storage.layout import Layout
 from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
 from fbuf.storage.stored_lanes import Lane, stored_lanes
-from fbuf.views import View
+from fbuf.views import Reader, Reading, Request, View
 from fbuf.views.gather import request_rows
+from fbuf.views.requests import Wanted
+from fbuf.views.steps import following
 
 __all__ = [
     "DUMMY",
@@ -57,8 +60,13 @@ __all__ = [
     "Drawn",
     "Episodes",
     "Lane",
+    "Layout",
+    "Reader",
+    "Reading",
+    "Request",
     "Sampler",
     "View",
+    "Wanted",
     "at_once",
     "build_host_batch",
     "can_hold",
@@ -70,6 +78,7 @@ __all__ = [
     "explain_full_disk",
     "fixed_arguments",
     "fold_in",
+    "following",
     "local_path",
     "opaque",
     "opaque_all",

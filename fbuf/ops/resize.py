@@ -25,6 +25,8 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
         state: The buffer; never consumed. Both are in memory until you drop this one.
         capacity: The number of rows of the new buffer: as for `fbuf.init`, and static. If more rows
             are stored, the oldest rows of each environment are left behind.
+        max_ends: For a buffer made with `next_of`: as for `fbuf.init`. The capacity may stay as it
+            is, to make room for more ends alone. None keeps the share of the capacity.
 
     Returns:
         The buffer of that capacity. Faults stay set.
@@ -36,8 +38,8 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
     Raises:
         MemoryError: If the device has no room for the new buffer beside this one.
         ValueError: If `capacity` is out of range or no multiple of `num_envs`, or if a lane would
-            be too short for the sampler's window. If `max_ends` is out of range, or the buffer was made
-            without `next_of`.
+            be too short for the sampler's window. If `max_ends` is out of range, or the buffer was
+            made without `next_of`.
         RuntimeError: If `state` has been consumed.
 
     Faults:

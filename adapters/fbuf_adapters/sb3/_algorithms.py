@@ -1,0 +1,105 @@
+"""Algorithms of Stable-Baselines3 that learn from prioritised batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+import fbuf
+from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
+
+
+class PrioritizedReplay(OffPolicyAlgorithm):
+    """Prioritised replay for an off-policy algorithm: a mixin, to be the first base class.
+
+    `train` runs as it is. Its losses are weighted by importance, and the mean absolute TD error of
+    a batch's losses becomes the priorities of its rows. `beta` goes from the sampler's to 1 over
+    the run. The algorithm's loss must be `mse_loss`, `smooth_l1_loss` or `huber_loss` of values
+    `[B, 1]`; of another loss `train` says so, with a `RuntimeError`.
+
+    Args:
+        *args: As for the algorithm.
+        replay_buffer_class: A `ReplayBuffer` of this package, or a subclass.
+        replay_buffer_kwargs: As for the algorithm. Without a `sampler` it is `fbuf.Prioritized()`.
+        **kwargs: As for the algorithm.
+
+    Raises:
+        TypeError: If `replay_buffer_class` is another class.
+        ValueError: If the sampler keeps no priorities.
+
+    Examples:
+        >>> from stable_baselines3 import DDPG
+        >>> from fbuf_adapters.sb3 import PrioritizedReplay
+        >>> class PrioritizedDDPG(PrioritizedReplay, DDPG):
+        ...     pass
+        >>> model = PrioritizedDDPG("MlpPolicy", "Pendulum-v1", buffer_size=100, learning_starts=10)
+        >>> model.learn(12).num_timesteps
+        12
+
+    References:
+        Schaul et al., Prioritized Experience Replay, ICLR 2016.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kind = replay_buffer_class or ReplayBuffer
+        if not issubclass(kind, ReplayBuffer):
+            raise TypeError(
+                f"fbuf_adapters.sb3.{type(self).__name__}: replay_buffer_class must be a "
+                f"ReplayBuffer of fbuf_adapters.sb3, got {kind.__name__}"
+            )
+        options = {"sampler": fbuf.Prioritized()} | (replay_buffer_kwargs or {})
+        if not hasattr(options["sampler"], "beta"):
+            raise ValueError(
+                f"fbuf_adapters.sb3.{type(self).__name__}: sampler must keep priorities, such as "
+                f"fbuf.Prioritized(), got {options['sampler']}"
+            )
+        super().__init__(*args, replay_buffer_class=kind, replay_buffer_kwargs=options, **kwargs)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Update the networks from weighted batches, and the priorities of their rows."""
+        buffer: Any = self.replay_buffer
+        first = self.replay_buffer_kwargs["sampler"].beta
+        buffer.beta = 1 - (1 - first) * self._current_progress_remaining
+        with buffer.weighted_losses():
+            super().train(gradient_steps, batch_size)
+
+
+class PrioritizedDQN(PrioritizedReplay, DQN):
+    """DQN of Stable-Baselines3 with prioritised replay; see `PrioritizedReplay`.
+
+    Examples:
+        >>> from fbuf_adapters.sb3 import PrioritizedDQN
+        >>> model = PrioritizedDQN("MlpPolicy", "CartPole-v1", buffer_size=100, learning_starts=10)
+        >>> model.learn(20).replay_buffer.sample(4).weights.shape
+        torch.Size([4, 1])
+    """
+
+
+class PrioritizedSAC(PrioritizedReplay, SAC):
+    """SAC of Stable-Baselines3 with prioritised replay; see `PrioritizedReplay`.
+
+    Examples:
+        >>> from fbuf_adapters.sb3 import PrioritizedSAC
+        >>> model = PrioritizedSAC("MlpPolicy", "Pendulum-v1", buffer_size=100, learning_starts=10)
+        >>> model.learn(12).num_timesteps
+        12
+    """
+
+
+class PrioritizedTD3(PrioritizedReplay, TD3):
+    """TD3 of Stable-Baselines3 with prioritised replay; see `PrioritizedReplay`.
+
+    Examples:
+        >>> from fbuf_adapters.sb3 import PrioritizedTD3
+        >>> model = PrioritizedTD3("MlpPolicy", "Pendulum-v1", buffer_size=100, learning_starts=10)
+        >>> model.learn(12).num_timesteps
+        12
+    """

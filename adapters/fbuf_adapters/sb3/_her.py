@@ -1,0 +1,223 @@
+"""Hindsight goals for Stable-Baselines3, whose environments compute the rewards on the host."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.her import GoalSelectionStrategy
+from stable_baselines3.her import her_replay_buffer as theirs
+
+import fbuf
+from fbuf.adapter_api import Sampler, View
+from fbuf_adapters.sb3._columns import Array
+from fbuf_adapters.sb3._memory import Drawing, Fields
+from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
+
+_WHERE = "fbuf_adapters.sb3.HerReplayBuffer"
+
+
+class HerReplayBuffer(ReplayBuffer, theirs.HerReplayBuffer):
+    """A buffer whose drawn rows may get a goal that the agent reached later.
+
+    Each draw gets a new goal with probability `n_sampled_goal / (n_sampled_goal + 1)`, as by
+    `fbuf.Hindsight`. The environment then computes its reward: `compute_reward` is called once a
+    batch, for these rows. Rows of the episode that is under way are drawn, too.
+
+    Args:
+        buffer_size: As for `ReplayBuffer`.
+        observation_space: A dict of spaces with `"observation"`, `"achieved_goal"` and
+            `"desired_goal"`; the two goals have one shape and one dtype.
+        action_space: As for `ReplayBuffer`.
+        env: The environment that computes rewards; Stable-Baselines3 gives it.
+        device: As for `ReplayBuffer`.
+        n_envs: As for `ReplayBuffer`.
+        optimize_memory_usage: As for `ReplayBuffer`.
+        handle_timeout_termination: As for `ReplayBuffer`.
+        n_sampled_goal: How many new goals there are for each stored one, at least 0.
+        goal_selection_strategy: `"future"`, `"final"` or `"episode"`, as for `fbuf.Hindsight`.
+        copy_info_dict: Whether to keep the infos of all rows, for `compute_reward`.
+        sampler: As for `ReplayBuffer`.
+        rows_on: As for `ReplayBuffer`.
+        arrays: As for `ReplayBuffer`.
+        seed: As for `ReplayBuffer`.
+
+    Raises:
+        ValueError: If the space has no goals, or if they differ in shape or dtype.
+
+    Cost: as for `fbuf.Hindsight`, and one call of `compute_reward` a batch.
+
+    Examples:
+        >>> from stable_baselines3 import DQN
+        >>> from stable_baselines3.common.envs import BitFlippingEnv
+        >>> from fbuf_adapters.sb3 import HerReplayBuffer
+        >>> model = DQN(
+        ...     "MultiInputPolicy",
+        ...     BitFlippingEnv(n_bits=4),
+        ...     buffer_size=100,
+        ...     learning_starts=20,
+        ...     replay_buffer_class=HerReplayBuffer,
+        ... )
+        >>> sorted(model.learn(30).replay_buffer.sample(8).observations)
+        ['achieved_goal', 'desired_goal', 'observation']
+
+    References:
+        Andrychowicz et al., Hindsight Experience Replay, arXiv:1707.01495.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        env: VecEnv,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        **options: Any,
+    ) -> None:
+        _check_goals(observation_space)
+        _check_options(options)
+        self.env = env
+        self.n_sampled_goal = n_sampled_goal
+        self.goal_selection_strategy = _strategy(goal_selection_strategy)
+        self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
+        self.copy_info_dict = copy_info_dict
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **options,
+        )
+        if copy_info_dict:
+            self.infos = np.full((self.buffer_size, n_envs), None, object)
+
+    def _item(self) -> Fields:
+        goal = self._columns["observations"]["achieved_goal"]
+        return super()._item() | {"achieved": goal}
+
+    def _drawing(self, sampler: Sampler) -> Drawing:
+        return super()._drawing(sampler)._replace(named=True)
+
+    def _view(self) -> View:
+        return fbuf.Hindsight(
+            _no_reward,
+            strategy=self.goal_selection_strategy.name.lower(),  # pyright: ignore[reportArgumentType]
+            ratio=self.her_ratio,
+            goal="observation.desired_goal",
+            achieved="achieved",
+        )
+
+    def _rows(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
+        super()._rows(
+            row | {"achieved": following["achieved_goal"]}, following, terminated, truncated
+        )
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
+        """Add a step of all environments, as `ReplayBuffer.add` does."""
+        at = self.pos
+        super().add(obs, next_obs, action, reward, done, infos)
+        if self.copy_info_dict:
+            self.infos[at] = copy.deepcopy(infos)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw a batch, as `ReplayBuffer.sample` does.
+
+        Raises:
+            RuntimeError: As there. Also if no environment is set: call `set_env` after unpickling.
+        """
+        return ReplayBuffer.sample(self, batch_size, env)
+
+    def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
+        self._reward_new_goals(fields)
+        return super()._samples(fields, env)
+
+    def _reward_new_goals(self, fields: Fields) -> None:
+        """Have the environment compute the rewards of rows with new goals."""
+        new = fields["relabelled"].bool()
+        if not bool(new.any()):
+            return
+        if self.env is None:
+            raise RuntimeError(
+                f"{_WHERE}.sample: there is no environment to compute rewards; call set_env(env)"
+            )
+        goal = fields["item"]["observation"]["desired_goal"]
+        following = fields["next_observation"]
+        following["desired_goal"][new] = goal[new]
+        column = self._columns["observations"]["desired_goal"]
+        achieved, wanted = (
+            column.tensor(leaf[new]).numpy() for leaf in (following["achieved_goal"], goal)
+        )
+        infos: Any = [{} for _ in range(len(wanted))]
+        if self.copy_info_dict:
+            where = self.memory.positions(fields["ids"].slot[new].numpy())
+            infos = copy.deepcopy(self.infos[where])
+        (rewards,) = self.env.env_method("compute_reward", achieved, wanted, infos, indices=[0])
+        rewards = np.asarray(rewards, np.float32).reshape(-1, 1)
+        fields["reward"][new] = torch.from_numpy(rewards)
+
+    def truncate_last_trajectory(self) -> None:
+        """Truncate the episodes that are under way, with a warning."""
+        is_open = self.memory.open()
+        if is_open.any():
+            warnings.warn(
+                "The last trajectory in the replay buffer will be truncated. If the environments "
+                "go on where they were when it was saved, give truncate_last_traj=False",
+                stacklevel=2,
+            )
+            self.memory.end(is_open)
+
+
+def _no_reward(achieved: Any, goal: Any) -> Any:
+    """Stand for the reward of a new goal, which the environment computes later."""
+    return jnp.float32(0)
+
+
+def _strategy(given: Any) -> GoalSelectionStrategy:
+    if isinstance(given, GoalSelectionStrategy):
+        return given
+    found = theirs.KEY_TO_GOAL_STRATEGY.get(str(given).lower())
+    if found is None:
+        raise ValueError(
+            f"{_WHERE}: goal_selection_strategy must be one of "
+            f"{sorted(theirs.KEY_TO_GOAL_STRATEGY)}, got {given!r}"
+        )
+    return found
+
+
+def _check_goals(space: Any) -> None:
+    names = {"observation", "achieved_goal", "desired_goal"}
+    if not isinstance(space, spaces.Dict) or not names <= set(space.spaces):
+        raise ValueError(
+            f"{_WHERE}: observation_space must be a dict with {sorted(names)}, got {space}; use "
+            "fbuf_adapters.sb3.ReplayBuffer where there are no goals"
+        )
+    achieved, desired = (space.spaces[name] for name in ("achieved_goal", "desired_goal"))
+    if (achieved.shape, achieved.dtype) != (desired.shape, desired.dtype):
+        raise ValueError(
+            f"{_WHERE}: achieved_goal and desired_goal must have one shape and dtype, got "
+            f"{achieved} and {desired}; store what was achieved in the form of a goal"
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    refused = sorted({"n_steps", "gamma", "n_stack"} & set(options))
+    if refused:
+        raise ValueError(
+            f"{_WHERE}: {refused[0]} is not for hindsight goals, because the rewards in between "
+            "have other goals; leave it out, or use fbuf_adapters.sb3.ReplayBuffer"
+        )

@@ -1,0 +1,265 @@
+"""The buffer behind Stable-Baselines3's: a state of fbuf, written and read by compiled programs."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import fbuf
+from fbuf.adapter_api import BufferSpec, Calls, View, fold_in
+from fbuf_adapters.pytorch import _packed
+from fbuf_adapters.pytorch._backend import Backend
+from fbuf_adapters.pytorch._unpack import Unpack
+from fbuf_adapters.sb3._columns import Array, map_columns
+from fbuf_adapters.sb3._staging import Staging
+
+Fields = dict[str, Any]
+"""The arrays of a batch, by name."""
+
+
+class Drawing(NamedTuple):
+    """The way batches are drawn, static.
+
+    Attributes:
+        view: The view of a drawn row.
+        gamma: The discount of a step, to return those of n steps; None returns none.
+        named: Whether to return ids, too.
+        weighted: Whether to return importance weights.
+    """
+
+    view: View
+    gamma: float | None
+    named: bool
+    weighted: bool
+
+    def fields(self, batch: Any) -> Fields:
+        """Return the arrays of a batch that was read through the view."""
+        data, item = batch.data, batch.data.item
+        reward = item["reward"] if self.gamma is None else data.reward
+        found = {
+            "item": item,
+            "next_observation": data.next_observation,
+            "reward": reward[:, None],
+            "done": batch.terminated.astype(jnp.float32)[:, None],
+            "mask": batch.mask,
+        }
+        if self.gamma is not None:
+            found["discount"] = (self.gamma ** data.steps.astype(jnp.float32))[:, None]
+        if isinstance(self.view, fbuf.Hindsight):
+            found["relabelled"] = data.relabelled
+        if self.named:
+            found["ids"] = batch.ids
+        if self.weighted and isinstance(batch, fbuf.Sample):
+            found["weight"] = batch.weight
+        return found
+
+
+class Memory:
+    """Rows of all environments. A step is staged first; whatever looks at the rows writes it.
+
+    Attributes:
+        staging: The newest steps.
+        drawn: How many batches were drawn.
+    """
+
+    def __init__(
+        self, spec: BufferSpec, item: Fields, drawing: Drawing, seed: int, device: jax.Device
+    ) -> None:
+        """Make an empty buffer of columns."""
+        self.spec, self.drawing, self.seed, self.device = spec, drawing, seed, device
+        assert spec.num_envs is not None
+        self.length = spec.capacity // spec.num_envs
+        self.staging = Staging(item, spec.num_envs)
+        self.drawn = 0
+        self._ends: collections.deque[tuple[int, int]] = collections.deque()
+        specs = map_columns(lambda column: column.spec, item)
+        with jax.default_device(device):
+            self._own(spec.init(specs), 0)
+
+    def _own(self, state: fbuf.State[Any], written: int) -> None:
+        """Take a state with so many steps in it."""
+        self._calls = Calls()
+        self._backend = Backend(state, self._calls)
+        self._unpackers: dict[Any, tuple[Unpack, Any]] = {}
+        self._before, self._after = (self._backend.leaves, written), written
+        assert state.next_obs is not None
+        self._room = state.next_obs.owner.shape[0] - self.staging.n_envs
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that were ever added."""
+        return self.staging.steps
+
+    @property
+    def _written(self) -> int:
+        """The number of steps that the state has. Right also after an interrupted write."""
+        leaves, written = self._before
+        return written if self._backend.leaves is leaves else self._after
+
+    @property
+    def state(self) -> fbuf.State[Any]:
+        """The state, with all steps in it."""
+        self.write()
+        return self._backend.state
+
+    # Writing.
+
+    def add(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
+        """Stage a step of all environments."""
+        if self.steps and self.steps % self.staging.room == 0:
+            self.write()
+        self.staging.write(row, following, terminated, truncated)
+        cut_off = self.staging.cut_off()
+        if cut_off is not None and cut_off.any():
+            self.end(cut_off)
+        self.staging.steps += 1
+
+    def end(self, which: Array) -> None:
+        """Truncate the newest step of some environments."""
+        if self._written == self.steps:
+            self._change(fbuf.end_episode, {"mask": which})
+            self._ends.append((self.steps, int(which.sum())))
+        self.staging.truncate_newest(which)
+
+    def open(self) -> Array:
+        """Return which environments are within an episode: bool `[n_envs]`."""
+        ended = self.staging.ended()
+        return np.zeros(self.staging.n_envs, bool) if ended is None else ~ended
+
+    def write(self) -> None:
+        """Write the staged steps into the state."""
+        written = self._written
+        if written == self.steps:
+            return
+        arguments, count = self.staging.part(written)
+        ends = arguments["terminated"][:count] | arguments["truncated"][:count]
+        self._make_room(ends)
+        self._before, self._after = (self._backend.leaves, written), self.steps
+        self._change(fbuf.add, arguments, time_major=True)
+
+    def _make_room(self, ends: Array) -> None:
+        """Make room for the last observations of episodes, where the buffer has too little."""
+        while self._ends and self._ends[0][0] <= self.steps - self.length:
+            self._ends.popleft()
+        if ends.any():
+            self._ends.append((self.steps, int(ends.sum())))
+        needed, most = sum(count for _, count in self._ends), self.spec.capacity
+        if needed > self._room and self._room < most:
+            more = min(max(needed, 4 * self._room), most)
+            self._own(fbuf.resize(self._backend.state, most, max_ends=more), self._written)
+
+    def update_priority(self, ids: fbuf.Ids[Any], priority: Array) -> None:
+        """Give rows new priorities."""
+        ids = jax.tree.map(np.asarray, ids)
+        self._change(fbuf.update_priority, {"ids": ids, "priority": priority})
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        with jax.default_device(self.device):
+            self._own(fbuf.clear(self.state), 0)
+        self.staging.steps = 0
+        self._ends.clear()
+
+    def _change(self, operation: Any, arguments: Fields, **static: Any) -> None:
+        leaves, structure = jax.tree.flatten(arguments)
+        self._backend.change(operation, leaves, structure, True, **static)
+
+    # Reading.
+
+    def draw(self, batch_size: int, beta: float | None = None) -> Fields:
+        """Draw a batch: a dict of tensors, in the stored form."""
+        self.write()
+        words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)
+        program = self._backend.program(("draw", self.drawing), self._draws)
+        beta = None if beta is None else np.float32(beta)
+        call = functools.partial(program, self._backend.leaves, words, beta, batch_size)
+        packed = self._calls((program, batch_size, beta is None), call)
+        unpack, tree = self._unpackers[self.drawing, batch_size]
+        self.drawn += 1
+        return tree.unflatten(unpack(packed))
+
+    def _draws(self, form: Any) -> Any:
+        drawing, unpackers = self.drawing, self._unpackers
+
+        @functools.partial(jax.jit, static_argnums=3)
+        def draw(leaves: Any, words: Any, beta: Any, batch_size: int) -> tuple[jax.Array, ...]:
+            key = fold_in(jax.random.key(words[0]), words[1], words[2])
+            state = jax.tree.unflatten(form, leaves)
+            batch = fbuf.sample(state, key, batch_size, view=drawing.view, beta=beta)
+            found, tree = jax.tree.flatten(drawing.fields(batch))
+            layout = _packed.layout(found)
+            unpackers[drawing, batch_size] = Unpack(layout), tree
+            return _packed.pack(layout, found)
+
+        return draw
+
+    def read(self, slots: Array, view: View | None = None) -> Any:
+        """Read rows at slots: a `fbuf.Batch` through a view, or the fields that a draw has."""
+        state = self.state
+        ids = fbuf.ids_at(state, jnp.asarray(slots, jnp.int32))
+        if view is not None:
+            return fbuf.read(state, ids, view=view)
+        key = jax.random.key(0) if self.drawing.view.is_random else None
+        batch = fbuf.read(state, ids, view=self.drawing.view, key=key)
+        return jax.tree.map(lambda x: torch.from_numpy(np.array(x)), self.drawing.fields(batch))
+
+    def rewards(self, ids: fbuf.Ids[Any], n_steps: int) -> tuple[Array, Array]:
+        """Return the rewards of rows and of those that follow in the episode: float32 `[B, n]`.
+
+        Besides bool `[B, n]`: which there are.
+        """
+        ids = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, ids))
+        view = fbuf.Sequence(n_steps, boundary="pad", fields=("reward",))
+        data = fbuf.read(self.state, ids, view=view).data
+        return np.asarray(data.item["reward"]), np.asarray(data.valid)
+
+    def slots(self, steps: Array, envs: Array) -> Array:
+        """Return the slots of rows. Steps are those of the run, modulo the length of a lane."""
+        return (steps + self._shift()) % self.length * self.staging.n_envs + envs
+
+    def positions(self, slots: Array) -> tuple[Array, Array]:
+        """Return the step, modulo the length of a lane, and the environment of each slot."""
+        steps, envs = np.divmod(slots, self.staging.n_envs)
+        return (steps - self._shift()) % self.length, envs
+
+    def _shift(self) -> int:
+        """Return how far from its step each row lies: rows move when room is made for ends."""
+        if not self.steps:
+            return 0
+        newest = int(fbuf.newest_ids(self.state, 1).slot[0, 0]) // self.staging.n_envs
+        return newest - (self.steps - 1)
+
+    # Pickling.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what is compiled: NumPy arrays alone."""
+        state = jax.tree.map(np.asarray, self.state)
+        kept = {name: value for name, value in vars(self).items() if name in _PICKLED}
+        return kept | {"state": state, "platform": self.device.platform}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Go on from there, on the same kind of device if there is one."""
+        platform, state = kept.pop("platform"), kept.pop("state")
+        vars(self).update(kept)
+        self.device = device_of(platform)
+        self._own(jax.device_put(state, self.device), self.staging.steps)
+
+
+_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_ends"}
+
+
+def device_of(platform: str) -> jax.Device:
+    """Return JAX's first device of a platform."""
+    try:
+        return jax.local_devices(backend=platform)[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"fbuf_adapters.sb3.ReplayBuffer: rows_on is {platform!r}, and JAX has no such device "
+            f"({error}); install JAX for it, or give rows_on='cpu'"
+        ) from error

@@ -1,0 +1,463 @@
+"""The replay buffer for Stable-Baselines3: `replay_buffer_class=fbuf_adapters.sb3.ReplayBuffer`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common import buffers, type_aliases
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecNormalize
+
+import fbuf
+from fbuf.adapter_api import BufferSpec, Sampler, View
+from fbuf_adapters.sb3 import _checks, _columns, _jax_arrays
+from fbuf_adapters.sb3._checks import WHERE
+from fbuf_adapters.sb3._columns import Array, Column, map_columns
+from fbuf_adapters.sb3._frames import Frames, Stacked
+from fbuf_adapters.sb3._memory import Drawing, Fields, Memory, device_of
+from fbuf_adapters.sb3._samples import PrioritizedReplayBufferSamples
+from fbuf_adapters.sb3._stored import Ends, Stored
+from fbuf_adapters.sb3._weighted_losses import Losses, WeightedRewards
+
+
+class ReplayBuffer(buffers.ReplayBuffer):
+    """Replay memory for the algorithms of Stable-Baselines3, sb3-contrib, SBX and CleanRL.
+
+    Give the class as `replay_buffer_class`, and arguments that are not in the list of Stable-
+    Baselines3 as `replay_buffer_kwargs`. It takes box, discrete and binary observations, images,
+    and dicts of them. Each observation is stored once: the next one is that of the following row,
+    or kept aside at an end. An observation may not be the one that the row before led to, because
+    you have reset the environments or have loaded another run. The episode before is then
+    truncated there.
+
+    Rows are what Stable-Baselines3 stores, bit for bit, and batches have its shapes and dtypes.
+    `observations`, `next_observations`, `actions`, `rewards`, `dones` and `timeouts` are read-only
+    copies of all rows. `save_replay_buffer` pickles the buffer, with the number of the next batch.
+
+    Args:
+        buffer_size: How many rows to keep. Each environment has `buffer_size // n_envs`.
+        observation_space: The space of one observation.
+        action_space: The space of one action.
+        device: The device of the tensors of a batch.
+        n_envs: How many environments there are.
+        optimize_memory_usage: Accepted, and without meaning: observations are always stored once.
+        handle_timeout_termination: Whether an episode that `TimeLimit.truncated` in its info has
+            cut off counts as truncated, so that targets bootstrap there. If not, `done` alone ends
+            an episode, as terminated.
+        sampler: Which rows may be drawn, and how likely each is. With `fbuf.Prioritized` a batch
+            has `weights` and `ids` besides, for losses and `update_priority`; the algorithms
+            `PrioritizedDQN`, `PrioritizedSAC` and `PrioritizedTD3` use them.
+        n_steps: The number of steps whose rewards are summed, as Stable-Baselines3's own n-step
+            buffer does. A batch then has `discounts`.
+        gamma: The discount of a step, from 0 to 1. Needed with `n_steps` above 1.
+        n_stack: The number of frames in an observation, to store each frame once. It is that of
+            `VecFrameStack` or of Gymnasium's wrapper. What is no such stack is refused.
+        rows_on: The platform of JAX whose memory has the rows: `"cpu"`, or `"cuda"`.
+        arrays: `"torch"` for tensors, or `"jax"` for batches of JAX arrays, with the methods of
+            tensors that SBX calls.
+        seed: From 0 to 2**32 - 1: chooses all batches. None draws one from NumPy's global
+            generator, which the algorithm has seeded.
+
+    Raises:
+        MemoryError: If the machine has no room for the rows.
+        ValueError: If an argument is out of range, or `n_steps` lacks its `gamma`.
+        TypeError: If a space has no arrays.
+
+    Cost: O(B) for a batch of B rows, O(B log N) with priorities, and O(n_envs) for a step,
+    whatever is stored. Where more episodes end than is usual, the room for their last observations
+    grows fourfold, each time in O(N).
+
+    Examples:
+        >>> from stable_baselines3 import DQN
+        >>> from fbuf_adapters.sb3 import ReplayBuffer
+        >>> model = DQN(
+        ...     "MlpPolicy",
+        ...     "CartPole-v1",
+        ...     buffer_size=1000,
+        ...     learning_starts=50,
+        ...     replay_buffer_class=ReplayBuffer,
+        ... )
+        >>> model = model.learn(60)
+        >>> model.replay_buffer.size(), model.replay_buffer.sample(32).observations.shape
+        (60, torch.Size([32, 4]))
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        sampler: Sampler = fbuf.Uniform(),
+        n_steps: int = 1,
+        gamma: float | None = None,
+        n_stack: int = 1,
+        rows_on: Literal["cpu", "cuda"] = "cpu",
+        arrays: Literal["torch", "jax"] = "torch",
+        seed: int | None = None,
+    ) -> None:
+        # That of the base class would allocate its own arrays.
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.device = get_device(device)
+        self.n_envs = n_envs
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps, self.gamma, self.n_stack, self.arrays = n_steps, gamma, n_stack, arrays
+        _checks.integer("n_steps", n_steps, 1, self.buffer_size)
+        _checks.integer("n_stack", n_stack, 1, self.buffer_size)
+        _checks.choice("arrays", arrays, ("torch", "jax"))
+        _checks.choice("rows_on", rows_on, ("cpu", "cuda"))
+        _checks.sampler(sampler)
+        observations = _columns.of_observations(observation_space)
+        actions = _columns.of_actions(action_space)
+        self.obs_shape = map_columns(lambda column: column.shape, observations)
+        (self.action_dim,) = actions.shape
+        self._columns = {"observations": observations, "actions": actions}
+        self._frames = Frames(observation_space, observations, n_stack) if n_stack > 1 else None
+        self.memory = Memory(
+            BufferSpec(self.buffer_size * n_envs, sampler, n_envs, next_of="observation"),
+            self._item(),
+            self._drawing(sampler),
+            _seed(seed),
+            device_of(rows_on),
+        )
+        """The rows. `memory.state` is the `fbuf.State`."""
+
+        self.beta: float | None = None
+        """The exponent of importance weights; None is that of the sampler."""
+        self._losses: Losses | None = None
+        self._weighs, self._was_updated = False, False
+
+    # The parts that a buffer with goals has otherwise.
+
+    def _item(self) -> Fields:
+        """Return the columns of a row."""
+        item: Fields = {
+            "observation": self._columns["observations"],
+            "action": self._columns["actions"],
+            "reward": Column((), np.dtype(np.float32)),
+        }
+        if self._frames is not None:
+            depth = Column((), np.dtype(np.uint8))
+            item |= {"observation": self._frames.column, "depth": depth}
+        return item
+
+    def _drawing(self, sampler: Sampler) -> Drawing:
+        """Return the way batches are drawn."""
+        weighted, several = hasattr(sampler, "alpha"), self.n_steps > 1
+        gamma = self.gamma if several else None
+        return Drawing(self._view(), gamma, named=weighted or several, weighted=weighted)
+
+    def _view(self) -> View:
+        """Return the view of a drawn row."""
+        view = fbuf.Transition()
+        if self.n_steps > 1:
+            if self.gamma is None:
+                raise ValueError(
+                    f"{WHERE}: n_steps={self.n_steps} needs gamma, the discount of a step; give "
+                    "the gamma of the algorithm in replay_buffer_kwargs, too"
+                )
+            view = fbuf.NStep(self.n_steps, gamma=self.gamma)
+        if self._frames is None:
+            return view
+        return Stacked(view, self.n_stack, self._frames.axis, bool(self._frames.copies))
+
+    def _rows(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
+        """Hand over a step of all environments."""
+        if self._frames is not None:
+            row, following = self._unstacked(row, following)
+        self.memory.add(row, following, terminated, truncated)
+
+    def _unstacked(self, row: Fields, following: Any) -> tuple[Fields, Any]:
+        assert self._frames is not None
+        stack = self._frames.stacks(row["observation"], self.n_envs)
+        following = self._frames.stacks(following, self.n_envs)
+        depth = self._frames.depth(stack, self.memory.open())
+        self._frames.check_next(stack, following)
+        self.memory.drawing = self.memory.drawing._replace(view=self._view())
+        frame = self._frames.newest
+        return row | {"observation": frame(stack), "depth": depth}, frame(following)
+
+    # Writing.
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
+        """Add a step of all environments.
+
+        Args:
+            obs: The observations before the step, `[n_envs, ...]`, or a dict of such arrays.
+            next_obs: Those after the step: at the end of an episode its last one.
+            action: `[n_envs, action_dim]`; other shapes of as many numbers are taken, too.
+            reward: `[n_envs]`.
+            done: `[n_envs]`: whether the episode ended.
+            infos: For each environment a dict. `"TimeLimit.truncated"` says that the episode was
+                cut off. Without `handle_timeout_termination` it is not read.
+
+        Raises:
+            ValueError: If a shape is not that of the space and of `n_envs`, or if the observations
+                are no stacks of `n_stack` frames. Nothing is added.
+            TypeError: If a dtype is of another kind than that of the space. Nothing is added.
+        """
+        ended = _checks.flags("done", done, self.n_envs)
+        truncated = np.zeros(self.n_envs, bool)
+        if self.handle_timeout_termination:
+            truncated = _checks.timeouts(infos, self.n_envs)
+        row = {"observation": obs, "action": action, "reward": reward}
+        self._rows(row, next_obs, ended & ~truncated, truncated)
+
+    def reset(self) -> None:
+        """Forget all rows. The memory stays allocated."""
+        self.memory.clear()
+
+    # Reading.
+
+    @property
+    def pos(self) -> int:
+        """Where the next step goes, in an environment's rows."""
+        return self.memory.steps % self.buffer_size
+
+    @property
+    def full(self) -> bool:
+        """Whether the next step replaces an old one."""
+        return self.memory.steps >= self.buffer_size
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: `B`.
+            env: What normalises observations and rewards; None leaves them as they are.
+
+        Returns:
+            The batch, of the type that Stable-Baselines3 has: `ReplayBufferSamples`, or
+            `DictReplayBufferSamples` for dicts of observations. With priorities a
+            `PrioritizedReplayBufferSamples`.
+
+        Raises:
+            RuntimeError: If there is nothing to draw. Also at a second draw with priorities, if
+                none was updated: the algorithm then is one that does not know of them.
+        """
+        if not self.memory.steps:
+            raise RuntimeError(f"{WHERE}.sample: the buffer is empty; add rows before")
+        if self.memory.drawing.weighted and not (self._weighs or self._was_updated):
+            self._check_updated()
+        self.settle()
+        return self._samples(self._valid(self.memory.draw(batch_size, self.beta)), env)
+
+    def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
+        """Return rows at positions, each of an environment drawn at random."""
+        envs = np.random.randint(0, self.n_envs, size=len(batch_inds))  # noqa: NPY002  as theirs
+        slots = self.memory.slots(np.asarray(batch_inds), envs)
+        return self._samples(self.memory.read(slots), env)
+
+    def _valid(self, fields: Fields) -> Fields:
+        """Put other draws of the batch in the place of those that are no rows."""
+        mask = fields.pop("mask")
+        if bool(mask.all()):
+            return fields
+        good = mask.nonzero()[:, 0]
+        if not len(good):
+            raise RuntimeError(
+                f"{WHERE}.sample: no row can be drawn; there may be too few steps for the "
+                "sampler, or all priorities are 0"
+            )
+        rows = torch.arange(len(mask))
+        bad = ~mask.bool()
+        rows[bad] = good[torch.arange(int(bad.sum())) % len(good)]
+        return jax.tree.map(lambda leaf: leaf[rows], fields)
+
+    def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
+        """Return the batch of fields in the stored form."""
+        item = fields["item"]
+        found = {
+            "observations": self._of_stored("observations", item["observation"]),
+            "actions": self._of_stored("actions", item["action"]),
+            "next_observations": self._of_stored("observations", fields["next_observation"]),
+            "dones": fields["done"],
+            "rewards": fields["reward"],
+            "discounts": fields.get("discount"),
+        }
+        if env is not None:
+            self._normalize(found, fields, env)
+        return self._delivered(found, fields)
+
+    def _of_stored(self, name: str, tree: Any) -> Any:
+        return map_columns(lambda column, leaf: column.tensor(leaf), self._columns[name], tree)
+
+    def _normalize(self, found: Fields, fields: Fields, env: VecNormalize) -> None:
+        """Normalise observations and rewards, as the environment says."""
+        for name in ("observations", "next_observations"):
+            arrays = jax.tree.map(lambda leaf: leaf.numpy(), found[name])
+            found[name] = jax.tree.map(torch.from_numpy, self._normalize_obs(arrays, env))
+        if self.n_steps > 1 and env.norm_reward:
+            # Rewards are clipped when they are normalised, so each by itself.
+            rewards, valid = self.memory.rewards(fields["ids"], self.n_steps)
+            assert self.gamma is not None
+            factors = self.gamma ** np.arange(self.n_steps, dtype=np.float32)
+            sums = (self._normalize_reward(rewards, env) * valid * factors).sum(axis=1)
+            found["rewards"] = torch.from_numpy(sums[:, None].astype(np.float32))
+        else:
+            rewards = self._normalize_reward(found["rewards"].numpy(), env)
+            found["rewards"] = torch.from_numpy(rewards)
+
+    def _delivered(self, found: Fields, fields: Fields) -> Any:
+        """Return the batch as its type, where and how it is wanted."""
+        place: Any = _jax_arrays.JaxTensor.of if self.arrays == "jax" else self._placed
+        found = {name: jax.tree.map(place, value) for name, value in found.items()}
+        if "weight" not in fields:
+            if isinstance(found["observations"], dict):
+                return type_aliases.DictReplayBufferSamples(**found)
+            return type_aliases.ReplayBufferSamples(**found)
+        weights = place(fields["weight"][:, None])
+        if self._weighs:
+            self._losses = Losses(weights, fields["ids"])
+            found["rewards"] = WeightedRewards.of(found["rewards"], self._losses)
+        return PrioritizedReplayBufferSamples(**found, weights=weights, ids=fields["ids"])
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device == self.device else tensor.to(self.device)
+
+    # Priorities.
+
+    def update_priority(self, ids: fbuf.Ids[Any], priority: Any) -> None:
+        """Give rows new priorities: the absolute TD errors of your loss.
+
+        Args:
+            ids: `batch.ids`. A row that was overwritten since is left out.
+            priority: `[B]` or `[B, 1]`, finite: a tensor or an array. Its sign does not matter.
+
+        Raises:
+            ValueError: If the sampler keeps no priorities, or if the shape is another one.
+        """
+        if not self.memory.drawing.weighted:
+            raise ValueError(
+                f"{WHERE}.update_priority: the sampler keeps no priorities; make the buffer with "
+                "sampler=fbuf.Prioritized()"
+            )
+        if isinstance(priority, torch.Tensor):
+            priority = priority.detach().cpu().numpy()
+        errors = np.abs(np.asarray(priority, np.float32))
+        self.memory.update_priority(ids, errors.reshape(np.shape(ids.slot)))
+        self._was_updated = True
+
+    @contextlib.contextmanager
+    def weighted_losses(self) -> Generator[None]:
+        """Weigh the losses of a block, and take TD errors from them; see `WeightedRewards`.
+
+        Raises:
+            RuntimeError: If a batch was drawn in the block, and no loss was computed from it.
+        """
+        self._weighs = True
+        try:
+            yield
+            self.settle()
+        finally:
+            self._weighs, self._losses = False, None
+
+    def settle(self) -> None:
+        """Update the priorities of the batch whose losses were weighted."""
+        losses, self._losses = self._losses, None
+        if losses is not None:
+            self.update_priority(losses.ids, losses.td_error())
+
+    def _check_updated(self) -> None:
+        if self.memory.drawn:
+            raise RuntimeError(
+                f"{WHERE}.sample: rows are drawn by priority, and no priority was updated since "
+                "the first batch. A loss that knows no weights learns from biased batches. Use "
+                "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3 of fbuf_adapters.sb3; in a loss "
+                "of your own weigh by batch.weights and call update_priority(batch.ids, td_error)"
+            )
+
+    # All rows, as arrays.
+
+    def stored(self) -> Stored:
+        """Return all rows as arrays `[buffer_size, n_envs, ...]`, which are copies. O(N)."""
+        steps = np.arange(self.buffer_size)[:, None]
+        slots = self.memory.slots(steps, np.arange(self.n_envs)[None]).reshape(-1)
+        batch = self.memory.read(slots, self._plain_view())
+        shape = self.buffer_size, self.n_envs
+
+        def array(column: Column, leaf: Any) -> Array:
+            found = column.numpy(np.array(leaf)).reshape(*shape, *column.shape)
+            found.flags.writeable = False
+            return found
+
+        item, ended = batch.data.item, batch.terminated | batch.truncated
+        flag = Column((), np.dtype(np.float32))
+        return Stored(
+            map_columns(array, self._columns["observations"], item["observation"]),
+            map_columns(array, self._columns["observations"], batch.data.next_observation),
+            array(self._columns["actions"], item["action"]),
+            array(flag, item["reward"]),
+            array(flag, ended.astype(np.float32)),
+            array(flag, batch.truncated.astype(np.float32)),
+        )
+
+    def _plain_view(self) -> View:
+        view = fbuf.Transition()
+        if self._frames is None:
+            return view
+        return Stacked(view, self.n_stack, self._frames.axis, bool(self._frames.copies))
+
+    @property
+    def observations(self) -> Any:
+        """All observations; see `stored`."""
+        return self.stored().observations
+
+    @property
+    def next_observations(self) -> Any:
+        """All next observations; see `stored`."""
+        return self.stored().next_observations
+
+    @property
+    def actions(self) -> Array:
+        """All actions; see `stored`."""
+        return self.stored().actions
+
+    @property
+    def rewards(self) -> Array:
+        """All rewards; see `stored`."""
+        return self.stored().rewards
+
+    @property
+    def timeouts(self) -> Array:
+        """Where episodes were cut off; see `stored`."""
+        return self.stored().timeouts
+
+    @property
+    def dones(self) -> Array:
+        """Where episodes ended; see `stored`. Only those of the newest rows may be set.
+
+        `learn` does so with `optimize_memory_usage`. The episodes are then truncated.
+        """
+        return Ends(self.stored().dones, self._end)
+
+    def _end(self, index: Any, value: Any) -> None:
+        which = np.zeros((self.buffer_size, self.n_envs), bool)
+        which[index] = value
+        newest = which[self.pos - 1].copy()
+        which[self.pos - 1] = False
+        if which.any() or not newest.any():
+            raise ValueError(
+                f"{WHERE}: dones may be set for the newest rows alone; rows that are stored do "
+                "not change. Add the rows to a new buffer"
+            )
+        self.memory.end(newest & self.memory.open())
+
+
+def _seed(given: int | None) -> int:
+    """Return a seed. The algorithm has seeded NumPy's global generator."""
+    if given is None:
+        return int(np.random.randint(2**32, dtype=np.uint32))  # noqa: NPY002
+    return _checks.integer("seed", given, 0, 2**32 - 1)
