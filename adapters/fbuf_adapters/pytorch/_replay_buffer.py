@@ -193,7 +193,7 @@ class ReplayBuffer:
             terminated: As for `fbuf.add`: a tensor or a Python value. The same holds for the
                 arguments below.
             truncated: As for `fbuf.add`.
-            next_observation: As for `fbuf.add`, of tensors.
+            next_observation: As for `fbuf.add`, of tensors; it may be a TensorDict, too.
             priority: As for `fbuf.add`.
             mask: As for `fbuf.add`.
             alpha: As for `fbuf.add`.

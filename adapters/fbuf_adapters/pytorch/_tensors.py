@@ -8,6 +8,7 @@ import jax
 import torch
 
 from fbuf_adapters.pytorch import _dtypes
+from fbuf_adapters.pytorch._containers import is_tensordict
 from fbuf_adapters.pytorch._error import InteropError
 
 _SOMETHING = torch.zeros(1, device="cpu")
@@ -16,7 +17,7 @@ _SOMETHING = torch.zeros(1, device="cpu")
 def check(leaf: Any) -> None:
     """Whether there is memory to read, holding what the tensor says, that JAX can reach."""
     if not isinstance(leaf, torch.Tensor):
-        raise InteropError("is not a tensor; use torch.as_tensor")
+        raise no_tensor(leaf)
     if leaf.layout != torch.strided or leaf.is_nested:
         raise InteropError(
             "is sparse or nested; make it a plain tensor with .to_dense(), or pad it"
@@ -36,6 +37,15 @@ def check(leaf: Any) -> None:
         raise InteropError(
             f"lies on {leaf.device}, which this JAX cannot reach; move it with .cpu()"
         )
+
+
+def no_tensor(leaf: Any) -> InteropError:
+    """Return the refusal of what is not a tensor."""
+    if is_tensordict(leaf):  # a whole item may be one
+        return InteropError(
+            "is a TensorDict or a tensorclass inside of another tree; use .to_dict()"
+        )
+    return InteropError("is not a tensor; use torch.as_tensor")
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

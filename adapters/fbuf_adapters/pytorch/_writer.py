@@ -90,6 +90,7 @@ class Writer:
             )
             items, next_observation = self._stacked(item, items, next_observation, time_major)
         items, rebuild = _containers.plain(items)
+        next_observation, _ = _containers.plain(next_observation)
         items = _taken.as_tensors(items, item)
         next_observation = _taken.as_tensors(next_observation, observed)
         given = {"items": items, "next_observation": next_observation, **options}
@@ -202,7 +203,7 @@ class Writer:
     def _feed_row(self, leaf: Any) -> Any:
         """Make a leaf of an item ready."""
         if not isinstance(leaf, torch.Tensor):
-            raise InteropError("is not a tensor; use torch.as_tensor")
+            raise _tensors.no_tensor(leaf)
         return self._feed(leaf)
 
     def _feed(self, leaf: Any) -> Any:
@@ -221,11 +222,11 @@ _ROWS = ("items", "next_observation")
 def _check_one(where: str, options: Mapping[str, Any], lead: int) -> None:
     """Raise if a flag of one item is given for several."""
     for name, value in options.items():
-        if name != "alpha" and getattr(value, "ndim", 0) > lead:
-            raise ValueError(
-                f"{where} {name} is of shape {tuple(value.shape)}: this looks like a batch; use "
-                "extend()"
-            )
+        if name == "alpha" or getattr(value, "ndim", 0) <= lead:
+            continue
+        column = lead and value.ndim == 2 and value.shape[1] == 1
+        said = "a column; use .squeeze(-1)" if column else "a batch; use extend()"
+        raise ValueError(f"{where} {name} is of shape {tuple(value.shape)}: this looks like {said}")
 
 
 def _short(leaf: Any) -> Any:

@@ -144,6 +144,35 @@ def test_add_takes_one_item_and_extend_a_batch(envs):
         buffer.add(wrong)
 
 
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_flags_in_a_column_are_refused_with_a_remedy(name):
+    buffer = ReplayBuffer(20, num_envs=4, device=DEVICE)
+    flags = torch.zeros(4, 1, dtype=torch.bool, device=DEVICE)
+    with pytest.raises(ValueError, match=rf"{name} .*\(4, 1\).* column; use \.squeeze\(-1\)"):
+        buffer.add({"obs": torch.zeros(4, device=DEVICE)}, **{name: flags})
+    buffer.add({"obs": torch.zeros(4, device=DEVICE)}, **{name: flags.squeeze(-1)})
+
+
+def test_tensordicts_are_items_and_next_observations_but_no_leaves():
+    tensordict = pytest.importorskip("tensordict")
+    options = {"num_envs": 2, "next_of": "obs", "view": fbuf.Transition(), "device": DEVICE}
+    buffer = ReplayBuffer(8, **options)
+    flags = torch.zeros(2, dtype=torch.bool, device=DEVICE)
+    seen = lambda number: tensordict.TensorDict(
+        {"actor": torch.full((2, 3), float(number), device=DEVICE)}, batch_size=[2]
+    )
+    for step in range(3):
+        item = tensordict.TensorDict({"obs": seen(step)}, batch_size=[2])
+        buffer.add(item, truncated=flags, next_observation=seen(step + 1))
+    buffer.raise_on_fault()
+    data = buffer.sample(32).data
+    before, after = data.item["obs"]["actor"], data.next_observation["actor"]
+    assert torch.equal(before + 1, after)
+    inside = {"obs": seen(0)}
+    with pytest.raises(InteropError, match=r"item\['obs'\] .*TensorDict.*use \.to_dict\(\)"):
+        ReplayBuffer(8, **options).add(inside, next_observation=seen(1))
+
+
 def test_flags_of_several_items_are_not_those_of_one():
     buffer = ReplayBuffer(20, device=DEVICE)
     for name in ("terminated", "truncated", "mask"):
