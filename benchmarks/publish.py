@@ -7,8 +7,9 @@ It needs nothing beside the files of a run of the benchmarks; `make bench` ends 
 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
 `docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
-some tables of the exchange, and `docs/host.md` those of rows on the host. A report that is not
-there is left out. One of a quick run is never published in the repository.
+some tables of the exchange, and `docs/host.md` those of rows on the host.
+`docs/thousands_of_environments.md` gets that of large batches. A report that is not there is left
+out. One of a quick run is never published in the repository.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, host, report, sharded, slices
-from benchmarks.evidence import exchange_rounds, gpu_speed
+from benchmarks.evidence import exchange_rounds, gpu_speed, large
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -85,6 +86,7 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "mapped": host.mapped_table,
         }
     },
+    "thousands_of_environments.md": {"large": {"step": large.step_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""
 INTRODUCTION = """\

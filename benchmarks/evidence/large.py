@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import compare, harness, peers, report
+from benchmarks.evidence.exchange_rounds import Table
 from benchmarks.harness import Box, Measured, Record, Task
 from benchmarks.report import Find
 
@@ -96,16 +97,21 @@ def tasks(quick: bool) -> list[Task]:
     ]
 
 
-def tables(records: list[Record]) -> list[str]:
-    """The table, as lines of Markdown."""
+def step_table(records: list[Record]) -> Table:
+    """The time of a step, by the kind of buffer and its rows."""
     us, rows = Find(records), []
     for prioritized, kind in compare.KINDS.items():
         for n in SIZES:
             times = [us(n=n, prioritized=prioritized, peer=name) for name in NAMES]
             if times[0] is not None:
                 rows.append([kind, f"{n:,}", *(report.beside(time, times[0]) for time in times)])
+    return ["buffer", "N", *NAMES], rows
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The table, as lines of Markdown."""
     title = f"A step of {ADDED:,} rows and a batch of {BATCH:,}: microseconds (and times fbuf's)"
-    return report.section(title, ["buffer", "N", *NAMES], rows)
+    return report.section(title, *step_table(records))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import jax
 import pytest
 
 import fbuf
+from fbuf.command.main import main
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "adapters" / "README.md"]
@@ -45,6 +46,7 @@ LONG = (
     "pytorch.md",
     "saving.md",
     "scale.md",
+    "thousands_of_environments.md",
     "trajectories.md",
     "varying_lengths.md",
 )
@@ -195,6 +197,17 @@ def test_every_name_of_fbuf_in_a_page_is_there(page):
     missing = {name for name in named - files if not hasattr(fbuf, name)}
     missing -= {name for name in missing if importlib.util.find_spec(f"fbuf.{name}")}
     assert not missing, f"{page.name} names {sorted(missing)}, which fbuf has not"
+
+
+PLAN = re.compile(r"^```sh\nfbuf (plan .+)\n```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_plans_in_the_pages_are_what_the_command_prints(capsys):
+    found = [match.groups() for page in PAGES for match in PLAN.finditer(page.read_text())]
+    assert found
+    for command, shown in found:
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out.startswith(shown), command
 
 
 def anchors(page: pathlib.Path) -> set[str]:

@@ -24,7 +24,7 @@ from fbuf_adapters.pytorch import (
 )
 from fbuf_adapters.pytorch._backend import Backend, Operation
 from fbuf_adapters.pytorch._contents import Contents, Stored
-from fbuf_adapters.pytorch._error import InteropError, convert
+from fbuf_adapters.pytorch._error import convert
 from fbuf_adapters.pytorch._item import learn
 from fbuf_adapters.pytorch._sizes import Sizes
 from fbuf_adapters.pytorch._spec import NAME, where
