@@ -222,11 +222,12 @@ _ROWS = ("items", "next_observation")
 def _check_one(where: str, options: Mapping[str, Any], lead: int) -> None:
     """Raise if a flag of one item is given for several."""
     for name, value in options.items():
-        if name == "alpha" or getattr(value, "ndim", 0) <= lead:
-            continue
-        column = lead and value.ndim == 2 and value.shape[1] == 1
-        said = "a column; use .squeeze(-1)" if column else "a batch; use extend()"
-        raise ValueError(f"{where} {name} is of shape {tuple(value.shape)}: this looks like {said}")
+        if name != "alpha" and getattr(value, "ndim", 0) > lead:
+            column = lead and value.ndim == 2 and value.shape[1] == 1
+            said = "a column; use .squeeze(-1)" if column else "a batch; use extend()"
+            raise ValueError(
+                f"{where} {name} is of shape {tuple(value.shape)}: this looks like {said}"
+            )
 
 
 def _short(leaf: Any) -> Any:
