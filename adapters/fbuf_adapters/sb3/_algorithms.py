@@ -56,7 +56,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
                 f"ReplayBuffer of fbuf_adapters.sb3, got {kind.__name__}"
             )
         options = {"sampler": fbuf.Prioritized()} | (replay_buffer_kwargs or {})
-        if not hasattr(options["sampler"], "beta"):
+        if not getattr(options["sampler"], "keeps_priorities", False):
             raise ValueError(
                 f"fbuf_adapters.sb3.{type(self).__name__}: sampler must keep priorities, such as "
                 f"fbuf.Prioritized(), got {options['sampler']}"

@@ -155,7 +155,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _drawing(self, sampler: Sampler) -> Drawing:
         """Return the way batches are drawn."""
-        weighted, several = hasattr(sampler, "alpha"), self.n_steps > 1
+        weighted, several = sampler.keeps_priorities, self.n_steps > 1
         gamma = self.gamma if several else None
         return Drawing(self._view(), gamma, named=weighted or several, weighted=weighted)
 
