@@ -17,6 +17,14 @@ from pathlib import Path
 from tests.peers.plugin import SUITE
 
 ROOT = Path(__file__).parents[2]
+PYTEST = ("-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-c", os.devnull, "-rxX", "-q")
+
+QUICK = {
+    "JAX_PLATFORMS": "cpu",
+    # Most of the time would be XLA making fast kernels, which then run for a millisecond.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+}
+
 SUITES = ("sb3", "sbx", "flashbax", "brax")
 
 
@@ -27,10 +35,9 @@ def run(name: str, options: list[str]) -> int:
         files = importlib.import_module(f"tests.peers.{name}").tests(Path(folder))
         paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "tests.peers.plugin", "-p", "no:cacheprovider"]
-            + ["-c", os.devnull, "--rootdir", folder, "-rxX", "-q", *options, *map(str, files)],
+            [sys.executable, "-m", "pytest", *PYTEST, "--rootdir", folder, *options, *files],
             cwd=folder,
-            env=os.environ | {SUITE: name, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+            env=os.environ | QUICK | {SUITE: name, "PYTHONPATH": paths},
         ).returncode
 
 

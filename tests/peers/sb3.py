@@ -43,10 +43,9 @@ def tests(folder: Path) -> list[Path]:
 def replace() -> None:
     """Put our classes in the place of theirs, wherever they have been imported to."""
     import stable_baselines3
+    from fbuf_adapters import sb3
     from stable_baselines3.common import buffers, off_policy_algorithm
     from stable_baselines3.her import her_replay_buffer
-
-    from fbuf_adapters import sb3
 
     class Buffer(sb3.ReplayBuffer):
         """Rows of zeros stand for those that a test of theirs takes for full without adding any."""
@@ -94,7 +93,6 @@ def replace() -> None:
 
 def _fill_with_zeros(buffer: Any) -> None:
     import numpy as np
-
     from fbuf_adapters.sb3._columns import map_columns
 
     rows = map_columns(

@@ -45,7 +45,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
     def __init__(
         self,
         *args: Any,
-        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_class: type[Any] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:

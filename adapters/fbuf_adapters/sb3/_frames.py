@@ -32,7 +32,7 @@ class Frames:
         axis: The axis that frames are stacked on, in `[n_envs, ...]`.
     """
 
-    def __init__(self, space: spaces.Space[Any], stack: Column, n_stack: int) -> None:
+    def __init__(self, space: Any, stack: Column, n_stack: int) -> None:
         """Take stacks of `n_stack` frames apart."""
         first = is_image_space(space) and is_image_space_channels_first(space)
         self.axis, self._n = (1 if first else len(stack.shape)), n_stack

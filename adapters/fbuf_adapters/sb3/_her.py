@@ -23,7 +23,10 @@ from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
 _WHERE = "fbuf_adapters.sb3.HerReplayBuffer"
 
 
-class HerReplayBuffer(ReplayBuffer, theirs.HerReplayBuffer):
+# Both bases declare the arrays of rows, each with its own types.
+class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
+    ReplayBuffer, theirs.HerReplayBuffer
+):
     """A buffer whose drawn rows may get a goal that the agent reached later.
 
     Each draw gets a new goal with probability `n_sampled_goal / (n_sampled_goal + 1)`, as by
@@ -190,13 +193,12 @@ def _no_reward(achieved: Any, goal: Any) -> Any:
 def _strategy(given: Any) -> GoalSelectionStrategy:
     if isinstance(given, GoalSelectionStrategy):
         return given
-    found = theirs.KEY_TO_GOAL_STRATEGY.get(str(given).lower())
-    if found is None:
+    names = [strategy.name.lower() for strategy in GoalSelectionStrategy]
+    if str(given).lower() not in names:
         raise ValueError(
-            f"{_WHERE}: goal_selection_strategy must be one of "
-            f"{sorted(theirs.KEY_TO_GOAL_STRATEGY)}, got {given!r}"
+            f"{_WHERE}: goal_selection_strategy must be one of {sorted(names)}, got {given!r}"
         )
-    return found
+    return GoalSelectionStrategy[str(given).upper()]
 
 
 def _check_goals(space: Any) -> None:

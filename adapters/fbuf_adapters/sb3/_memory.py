@@ -69,7 +69,7 @@ class Memory:
     """
 
     def __init__(
-        self, spec: BufferSpec, item: Fields, drawing: Drawing, seed: int, device: jax.Device
+        self, spec: BufferSpec, item: Fields, drawing: Drawing, seed: int, device: Any
     ) -> None:
         """Make an empty buffer of columns."""
         self.spec, self.drawing, self.seed, self.device = spec, drawing, seed, device
@@ -177,8 +177,8 @@ class Memory:
         self.write()
         words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)
         program = self._backend.program(("draw", self.drawing), self._draws)
-        beta = None if beta is None else np.float32(beta)
-        call = functools.partial(program, self._backend.leaves, words, beta, batch_size)
+        power = None if beta is None else np.float32(beta)
+        call = functools.partial(program, self._backend.leaves, words, power, batch_size)
         packed = self._calls((program, batch_size, beta is None), call)
         unpack, tree = self._unpackers[self.drawing, batch_size]
         self.drawn += 1
@@ -254,7 +254,7 @@ class Memory:
 _PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_ends"}
 
 
-def device_of(platform: str) -> jax.Device:
+def device_of(platform: str) -> Any:
     """Return JAX's first device of a platform."""
     try:
         return jax.local_devices(backend=platform)[0]

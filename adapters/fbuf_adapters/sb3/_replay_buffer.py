@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common import buffers, type_aliases
+from stable_baselines3.common import buffers
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fbuf
 from fbuf.adapter_api import BufferSpec, Sampler, View
-from fbuf_adapters.sb3 import _checks, _columns, _jax_arrays
+from fbuf_adapters.sb3 import _checks, _columns
+from fbuf_adapters.sb3._batches import Batches, valid
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
 from fbuf_adapters.sb3._frames import Frames, Stacked
 from fbuf_adapters.sb3._memory import Drawing, Fields, Memory, device_of
-from fbuf_adapters.sb3._samples import PrioritizedReplayBufferSamples
-from fbuf_adapters.sb3._stored import Ends, Stored
-from fbuf_adapters.sb3._weighted_losses import Losses, WeightedRewards
+from fbuf_adapters.sb3._stored import Stored, plain, stored
+from fbuf_adapters.sb3._weighted_losses import Losses
 
 
 class ReplayBuffer(buffers.ReplayBuffer):
@@ -123,7 +122,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         actions = _columns.of_actions(action_space)
         self.obs_shape = map_columns(lambda column: column.shape, observations)
         (self.action_dim,) = actions.shape
-        self._columns = {"observations": observations, "actions": actions}
+        self._columns: Fields = {"observations": observations, "actions": actions}
+        several = gamma if n_steps > 1 else None
+        self._batches = Batches(self._columns, several, arrays)
         self._frames = Frames(observation_space, observations, n_stack) if n_stack > 1 else None
         self.memory = Memory(
             BufferSpec(self.buffer_size * n_envs, sampler, n_envs, next_of="observation"),
@@ -252,7 +253,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if self.memory.drawing.weighted and not (self._weighs or self._was_updated):
             self._check_updated()
         self.settle()
-        return self._samples(self._valid(self.memory.draw(batch_size, self.beta)), env)
+        return self._samples(valid(self.memory.draw(batch_size, self.beta)), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         """Return rows at positions, each of an environment drawn at random."""
@@ -260,72 +261,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
         slots = self.memory.slots(np.asarray(batch_inds), envs)
         return self._samples(self.memory.read(slots), env)
 
-    def _valid(self, fields: Fields) -> Fields:
-        """Put other draws of the batch in the place of those that are no rows."""
-        mask = fields.pop("mask")
-        if bool(mask.all()):
-            return fields
-        good = mask.nonzero()[:, 0]
-        if not len(good):
-            raise RuntimeError(
-                f"{WHERE}.sample: no row can be drawn; there may be too few steps for the "
-                "sampler, or all priorities are 0"
-            )
-        rows = torch.arange(len(mask))
-        bad = ~mask.bool()
-        rows[bad] = good[torch.arange(int(bad.sum())) % len(good)]
-        return jax.tree.map(lambda leaf: leaf[rows], fields)
-
     def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
-        """Return the batch of fields in the stored form."""
-        item = fields["item"]
-        found = {
-            "observations": self._of_stored("observations", item["observation"]),
-            "actions": self._of_stored("actions", item["action"]),
-            "next_observations": self._of_stored("observations", fields["next_observation"]),
-            "dones": fields["done"],
-            "rewards": fields["reward"],
-            "discounts": fields.get("discount"),
-        }
+        """Return the batch of what was drawn."""
+        found = self._batches.of(fields)
         if env is not None:
-            self._normalize(found, fields, env)
-        return self._delivered(found, fields)
-
-    def _of_stored(self, name: str, tree: Any) -> Any:
-        return map_columns(lambda column, leaf: column.tensor(leaf), self._columns[name], tree)
-
-    def _normalize(self, found: Fields, fields: Fields, env: VecNormalize) -> None:
-        """Normalise observations and rewards, as the environment says."""
-        for name in ("observations", "next_observations"):
-            arrays = jax.tree.map(lambda leaf: leaf.numpy(), found[name])
-            found[name] = jax.tree.map(torch.from_numpy, self._normalize_obs(arrays, env))
-        if self.n_steps > 1 and env.norm_reward:
-            # Rewards are clipped when they are normalised, so each by itself.
-            rewards, valid = self.memory.rewards(fields["ids"], self.n_steps)
-            assert self.gamma is not None
-            factors = self.gamma ** np.arange(self.n_steps, dtype=np.float32)
-            sums = (self._normalize_reward(rewards, env) * valid * factors).sum(axis=1)
-            found["rewards"] = torch.from_numpy(sums[:, None].astype(np.float32))
-        else:
-            rewards = self._normalize_reward(found["rewards"].numpy(), env)
-            found["rewards"] = torch.from_numpy(rewards)
-
-    def _delivered(self, found: Fields, fields: Fields) -> Any:
-        """Return the batch as its type, where and how it is wanted."""
-        place: Any = _jax_arrays.JaxTensor.of if self.arrays == "jax" else self._placed
-        found = {name: jax.tree.map(place, value) for name, value in found.items()}
-        if "weight" not in fields:
-            if isinstance(found["observations"], dict):
-                return type_aliases.DictReplayBufferSamples(**found)
-            return type_aliases.ReplayBufferSamples(**found)
-        weights = place(fields["weight"][:, None])
+            rewards = lambda: self.memory.rewards(fields["ids"], self.n_steps)
+            self._batches.normalize(found, env, rewards)
+        batch = self._batches.deliver(found, fields, self.device, self._weighs)
         if self._weighs:
-            self._losses = Losses(weights, fields["ids"])
-            found["rewards"] = WeightedRewards.of(found["rewards"], self._losses)
-        return PrioritizedReplayBufferSamples(**found, weights=weights, ids=fields["ids"])
-
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device == self.device else tensor.to(self.device)
+            self._losses = batch.rewards.losses
+        return batch
 
     # Priorities.
 
@@ -379,81 +324,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 "of your own weigh by batch.weights and call update_priority(batch.ids, td_error)"
             )
 
-    # All rows, as arrays.
+    if not TYPE_CHECKING:  # the base class declares them
+
+        def __getattr__(self, name):
+            """Return all rows of one array, such as `rewards`; see `stored`."""
+            if name in Stored._fields:
+                return getattr(self.stored(), name)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def stored(self) -> Stored:
-        """Return all rows as arrays `[buffer_size, n_envs, ...]`, which are copies. O(N)."""
-        steps = np.arange(self.buffer_size)[:, None]
-        slots = self.memory.slots(steps, np.arange(self.n_envs)[None]).reshape(-1)
-        batch = self.memory.read(slots, self._plain_view())
-        shape = self.buffer_size, self.n_envs
-
-        def array(column: Column, leaf: Any) -> Array:
-            found = column.numpy(np.array(leaf)).reshape(*shape, *column.shape)
-            found.flags.writeable = False
-            return found
-
-        item, ended = batch.data.item, batch.terminated | batch.truncated
-        flag = Column((), np.dtype(np.float32))
-        return Stored(
-            map_columns(array, self._columns["observations"], item["observation"]),
-            map_columns(array, self._columns["observations"], batch.data.next_observation),
-            array(self._columns["actions"], item["action"]),
-            array(flag, item["reward"]),
-            array(flag, ended.astype(np.float32)),
-            array(flag, batch.truncated.astype(np.float32)),
-        )
-
-    def _plain_view(self) -> View:
-        view = fbuf.Transition()
-        if self._frames is None:
-            return view
-        return Stacked(view, self.n_stack, self._frames.axis, bool(self._frames.copies))
-
-    @property
-    def observations(self) -> Any:
-        """All observations; see `stored`."""
-        return self.stored().observations
-
-    @property
-    def next_observations(self) -> Any:
-        """All next observations; see `stored`."""
-        return self.stored().next_observations
-
-    @property
-    def actions(self) -> Array:
-        """All actions; see `stored`."""
-        return self.stored().actions
-
-    @property
-    def rewards(self) -> Array:
-        """All rewards; see `stored`."""
-        return self.stored().rewards
-
-    @property
-    def timeouts(self) -> Array:
-        """Where episodes were cut off; see `stored`."""
-        return self.stored().timeouts
-
-    @property
-    def dones(self) -> Array:
-        """Where episodes ended; see `stored`. Only those of the newest rows may be set.
-
-        `learn` does so with `optimize_memory_usage`. The episodes are then truncated.
-        """
-        return Ends(self.stored().dones, self._end)
-
-    def _end(self, index: Any, value: Any) -> None:
-        which = np.zeros((self.buffer_size, self.n_envs), bool)
-        which[index] = value
-        newest = which[self.pos - 1].copy()
-        which[self.pos - 1] = False
-        if which.any() or not newest.any():
-            raise ValueError(
-                f"{WHERE}: dones may be set for the newest rows alone; rows that are stored do "
-                "not change. Add the rows to a new buffer"
-            )
-        self.memory.end(newest & self.memory.open())
+        """Return all rows as read-only arrays `[buffer_size, n_envs, ...]`. O(N)."""
+        return stored(self.memory, self._columns, plain(self.memory.drawing.view))
 
 
 def _seed(given: int | None) -> int:

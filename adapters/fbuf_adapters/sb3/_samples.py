@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
 import fbuf
 
 
@@ -43,5 +41,5 @@ class PrioritizedReplayBufferSamples(NamedTuple):
     dones: Any
     rewards: Any
     discounts: Any
-    weights: torch.Tensor
+    weights: Any
     ids: fbuf.Ids[Any]

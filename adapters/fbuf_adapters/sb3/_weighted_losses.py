@@ -28,7 +28,7 @@ class Losses:
         errors: The absolute TD errors of each loss, `[B, 1]`.
     """
 
-    weights: torch.Tensor
+    weights: Any
     ids: fbuf.Ids[Any]
     errors: list[torch.Tensor] = dataclasses.field(default_factory=list[torch.Tensor])
 

@@ -1,0 +1,106 @@
+"""Batches as Stable-Baselines3 has them, of the arrays that were drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from stable_baselines3.common import type_aliases
+from stable_baselines3.common.vec_env import VecNormalize
+
+from fbuf_adapters.sb3._checks import WHERE
+from fbuf_adapters.sb3._columns import Array, map_columns
+from fbuf_adapters.sb3._jax_arrays import JaxTensor
+from fbuf_adapters.sb3._memory import Fields
+from fbuf_adapters.sb3._samples import PrioritizedReplayBufferSamples
+from fbuf_adapters.sb3._weighted_losses import Losses, WeightedRewards
+
+
+@dataclasses.dataclass
+class Batches:
+    """Makes batches.
+
+    Attributes:
+        columns: The columns of `observations` and `actions`.
+        gamma: The discount of a step, where rewards of several are summed.
+        arrays: `"torch"` or `"jax"`.
+    """
+
+    columns: Fields
+    gamma: float | None
+    arrays: str
+
+    def of(self, fields: Fields) -> Fields:
+        """Return the arguments of a batch, tensors on the CPU."""
+        item = fields["item"]
+        return {
+            "observations": self._tensors("observations", item["observation"]),
+            "actions": self._tensors("actions", item["action"]),
+            "next_observations": self._tensors("observations", fields["next_observation"]),
+            "dones": fields["done"],
+            "rewards": fields["reward"],
+            "discounts": fields.get("discount"),
+        }
+
+    def _tensors(self, name: str, tree: Any) -> Any:
+        return map_columns(lambda column, leaf: column.tensor(leaf), self.columns[name], tree)
+
+    def normalize(
+        self, found: Fields, env: VecNormalize, rewards: Callable[[], tuple[Array, Array]]
+    ) -> None:
+        """Normalise observations and rewards, as the environment says.
+
+        Args:
+            found: The arguments of the batch.
+            env: The environment.
+            rewards: Returns the rewards of each of several steps, and which there are.
+        """
+        for name in ("observations", "next_observations"):
+            arrays = jax.tree.map(lambda leaf: leaf.numpy(), found[name])
+            found[name] = jax.tree.map(torch.from_numpy, env.normalize_obs(arrays))
+        if self.gamma is None or not env.norm_reward:
+            sums = env.normalize_reward(found["rewards"].numpy())
+        else:  # rewards are clipped when they are normalised, so each by itself
+            each, valid = rewards()
+            factors = self.gamma ** np.arange(each.shape[1], dtype=np.float32)
+            sums = (env.normalize_reward(each) * valid * factors).sum(axis=1, keepdims=True)
+        found["rewards"] = torch.from_numpy(np.asarray(sums, np.float32))
+
+    def deliver(self, found: Fields, fields: Fields, device: torch.device, weigh: bool) -> Any:
+        """Return the batch of its arguments, on a device; with `weigh` its rewards weigh losses."""
+        place = lambda tensor: tensor if tensor.device == device else tensor.to(device)
+        if self.arrays == "jax":
+            place = JaxTensor.of
+        found = {name: jax.tree.map(place, value) for name, value in found.items()}
+        if "weight" in fields:
+            weights, ids = place(fields["weight"][:, None]), fields["ids"]
+            if weigh:
+                found["rewards"] = WeightedRewards.of(found["rewards"], Losses(weights, ids))
+            return PrioritizedReplayBufferSamples(**found, weights=weights, ids=ids)
+        if isinstance(found["observations"], dict):
+            return type_aliases.DictReplayBufferSamples(**found)
+        return type_aliases.ReplayBufferSamples(**found)
+
+
+def valid(fields: Fields) -> Fields:
+    """Put other draws of the batch in the place of those that are no rows.
+
+    A view cannot read every row: the frames before the oldest ones have been overwritten. Each of
+    these draws becomes one that the sampler might as well have drawn in its place.
+    """
+    mask = fields.pop("mask").bool()
+    if bool(mask.all()):
+        return fields
+    good = mask.nonzero()[:, 0]
+    if not len(good):
+        raise RuntimeError(
+            f"{WHERE}.sample: no row can be drawn; there may be too few steps for the sampler, or "
+            "all priorities are 0"
+        )
+    rows = torch.arange(len(mask))
+    rows[~mask] = good[torch.arange(int((~mask).sum())) % len(good)]
+    return jax.tree.map(lambda leaf: leaf[rows], fields)
