@@ -1,0 +1,331 @@
+"""The buffer for Stable-Baselines3 beside its own: the same steps in, the same rows out."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import gymnasium as gym
+import jax
+import numpy as np
+import pytest
+import torch
+from fbuf_adapters.sb3 import ReplayBuffer
+from gymnasium import spaces
+from stable_baselines3.common import buffers
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+import fbuf
+
+ACTIONS = spaces.Box(-1, 1, (2,), np.float32)
+FLOATS = spaces.Box(-10, 10, (3,), np.float32)
+SPACES = {
+    "float32": FLOATS,
+    "float64": spaces.Box(-10, 10, (3,), np.float64),
+    "uint8": spaces.Box(0, 255, (2, 3, 1), np.uint8),
+    "int64": spaces.Box(-(2**40), 2**40, (2,), np.int64),
+    "discrete": spaces.Discrete(100),
+    "binary": spaces.MultiBinary(3),
+    "dict": spaces.Dict(
+        {"a": FLOATS, "b": spaces.Discrete(9), "c": spaces.Box(0, 9, (1,), np.float64)}
+    ),
+}
+SWEEP = pytest.mark.sweep
+NAMES = ["float32", "dict", *(pytest.param(name, marks=SWEEP) for name in list(SPACES)[1:-1])]
+
+
+class Run:
+    """Steps of environments that terminate, are cut off, and are reset by somebody else."""
+
+    def __init__(self, space, n_envs, seed=0, resets=True):
+        self.space, self.n_envs, self.resets = space, n_envs, resets
+        self.rng = np.random.default_rng(seed)
+        space.seed(seed)
+        ACTIONS.seed(seed)
+        self.obs = self.observe()
+
+    def observe(self):
+        return stacked([self.space.sample() for _ in range(self.n_envs)])
+
+    def __iter__(self):
+        while True:
+            following = self.observe()
+            done = self.rng.random(self.n_envs) < 0.2
+            cut = done & (self.rng.random(self.n_envs) < 0.5)
+            action = np.stack([ACTIONS.sample() for _ in range(self.n_envs)])
+            reward = self.rng.standard_normal(self.n_envs).astype(np.float32)
+            infos = [{"TimeLimit.truncated": True} if c else {} for c in cut]
+            yield copy.deepcopy(self.obs), copy.deepcopy(following), action, reward, done, infos
+            again = done | (self.resets & (self.rng.random(self.n_envs) < 0.1))
+            self.obs = merged(again, self.observe(), following)
+
+
+def stacked(observations):
+    if isinstance(observations[0], dict):
+        return {k: stacked([o[k] for o in observations]) for k in observations[0]}
+    return np.stack(observations)
+
+
+def merged(which, new, old):
+    if isinstance(new, dict):
+        return {k: merged(which, new[k], old[k]) for k in new}
+    return np.where(which.reshape(-1, *[1] * (new.ndim - 1)), new, old).astype(old.dtype)
+
+
+def both(space, n_envs, size=40, **options):
+    """Our buffer, and theirs."""
+    kind = buffers.DictReplayBuffer if isinstance(space, spaces.Dict) else buffers.ReplayBuffer
+    theirs = kind(size, space, ACTIONS, "cpu", n_envs)
+    return ReplayBuffer(size, space, ACTIONS, "cpu", n_envs, seed=0, **options), theirs
+
+
+def filled(space, n_envs, steps, size=40, seed=0, **options):
+    ours, theirs = both(space, n_envs, size, **options)
+    for _, step in zip(range(steps), Run(space, n_envs, seed), strict=False):
+        ours.add(*copy.deepcopy(step))
+        theirs.add(*copy.deepcopy(step))
+    return ours, theirs
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    jax.tree.map(lambda a, b: np.testing.assert_equal(a.dtype, b.dtype), one, other)
+
+
+def keys(batch):
+    """Each row of a batch or of a buffer as one string of bytes."""
+    parts = [np.asarray(leaf) for leaf in jax.tree.leaves(tuple(batch))]
+    return [b"".join(part[row].tobytes() for part in parts) for row in range(len(parts[0]))]
+
+
+@pytest.mark.parametrize("n_envs", [1, pytest.param(3, marks=SWEEP)])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_theirs_bit_for_bit(name, n_envs):
+    """Around the end of the ring, with more ends of episodes than there was room for."""
+    ours, theirs = both(SPACES[name], n_envs)
+    steps = iter(Run(SPACES[name], n_envs))
+    for count in (1, 5, 70, 37):
+        for _ in range(count):
+            step = next(steps)
+            ours.add(*copy.deepcopy(step))
+            theirs.add(*copy.deepcopy(step))
+        assert (ours.pos, ours.full, ours.size()) == (theirs.pos, theirs.full, theirs.size())
+        valid = slice(None) if ours.full else slice(theirs.pos)
+        cut = lambda x, valid=valid: x[valid]
+        for field in ("observations", "next_observations", "actions", "rewards"):
+            same(jax.tree.map(cut, getattr(ours, field)), jax.tree.map(cut, getattr(theirs, field)))
+        np.testing.assert_array_equal(
+            (ours.dones * (1 - ours.timeouts))[valid], (theirs.dones * (1 - theirs.timeouts))[valid]
+        )
+    batch, wanted = ours.sample(64), theirs.sample(2000)
+    assert type(batch) is type(wanted)
+    same(
+        jax.tree.map(lambda x: x[:0].numpy(), tuple(batch)[:5]),
+        jax.tree.map(lambda x: x[:0].numpy(), tuple(wanted)[:5]),
+    )
+    assert set(keys(tuple(batch)[:5])) <= set(keys(tuple(wanted)[:5]))
+    assert not int(ours.memory.state.fault) & fbuf.Fault.LOST_NEXT
+
+
+def test_every_row_is_drawn_alike():
+    ours, _ = filled(FLOATS, 2, 30, size=32)
+    counts = {}
+    for _ in range(40):
+        for row in keys(tuple(ours.sample(200))[:5]):
+            counts[row] = counts.get(row, 0) + 1
+    assert len(counts) == 32
+    expected = 8000 / 32
+    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 70  # 31 degrees, p 1e-4
+
+
+@pytest.mark.parametrize("n_steps", [3, pytest.param(1, marks=SWEEP), pytest.param(6, marks=SWEEP)])
+def test_several_steps_are_summed_as_theirs(n_steps):
+    options = {"n_steps": n_steps, "gamma": 0.9}
+    theirs = buffers.NStepReplayBuffer(40, FLOATS, ACTIONS, "cpu", 1, **options)
+    ours = ReplayBuffer(40, FLOATS, ACTIONS, "cpu", 1, seed=0, **options)
+    for _, step in zip(range(70), Run(FLOATS, 1, resets=False), strict=False):
+        ours.add(*step)
+        theirs.add(*step)
+    at = np.arange(40)
+    mine, wanted = ours._get_samples(at), theirs._get_samples(at)
+    for field in mine._fields:
+        if n_steps > 1 or field != "discounts":
+            np.testing.assert_allclose(getattr(mine, field), getattr(wanted, field), rtol=1e-6)
+    assert (ours.sample(8).discounts is None) == (n_steps == 1)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_observations_and_rewards_are_normalised_when_they_are_drawn(n_steps):
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]), clip_reward=0.5)
+    kind = buffers.ReplayBuffer if n_steps == 1 else buffers.NStepReplayBuffer
+    options = {} if n_steps == 1 else {"n_steps": n_steps, "gamma": 0.9}
+    arguments = 64, env.observation_space, env.action_space, "cpu", 1
+    ours, theirs = ReplayBuffer(*arguments, seed=0, **options), kind(*arguments, **options)
+    env.reset()
+    before = env.get_original_obs()
+    for _ in range(50):
+        action = np.stack([env.action_space.sample()])
+        _, _, done, infos = env.step(action)
+        step = before, env.get_original_obs(), action, env.get_original_reward(), done, infos
+        ours.add(*step)
+        theirs.add(*step)
+        before = env.get_original_obs()
+    at = np.arange(50)
+    mine, wanted = ours._get_samples(at, env), theirs._get_samples(at, env)
+    for field in ("observations", "next_observations", "rewards", "dones"):
+        np.testing.assert_allclose(getattr(mine, field), getattr(wanted, field), rtol=1e-5)
+        assert getattr(mine, field).dtype == getattr(wanted, field).dtype
+    assert ours.sample(8, env).rewards.abs().max() <= 0.5 * 3
+
+
+class Images(gym.Env):
+    """Random frames, and episodes of a few steps."""
+
+    observation_space = spaces.Box(0, 255, (6, 5, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def frame(self):
+        return self.rng.integers(1, 255, (6, 5, 1), dtype=np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        return self.frame(), {}
+
+    def step(self, action):
+        kind = self.rng.random()
+        return self.frame(), 1.0, kind < 0.1, 0.1 < kind < 0.2, {}
+
+
+@pytest.mark.parametrize("n_steps", [1, pytest.param(3, marks=SWEEP)])
+def test_stacks_of_frames_are_taken_apart(n_steps):
+    """As `VecFrameStack` makes them; the oldest rows, whose frames are gone, are never drawn."""
+    env = VecFrameStack(DummyVecEnv([lambda i=i: Images(i) for i in range(2)]), 4)
+    kind = buffers.ReplayBuffer if n_steps == 1 else buffers.NStepReplayBuffer
+    options = {} if n_steps == 1 else {"n_steps": n_steps, "gamma": 0.9}
+    arguments = 40, env.observation_space, env.action_space, "cpu", 2
+    theirs = kind(*arguments, **options)
+    ours = ReplayBuffer(*arguments, n_stack=4, seed=0, **options)
+    before = env.reset()
+    for _ in range(50):
+        action = np.array([env.action_space.sample() for _ in range(2)])
+        following, reward, done, infos = env.step(action)
+        led_to = following.copy()
+        for at in np.flatnonzero(done):
+            led_to[at] = infos[at]["terminal_observation"]
+        ours.add(before, led_to, action, reward, done, infos)
+        theirs.add(before, led_to, action, reward, done, infos)
+        before = following
+    assert ours.memory.state.storage.item["observation"].shape == (6, 5, 1)
+    rows = {row for _ in range(60) for row in keys([x for x in theirs.sample(64) if x is not None])}
+    drawn = {row for _ in range(20) for row in keys([x for x in ours.sample(64) if x is not None])}
+    assert drawn <= rows
+    assert len(drawn) >= 40 - 2 * 3
+    if n_steps == 1:
+        newest = slice(ours.pos, None)  # those before have lost their frames, or are new
+        np.testing.assert_array_equal(
+            ours.observations[newest][3:], theirs.observations[newest][3:]
+        )
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+def test_a_copy_goes_on_where_the_buffer_was(way):
+    """In the middle of an episode, and with the next batch."""
+    ours, theirs = both(FLOATS, 2, sampler=fbuf.Prioritized())
+    steps = iter(Run(FLOATS, 2, resets=False))
+    for _ in range(33):
+        step = next(steps)
+        ours.add(*step)
+        theirs.add(*step)
+    ours.update_priority(ours.sample(4).ids, torch.rand(4, 1))
+    if way == "pickle":
+        stream = io.BytesIO()
+        pickle.dump(ours, stream)
+        other = pickle.loads(stream.getvalue())
+    else:
+        other = copy.deepcopy(ours)
+    for _ in range(9):
+        step = next(steps)
+        for buffer in (ours, other, theirs):
+            buffer.add(*step)
+    assert keys(tuple(ours.sample(16))[:5]) == keys(tuple(other.sample(16))[:5])
+    same(other.next_observations, theirs.next_observations)
+    np.testing.assert_array_equal(other.dones, theirs.dones)
+
+
+def test_an_interrupted_step_is_there_whole_or_not_at_all(monkeypatch):
+    ours, _ = filled(FLOATS, 1, 10)
+    step = next(iter(Run(FLOATS, 1, seed=7)))
+    before = ours.stored()
+
+    def broken(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ours.memory.staging), "cut_off", broken)
+        with pytest.raises(KeyboardInterrupt):
+            ours.add(*step)
+    same(ours.stored(), before)
+    write = type(ours.memory)._change
+    ours.add(*step)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(ours.memory), "_change", lambda *a, **k: (write(*a, **k), broken()))
+        with pytest.raises(KeyboardInterrupt):
+            ours.sample(4)
+    assert ours.size() == 11  # written once, though the call was cut off behind the write
+    np.testing.assert_array_equal(ours.rewards[10], step[3])
+    assert int(fbuf.size(ours.memory.state)) == 11
+
+
+def test_the_newest_rows_can_be_ended_and_nothing_else_is_written():
+    ours, _ = filled(FLOATS, 2, 5)
+    step = next(iter(Run(FLOATS, 2, seed=3)))
+    ours.add(*step[:4], np.zeros(2, bool), [{}, {}])
+    ours.dones[ours.pos - 1] = True
+    assert ours.dones[5].tolist() == [1, 1]
+    assert ours.timeouts[5].tolist() == [1, 1]
+    for write in (
+        lambda: ours.dones.__setitem__(0, True),
+        lambda: ours.rewards.__setitem__(0, 1.0),
+        lambda: ours.observations.__setitem__(0, 1.0),
+    ):
+        with pytest.raises(ValueError, match=r"newest rows alone|read-only"):
+            write()
+
+
+def test_reset_forgets_all():
+    ours, _ = filled(FLOATS, 2, 25)
+    ours.reset()
+    assert ours.size() == 0
+    with pytest.raises(RuntimeError, match="empty"):
+        ours.sample(1)
+    step = next(iter(Run(FLOATS, 2)))
+    ours.add(*step)
+    assert ours.sample(2).rewards.shape == (2, 1)
+    assert ours.size() == 1
+
+
+def test_seeds():
+    one, other = (filled(FLOATS, 1, 20)[0] for _ in range(2))
+    assert keys(tuple(one.sample(8))[:5]) == keys(tuple(other.sample(8))[:5])
+    np.random.seed(3)  # noqa: NPY002  as the algorithms do
+    first, second = (ReplayBuffer(8, FLOATS, ACTIONS).memory.seed for _ in range(2))
+    np.random.seed(3)  # noqa: NPY002
+    assert first == ReplayBuffer(8, FLOATS, ACTIONS).memory.seed != second
+
+
+def test_a_batch_is_the_learners_own():
+    """It may be written to, saved and kept; the next batch is another."""
+    ours, _ = filled(FLOATS, 1, 20)
+    batch = ours.sample(16)
+    kept = batch.observations.clone()
+    stream = io.BytesIO()
+    torch.save(batch.rewards, stream)
+    assert len(stream.getvalue()) < 4000
+    batch.observations.zero_()
+    ours.sample(16)
+    assert not any(bool((row == 0).all()) for row in ours.sample(16).observations)
+    assert bool((batch.observations == 0).all())
+    assert bool((kept != 0).any())
