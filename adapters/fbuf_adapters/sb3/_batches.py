@@ -92,15 +92,16 @@ def valid(fields: Fields) -> Fields:
     A view cannot read every row: the frames before the oldest ones have been overwritten. Each of
     these draws becomes one that the sampler might as well have drawn in its place.
     """
-    mask = fields.pop("mask").bool()
-    if bool(mask.all()):
+    mask = fields.pop("mask").numpy()
+    if mask.all():
         return fields
-    good = mask.nonzero()[:, 0]
+    (good,) = mask.nonzero()
     if not len(good):
         raise RuntimeError(
             f"{WHERE}.sample: no row can be drawn; there may be too few steps for the sampler, or "
             "all priorities are 0"
         )
-    rows = torch.arange(len(mask))
-    rows[~mask] = good[torch.arange(int((~mask).sum())) % len(good)]
-    return jax.tree.map(lambda leaf: leaf[rows], fields)
+    rows = np.arange(len(mask))
+    rows[~mask] = np.resize(good, len(mask) - len(good))
+    # Torch cannot index with all dtypes that a space may have.
+    return jax.tree.map(lambda leaf: torch.from_numpy(leaf.numpy()[rows]), fields)

@@ -37,7 +37,7 @@ class Column(NamedTuple):
         if self.dtype.itemsize < 8:
             return jax.ShapeDtypeStruct(self.shape, self.dtype)
         *axes, last = self.shape or (1,)
-        return jax.ShapeDtypeStruct((*axes, 2 * last), jnp.uint32)
+        return jax.ShapeDtypeStruct((*axes, 2 * last), jnp.int32)
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class Column(NamedTuple):
         if self.dtype.itemsize < 8:
             return array
         lead = array.shape[: array.ndim - len(self.shape)]
-        return array.reshape(*lead, *(self.shape or (1,))).view(np.uint32)
+        return array.reshape(*lead, *(self.shape or (1,))).view(np.int32)
 
     def numpy(self, array: Array) -> Array:
         """Return stored rows `[B, ...]` as `[B, *shape]`, in the same memory."""

@@ -34,13 +34,13 @@ class Frames:
 
     def __init__(self, space: Any, stack: Column, n_stack: int) -> None:
         """Take stacks of `n_stack` frames apart."""
-        first = is_image_space(space) and is_image_space_channels_first(space)
-        self.axis, self._n = (1 if first else len(stack.shape)), n_stack
         if isinstance(space, spaces.Dict) or not stack.shape:
             raise ValueError(
                 f"{_WHERE} n_stack is for observations that are one array, got {space}; leave "
                 "n_stack out"
             )
+        first = is_image_space(space) and is_image_space_channels_first(space)
+        self.axis, self._n = (1 if first else len(stack.shape)), n_stack
         size = stack.shape[self.axis - 1]
         if size % n_stack:
             raise ValueError(

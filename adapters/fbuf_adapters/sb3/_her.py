@@ -16,6 +16,7 @@ from stable_baselines3.her import her_replay_buffer as theirs
 
 import fbuf
 from fbuf.adapter_api import Sampler, View
+from fbuf_adapters.sb3 import _checks
 from fbuf_adapters.sb3._columns import Array
 from fbuf_adapters.sb3._memory import Drawing, Fields
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
@@ -92,7 +93,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
         _check_goals(observation_space)
         _check_options(options)
         self.env = env
-        self.n_sampled_goal = n_sampled_goal
+        self.n_sampled_goal = _checks.integer("n_sampled_goal", n_sampled_goal, 0, 10**6)
         self.goal_selection_strategy = _strategy(goal_selection_strategy)
         self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         self.copy_info_dict = copy_info_dict
@@ -151,27 +152,27 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _reward_new_goals(self, fields: Fields) -> None:
         """Have the environment compute the rewards of rows with new goals."""
-        new = fields["relabelled"].bool()
-        if not bool(new.any()):
+        new = fields["relabelled"].numpy()
+        if not new.any():
             return
         if self.env is None:
             raise RuntimeError(
                 f"{_WHERE}.sample: there is no environment to compute rewards; call set_env(env)"
             )
-        goal = fields["item"]["observation"]["desired_goal"]
+        # Torch cannot assign all dtypes that a space may have.
+        goal = fields["item"]["observation"]["desired_goal"].numpy()
         following = fields["next_observation"]
-        following["desired_goal"][new] = goal[new]
+        following["desired_goal"].numpy()[new] = goal[new]
+        achieved = following["achieved_goal"].numpy()
         column = self._columns["observations"]["desired_goal"]
-        achieved, wanted = (
-            column.tensor(leaf[new]).numpy() for leaf in (following["achieved_goal"], goal)
-        )
+        achieved, wanted = column.numpy(achieved[new]), column.numpy(goal[new])
         infos: Any = [{} for _ in range(len(wanted))]
         if self.copy_info_dict:
-            where = self.memory.positions(fields["ids"].slot[new].numpy())
+            where = self.memory.positions(fields["ids"].slot.numpy()[new])
             infos = copy.deepcopy(self.infos[where])
         (rewards,) = self.env.env_method("compute_reward", achieved, wanted, infos, indices=[0])
         rewards = np.asarray(rewards, np.float32).reshape(-1, 1)
-        fields["reward"][new] = torch.from_numpy(rewards)
+        fields["reward"].numpy()[new] = rewards
 
     def truncate_last_trajectory(self) -> None:
         """Truncate the episodes that are under way, with a warning."""
