@@ -45,6 +45,7 @@ class Report:
         figures: The names of the figures in a record.
         device: Returns the name of the device, if that is not the CPU.
         commit: The help of an argument for an older commit; without it there is none.
+        is_timed: Whether there are times among the figures, so that a busy machine spoils them.
     """
 
     module: str
@@ -60,6 +61,7 @@ class Report:
     figures: Sequence[str] = ("us",)
     device: Callable[[], str] | None = None
     commit: str = ""
+    is_timed: bool = True
 
 
 def script(**more: Any) -> Measured:
@@ -104,7 +106,9 @@ def run(report: Report) -> Measured:
     sections += missing(found.notes)
     folder, picture = results_of(options), None
     before = folder / f"{name_of(report.module)}.json"
-    wrong = None if options.quick else unfit(found.paces, about["processor"], before)
+    wrong = None
+    if report.is_timed and not options.quick:
+        wrong = unfit(found.paces, about["processor"], before)
     folder = QUICK_RESULTS if wrong else folder
     if report.plot:
         folder.mkdir(parents=True, exist_ok=True)
