@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import functools
 import gc
+import importlib.util
 import pathlib
 import signal
 import zlib
@@ -131,6 +132,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.sweep)
         if isinstance(item, pytest.DoctestItem):
             item.add_marker(pytest.mark.example)
+            if "from brax " in item.dtest.docstring and importlib.util.find_spec("brax") is None:
+                item.add_marker(pytest.mark.skip("without brax"))
             # No fixture of this folder reaches it.
             item.runtest = functools.partial(as_it_comes, item.runtest)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:

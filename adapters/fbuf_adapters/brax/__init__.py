@@ -1,13 +1,18 @@
-"""Rows from brax's environments into a buffer, in one compiled loop."""
-
-import importlib.util
-
-# Looked for, and not imported: an import that computes makes JAX look for its devices, and
-# `jax.distributed.initialize` has to come before.
-if importlib.util.find_spec("brax") is None:
-    raise ImportError("fbuf_adapters.brax needs brax: pip install brax")
+"""Buffers with the methods of brax's, and rows from brax's environments into any buffer."""
 
 from fbuf_adapters.brax._collector import Collector as Collector
+from fbuf_adapters.brax._queue import Queue as Queue
+from fbuf_adapters.brax._replay_buffer import ReplayBuffer as ReplayBuffer
+from fbuf_adapters.brax._sampling_queue import PrioritizedSamplingQueue as PrioritizedSamplingQueue
+from fbuf_adapters.brax._sampling_queue import UniformSamplingQueue as UniformSamplingQueue
+from fbuf_adapters.brax._state import ReplayBufferState as ReplayBufferState
 
-__all__ = ["Collector"]
+__all__ = [
+    "Collector",
+    "PrioritizedSamplingQueue",
+    "Queue",
+    "ReplayBuffer",
+    "ReplayBufferState",
+    "UniformSamplingQueue",
+]
 __dir__ = __all__.copy  # `dir` shows the public names alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class Collector(ScanCollector):
     Raises:
         ValueError: If the environment resets itself, if an argument is out of range, or if the
             policy returns something of another shape.
+        ImportError: If brax is not installed.
 
     Cost: that of the environments and the policy.
 
@@ -81,6 +83,8 @@ class Collector(ScanCollector):
         action_repeat: int = 1,
         blank: dict[str, Any] | None = None,
     ) -> None:
+        if importlib.util.find_spec("brax") is None:
+            raise ImportError('Collector needs brax: pip install "fbuf[brax]"')
         # Imported only now: an import of this module must not make JAX look for its devices.
         from brax.envs.base import Wrapper  # pyright: ignore[reportMissingImports]
         from brax.envs.wrappers import training  # pyright: ignore[reportMissingImports]
