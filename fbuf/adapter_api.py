@@ -16,6 +16,7 @@ from fbuf.checks import values as check
 from fbuf.checks.warn import warn
 from fbuf.dispatch.call import checked as checked_arguments
 from fbuf.dispatch.call import refuse_consumed
+from fbuf.dispatch.flax import register as register_with_flax
 from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
 from fbuf.host.programs import batch_of as build_host_batch
@@ -84,6 +85,7 @@ __all__ = [
     "opaque_all",
     "plan_draws",
     "refuse_consumed",
+    "register_with_flax",
     "request_rows",
     "require_free_space",
     "resumed",

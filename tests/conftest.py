@@ -126,14 +126,14 @@ def _place(request):
 @pytest.hookimpl(tryfirst=True)  # before it is decided by marks what runs
 def pytest_collection_modifyitems(config, items):
     """Put long tests into the sweep; some run only where they are asked for."""
+    if importlib.util.find_spec("brax") is None:  # its module can be imported all the same
+        items[:] = [item for item in items if not is_example_of(item, "brax")]
     for item in items:
         # Examples in docstrings each compile their own programs.
         if isinstance(item, pytest.DoctestItem) or item.get_closest_marker("optimised"):
             item.add_marker(pytest.mark.sweep)
         if isinstance(item, pytest.DoctestItem):
             item.add_marker(pytest.mark.example)
-            if "from brax " in item.dtest.docstring and importlib.util.find_spec("brax") is None:
-                item.add_marker(pytest.mark.skip("without brax"))
             # No fixture of this folder reaches it.
             item.runtest = functools.partial(as_it_comes, item.runtest)
         if item.get_closest_marker("soak") and "soak" not in config.option.markexpr:
@@ -144,6 +144,11 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]
+
+
+def is_example_of(item, package):
+    """Tell whether a test is an example that imports a package."""
+    return isinstance(item, pytest.DoctestItem) and f"from {package} " in item.dtest.docstring
 
 
 def as_it_comes(run):

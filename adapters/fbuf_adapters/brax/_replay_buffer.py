@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fbuf
-from fbuf.adapter_api import Sampler, check
+from fbuf.adapter_api import Sampler, check, register_with_flax
 from fbuf_adapters.brax._state import ReplayBufferState
 
 Drawn = TypeVar("Drawn")
@@ -50,6 +50,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
 
     def init(self, key: jax.Array) -> ReplayBufferState:
         """Return an empty buffer that draws by this key. All memory is allocated here."""
+        register_with_flax(ReplayBufferState)
         buffer = fbuf.init(self._row, self._size, sampler=self._sampler)
         return ReplayBufferState(buffer, jnp.int32(0), key)
 
