@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, host, report, sharded, slices
-from benchmarks.evidence import exchange_rounds, gpu_speed, large
+from benchmarks.evidence import exchange_rounds, fronts_brax, gpu_speed, large
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -46,6 +46,7 @@ REPORTS = (
     "torchrl_dqn",
     "torchrl_td3",
     "torchrl_td_mpc2",
+    "fronts_brax",
     "gpu_build",
     "gpu_build_sharded",
     "gpu_speed",
@@ -77,6 +78,9 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "bytes": sharded.bytes_table,
             "copies": sharded.memory_table,
         },
+    },
+    "coming_from_brax.md": {
+        "fronts_brax": {"steps": fronts_brax.time_table, "returns": fronts_brax.return_table}
     },
     "host.md": {
         "host": {

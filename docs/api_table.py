@@ -57,6 +57,14 @@ COLLECTING = {
 }
 """The collector of brax has the same form as that of gymnax."""
 
+BRAX = {
+    "fbuf_adapters.brax": (
+        *("UniformSamplingQueue", "PrioritizedSamplingQueue", "Queue", "ReplayBuffer"),
+        "ReplayBufferState",
+    ),
+}
+"""The buffers; the collector is under `COLLECTING`."""
+
 DATASETS = {
     "fbuf.host": ("HostStore", "Batches"),
     "fbuf_adapters.datasets": (
@@ -69,6 +77,7 @@ OTHERS = {
     "Over a mesh": MESH,
     "PyTorch": PYTORCH,
     "Collecting": COLLECTING,
+    "With brax's methods": BRAX,
     "Rows on the host, and data sets": DATASETS,
 }
 """The names outside of `fbuf` itself."""
@@ -105,7 +114,7 @@ RESULTS = frozenset(
     (
         *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
         *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter"),
-        *("ShardedState", "ShardedSample", "ShardedIds", "Count"),
+        *("ShardedState", "ShardedSample", "ShardedIds", "Count", "ReplayBufferState"),
     )
 )
 

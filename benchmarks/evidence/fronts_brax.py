@@ -5,10 +5,10 @@
 
 It needs brax and 3 GB of memory; `.venv-peers` has it.
 
-"The replay alone" is one `insert` of the rows of a step and one `sample`, inside `lax.scan` with
-the state donated, as brax's SAC has them. The buffer is full, and a row is a `Transition` with
-observations of 17 numbers and actions of 6 (those of HalfCheetah). The buffers take turns in one
-process. Figures are medians over processes of medians over rounds.
+"The replay alone" is one `insert` of the rows of a step and one `sample`, as brax's SAC has them.
+Both are inside `lax.scan`, and the state is donated. The buffer is full, and a row is a
+`Transition` with observations of 17 numbers and actions of 6 (those of HalfCheetah). The buffers
+take turns in one process. Figures are medians over processes of medians over rounds.
 
 "The whole of `sac.train`" is brax's own function on a pendulum, an environment of a few lines, with
 `sac.replay_buffers` set to `fbuf_adapters.brax` or left alone. It fills the buffer, and then trains
@@ -32,6 +32,10 @@ CAPACITIES = (100_000, 1_000_000)
 ENVS, BATCH, OBSERVATION, ACTION = 128, 256, 17, 6
 SEEDS = 5
 REPLAY, TRAIN, RETURN = "replay", "train", "return"
+TITLES = {REPLAY: "the replay alone", TRAIN: "the whole of `sac.train`"}
+
+Table = tuple[list[str], list[list[str]]]
+"""The head and the rows."""
 
 
 def module_of(name: str) -> Any:
@@ -226,24 +230,34 @@ def measure(task: Task) -> Measured:
     )
 
 
-def tables(records: list[Record]) -> list[str]:
-    """Time of a step, and returns."""
-    time, of_seed = report.Find(records), report.Find(records, "return")
-    lines: list[str] = []
-    for what, title in ((REPLAY, "The replay alone"), (TRAIN, "The whole of `sac.train`")):
-        rows = []
+def time_table(records: list[Record]) -> Table:
+    """The time of a step, the replay alone and the whole of `sac.train`."""
+    time, rows = report.Find(records), []
+    for what, title in TITLES.items():
         for capacity in CAPACITIES:
             values = [time(what=what, capacity=capacity, name=name) for name in NAMES]
             if values[0] is not None:
-                rows.append(
-                    [f"{capacity:,}", *(report.beside(value, values[0]) for value in values)]
-                )
-        lines += report.section(f"{title}: microseconds a step", ["rows", *NAMES], rows)
-    seeds = sorted({record["seed"] for record in records if "seed" in record})
-    rows = [
-        [str(seed), *(f"{of_seed(name=name, seed=seed):.0f}" for name in NAMES)] for seed in seeds
-    ]
-    return lines + report.section("Returns after training", ["seed", *NAMES], rows)
+                figures = [report.beside(value, values[0]) for value in values]
+                rows.append([title, f"{capacity:,}", *figures])
+    return ["microseconds a step", "rows", *NAMES], rows
+
+
+def return_table(records: list[Record]) -> Table:
+    """The returns of each seed."""
+    found = {(one["name"], one["seed"]): one["return"] for one in records if "return" in one}
+    seeds = sorted({seed for _, seed in found})
+    rows = [[str(seed), *(f"{found[name, seed]:.0f}" for name in NAMES)] for seed in seeds]
+    if len(seeds) > 1:
+        means = [harness.mean_and_error([found[name, seed] for seed in seeds]) for name in NAMES]
+        rows.append(["mean", *(f"{mean:.0f} ± {error:.0f}" for mean, error in means)])
+    return ["seed", *NAMES], rows
+
+
+def tables(records: list[Record]) -> list[str]:
+    """Time of a step, and returns."""
+    return report.section("Time of a step", *time_table(records)) + report.section(
+        "Returns after training", *return_table(records)
+    )
 
 
 if __name__ == "__main__":

@@ -63,8 +63,7 @@ class Queue(ReplayBuffer[Any]):
     def insert_internal(self, buffer_state: ReplayBufferState, samples: Any) -> ReplayBufferState:
         """Write rows as `insert` does, without its check."""
         new = super().insert_internal(buffer_state, samples)
-        rows = jnp.shape(jax.tree.leaves(samples)[0])[0]
-        lost = rows - (new.insert_position - buffer_state.insert_position)
+        lost = self._count(samples) - (new.insert_position - buffer_state.insert_position)
         return new.replace(sample_position=jnp.maximum(0, buffer_state.sample_position - lost))
 
     def sample_internal(self, buffer_state: ReplayBufferState) -> tuple[ReplayBufferState, Any]:

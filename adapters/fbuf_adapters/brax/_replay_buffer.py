@@ -15,7 +15,7 @@ from fbuf.adapter_api import Sampler, check, register_with_flax
 from fbuf_adapters.brax._state import ReplayBufferState
 
 Drawn = TypeVar("Drawn")
-"""What `sample` returns beside the state."""
+"""The batch of `sample`."""
 
 
 class ReplayBuffer(abc.ABC, Generic[Drawn]):
@@ -50,6 +50,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
 
     def init(self, key: jax.Array) -> ReplayBufferState:
         """Return an empty buffer that draws by this key. All memory is allocated here."""
+        key = jnp.copy(key)  # to donate the state must not delete the key of the caller
         register_with_flax(ReplayBufferState)
         buffer = fbuf.init(self._row, self._size, sampler=self._sampler)
         return ReplayBufferState(buffer, jnp.int32(0), key)
@@ -92,7 +93,7 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
 
     def check_can_insert(self, buffer_state: ReplayBufferState, samples: Any, shards: int) -> None:
         """Refuse more rows than a buffer of each of these shards holds."""
-        rows = jnp.shape(jax.tree.leaves(samples)[0])[0] // shards
+        rows = self._count(samples) // shards
         if rows > self._size:
             raise ValueError(
                 f"{type(self).__name__}.insert: Trying to insert a batch of samples larger than "
@@ -118,12 +119,25 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
 
     def insert_internal(self, buffer_state: ReplayBufferState, samples: Any) -> ReplayBufferState:
         """Write rows as `insert` does, without its check."""
+        self._count(samples)
         buffer = self._buffer(buffer_state, "insert")
         return buffer_state.replace(buffer=fbuf.add(buffer, samples, donate=False))
 
     @abc.abstractmethod
     def sample_internal(self, buffer_state: ReplayBufferState) -> tuple[ReplayBufferState, Drawn]:
         """Read a batch as `sample` does, without its check."""
+
+    def _count(self, samples: Any) -> int:
+        """Return the number of rows; refuse one row without an axis for the batch."""
+        one, batch = (
+            jnp.shape((jax.tree.leaves(tree) or [0.0])[0]) for tree in (self._row, samples)
+        )
+        if len(batch) <= len(one):
+            raise ValueError(
+                f"{type(self).__name__}.insert: samples must be a batch, leaves [B, ...]; its "
+                f"first leaf has shape {batch}, and that of a row {one}; give one row as x[None]"
+            )
+        return batch[0]
 
     def _buffer(self, buffer_state: ReplayBufferState, method: str) -> fbuf.State[Any]:
         """Return the rows of a state; refuse those of a buffer of another size."""
@@ -138,3 +152,6 @@ class ReplayBuffer(abc.ABC, Generic[Drawn]):
     def _least(self) -> int:
         """Return how many rows there must be for a batch."""
         return 1
+
+
+ReplayBuffer.__module__ = "fbuf_adapters.brax"  # where users find it

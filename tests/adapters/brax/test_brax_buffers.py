@@ -130,6 +130,13 @@ def test_a_scanned_loop_copies_no_rows(kind):
     assert temporary(100_000) < temporary(1_000) + 1_000
 
 
+def test_to_donate_a_state_leaves_the_key_it_was_made_with():
+    buffer = Uniform(4, jnp.int32(0), 2)
+    for key in (jax.random.PRNGKey(3), jax.random.key(3)):
+        jax.jit(buffer.insert, donate_argnums=0)(buffer.init(key), steps(0, 3))
+        assert not key.is_deleted()
+
+
 @pytest.mark.parametrize("kind", [Uniform, PrioritizedSamplingQueue, Queue])
 def test_outside_jit_the_state_before_stays_good(kind):
     buffer = kind(4, jnp.int32(0), 2)
@@ -195,6 +202,13 @@ def test_calls_that_would_go_wrong_silently_are_refused():
         buffer.insert(state, jnp.ones(9))
     with pytest.raises(TypeError, match="must be float32, as the buffer stores it, got int32"):
         buffer.insert(state, steps(0, 2))
+    for one in (jnp.float32(1), 1.0):
+        with pytest.raises(
+            ValueError, match=r"samples must be a batch, leaves \[B, ...\]; its fir"
+        ):
+            buffer.insert(state, one)
+        with pytest.raises(ValueError, match=r"Queue.insert: samples must be a batch"):
+            jax.jit(queue.insert_internal)(queue.init(KEY), one)
     with pytest.raises(ValueError, match=r"another shape, State\(Uniform, 0 of 8 rows\), than the"):
         Uniform(9, 0.0, 4).insert(state, jnp.ones(2))
 
