@@ -24,8 +24,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import compare, host, report, sharded, slices
-from benchmarks.evidence import exchange_rounds, fronts_brax, gpu_speed, large
+from benchmarks import compare, host, report, sb3, sharded, slices
+from benchmarks.evidence import exchange_rounds, fronts_brax, gpu_speed, large, sb3_learning
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -39,6 +39,8 @@ REPORTS = (
     "host",
     "bridge",
     "torch_buffers",
+    "sb3",
+    "sb3_learning",
     "collect",
     "processes",
     "exchange_rounds",
@@ -78,6 +80,10 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "bytes": sharded.bytes_table,
             "copies": sharded.memory_table,
         },
+    },
+    "coming_from_stable_baselines3.md": {
+        "sb3": {"calls": sb3.call_table, "bytes": sb3.byte_table},
+        "sb3_learning": {"returns": sb3_learning.return_table},
     },
     "coming_from_brax.md": {
         "fronts_brax": {"steps": fronts_brax.time_table, "returns": fronts_brax.return_table}

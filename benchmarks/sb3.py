@@ -6,11 +6,11 @@
 It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` sees to that.
 
 The buffers have a million rows of 17 observed numbers and 6 actions, all written. "add" is a call
-with one step of all environments, "sample" a batch of 256 rows, with nothing to write before, and
-"both" one after the other, as an algorithm calls them. The buffers take turns.
+with one step of all environments. "sample" draws 256 rows, with nothing to write before. "both" is
+one after the other, as an algorithm calls them. The buffers take turns.
 
-"An agent" is `model.learn` with the algorithm's default arguments, all but the buffer and the
-number of environments; two models take turns, a few hundred steps each. Its rows are those of
+"An agent" is `model.learn` with the algorithm's defaults, but for the buffer and the number of
+environments. Two models take turns, a few hundred steps each. Its rows are those of
 CartPole (DQN) and Pendulum (SAC).
 
 Bytes a row are those of all arrays of a buffer: observations, their successors, flags, and what

@@ -57,6 +57,13 @@ COLLECTING = {
 }
 """The collector of brax has the same form as that of gymnax."""
 
+SB3 = {
+    "fbuf_adapters.sb3": (
+        *("ReplayBuffer", "HerReplayBuffer", "PrioritizedReplay", "PrioritizedDQN"),
+        *("PrioritizedSAC", "PrioritizedTD3", "PrioritizedReplayBufferSamples"),
+    ),
+}
+
 BRAX = {
     "fbuf_adapters.brax": (
         *("UniformSamplingQueue", "PrioritizedSamplingQueue", "Queue", "ReplayBuffer"),
@@ -77,6 +84,7 @@ OTHERS = {
     "Over a mesh": MESH,
     "PyTorch": PYTORCH,
     "Collecting": COLLECTING,
+    "For Stable-Baselines3": SB3,
     "With brax's methods": BRAX,
     "Rows on the host, and data sets": DATASETS,
 }

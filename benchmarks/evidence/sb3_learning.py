@@ -7,8 +7,8 @@ It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` s
 
 Each training is a process of its own with one thread for PyTorch. `replay_buffer_class` is all that
 differs between the rows of a table, and for the prioritised agents the name of the class. A return
-is the mean over the last 20 episodes of the training, with all its exploration; "mean" is the mean
-of that curve, "last" its end. The buffers are compared by means over five seeds and their standard
+is the mean over the last 20 episodes of the training, with all its exploration. The mean return is
+the mean of that curve, and "last" its end. The buffers are compared by means over five seeds and their standard
 errors.
 """
 
@@ -26,6 +26,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.her import HerReplayBuffer
 
 from benchmarks import harness, report
+from benchmarks.evidence.exchange_rounds import Table
 from benchmarks.harness import Measured, Record, Task
 from benchmarks.report import Line
 
@@ -137,7 +138,7 @@ def trained(records: list[Record], name: str, buffer: str) -> list[Record]:
     return [r for r in records if (r["task"], r["buffer"]) == (name, buffer)]
 
 
-def tables(records: list[Record]) -> list[str]:
+def return_table(records: list[Record]) -> Table:
     """One line for each task and buffer."""
     rows = []
     for name in TASKS:
@@ -146,8 +147,12 @@ def tables(records: list[Record]) -> list[str]:
                 mean, error = harness.mean_and_error([r["mean"] for r in of])
                 last = " ".join(f"{r['last']:.3g}" for r in of)
                 rows.append([name, buffer, f"{mean:.3g} ± {error:.2g}", last])
-    head = ["agent", "buffer", "mean return", "last, seed by seed"]
-    return report.section("Returns", head, rows)
+    return ["agent", "buffer", "mean return", "last, seed by seed"], rows
+
+
+def tables(records: list[Record]) -> list[str]:
+    """The table, as lines of Markdown."""
+    return report.section("Returns", *return_table(records))
 
 
 def bars(records: list[Record]) -> list[str]:

@@ -35,6 +35,7 @@ PROCESSES = ("several", "processes")
 """The need of a block that several processes run: no name of a package, so other tests skip it."""
 LONG = (
     "collect.md",
+    "coming_from_stable_baselines3.md",
     "coming_from_flashbax.md",
     "datasets.md",
     "host.md",

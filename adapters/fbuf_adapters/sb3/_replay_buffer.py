@@ -56,7 +56,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             buffer does. A batch then has `discounts`.
         gamma: The discount of a step, from 0 to 1. Needed with `n_steps` above 1.
         n_stack: The number of frames in an observation, to store each frame once. It is that of
-            `VecFrameStack` or of Gymnasium's wrapper. What is no such stack is refused.
+            `VecFrameStack` or of Gymnasium's wrapper. The buffer refuses observations that are no such stack.
         rows_on: The platform of JAX whose memory has the rows: `"cpu"`, or `"cuda"`.
         arrays: `"torch"` for tensors, or `"jax"` for batches of JAX arrays, with the methods of
             tensors that SBX calls.
@@ -105,7 +105,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         arrays: Literal["torch", "jax"] = "torch",
         seed: int | None = None,
     ) -> None:
-        # That of the base class would allocate its own arrays.
+        # The base class's own `__init__` would allocate its arrays.
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
         self.device = get_device(device)
@@ -237,7 +237,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
         Args:
             batch_size: `B`.
-            env: What normalises observations and rewards; None leaves them as they are.
+            env: The environment that normalises observations and rewards; None changes nothing.
 
         Returns:
             The batch, of the type that Stable-Baselines3 has: `ReplayBufferSamples`, or
