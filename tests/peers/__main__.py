@@ -1,9 +1,9 @@
 """Run the peers' own tests with fbuf in place of their buffers: `make peers-tests`.
 
-Each file beside this one is a suite. Its `tests()` finds the peer's test files, where the package is
-installed or fetched. Its `replace()` puts fbuf's class in the place of the peer's. `KNOWN` names the
-tests that cannot pass, each with its reason. Another failure is an error, and so is a known test
-that passes.
+Each file beside this one is a suite. Its `tests()` finds the peer's test files, where the package
+is installed or fetched. Its `replace()` puts fbuf's class in the place of the peer's. `KNOWN` names
+the tests that cannot pass, each with its reason. Another failure is an error, and so is a known
+test that passes.
 """
 
 import argparse

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-FILES = ("her", "buffers", "n_step_replay", "dict_env", "save_load", "run", "vec_normalize")
+FILES = ("buffers", "her", "n_step_replay", "dict_env", "save_load")
 """Tests of what a buffer is in: `test_*.py`."""
 
 _NEWEST = "rows that are stored do not change; the test writes to an array of the buffer"

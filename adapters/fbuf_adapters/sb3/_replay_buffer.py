@@ -56,7 +56,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             buffer does. A batch then has `discounts`.
         gamma: The discount of a step, from 0 to 1. Needed with `n_steps` above 1.
         n_stack: The number of frames in an observation, to store each frame once. It is that of
-            `VecFrameStack` or of Gymnasium's wrapper. The buffer refuses observations that are no such stack.
+            `VecFrameStack` or of Gymnasium's wrapper. The buffer refuses observations that are no
+            such stack.
         rows_on: The platform of JAX whose memory has the rows: `"cpu"`, or `"cuda"`.
         arrays: `"torch"` for tensors, or `"jax"` for batches of JAX arrays, with the methods of
             tensors that SBX calls.
