@@ -32,12 +32,12 @@ from fbuf.runtime.processes import stays as stays_in_process
 from fbuf.runtime.thread import Cancelled
 from fbuf.runtime.wait import steps as waiting_steps
 from fbuf.runtime.wait import wait as wait_for
-from fbuf.samplers import Sampler
+from fbuf.samplers import Draw, Sampler
 from fbuf.samplers.random_bits import fold_in
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.ids import NO_SLOT
 from fbuf.storage.layout import Layout
-from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED
+from fbuf.storage.ring import DUMMY, REMOVED, STANDS_IN, TERMINATED, TRUNCATED, Ring, Span
 from fbuf.storage.stored_lanes import Lane, stored_lanes
 from fbuf.views import Reader, Reading, Request, View
 from fbuf.views.gather import request_rows
@@ -58,6 +58,7 @@ __all__ = [
     "BufferSpec",
     "Calls",
     "Cancelled",
+    "Draw",
     "Drawn",
     "Episodes",
     "Lane",
@@ -65,7 +66,9 @@ __all__ = [
     "Reader",
     "Reading",
     "Request",
+    "Ring",
     "Sampler",
+    "Span",
     "View",
     "Wanted",
     "at_once",

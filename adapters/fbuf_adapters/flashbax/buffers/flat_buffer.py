@@ -1,0 +1,161 @@
+"""Pairs of consecutive steps, all equally likely."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Generic, NamedTuple
+
+import jax
+
+import fbuf
+from fbuf.adapter_api import check
+from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
+from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
+from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
+from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience
+from fbuf_adapters.flashbax.buffers.trajectory_buffer import TrajectoryBuffer as TrajectoryBuffer
+
+
+class ExperiencePair(NamedTuple, Generic[Experience]):
+    """A step, and the one after it, which may belong to the next episode; leaves `[B, ...]`."""
+
+    first: Experience
+    second: Experience
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TransitionSample(Replaceable, Generic[Experience]):
+    """A batch of pairs."""
+
+    experience: ExperiencePair[Experience]
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatSizes:
+    """The checked arguments of a flat buffer.
+
+    Attributes:
+        environments: The number of environments; None for one without an axis of its own.
+        steps: The steps of an environment to keep.
+        least: The steps of an environment from which on pairs are drawn.
+        axes: The axes of a batch of `add`.
+        batch_size: The number of pairs of a sample.
+    """
+
+    environments: int | None
+    steps: int
+    least: int
+    axes: tuple[str, ...]
+    batch_size: int
+
+
+def flat_sizes(
+    function: str,
+    max_length: Any,
+    min_length: Any,
+    sample_batch_size: Any,
+    add_sequences: Any,
+    add_batch_size: Any,
+) -> FlatSizes:
+    """Check the arguments of a flat buffer."""
+    lanes = 1
+    if add_batch_size is not None:
+        lanes = check.integer(function, "add_batch_size", add_batch_size)
+    steps = _arguments.lane(function, "max_length", max_length, lanes)
+    if steps < 2:
+        raise ValueError(
+            f"fbuf.{function}: max_length must hold two steps of each of {lanes} environments, at "
+            f"least {2 * lanes}, got {max_length}"
+        )
+    least = check.integer(function, "min_length", min_length) // lanes + 1
+    if least > steps:
+        raise ValueError(
+            f"fbuf.{function}: min_length={min_length} pairs take {least} steps of each of {lanes} "
+            f"environments, and the buffer keeps {steps}; make max_length larger"
+        )
+    axes = () if add_batch_size is None else ("add_batch_size",)
+    if check.boolean(function, "add_sequences", add_sequences):
+        axes = (*axes, "steps")
+    return FlatSizes(
+        environments=add_batch_size,
+        steps=steps,
+        least=max(least, 2),
+        axes=axes,
+        batch_size=check.integer(function, "sample_batch_size", sample_batch_size),
+    )
+
+
+def make_flat_buffer(
+    max_length: int,
+    min_length: int,
+    sample_batch_size: int,
+    add_sequences: bool = False,
+    add_batch_size: int | None = None,
+) -> TrajectoryBuffer[Any, Any, Any]:
+    """Make a buffer that draws pairs of consecutive steps, all equally likely.
+
+    The second step of a pair may belong to the next episode. Before there is a pair, a sample holds
+    zeros.
+
+    Args:
+        max_length: The number of steps of all environments to keep.
+        min_length: The number of pairs from which on `can_sample` is True, at least 1.
+        sample_batch_size: The number of pairs of a sample, at least 1.
+        add_sequences: Whether batches of `add` have an axis of steps.
+        add_batch_size: The number of environments. None is one environment, and then batches have
+            no axis of environments.
+
+    Returns:
+        The functions `init`, `add`, `sample` and `can_sample`. `add` takes leaves `[...]`,
+        `[add_batch_size, ...]`, `[steps, ...]` or `[add_batch_size, steps, ...]`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument has another type.
+
+    Cost: that of `make_trajectory_buffer`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from fbuf_adapters import flashbax as fbx
+        >>> buffer = fbx.make_flat_buffer(100, 1, sample_batch_size=8, add_batch_size=2)
+        >>> state = buffer.init({"obs": jnp.zeros(3)})
+        >>> state = buffer.add(state, {"obs": jnp.zeros((2, 3))})
+        >>> state = buffer.add(state, {"obs": jnp.ones((2, 3))})
+        >>> pair = buffer.sample(state, jax.random.key(0)).experience
+        >>> pair.first["obs"].shape, float(pair.second["obs"].min())
+        ((8, 3), 1.0)
+    """
+    sizes = flat_sizes(
+        "make_flat_buffer",
+        *(max_length, min_length, sample_batch_size, add_sequences, add_batch_size),
+    )
+    return TrajectoryBuffer(
+        init=functools.partial(
+            trajectory_buffer.init,
+            sampler=OldestFirst(2),
+            steps=sizes.steps,
+            environments=sizes.environments,
+        ),
+        add=functools.partial(trajectory_buffer.add, axes=sizes.axes),
+        sample=functools.partial(sample, batch_size=sizes.batch_size),
+        can_sample=functools.partial(trajectory_buffer.can_sample, least=sizes.least),
+    )
+
+
+def sample(
+    state: trajectory_buffer.TrajectoryBufferState[Any], rng_key: jax.Array, *, batch_size: int
+) -> TransitionSample[Any]:
+    """Draw a batch."""
+    batch = fbuf.sample(state.buffer, rng_key, batch_size, view=fbuf.Sequence(2))
+    return TransitionSample(experience=pair(batch.data.item))
+
+
+def pair(steps: Any) -> ExperiencePair[Any]:
+    """Take windows of two steps apart."""
+    return ExperiencePair(
+        first=jax.tree.map(lambda leaf: leaf[:, 0], steps),
+        second=jax.tree.map(lambda leaf: leaf[:, 1], steps),
+    )

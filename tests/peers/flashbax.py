@@ -1,0 +1,170 @@
+"""flashbax's own tests of its buffers, run through `fbuf_adapters.flashbax`.
+
+Two of its test files are left out: `sum_tree_test.py` calls its sum tree, and `vault_test.py` its
+files, and neither is part of the front.
+
+flashbax's tests also call the functions that its buffers are made of. Below they are called by these
+names: a function here only renames, or makes the buffer with the arguments that a test gives late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+KNOWN: dict[str, str] = {}
+
+MODULES = (
+    *("trajectory_buffer", "flat_buffer", "item_buffer", "trajectory_queue", "mixer", "utils"),
+    *(f"prioritised_{name}_buffer" for name in ("trajectory", "flat", "item")),
+)
+"""The modules of flashbax whose functions and classes become those of the front."""
+
+LENGTH = 5
+"""The fixture `sample_sequence_length` of flashbax's tests of trajectory buffers."""
+
+
+def tests(folder: Path) -> list[Path]:
+    """Return flashbax's test files of buffers, where it is installed."""
+    import flashbax
+
+    found = sorted(Path(flashbax.__file__).parent.glob("buffers/*_test.py"))
+    utils = Path(flashbax.__file__).parent / "utils_test.py"
+    return [utils, *(path for path in found if path.name != "sum_tree_test.py")]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SumTree:
+    """The sum tree of a buffer, by flashbax's names."""
+
+    index: Any
+
+    @property
+    def max_recorded_priority(self) -> jax.Array:
+        """The largest priority ever stored."""
+        return self.index.largest_ever
+
+    @property
+    def nodes(self) -> jax.Array:
+        """The sum of all priorities, which is flashbax's first node."""
+        from fbuf.trees import sum_tree
+
+        return sum_tree.total(self.index.tree)[None]
+
+
+def replace() -> None:
+    """Put the front's functions in the place of flashbax's, in flashbax's modules."""
+    import flashbax
+    from fbuf_adapters import flashbax as front
+    from flashbax.buffers import sum_tree
+
+    from fbuf.trees import sum_tree as own_tree
+
+    if not hasattr(jax, "tree_map"):  # JAX has taken the name away since flashbax's last version
+        jax.tree_map = jax.tree.map  # type: ignore[attr-defined]
+    for name in MODULES:
+        own, theirs = vars(getattr(front, name)), vars(getattr(flashbax, name))
+        theirs.update(
+            {public: own[public] for public in own if public in theirs and public[0] != "_"}
+        )
+
+    state = front.prioritised_trajectory_buffer.PrioritisedTrajectoryBufferState
+    state.sum_tree_state = property(lambda self: SumTree(self.buffer.index))
+    sum_tree.get = lambda tree, indices: own_tree.values(tree.index.tree, indices.slot)
+
+    _trajectory(flashbax.trajectory_buffer, front)
+    _prioritised(flashbax.prioritised_trajectory_buffer, front)
+    _queue(flashbax.trajectory_queue, front)
+
+
+def _trajectory(module: Any, front: Any) -> None:
+    """Make the functions of the trajectory buffer, of the buffer that their arguments describe."""
+
+    def made(state: Any = None, **options: Any) -> Any:
+        some = {"sample_batch_size": 1, "sample_sequence_length": 1, "period": 1}
+        return front.make_trajectory_buffer(
+            **{"min_length_time_axis": 1} | some | _sizes(state) | options
+        )
+
+    def init(experience: Any, add_batch_size: int, max_length_time_axis: int) -> Any:
+        sizes = {"add_batch_size": add_batch_size, "max_length_time_axis": max_length_time_axis}
+        return made(**sizes).init(experience)
+
+    def sample(state: Any, key: Any, batch_size: int, sequence_length: int, period: int) -> Any:
+        window = {"sample_sequence_length": sequence_length, "period": period}
+        buffer = made(state, sample_batch_size=batch_size, **window)
+        # In the front these are arguments of the buffer that `init` belongs to.
+        sampler = buffer.init.keywords["sampler"]
+        changed = dataclasses.replace(state.buffer, sampler=sampler)
+        return buffer.sample(state.replace(buffer=changed), key)
+
+    def can_sample(state: Any, min_length_time_axis: int) -> Any:
+        return made(state, min_length_time_axis=min_length_time_axis).can_sample(state)
+
+    module.init, module.sample, module.can_sample = init, sample, can_sample
+    module.add = lambda state, batch: made(state).add(state, batch)
+
+
+def _prioritised(module: Any, front: Any) -> None:
+    """Make the functions of the prioritised trajectory buffer in the same way."""
+
+    def made(state: Any = None, **options: Any) -> Any:
+        some = {"sample_batch_size": 1, "sample_sequence_length": LENGTH, "period": 1}
+        return front.make_prioritised_trajectory_buffer(
+            **{"min_length_time_axis": 1} | some | _sizes(state) | options
+        )
+
+    def init(experience: Any, add_batch_size: int, max_length_time_axis: int, period: int) -> Any:
+        sizes = {"add_batch_size": add_batch_size, "max_length_time_axis": max_length_time_axis}
+        return made(**sizes, period=period).init(experience)
+
+    def add(state: Any, batch: Any, sequence_length: int, period: int, device: str) -> Any:
+        window = {"sample_sequence_length": sequence_length, "period": period}
+        return made(state, **window, device=device).add(state, batch)
+
+    def sample(state: Any, key: Any, batch_size: int, sequence_length: int, period: int) -> Any:
+        window = {"sample_sequence_length": sequence_length, "period": period}
+        return made(state, sample_batch_size=batch_size, **window).sample(state, key)
+
+    def set_priorities(
+        state: Any, indices: Any, priorities: Any, priority_exponent: float, device: str
+    ) -> Any:
+        buffer = made(state, priority_exponent=priority_exponent, device=device)
+        return buffer.set_priorities(state, indices, priorities)
+
+    module.prioritised_init, module.prioritised_add = init, add
+    module.prioritised_sample, module.set_priorities = sample, set_priorities
+
+
+def _queue(module: Any, front: Any) -> None:
+    """Make the functions of the queue in the same way."""
+
+    def made(state: Any = None, **options: Any) -> Any:
+        some = {"add_sequence_length": 1, "sample_sequence_length": 1}
+        return front.make_trajectory_queue(**some | _sizes(state) | options)
+
+    def init(experience: Any, add_batch_size: int, max_length_time_axis: int) -> Any:
+        sizes = {"add_batch_size": add_batch_size, "max_length_time_axis": max_length_time_axis}
+        return made(**sizes).init(experience)
+
+    def can_add(state: Any, add_sequence_length: int, max_length_time_axis: int) -> Any:
+        return made(state, add_sequence_length=add_sequence_length).can_add(state)
+
+    def can_sample(state: Any, sample_sequence_length: int, max_length_time_axis: int) -> Any:
+        return made(state, sample_sequence_length=sample_sequence_length).can_sample(state)
+
+    module.init, module.can_add, module.can_sample = init, can_add, can_sample
+    module.add = lambda state, batch: made(state).add(state, batch)
+    module.sample = lambda state, length: made(state, sample_sequence_length=length).sample(state)
+
+
+def _sizes(state: Any) -> dict[str, int]:
+    """Return the sizes that a state has."""
+    if state is None:
+        return {}
+    ring = state.buffer.ring
+    return {"add_batch_size": ring.lanes, "max_length_time_axis": ring.lane_length}
