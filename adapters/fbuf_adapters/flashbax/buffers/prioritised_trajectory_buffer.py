@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 import jax
+import jax.numpy as jnp
 
 import fbuf
 from fbuf.adapter_api import check, warn
@@ -199,5 +200,8 @@ def set_priorities(state: Any, indices: Any, priorities: Any) -> Any:
             f"{type(indices).__name__}; for the slots of an array of your own give "
             "fbuf.ids_at(state.buffer, slots), where slot = step * add_batch_size + environment"
         )
-    buffer = fbuf.update_priority(state.buffer, indices, priorities, donate=False)
+    power, given = state.buffer.sampler.alpha, jnp.asarray(priorities)
+    # The power as flashbax takes it, to the last bit. What is no priority stays none.
+    stored = jnp.where(given > 0, given**power, given)
+    buffer = fbuf.update_priority(state.buffer, indices, stored, alpha=1.0, donate=False)
     return dataclasses.replace(state, buffer=buffer)
