@@ -12,6 +12,7 @@ from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.state import State
 from fbuf.storage.ids import Ids
+from fbuf.xla.varying import varying
 
 
 @operation()
@@ -46,6 +47,6 @@ def ids_at(state: State[Any], slots: chex.Array) -> Ids:
         raise TypeError(
             f"fbuf.ids_at: slots must be int32, got {jnp.result_type(slots)}; cast them with astype"
         )
-    ids = state.ring.name_live(jnp.asarray(slots))
+    ids = state.ring.name_live(varying(jnp.asarray(slots), state.fault))
     read_before_write.note_read(state, ids.slot)
     return ids

@@ -63,12 +63,8 @@ def flat_sizes(
     lanes = 1
     if add_batch_size is not None:
         lanes = check.integer(function, "add_batch_size", add_batch_size)
+    check.integer(function, "max_length", max_length, smallest=2 * lanes)  # a pair of each
     steps = _arguments.lane(function, "max_length", max_length, lanes)
-    if steps < 2:
-        raise ValueError(
-            f"fbuf.{function}: max_length must hold two steps of each of {lanes} environments, at "
-            f"least {2 * lanes}, got {max_length}"
-        )
     least = check.integer(function, "min_length", min_length) // lanes + 1
     if least > steps:
         raise ValueError(

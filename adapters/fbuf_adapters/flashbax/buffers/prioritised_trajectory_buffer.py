@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import fbuf
-from fbuf.adapter_api import check, warn
+from fbuf.adapter_api import check, register_with_flax, warn
 from fbuf_adapters.flashbax.buffers import _arguments, trajectory_buffer
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import (
     BufferSample,
@@ -80,9 +80,9 @@ def make_prioritised_trajectory_buffer(
     """Make a buffer that draws windows of consecutive steps in proportion to their priorities.
 
     A window has the priority `p ** priority_exponent`, and the largest ever stored until it gets
-    one; never drawn is a window of priority 0. One draw is from each of `sample_batch_size` equal
-    shares of the sum, in random order. A sample that finds nothing to draw holds zeros, with
-    probabilities of 0 and indices that `set_priorities` leaves out.
+    one. A window of priority 0 is never drawn. Draws are independent of each other. A sample that
+    finds nothing to draw holds zeros, with probabilities of 0 and indices that `set_priorities`
+    leaves out.
 
     Args:
         add_batch_size: As for `make_trajectory_buffer`.
@@ -168,7 +168,6 @@ def by_priority(
         _arguments.exponent(function, priority_exponent),
         eps=0.0,
         new_priority="largest_ever",
-        draws="stratified",
         window=window,
         stride=period,
     )
@@ -178,8 +177,9 @@ def init(
     experience: Any, *, sampler: fbuf.Prioritized, steps: int, environments: int | None
 ) -> PrioritisedTrajectoryBufferState[Any]:
     """Return an empty state for one step of one environment."""
+    register_with_flax(PrioritisedTrajectoryBufferState)
     buffer = trajectory_buffer.empty(experience, sampler, steps, environments)
-    return PrioritisedTrajectoryBufferState(buffer=buffer)
+    return PrioritisedTrajectoryBufferState(buffer)
 
 
 def sample(

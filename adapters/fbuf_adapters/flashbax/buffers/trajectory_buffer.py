@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 import fbuf
-from fbuf.adapter_api import check, warn
+from fbuf.adapter_api import check, register_with_flax, warn
 from fbuf_adapters.flashbax.buffers import _arguments, _steps
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
 from fbuf_adapters.flashbax.buffers._oldest_first import OldestFirst
@@ -172,7 +172,8 @@ def init(
     experience: Any, *, sampler: Any, steps: int, environments: int | None
 ) -> TrajectoryBufferState[Any]:
     """Return an empty state for one step of one environment."""
-    return TrajectoryBufferState(buffer=empty(experience, sampler, steps, environments))
+    register_with_flax(TrajectoryBufferState)
+    return TrajectoryBufferState(empty(experience, sampler, steps, environments))
 
 
 def empty(experience: Any, sampler: Any, steps: int, environments: int | None) -> fbuf.State[Any]:

@@ -10,7 +10,7 @@ from typing import Any, Generic
 import jax
 
 import fbuf
-from fbuf.adapter_api import check
+from fbuf.adapter_api import check, register_with_flax
 from fbuf_adapters.flashbax.buffers import _arguments, _steps, trajectory_buffer
 from fbuf_adapters.flashbax.buffers._dataclasses import Replaceable
 from fbuf_adapters.flashbax.buffers.trajectory_buffer import Experience
@@ -155,8 +155,10 @@ def make_trajectory_queue(
 
 def init(experience: Any, *, steps: int, environments: int) -> TrajectoryQueueState[Any]:
     """Return an empty state for one step of one environment."""
-    buffer = trajectory_buffer.empty(experience, fbuf.Fifo(), steps, environments)
-    return TrajectoryQueueState(buffer=buffer)
+    register_with_flax(TrajectoryQueueState)
+    return TrajectoryQueueState(
+        trajectory_buffer.empty(experience, fbuf.Fifo(), steps, environments)
+    )
 
 
 def sample(
