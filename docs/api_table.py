@@ -80,6 +80,15 @@ DATASETS = {
     ),
 }
 
+FLASHBAX = {
+    "fbuf_adapters.flashbax": (
+        *("make_item_buffer", "make_flat_buffer", "make_trajectory_buffer"),
+        *("make_prioritised_item_buffer", "make_prioritised_flat_buffer"),
+        *("make_prioritised_trajectory_buffer", "make_trajectory_queue", "make_mixer"),
+    ),
+}
+"""The functions that make a buffer; the modules have flashbax's names."""
+
 OTHERS = {
     "Over a mesh": MESH,
     "PyTorch": PYTORCH,
@@ -87,6 +96,7 @@ OTHERS = {
     "For Stable-Baselines3": SB3,
     "With brax's methods": BRAX,
     "Rows on the host, and data sets": DATASETS,
+    "flashbax's functions": FLASHBAX,
 }
 """The names outside of `fbuf` itself."""
 

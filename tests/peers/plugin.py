@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _name(item: pytest.Item) -> str:
-    """Return the name with its file. Of a file outside of the root an id has the path no more."""
+    """Return the name with its file. The id has no path if the file lies outside of the root."""
     return f"{item.path.name}::{item.nodeid.partition('::')[2]}"
 
 

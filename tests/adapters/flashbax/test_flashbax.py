@@ -53,7 +53,7 @@ class Oracle:
         return [time for time in times if time >= self.oldest]
 
     def probabilities(self, exponent=ALPHA):
-        """How likely each window is to be drawn."""
+        """Return the probability of each window."""
         values = {
             (environment, time): self.priority[environment, time] ** exponent
             for environment in range(self.environments)
@@ -71,7 +71,7 @@ ITEM = {"environment": jnp.int32(0), "time": jnp.int32(0)}
 
 
 def probabilities(state):
-    """How likely each window of a state is to be drawn, by what its first row says."""
+    """Return the probability of each window of a state, by the numbers in its first row."""
     buffer = state.buffer
     ids = fbuf.ids_at(buffer, jnp.arange(buffer.capacity, dtype=jnp.int32))
     rows, likely = fbuf.read(buffer, ids).data, np.asarray(fbuf.probability(buffer, ids))
@@ -500,7 +500,7 @@ def test_arguments_of_no_use_are_named(name, changes, message):
 
 
 def test_what_is_right_warns_of_nothing():
-    """Of max_size and of a long window flashbax warns, too, where all is well."""
+    """flashbax warns of max_size, and of a window that raises the least length."""
     fbx.make_trajectory_buffer(**(TRAJECTORY | {"max_length_time_axis": None, "max_size": 40}))
     fbx.make_trajectory_buffer(**(TRAJECTORY | {"min_length_time_axis": 1}))
     fbx.make_trajectory_queue(**(QUEUE | {"max_size": 20}))

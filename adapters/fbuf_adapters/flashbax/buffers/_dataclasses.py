@@ -1,4 +1,4 @@
-"""What states, samples and buffers have in common."""
+"""The common part of states, samples and buffers."""
 
 from __future__ import annotations
 

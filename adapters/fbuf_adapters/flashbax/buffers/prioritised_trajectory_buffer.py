@@ -99,8 +99,8 @@ def make_prioritised_trajectory_buffer(
 
     Returns:
         The functions `init`, `add`, `sample`, `can_sample` and `set_priorities`. `can_sample` also
-        asks for a window of a priority above 0. `set_priorities` takes priorities of at least 0. Of
-        an index that repeats it takes the last one. It leaves out NaN, infinite and negative ones,
+        asks for a window of a priority above 0. `set_priorities` takes priorities of at least 0. If
+        an index repeats, its last priority counts. It leaves out NaN, infinite and negative ones,
         and windows that were overwritten since; `fbuf.raise_on_fault(state.buffer)` says so.
 
     Raises:
@@ -201,7 +201,7 @@ def set_priorities(state: Any, indices: Any, priorities: Any) -> Any:
             "fbuf.ids_at(state.buffer, slots), where slot = step * add_batch_size + environment"
         )
     power, given = state.buffer.sampler.alpha, jnp.asarray(priorities)
-    # The power as flashbax takes it, to the last bit. What is no priority stays none.
+    # The power as flashbax takes it, to the last bit. A bad priority stays a bad one.
     stored = jnp.where(given > 0, given**power, given)
     buffer = fbuf.update_priority(state.buffer, indices, stored, alpha=1.0, donate=False)
     return dataclasses.replace(state, buffer=buffer)
