@@ -47,6 +47,7 @@ bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all fi
 			evidence.large evidence.calls evidence.draw_parts evidence.bridge evidence.exchange_rounds \
 			evidence.fronts_brax evidence.sb3_learning \
 			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
+			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) evidence.fronts_flashbax publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done
 

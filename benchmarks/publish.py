@@ -49,6 +49,7 @@ REPORTS = (
     "torchrl_td3",
     "torchrl_td_mpc2",
     "fronts_brax",
+    "fronts_flashbax",
     "gpu_build",
     "gpu_build_sharded",
     "gpu_speed",
