@@ -92,9 +92,9 @@ def replace() -> None:
             {public: own[public] for public in own if public in theirs and public[0] != "_"}
         )
 
-    state = front.prioritised_trajectory_buffer.PrioritisedTrajectoryBufferState
+    state: Any = front.prioritised_trajectory_buffer.PrioritisedTrajectoryBufferState
     state.sum_tree_state = property(lambda self: SumTree(self.buffer.index))
-    sum_tree.get = lambda tree, indices: own_tree.values(tree.index.tree, indices.slot)
+    vars(sum_tree)["get"] = lambda tree, ids: own_tree.values(tree.index.tree, ids.slot)
 
     _trajectory(flashbax.trajectory_buffer, front)
     _prioritised(flashbax.prioritised_trajectory_buffer, front)
