@@ -17,7 +17,18 @@ from pathlib import Path
 from tests.peers.plugin import SUITE
 
 ROOT = Path(__file__).parents[2]
-PYTEST = ("-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-c", os.devnull, "-rxX", "-q")
+PYTEST = (
+    "-p",
+    "tests.peers.plugin",
+    "-p",
+    "no:cacheprovider",
+    "-c",
+    os.devnull,
+    "-rxX",
+    "-q",
+    "-m",
+    "not expensive",
+)
 
 QUICK = {
     "JAX_PLATFORMS": "cpu",

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 FILES = ("buffers", "her", "n_step_replay", "dict_env", "save_load")
 """Tests of what a buffer is in: `test_*.py`."""
@@ -43,71 +42,20 @@ def tests(folder: Path) -> list[Path]:
 def replace() -> None:
     """Put our classes in the place of theirs, wherever they have been imported to."""
     import stable_baselines3
-    from fbuf_adapters import sb3
+    import stable_baselines3.her
     from stable_baselines3.common import buffers, off_policy_algorithm
     from stable_baselines3.her import her_replay_buffer
 
-    class Buffer(sb3.ReplayBuffer):
-        """Rows of zeros stand for those that a test of theirs takes for full without adding any."""
+    from tests.peers import sb3_buffers
 
-        @property
-        def full(self) -> bool:
-            return super().full
-
-        @full.setter
-        def full(self, value: bool) -> None:
-            _fill_with_zeros(self)
-
-    class NStep(sb3.ReplayBuffer):
-        """The defaults of their n-step buffer."""
-
-        def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kw: Any) -> None:
-            super().__init__(*args, n_steps=n_steps, gamma=gamma, **kw)
-
-    class Her(sb3.HerReplayBuffer):
-        """The lengths of episodes, which a test of theirs reads."""
-
-        @property
-        def _current_ep_start(self) -> Any:
-            return _starts(self)[self.pos - 1] + (self.dones[self.pos - 1] > 0) * (
-                self.pos - _starts(self)[self.pos - 1]
-            )
-
-        @property
-        def ep_length(self) -> Any:
-            return self.dones  # not 0 at the last row of an ended episode
-
-    for module in (buffers, off_policy_algorithm, her_replay_buffer, stable_baselines3):
-        for name, ours in {
-            "ReplayBuffer": Buffer,
-            "DictReplayBuffer": Buffer,
-            "NStepReplayBuffer": NStep,
-            "HerReplayBuffer": Her,
-        }.items():
+    ours = {
+        "ReplayBuffer": sb3_buffers.Buffer,
+        "DictReplayBuffer": sb3_buffers.Buffer,
+        "NStepReplayBuffer": sb3_buffers.NStep,
+        "HerReplayBuffer": sb3_buffers.Her,
+    }
+    theirs = stable_baselines3, stable_baselines3.her, buffers
+    for module in (*theirs, off_policy_algorithm, her_replay_buffer):
+        for name, kind in ours.items():
             if hasattr(module, name):
-                setattr(module, name, ours)
-    import stable_baselines3.her
-
-    stable_baselines3.her.HerReplayBuffer = Her
-
-
-def _fill_with_zeros(buffer: Any) -> None:
-    import numpy as np
-    from fbuf_adapters.sb3._columns import map_columns
-
-    rows = map_columns(
-        lambda column: np.zeros((buffer.n_envs, *column.shape), column.dtype), buffer._columns
-    )
-    zeros = np.zeros(buffer.n_envs)
-    infos = [{}] * buffer.n_envs
-    for _ in range(buffer.buffer_size):
-        buffer.add(rows["observations"], rows["observations"], rows["actions"], zeros, zeros, infos)
-
-
-def _starts(buffer: Any) -> Any:
-    """Return at which row the episode of each row began: `[buffer_size, n_envs]`."""
-    import numpy as np
-
-    ended = np.roll(buffer.dones > 0, 1, axis=0)
-    rows = np.arange(buffer.buffer_size)[:, None]
-    return np.maximum.accumulate(np.where(ended, rows, 0), axis=0)
+                setattr(module, name, kind)
