@@ -108,7 +108,10 @@ class Frames:
             self.copies = possible[0]
 
     def check_next(self, stack: Array, following: Array) -> None:
-        """Refuse next observations that are not the stacks with one more frame."""
+        """Refuse next observations that are not the stacks with one more frame.
+
+        No loss reads those of terminated rows. There CleanRL hands over the next episode's first.
+        """
         pairs = zip(self._frames(stack)[1:], self._frames(following)[:-1], strict=True)
         if not all(np.array_equal(*pair) for pair in pairs):
             raise ValueError(

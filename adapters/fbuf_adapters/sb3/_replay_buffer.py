@@ -178,15 +178,19 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _rows(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
         """Hand over a step of all environments."""
         if self._frames is not None:
-            row, following = self._unstacked(row, following)
+            row, following = self._unstacked(row, following, terminated)
         self.memory.add(row, following, terminated, truncated)
 
-    def _unstacked(self, row: Fields, following: Any) -> tuple[Fields, Any]:
+    def _unstacked(self, row: Fields, following: Any, terminated: Array) -> tuple[Fields, Any]:
         assert self._frames is not None
         stack = self._frames.stacks(row["observation"], self.n_envs)
         following = self._frames.stacks(following, self.n_envs)
-        depth = self._frames.depth(stack, self.memory.open())
-        self._frames.check_next(stack, following)
+        is_open = self.memory.open()
+        depth = self._frames.depth(stack, is_open)
+        self._frames.check_next(stack[~terminated], following[~terminated])
+        cut_off = is_open & (depth == 0)  # the newest frame alone may not tell
+        if cut_off.any():
+            self.memory.end(cut_off)
         self.memory.drawing = self.memory.drawing._replace(view=self._view())
         frame = self._frames.newest
         return row | {"observation": frame(stack), "depth": depth}, frame(following)
