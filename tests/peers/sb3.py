@@ -5,11 +5,9 @@ The tests come with the source distribution of the installed version, which pip 
 
 from __future__ import annotations
 
-import importlib.metadata
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
+
+from tests.peers import fetch
 
 FILES = ("buffers", "her", "n_step_replay", "dict_env", "save_load")
 """Tests of what a buffer is in: `test_*.py`."""
@@ -24,19 +22,8 @@ KNOWN = {
 
 def tests(folder: Path) -> list[Path]:
     """Fetch the source distribution, and return its files of tests."""
-    version = importlib.metadata.version("stable-baselines3")
-    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary"]
-    options = ["--no-build-isolation", "--dest", str(folder)]
-    subprocess.run(
-        [*fetch, "stable-baselines3", f"stable-baselines3=={version}", *options], check=True
-    )
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as source:
-        source.extractall(folder, filter="data")
-    (unpacked,) = folder.glob("stable_baselines3-*/tests")
-    renamed = folder / "sb3_tests"  # beside our own folder `tests`
-    unpacked.rename(renamed)
-    return [renamed / f"test_{name}.py" for name in FILES]
+    unpacked = fetch.tests_of("stable-baselines3", folder)
+    return [unpacked / f"test_{name}.py" for name in FILES]
 
 
 def replace() -> None:
