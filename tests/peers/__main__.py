@@ -17,18 +17,8 @@ from pathlib import Path
 from tests.peers.plugin import SUITE
 
 ROOT = Path(__file__).parents[2]
-PYTEST = (
-    "-p",
-    "tests.peers.plugin",
-    "-p",
-    "no:cacheprovider",
-    "-c",
-    os.devnull,
-    "-rxX",
-    "-q",
-    "-m",
-    "not expensive",
-)
+PYTEST = ["-p", "tests.peers.plugin", "-p", "no:cacheprovider", "-c", os.devnull, "-rxX", "-q"]
+PYTEST += ["-m", "not expensive"]  # a mark of Stable-Baselines3's, which leaves them out, too
 
 QUICK = {
     "JAX_PLATFORMS": "cpu",
