@@ -22,6 +22,7 @@ PYTEST += ["-m", "not expensive"]  # a mark of Stable-Baselines3's, which leaves
 
 QUICK = {
     "JAX_PLATFORMS": "cpu",
+    "OMP_NUM_THREADS": "1",  # threads that wait for each other on a busy machine
     # Most of the time would be XLA making fast kernels, which then run for a millisecond.
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
 }
