@@ -19,3 +19,9 @@ def tests_of(package: str, folder: Path) -> Path:
         source.extractall(folder, filter="data")
     (unpacked,) = folder.glob("*/tests")
     return unpacked.rename(folder / "peer_tests")  # beside our own folder `tests`
+
+
+def install(packages: tuple[str, ...], folder: Path) -> None:
+    """Install packages into a folder, without what they need themselves."""
+    options = ["--no-deps", "--target", str(folder)]
+    subprocess.run([*PIP, "install", "--quiet", *options, *packages], check=True)
