@@ -27,7 +27,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
 
     Raises:
         TypeError: If `replay_buffer_class` is another class.
-        ValueError: If the sampler keeps no priorities.
+        ValueError: If the sampler keeps no priorities, or `arrays` is not `"torch"`.
 
     Examples:
         >>> from stable_baselines3 import DDPG
@@ -61,6 +61,12 @@ class PrioritizedReplay(OffPolicyAlgorithm):
                 f"fbuf_adapters.sb3.{type(self).__name__}: sampler must keep priorities, such as "
                 f"fbuf.Prioritized(), got {options['sampler']}"
             )
+        if options.get("arrays", "torch") != "torch":
+            raise ValueError(
+                f"fbuf_adapters.sb3.{type(self).__name__}: arrays={options['arrays']!r} has no "
+                "losses of torch to weigh; leave arrays out. SBX, whose losses know no weights, "
+                "draws with fbuf.Uniform"
+            )
         super().__init__(*args, replay_buffer_class=kind, replay_buffer_kwargs=options, **kwargs)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
@@ -69,7 +75,7 @@ class PrioritizedReplay(OffPolicyAlgorithm):
         first = self.replay_buffer_kwargs["sampler"].beta
         buffer.beta = 1 - (1 - first) * self._current_progress_remaining
         with buffer.weighted_losses():
-            super().train(gradient_steps, batch_size)
+            super().train(gradient_steps=gradient_steps, batch_size=batch_size)
 
 
 class PrioritizedDQN(PrioritizedReplay, DQN):

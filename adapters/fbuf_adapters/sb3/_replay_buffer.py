@@ -326,7 +326,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 f"{WHERE}.sample: rows are drawn by priority, and no priority was updated since "
                 "the first batch. A loss that knows no weights learns from biased batches. Use "
                 "PrioritizedDQN, PrioritizedSAC or PrioritizedTD3 of fbuf_adapters.sb3; in a loss "
-                "of your own weigh by batch.weights and call update_priority(batch.ids, td_error)"
+                "of your own weigh by batch.weights and call update_priority(batch.ids, td_error). "
+                "For SBX, whose losses know no weights, leave the sampler out"
             )
 
     if not TYPE_CHECKING:  # the base class declares them
