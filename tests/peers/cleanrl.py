@@ -1,8 +1,8 @@
 """CleanRL's scripts, with the import of `ReplayBuffer` changed and nothing else.
 
 `CLEANRL=FOLDER python -m tests.peers cleanrl` takes them from a clone of CleanRL. Without it they
-are those of the newest release on PyPI, of which some need the old Gym, and are left out. pip
-fetches what they need besides: CleanRL's version of Gymnasium above all.
+are those of the newest release on PyPI. Scripts that need the old Gym are left out. pip fetches
+what the others need besides, such as CleanRL's version of Gymnasium.
 """
 
 import os
