@@ -33,7 +33,7 @@ class NStep(sb3.ReplayBuffer):
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **options)
 
 
-class Her(sb3.HerReplayBuffer):
+class Her(sb3.HerReplayBuffer, Buffer):
     """Two arrays of episodes, which a test reads."""
 
     @property
