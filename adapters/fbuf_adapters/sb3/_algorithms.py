@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common import buffers
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 import fbuf
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer
+
+_THEIRS = buffers.ReplayBuffer, buffers.DictReplayBuffer, buffers.NStepReplayBuffer
+"""The classes that the algorithms choose by themselves."""
 
 
 class PrioritizedReplay(OffPolicyAlgorithm):
@@ -42,38 +46,42 @@ class PrioritizedReplay(OffPolicyAlgorithm):
         Schaul et al., Prioritized Experience Replay, ICLR 2016.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        replay_buffer_class: type[Any] | None = None,
-        replay_buffer_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        kind = replay_buffer_class or ReplayBuffer
+    def _setup_model(self) -> None:
+        """Make a buffer with priorities, also for a model that was saved without."""
+        kind: Any = self.replay_buffer_class
+        if kind in (None, *_THEIRS):
+            kind = ReplayBuffer
+        where = f"fbuf_adapters.sb3.{type(self).__name__}"
         if not issubclass(kind, ReplayBuffer):
             raise TypeError(
-                f"fbuf_adapters.sb3.{type(self).__name__}: replay_buffer_class must be a "
-                f"ReplayBuffer of fbuf_adapters.sb3, got {kind.__name__}"
+                f"{where}: replay_buffer_class must be a ReplayBuffer of fbuf_adapters.sb3, got "
+                f"{kind.__name__}"
             )
-        options = {"sampler": fbuf.Prioritized()} | (replay_buffer_kwargs or {})
+        options = {"sampler": fbuf.Prioritized()} | self.replay_buffer_kwargs
         if not getattr(options["sampler"], "keeps_priorities", False):
             raise ValueError(
-                f"fbuf_adapters.sb3.{type(self).__name__}: sampler must keep priorities, such as "
-                f"fbuf.Prioritized(), got {options['sampler']}"
+                f"{where}: sampler must keep priorities, such as fbuf.Prioritized(), got "
+                f"{options['sampler']}"
             )
         if options.get("arrays", "torch") != "torch":
             raise ValueError(
-                f"fbuf_adapters.sb3.{type(self).__name__}: arrays={options['arrays']!r} has no "
-                "losses of torch to weigh; leave arrays out. SBX, whose losses know no weights, "
-                "draws with fbuf.Uniform"
+                f"{where}: arrays={options['arrays']!r} has no losses of torch to weigh; leave "
+                "arrays out. SBX, whose losses know no weights, draws with fbuf.Uniform"
             )
-        super().__init__(*args, replay_buffer_class=kind, replay_buffer_kwargs=options, **kwargs)
+        self.replay_buffer_class, self.replay_buffer_kwargs = kind, options
+        super()._setup_model()
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Update the networks from weighted batches, and the priorities of their rows."""
         buffer: Any = self.replay_buffer
-        first = self.replay_buffer_kwargs["sampler"].beta
-        buffer.beta = 1 - (1 - first) * self._current_progress_remaining
+        if not isinstance(buffer, ReplayBuffer) or not buffer.memory.drawing.weighted:
+            raise TypeError(
+                f"fbuf_adapters.sb3.{type(self).__name__}: the replay buffer keeps no priorities, "
+                "because another one was loaded or set; load one that was saved by this class"
+            )
+        first = getattr(buffer.memory.spec.sampler, "beta", None)
+        if first is not None:
+            buffer.beta = 1 - (1 - first) * self._current_progress_remaining
         with buffer.weighted_losses():
             super().train(gradient_steps=gradient_steps, batch_size=batch_size)
 

@@ -60,10 +60,10 @@ class Batches:
             rewards: Returns the rewards of each of several steps, and which there are.
         """
         for name in ("observations", "next_observations"):
-            arrays = jax.tree.map(lambda leaf: leaf.numpy(), found[name])
+            arrays = jax.tree.map(lambda leaf: leaf.cpu().numpy(), found[name])
             found[name] = jax.tree.map(torch.from_numpy, env.normalize_obs(arrays))
         if self.gamma is None or not env.norm_reward:
-            sums = env.normalize_reward(found["rewards"].numpy())
+            sums = env.normalize_reward(found["rewards"].cpu().numpy())
         else:  # rewards are clipped when they are normalised, so each by itself
             each, valid = rewards()
             factors = self.gamma ** np.arange(each.shape[1], dtype=np.float32)
@@ -92,7 +92,7 @@ def valid(fields: Fields) -> Fields:
     A view cannot read every row: the frames before the oldest ones have been overwritten. Each of
     these draws becomes one that the sampler might as well have drawn in its place.
     """
-    mask = fields.pop("mask").numpy()
+    mask = fields.pop("mask").cpu().numpy()
     if mask.all():
         return fields
     (good,) = mask.nonzero()
@@ -104,4 +104,5 @@ def valid(fields: Fields) -> Fields:
     rows = np.arange(len(mask))
     rows[~mask] = np.resize(good, len(mask) - len(good))
     # Torch cannot index with all dtypes that a space may have.
-    return jax.tree.map(lambda leaf: torch.from_numpy(leaf.numpy()[rows]), fields)
+    pick = lambda leaf: torch.from_numpy(leaf.cpu().numpy()[rows]).to(leaf.device)
+    return jax.tree.map(pick, fields)

@@ -2,8 +2,8 @@
 
 An environment of Stable-Baselines3 that stacks frames begins each episode with empty frames
 (`VecFrameStack`), or with copies of the first one (the wrapper of Gymnasium). A row has its newest
-frame, and the number of frames in its stack that came before in the episode. The buffer is refused
-what is no such stack.
+frame, and the number of frames in its stack that came before in the episode. A stack may begin in
+the middle of an episode. Its older frames are then in no row, and its row is not drawn.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 
 import fbuf
 from fbuf.adapter_api import Layout, Reader, Reading, Request, View, Wanted, following
+from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column
-
-_WHERE = "fbuf_adapters.sb3.ReplayBuffer:"
 
 
 class Frames:
@@ -36,7 +35,7 @@ class Frames:
         """Take stacks of `n_stack` frames apart."""
         if isinstance(space, spaces.Dict) or not stack.shape:
             raise ValueError(
-                f"{_WHERE} n_stack is for observations that are one array, got {space}; leave "
+                f"{WHERE}: n_stack is for observations that are one array, got {space}; leave "
                 "n_stack out"
             )
         first = is_image_space(space) and is_image_space_channels_first(space)
@@ -44,14 +43,16 @@ class Frames:
         size = stack.shape[self.axis - 1]
         if size % n_stack:
             raise ValueError(
-                f"{_WHERE} n_stack={n_stack} frames cannot be stacked in an observation of shape "
+                f"{WHERE}: n_stack={n_stack} frames cannot be stacked in an observation of shape "
                 f"{stack.shape}, on its axis of {size}; give the n_stack of your VecFrameStack"
             )
         shape = list(stack.shape)
         shape[self.axis - 1] = size // n_stack
         self.column = Column(tuple(shape), stack.dtype)
         self._shape = stack.shape
-        self._last: tuple[Array, Array] | None = None  # the newest frames, and their depth
+        nothing: Any = None
+        # An interrupted step may be the newest one here, and not in the buffer: so there are two.
+        self._seen: list[tuple[int, Array, Array]] = [(-1, nothing, nothing)] * 2
         self.copies: bool | None = None
         """Whether stacks begin with copies of the first frame; None until a stack tells."""
 
@@ -67,45 +68,53 @@ class Frames:
         stack, wanted = np.asarray(given), (n_envs, *self._shape)
         if stack.shape != wanted:
             raise ValueError(
-                f"{_WHERE} observations must be of shape {wanted}, got {stack.shape}; make the "
+                f"{WHERE}: observations must be of shape {wanted}, got {stack.shape}; make the "
                 "buffer with the n_envs and the space of your environments"
             )
         return stack
 
-    def depth(self, stack: Array, is_open: Array) -> Array:
-        """Count the frames of each stack that came before in its episode: uint8 `[n_envs]`.
+    def depth(self, stack: Array, step: int, is_open: Array) -> tuple[Array, Array]:
+        """Count the frames of each stack that came before in its episode.
 
         Args:
-            stack: The stacks, which follow those of the call before.
-            is_open: bool `[n_envs]`; whether the episode of those goes on.
+            stack: The stacks of a step. They count as seen once the next step comes.
+            step: The number of the step in the run.
+            is_open: bool `[n_envs]`; whether the episode of the step before goes on.
+
+        Returns:
+            uint8 `[n_envs]`: the count, `n_stack + count` where frames before are not in the
+            buffer. Besides bool `[n_envs]`: whether the stack follows the one before.
         """
         frames = np.stack(self._frames(stack))
+        known, before, newest = self._seen[(step - 1) % 2]
         depth = np.zeros(stack.shape[0], np.uint8)
+        follows = np.zeros(stack.shape[0], bool)
         for env in range(stack.shape[0]):
             mine = frames[:, env]
-            if is_open[env] and self._last is not None:
-                newest, before = self._last
-                if np.array_equal(mine[:-1], newest[1:, env]):
-                    depth[env] = min(before[env] + 1, self._n - 1)
-                    continue
-            self._check_first(mine)
-        self._last = frames, depth
-        return depth
+            if known == step - 1 and is_open[env]:
+                follows[env] = np.array_equal(mine[:-1], newest[1:, env])
+            if follows[env]:
+                depth[env] = self._deeper(int(before[env]))
+            elif not self._begins(mine):
+                depth[env] = self._n
+        self._seen[step % 2] = step, depth, frames
+        return depth, follows
 
-    def _check_first(self, frames: Array) -> None:
-        """Refuse what is no stack of the first frame of an episode."""
+    def _deeper(self, before: int) -> int:
+        """Return the count behind a stack of this count."""
+        missing = before >= self._n
+        count = before % self._n + 1
+        return self._n + count if missing and count < self._n - 1 else min(count, self._n - 1)
+
+    def _begins(self, frames: Array) -> bool:
+        """Whether frames are those of an episode's first step; notes what comes before that."""
         copies = all(np.array_equal(frame, frames[-1]) for frame in frames)
         empty = not any(frame.any() for frame in frames[:-1])
         ways = {True: copies, False: empty}
         possible = [way for way in ways if ways[way] and self.copies in (None, way)]
-        if not possible:
-            raise ValueError(
-                f"{_WHERE} the first observation of an episode is no stack of its first frame with "
-                f"{self._n - 1} empty frames or copies of it; leave n_stack out, which stores "
-                "whole stacks"
-            )
         if len(possible) == 1:
             self.copies = possible[0]
+        return bool(possible)
 
     def check_next(self, stack: Array, following: Array) -> None:
         """Refuse next observations that are not the stacks with one more frame.
@@ -115,7 +124,7 @@ class Frames:
         pairs = zip(self._frames(stack)[1:], self._frames(following)[:-1], strict=True)
         if not all(np.array_equal(*pair) for pair in pairs):
             raise ValueError(
-                f"{_WHERE} a next observation is not the stack of the observation with one more "
+                f"{WHERE}: a next observation is not the stack of the observation with one more "
                 "frame; leave n_stack out, which stores whole stacks"
             )
 
@@ -168,7 +177,8 @@ class Stacked(View):
         item = made.data.item | {"observation": self._stack(frames, depth)}
         following = self._stack([*last[1:], made.data.next_observation], last_depth + 1)
         data = dataclasses.replace(made.data, item=item, next_observation=following)
-        known = older >= depth  # else frames of the stack have been overwritten
+        # Else frames of the stack were never in the buffer, or have been overwritten.
+        known = (depth < self.n) & (older >= depth)
         return Reading(data, made.flags, known if made.known is None else known & made.known)
 
     def _stack(self, frames: list[jax.Array], depth: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import copy
 import warnings
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -133,10 +134,10 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """Add a step of all environments, as `ReplayBuffer.add` does."""
-        at = self.pos
+        at, kept = self.pos, copy.deepcopy(infos) if self.copy_info_dict else None
         super().add(obs, next_obs, action, reward, done, infos)
-        if self.copy_info_dict:
-            self.infos[at] = copy.deepcopy(infos)
+        if kept is not None:
+            self.infos[at] = kept
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw a batch, as `ReplayBuffer.sample` does.
@@ -152,6 +153,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _reward_new_goals(self, fields: Fields) -> None:
         """Have the environment compute the rewards of rows with new goals."""
+        fields.update(jax.tree.map(lambda leaf: leaf.cpu(), fields))
         new = fields["relabelled"].numpy()
         if not new.any():
             return
@@ -171,7 +173,14 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
             where = self.memory.positions(fields["ids"].slot.numpy()[new])
             infos = copy.deepcopy(self.infos[where])
         (rewards,) = self.env.env_method("compute_reward", achieved, wanted, infos, indices=[0])
-        rewards = np.asarray(rewards, np.float32).reshape(-1, 1)
+        rewards = np.asarray(rewards, np.float32)
+        if rewards.size != len(wanted):
+            raise ValueError(
+                f"{_WHERE}: compute_reward of the environment must return a reward for each of "
+                f"{len(wanted)} rows, got an array of shape {rewards.shape}; take norms and "
+                "comparisons over the last axis alone"
+            )
+        rewards = rewards.reshape(-1, 1)
         fields["reward"].numpy()[new] = rewards
 
     def truncate_last_trajectory(self) -> None:

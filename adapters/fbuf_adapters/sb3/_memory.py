@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.adapter_api import BufferSpec, Calls, View, fold_in
+from fbuf.adapter_api import BufferSpec, Calls, View, fold_in, uninterrupted, warn
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._unpack import Unpack
+from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, map_columns
 from fbuf_adapters.sb3._staging import Staging
 
@@ -78,6 +79,7 @@ class Memory:
         self.staging = Staging(item, spec.num_envs)
         self.drawn = 0
         self._ends: collections.deque[tuple[int, int]] = collections.deque()
+        self._kept = 0  # the number of ends in the deque
         specs = map_columns(lambda column: column.spec, item)
         with jax.default_device(device):
             self._own(spec.init(specs), 0)
@@ -110,21 +112,30 @@ class Memory:
 
     # Writing.
 
-    def add(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
-        """Stage a step of all environments."""
+    def add(
+        self,
+        row: Fields,
+        following: Any,
+        terminated: Array,
+        truncated: Array,
+        follows: Array | None = None,
+    ) -> None:
+        """Stage a step of all environments; `follows` says where the step before leads to it."""
         if self.steps and self.steps % self.staging.room == 0:
             self.write()
         self.staging.write(row, following, terminated, truncated)
         cut_off = self.staging.cut_off()
-        if cut_off is not None and cut_off.any():
+        if follows is not None:
+            cut_off |= self.open() & ~follows
+        if cut_off.any():
             self.end(cut_off)
         self.staging.steps += 1
 
     def end(self, which: Array) -> None:
         """Truncate the newest step of some environments."""
         if self._written == self.steps:
+            self._make_room(which)
             self._change(fbuf.end_episode, {"mask": which})
-            self._ends.append((self.steps, int(which.sum())))
         self.staging.truncate_newest(which)
 
     def open(self) -> Array:
@@ -146,25 +157,38 @@ class Memory:
     def _make_room(self, ends: Array) -> None:
         """Make room for the last observations of episodes, where the buffer has too little."""
         while self._ends and self._ends[0][0] <= self.steps - self.length:
-            self._ends.popleft()
+            self._kept -= self._ends.popleft()[1]
         if ends.any():
-            self._ends.append((self.steps, int(ends.sum())))
-        needed, most = sum(count for _, count in self._ends), self.spec.capacity
-        if needed > self._room and self._room < most:
-            more = min(max(needed, 4 * self._room), most)
-            self._own(fbuf.resize(self._backend.state, most, max_ends=more), self._written)
+            count = int(ends.sum())
+            self._ends.append((self.steps, count))
+            self._kept += count
+        most = self.spec.capacity
+        if self._kept <= self._room or self._room == most:
+            return
+        more = min(max(self._kept, 4 * self._room), most)
+        try:
+            with jax.default_device(self.device):
+                state = fbuf.resize(self._backend.state, most, max_ends=more)
+        except MemoryError as error:
+            warn(
+                f"{WHERE}: there is no memory for the last observations of more than {self._room} "
+                f"episodes; the oldest of these rows will not be drawn ({error})"
+            )
+            self._room = most  # or each further end would try again
+            return
+        self._own(state, self._written)
 
     def update_priority(self, ids: fbuf.Ids[Any], priority: Array) -> None:
         """Give rows new priorities."""
-        ids = jax.tree.map(np.asarray, ids)
+        ids = jax.tree.map(on_host, ids)
         self._change(fbuf.update_priority, {"ids": ids, "priority": priority})
 
     def clear(self) -> None:
         """Forget all rows."""
-        with jax.default_device(self.device):
+        with uninterrupted(), jax.default_device(self.device):
             self._own(fbuf.clear(self.state), 0)
-        self.staging.steps = 0
-        self._ends.clear()
+            self.staging.steps = self._kept = 0
+            self._ends.clear()
 
     def _change(self, operation: Any, arguments: Fields, **static: Any) -> None:
         leaves, structure = jax.tree.flatten(arguments)
@@ -202,11 +226,15 @@ class Memory:
     def read(self, slots: Array, view: View | None = None) -> Any:
         """Read rows at slots: a `fbuf.Batch` through a view, or the fields that a draw has."""
         state = self.state
-        ids = fbuf.ids_at(state, jnp.asarray(slots, jnp.int32))
-        if view is not None:
-            return fbuf.read(state, ids, view=view)
-        key = jax.random.key(0) if self.drawing.view.is_random else None
-        batch = fbuf.read(state, ids, view=self.drawing.view, key=key)
+        with jax.default_device(self.device):
+            ids = fbuf.ids_at(state, jnp.asarray(slots, jnp.int32))
+            if view is not None:
+                return fbuf.read(state, ids, view=view)
+            key = None
+            if self.drawing.view.is_random:
+                key = jax.random.fold_in(jax.random.key(self.seed), self.drawn)
+                self.drawn += 1
+            batch = fbuf.read(state, ids, view=self.drawing.view, key=key)
         return jax.tree.map(lambda x: torch.from_numpy(np.array(x)), self.drawing.fields(batch))
 
     def rewards(self, ids: fbuf.Ids[Any], n_steps: int) -> tuple[Array, Array]:
@@ -214,9 +242,10 @@ class Memory:
 
         Besides bool `[B, n]`: which there are.
         """
-        ids = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, ids))
         view = fbuf.Sequence(n_steps, boundary="pad", fields=("reward",))
-        data = fbuf.read(self.state, ids, view=view).data
+        with jax.default_device(self.device):
+            ids = jax.tree.map(jnp.asarray, jax.tree.map(on_host, ids))
+            data = fbuf.read(self.state, ids, view=view).data
         return np.asarray(data.item["reward"]), np.asarray(data.valid)
 
     def slots(self, steps: Array, envs: Array) -> Array:
@@ -251,7 +280,12 @@ class Memory:
         self._own(jax.device_put(state, self.device), self.staging.steps)
 
 
-_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_ends"}
+_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_ends", "_kept"}
+
+
+def on_host(array: Any) -> Array:
+    """Return a tensor on any device, or an array, as NumPy's."""
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
 
 
 def device_of(platform: str) -> Any:

@@ -139,7 +139,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.beta: float | None = None
         """The exponent of importance weights; None is that of the sampler."""
         self._losses: Losses | None = None
-        self._weighs, self._was_updated = False, False
+        self._weighs = self._drew = self._was_updated = False
 
     # The parts that a buffer with goals has otherwise.
 
@@ -177,23 +177,18 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _rows(self, row: Fields, following: Any, terminated: Array, truncated: Array) -> None:
         """Hand over a step of all environments."""
-        if self._frames is not None:
-            row, following = self._unstacked(row, following, terminated)
-        self.memory.add(row, following, terminated, truncated)
-
-    def _unstacked(self, row: Fields, following: Any, terminated: Array) -> tuple[Fields, Any]:
-        assert self._frames is not None
+        if self._frames is None:
+            self.memory.add(row, following, terminated, truncated)
+            return
         stack = self._frames.stacks(row["observation"], self.n_envs)
         following = self._frames.stacks(following, self.n_envs)
-        is_open = self.memory.open()
-        depth = self._frames.depth(stack, is_open)
+        # No loss reads those of terminated rows. There CleanRL hands over the next episode's first.
         self._frames.check_next(stack[~terminated], following[~terminated])
-        cut_off = is_open & (depth == 0)  # the newest frame alone may not tell
-        if cut_off.any():
-            self.memory.end(cut_off)
+        depth, follows = self._frames.depth(stack, self.memory.steps, self.memory.open())
         self.memory.drawing = self.memory.drawing._replace(view=self._view())
         frame = self._frames.newest
-        return row | {"observation": frame(stack), "depth": depth}, frame(following)
+        row = row | {"observation": frame(stack), "depth": depth}
+        self.memory.add(row, frame(following), terminated, truncated, follows)
 
     # Writing.
 
@@ -255,16 +250,20 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """
         if not self.memory.steps:
             raise RuntimeError(f"{WHERE}.sample: the buffer is empty; add rows before")
-        if self.memory.drawing.weighted and not (self._weighs or self._was_updated):
-            self._check_updated()
+        self._check_updated()
         self.settle()
         return self._samples(valid(self.memory.draw(batch_size, self.beta)), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         """Return rows at positions, each of an environment drawn at random."""
         envs = np.random.randint(0, self.n_envs, size=len(batch_inds))  # noqa: NPY002  as theirs
+        if self.memory.drawing.weighted:
+            raise RuntimeError(
+                f"{WHERE}: rows at positions have no importance weights; call sample, or make the "
+                "buffer with fbuf.Uniform()"
+            )
         slots = self.memory.slots(np.asarray(batch_inds), envs)
-        return self._samples(self.memory.read(slots), env)
+        return self._samples(valid(self.memory.read(slots)), env)
 
     def _samples(self, fields: Fields, env: VecNormalize | None) -> Any:
         """Return the batch of what was drawn."""
@@ -287,7 +286,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             priority: `[B]` or `[B, 1]`, finite: a tensor or an array. Its sign does not matter.
 
         Raises:
-            ValueError: If the sampler keeps no priorities, or if the shape is another one.
+            ValueError: If the sampler keeps no priorities, or if the shape is another one. Also if
+                a priority is not finite: the run has diverged.
         """
         if not self.memory.drawing.weighted:
             raise ValueError(
@@ -297,6 +297,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if isinstance(priority, torch.Tensor):
             priority = priority.detach().cpu().numpy()
         errors = np.abs(np.asarray(priority, np.float32))
+        wrong = errors[~np.isfinite(errors)]
+        if wrong.size:
+            raise ValueError(
+                f"{WHERE}.update_priority: TD errors must be finite, got {wrong[0]}; look at the "
+                "loss, which has diverged"
+            )
         self.memory.update_priority(ids, errors.reshape(np.shape(ids.slot)))
         self._was_updated = True
 
@@ -321,7 +327,10 @@ class ReplayBuffer(buffers.ReplayBuffer):
             self.update_priority(losses.ids, losses.td_error())
 
     def _check_updated(self) -> None:
-        if self.memory.drawn:
+        """Refuse a second batch by priority if no priority was updated since the first."""
+        if not self.memory.drawing.weighted or self._weighs or self._was_updated:
+            return
+        if self._drew:
             raise RuntimeError(
                 f"{WHERE}.sample: rows are drawn by priority, and no priority was updated since "
                 "the first batch. A loss that knows no weights learns from biased batches. Use "
@@ -329,6 +338,22 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 "of your own weigh by batch.weights and call update_priority(batch.ids, td_error). "
                 "For SBX, whose losses know no weights, leave the sampler out"
             )
+        self._drew = True
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Go on from a pickle. Another algorithm may have loaded it: priorities are due again."""
+        restore = getattr(super(), "__setstate__", vars(self).update)
+        restore(kept)
+        self._drew = self._was_updated = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse new rows in the place of those stored; they would not be drawn."""
+        if name in Stored._fields:
+            raise AttributeError(
+                f"{WHERE}: {name} cannot be assigned, because stored rows do not change; add the "
+                "rows to a new buffer"
+            )
+        super().__setattr__(name, value)
 
     if not TYPE_CHECKING:  # the base class declares them
 

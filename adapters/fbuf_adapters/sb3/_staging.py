@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
 
-_STEPS = 64
 _BYTES = 2**22
-"""So many steps, or bytes, are staged at most."""
+"""So many bytes are staged at most."""
 
 SIZES = (1, 4, 16, 64)
 """The numbers of steps that cross together; a smaller number is padded to the next one."""
@@ -49,20 +49,20 @@ class Staging:
         _put("next_obs", self.item["observation"], self.following, following, at)
         self.terminated[at], self.truncated[at] = terminated, truncated
 
-    def cut_off(self) -> Array | None:
+    def cut_off(self) -> Array:
         """Find the environments whose newest step does not lead to the written one: bool `[E]`.
 
-        None is none. The newest step is then no end, and its next observation another one.
+        The newest step is no end, and its next observation is another one.
         """
+        differs = np.zeros(self.n_envs, bool)
         if not self.steps:
-            return None
+            return differs
         at, before = self.steps % self.room, (self.steps - 1) % self.room
         new = [rows[at] for rows in leaves_of(self.rows["observation"])]
         led_to = [rows[before] for rows in leaves_of(self.following)]
         pairs = list(zip(new, led_to, strict=True))
         if all(_same(one, other) for one, other in pairs):
-            return None
-        differs = np.zeros(self.n_envs, bool)
+            return differs
         for one, other in pairs:
             differs |= [not _same(*both) for both in zip(one, other, strict=True)]
         return differs & ~self.terminated[before] & ~self.truncated[before]
@@ -97,9 +97,9 @@ class Staging:
 def _put(name: str, column: Any, rows: Any, given: Any, at: int) -> None:
     """Write a step of one argument of `add`."""
     if not isinstance(column, Column):
-        if not isinstance(given, dict) or set(given) < set(column):
+        if not isinstance(given, dict) or not set(column) <= set(given):
             raise ValueError(
-                f"fbuf_adapters.sb3.ReplayBuffer.add: {name} must be a dict with {sorted(column)}, "
+                f"{WHERE}.add: {name} must be a dict with {sorted(column)}, "
                 f"got {type(given).__name__}"
                 + (f" with {sorted(given)}" if isinstance(given, dict) else "")
             )
@@ -109,13 +109,26 @@ def _put(name: str, column: Any, rows: Any, given: Any, at: int) -> None:
     array = np.asarray(given)
     if array.shape != rows.shape[1:]:
         array = _reshaped(name, column, array, rows.shape[1])
+    if array.dtype.kind in "iu" and column.dtype.kind in "iu" and array.dtype != column.dtype:
+        array = _fitting(name, column, array)
     try:
         np.copyto(rows[at], array, casting="same_kind")
     except TypeError:
         raise TypeError(
-            f"fbuf_adapters.sb3.ReplayBuffer.add: {name} must be {column.dtype}, as its space "
+            f"{WHERE}.add: {name} must be {column.dtype}, as its space "
             f"says, got {array.dtype}; cast it, or mend the space"
         ) from None
+
+
+def _fitting(name: str, column: Column, array: Array) -> Array:
+    """Return integers in the dtype of their column; refuse those that it cannot hold."""
+    cast = array.astype(column.dtype)
+    if not np.array_equal(cast, array):
+        raise ValueError(
+            f"{WHERE}.add: {name} must fit {column.dtype}, as its space "
+            f"says, got {array[cast != array][0]}; mend the space"
+        )
+    return cast
 
 
 def _reshaped(name: str, column: Column, array: Array, n_envs: int) -> Array:
@@ -125,7 +138,7 @@ def _reshaped(name: str, column: Column, array: Array, n_envs: int) -> Array:
     axes = [n for n in array.shape if n != 1], [n for n in wanted if n != 1]
     if not fits or (name != "action" and axes[0] != axes[1]):
         raise ValueError(
-            f"fbuf_adapters.sb3.ReplayBuffer.add: {name} must be of shape {wanted}, for n_envs="
+            f"{WHERE}.add: {name} must be of shape {wanted}, for n_envs="
             f"{n_envs}, got {array.shape}; make the buffer with the n_envs and the space of your "
             "environments"
         )

@@ -82,6 +82,14 @@ def test_it_stands_where_theirs_does():
     assert buffer.her_ratio == pytest.approx(0.8)
 
 
+def test_one_reward_for_all_rows_is_refused(monkeypatch):
+    """As a norm without its axis gives it."""
+    one = lambda self, achieved, desired, infos: np.linalg.norm(achieved - desired)
+    monkeypatch.setattr(Rewarding, "compute_reward", one)
+    with pytest.raises(ValueError, match="a reward for each of"):
+        filled().sample(64)
+
+
 def test_pickled_without_its_environment():
     buffer = filled(copy_info_dict=True)
     other = pickle.loads(pickle.dumps(buffer))

@@ -79,7 +79,9 @@ def stacked(rows):
         (FLOATS, {"infos": [{}]}, ValueError, "infos must be a list of 2 dicts"),
         (DICT, {"obs": np.zeros((2, 3))}, ValueError, "must be a dict with"),
         (DICT, {"obs": {"a": np.zeros((2, 3))}}, ValueError, r"must be a dict with \['a', 'b'\]"),
+        (DICT, {"obs": {"a": np.zeros((2, 3)), "c": 1}}, ValueError, r"with \['a', 'b'\]"),
         (IMAGES, {"obs": np.zeros((2, 4, 4, 4))}, TypeError, "observation must be uint8"),
+        (IMAGES, {"obs": np.full((2, 4, 4, 4), 300)}, ValueError, "must fit uint8"),
     ],
 )
 def test_steps(space, changes, error, text):
@@ -109,7 +111,7 @@ def test_environments_that_do_not_divide_the_size():
 
 def test_what_is_no_stack_of_frames():
     buffer = ReplayBuffer(10, IMAGES, ACTIONS, n_stack=4)
-    with pytest.raises(ValueError, match="no stack of its first frame"):
+    with pytest.raises(ValueError, match="not the stack of the observation with one more frame"):
         buffer.add(**step(1, IMAGES))
     first = np.zeros((1, 4, 4, 4), np.uint8)
     first[..., 3] = 1

@@ -151,7 +151,9 @@ def test_several_steps_are_summed_as_theirs(n_steps):
     mine, wanted = ours._get_samples(at), theirs._get_samples(at)
     for field in mine._fields:
         if n_steps > 1 or field != "discounts":
-            np.testing.assert_allclose(getattr(mine, field), getattr(wanted, field), rtol=1e-6)
+            # Sums of float32 in another order.
+            pair = getattr(mine, field), getattr(wanted, field)
+            np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-6)
     assert (ours.sample(8).discounts is None) == (n_steps == 1)
 
 
@@ -230,6 +232,61 @@ def test_stacks_of_frames_are_taken_apart(n_steps):
         )
 
 
+def stack(*frames):
+    """Four frames of one number each, `[1, 4]`."""
+    return np.array([frames], np.float32)
+
+
+def added(buffer, before, newest, done=False, reward=1.0):
+    """Add a step that leads to a new frame; return the stack it leads to."""
+    after = stack(*before[0, 1:], newest)
+    buffer.add(before, after, np.zeros((1, 1), int), np.atleast_1d(reward), [done], [{}])
+    return after
+
+
+def stacks_drawn(buffer):
+    return {tuple(x.tolist()) for x in buffer.sample(300).observations}
+
+
+def of_four(size=16):
+    frames = spaces.Box(0, 255, (4,), np.float32)
+    return ReplayBuffer(size, frames, spaces.Discrete(2), "cpu", n_stack=4, seed=0)
+
+
+def test_a_refused_step_can_be_given_again():
+    """Stacks go on behind it, and none is made across a step that was left out."""
+    buffer = of_four()
+    now = added(buffer, stack(0, 0, 0, 1), 2)
+    for at in range(3, 7):
+        with pytest.raises(ValueError, match="reward must be of shape"):
+            added(buffer, now, at, reward=np.zeros(3))
+        now = added(buffer, now, at)
+    whole = {(0, 0, 0, 1), (0, 0, 1, 2), (0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5)}
+    assert stacks_drawn(buffer) == whole
+    with pytest.raises(ValueError, match="reward must be of shape"):
+        added(buffer, now, 7, reward=np.zeros(3))
+    now = stack(4, 5, 6, 7)  # its caller goes on all the same
+    for at in range(8, 12):
+        now = added(buffer, now, at)
+    drawn = stacks_drawn(buffer)
+    assert drawn == whole | {(7, 8, 9, 10)}
+    assert int(buffer.timeouts.sum()) == 1
+
+
+def test_stacks_that_begin_in_the_middle_of_an_episode():
+    """After `reset`, or in another buffer: rows whose frames are not stored are not drawn."""
+    buffer = of_four()
+    added(buffer, stack(0, 0, 0, 9), 9, done=True)
+    now = stack(1, 2, 3, 4)
+    for at in range(5, 9):
+        now = added(buffer, now, at)
+    assert stacks_drawn(buffer) == {(0, 0, 0, 9), (4, 5, 6, 7)}
+    buffer.reset()
+    for at in range(9, 14):
+        now = added(buffer, now, at)
+    assert stacks_drawn(buffer) == {(8, 9, 10, 11), (9, 10, 11, 12)}
+
+
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
 def test_a_copy_goes_on_where_the_buffer_was(way):
     """In the middle of an episode, and with the next batch."""
@@ -286,6 +343,8 @@ def test_the_newest_rows_can_be_ended_and_nothing_else_is_written():
     ours.dones[ours.pos - 1] = True
     assert ours.dones[5].tolist() == [1, 1]
     assert ours.timeouts[5].tolist() == [1, 1]
+    with pytest.raises(AttributeError, match="rewards cannot be assigned"):
+        ours.rewards = ours.rewards * 2
     for write in (
         lambda: ours.dones.__setitem__(0, True),
         lambda: ours.rewards.__setitem__(0, 1.0),

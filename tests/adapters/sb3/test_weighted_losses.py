@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fbuf_adapters.sb3 import PrioritizedDQN, PrioritizedReplay, PrioritizedSAC, ReplayBuffer
+from fbuf_adapters.sb3 import PrioritizedDQN, PrioritizedSAC, ReplayBuffer
 from fbuf_adapters.sb3 import PrioritizedTD3 as TD3WithPriorities
 from gymnasium import spaces
 from stable_baselines3 import DQN, SAC, TD3
@@ -122,6 +122,26 @@ def test_a_plain_algorithm_is_refused_priorities(kind, env):
         model.learn(40)
 
 
+def test_priorities_and_plain_algorithms_exchange_files(tmp_path):
+    """A plain one refuses rows by priority; one with priorities takes a plain model."""
+    prioritised = PrioritizedDQN("MlpPolicy", "CartPole-v1", train_freq=1, **SMALL).learn(30)
+    prioritised.save_replay_buffer(tmp_path / "rows")
+    plain = DQN("MlpPolicy", "CartPole-v1", train_freq=1, **SMALL).learn(30)
+    plain.save(tmp_path / "model")
+    plain.load_replay_buffer(tmp_path / "rows")
+    with pytest.raises(RuntimeError, match="PrioritizedDQN"):
+        plain.learn(20, reset_num_timesteps=False)
+    loaded = PrioritizedDQN.load(tmp_path / "model", env=plain.get_env())
+    loaded.learn(30)
+    assert loaded.replay_buffer.beta == 1
+
+
+def test_a_run_that_diverged_says_so():
+    made = buffer()
+    with pytest.raises(ValueError, match="TD errors must be finite"):
+        made.update_priority(made.sample(2).ids, torch.tensor([1.0, float("nan")]))
+
+
 def test_misuse():
     with pytest.raises(TypeError, match="must be a ReplayBuffer of fbuf_adapters"):
         PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_class=dict)
@@ -129,4 +149,3 @@ def test_misuse():
         PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"sampler": fbuf.Uniform()})
     with pytest.raises(ValueError, match="keeps no priorities"):
         ReplayBuffer(8, spaces.Discrete(2), spaces.Discrete(2)).update_priority(None, np.ones(1))
-    assert issubclass(PrioritizedReplay, object)
