@@ -13,8 +13,9 @@ demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch 
 
 # Most of the tests' time would be XLA making fast kernels of programs that then run for a
 # millisecond. Tests marked "optimised" find the faults of such kernels.
+# Threads of PyTorch would wait for those of the other process.
 # Bytecode is kept: without it each process compiles all tests, and rewrites their assertions.
-QUICK := PYTHONDONTWRITEBYTECODE= XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+QUICK := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
