@@ -75,7 +75,10 @@ class Batches:
         place = lambda tensor: tensor if tensor.device == device else tensor.to(device)
         if self.arrays == "jax":
             place = JaxTensor.of
-        found = {name: jax.tree.map(place, value) for name, value in found.items()}
+        found = {
+            name: None if value is None else map_columns(place, value)
+            for name, value in found.items()
+        }
         if "weight" in fields:
             weights, ids = place(fields["weight"][:, None]), fields["ids"]
             if weigh:

@@ -88,6 +88,7 @@ class Memory:
         """Take a state with so many steps in it."""
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
+        self._program: tuple[Drawing, Any] | None = None
         self._unpackers: dict[Any, tuple[Unpack, Any]] = {}
         self._before, self._after = (self._backend.leaves, written), written
         assert state.next_obs is not None
@@ -200,11 +201,14 @@ class Memory:
         """Draw a batch: a dict of tensors, in the stored form."""
         self.write()
         words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)
-        program = self._backend.program(("draw", self.drawing), self._draws)
+        if self._program is None or self._program[0] is not self.drawing:
+            program = self._backend.program(("draw", self.drawing), self._draws)
+            self._program = self.drawing, program
+        drawing, program = self._program
         power = None if beta is None else np.float32(beta)
         call = functools.partial(program, self._backend.leaves, words, power, batch_size)
         packed = self._calls((program, batch_size, beta is None), call)
-        unpack, tree = self._unpackers[self.drawing, batch_size]
+        unpack, tree = self._unpackers[drawing, batch_size]
         self.drawn += 1
         return tree.unflatten(unpack(packed))
 
