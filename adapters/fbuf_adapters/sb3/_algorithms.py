@@ -23,15 +23,13 @@ class PrioritizedReplay(OffPolicyAlgorithm):
     the run. The algorithm's loss must be `mse_loss`, `smooth_l1_loss` or `huber_loss` of values
     `[B, 1]`; of another loss `train` says so, with a `RuntimeError`.
 
-    Args:
-        *args: As for the algorithm.
-        replay_buffer_class: A `ReplayBuffer` of this package, or a subclass.
-        replay_buffer_kwargs: As for the algorithm. Without a `sampler` it is `fbuf.Prioritized()`.
-        **kwargs: As for the algorithm.
+    Arguments are those of the algorithm. `replay_buffer_class` is a `ReplayBuffer` of this package
+    or a subclass, and by default that class. Without a `sampler` in `replay_buffer_kwargs` it is
+    `fbuf.Prioritized()`. A model that was saved by the plain algorithm can be loaded.
 
     Raises:
         TypeError: If `replay_buffer_class` is another class.
-        ValueError: If the sampler keeps no priorities, or `arrays` is not `"torch"`.
+        ValueError: If the sampler keeps no priorities, or with `arrays="jax"`.
 
     Examples:
         >>> from stable_baselines3 import DDPG

@@ -48,10 +48,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
         n_sampled_goal: How many new goals there are for each stored one, at least 0.
         goal_selection_strategy: `"future"`, `"final"` or `"episode"`, as for `fbuf.Hindsight`.
         copy_info_dict: Whether to keep the infos of all rows, for `compute_reward`.
-        sampler: As for `ReplayBuffer`.
-        rows_on: As for `ReplayBuffer`.
-        arrays: As for `ReplayBuffer`.
-        seed: As for `ReplayBuffer`.
+        **options: `sampler`, `rows_on`, `arrays` and `seed`, as for `ReplayBuffer`.
 
     Raises:
         ValueError: If the space has no goals, or if they differ in shape or dtype.
