@@ -20,6 +20,7 @@ from fbuf.dispatch.flax import register as register_with_flax
 from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
 from fbuf.host.programs import batch_of as build_host_batch
+from fbuf.host.transitions import Transitions as HostTransitions
 from fbuf.ops.resume import Episodes, resumed
 from fbuf.ops.resume import check as check_episodes
 from fbuf.ops.sample import planned as plan_draws
@@ -61,6 +62,7 @@ __all__ = [
     "Draw",
     "Drawn",
     "Episodes",
+    "HostTransitions",
     "Lane",
     "Layout",
     "Reader",

@@ -14,6 +14,7 @@ from support.oracle import told
 from support.pair import Pair
 
 import fbuf
+from fbuf.adapter_api import HostTransitions
 
 GAMMA = 0.5
 ITEM = {"observation": {"at": jnp.int32(0), "image": jnp.zeros(300)}, "reward": jnp.zeros(())}
@@ -90,6 +91,32 @@ def check_transitions(pair):
             )
     pair.lost |= lost
     assert told(pair.state.fault) == fbuf.Fault.LOST_NEXT * pair.lost
+    if pair.state.ring.heads == 1:
+        check_on_the_host(pair.state, np.array(slots, int), made)
+
+
+def check_on_the_host(state, slots, made):
+    """NumPy takes the same rows; a row that comes after the newest one is told apart."""
+    rows, newest = HostTransitions(state), int(state.ring.head[0]) - 1
+    ages = (newest - slots) % state.capacity
+    known, count = np.asarray(made.known), len(slots)
+    wanted = jax.tree.map(np.asarray, (made.data.item, made.data.next_observation))
+    for ahead in (0, 1, state.capacity + 3):
+        taken = rows.take(np.concatenate([ages + ahead, np.arange(ahead)]), ahead)
+        assert taken.ahead.tolist() == list(range(count, count + ahead))
+        assert taken.unknown[taken.unknown < count].tolist() == np.flatnonzero(~known).tolist()
+        terminated = np.asarray(made.flags) & 1
+        np.testing.assert_array_equal(taken.terminated[:count], terminated)
+        item = jax.tree.map(taken.leaves.__getitem__, rows.item)
+        following = jax.tree.map(taken.following.__getitem__, rows.observation)
+        jax.tree.map(
+            lambda one, two: np.testing.assert_array_equal(one[:count], two), item, wanted[0]
+        )
+        jax.tree.map(
+            lambda one, two: np.testing.assert_array_equal(one[:count][known], two[known]),
+            following,
+            wanted[1],
+        )
 
 
 def check_n_steps(pair, n):

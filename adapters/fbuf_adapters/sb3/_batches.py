@@ -13,11 +13,13 @@ from stable_baselines3.common import type_aliases
 from stable_baselines3.common.vec_env import VecNormalize
 
 from fbuf_adapters.sb3._checks import WHERE
-from fbuf_adapters.sb3._columns import Array, map_columns
+from fbuf_adapters.sb3._columns import Array, Column, map_columns
 from fbuf_adapters.sb3._jax_arrays import JaxTensor
-from fbuf_adapters.sb3._memory import Fields
+from fbuf_adapters.sb3._memory import Fields, on_host
 from fbuf_adapters.sb3._samples import PrioritizedReplayBufferSamples
 from fbuf_adapters.sb3._weighted_losses import Losses, WeightedRewards
+
+_NUMBER = Column((1,), np.dtype(np.float32))
 
 
 @dataclasses.dataclass
@@ -41,13 +43,13 @@ class Batches:
             "observations": self._tensors("observations", item["observation"]),
             "actions": self._tensors("actions", item["action"]),
             "next_observations": self._tensors("observations", fields["next_observation"]),
-            "dones": fields["done"],
-            "rewards": fields["reward"],
+            "dones": _NUMBER.tensor(fields["done"]),
+            "rewards": _NUMBER.tensor(fields["reward"]),
             "discounts": fields.get("discount"),
         }
 
     def _tensors(self, name: str, tree: Any) -> Any:
-        return map_columns(lambda column, leaf: column.tensor(leaf), self.columns[name], tree)
+        return map_columns(Column.tensor, self.columns[name], tree)
 
     def normalize(
         self, found: Fields, env: VecNormalize, rewards: Callable[[], tuple[Array, Array]]
@@ -72,18 +74,19 @@ class Batches:
 
     def deliver(self, found: Fields, fields: Fields, device: torch.device, weigh: bool) -> Any:
         """Return the batch of its arguments, on a device; with `weigh` its rewards weigh losses."""
-        place = lambda tensor: tensor if tensor.device == device else tensor.to(device)
-        if self.arrays == "jax":
-            place = JaxTensor.of
-        found = {
-            name: None if value is None else map_columns(place, value)
-            for name, value in found.items()
-        }
         if "weight" in fields:
-            weights, ids = place(fields["weight"][:, None]), fields["ids"]
+            found["weights"] = fields["weight"][:, None]
+        if self.arrays == "jax" or device.type != "cpu":
+            place = JaxTensor.of if self.arrays == "jax" else lambda tensor: tensor.to(device)
+            found = {
+                name: None if value is None else map_columns(place, value)
+                for name, value in found.items()
+            }
+        if "weight" in fields:
+            weights, ids = found["weights"], fields["ids"]
             if weigh:
                 found["rewards"] = WeightedRewards.of(found["rewards"], Losses(weights, ids))
-            return PrioritizedReplayBufferSamples(**found, weights=weights, ids=ids)
+            return PrioritizedReplayBufferSamples(**found, ids=ids)
         if isinstance(found["observations"], dict):
             return type_aliases.DictReplayBufferSamples(**found)
         return type_aliases.ReplayBufferSamples(**found)
@@ -95,8 +98,8 @@ def valid(fields: Fields) -> Fields:
     A view cannot read every row: the frames before the oldest ones have been overwritten. Each of
     these draws becomes one that the sampler might as well have drawn in its place.
     """
-    mask = fields.pop("mask").cpu().numpy()
-    if mask.all():
+    mask = fields.pop("mask")
+    if mask is None or (mask := on_host(mask)).all():
         return fields
     (good,) = mask.nonzero()
     if not len(good):

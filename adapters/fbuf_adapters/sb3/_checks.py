@@ -43,6 +43,8 @@ def sampler(value: Any) -> None:
 def flags(name: str, given: Any, n_envs: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return flags of all environments: bool `[n_envs]`."""
     array = np.asarray(given)
+    if array.dtype == bool and array.shape == (n_envs,):
+        return array
     if array.size != n_envs:
         raise ValueError(
             f"{WHERE}.add: {name} must be of shape ({n_envs},), one for each environment, got "
@@ -51,12 +53,13 @@ def flags(name: str, given: Any, n_envs: int) -> np.ndarray[Any, np.dtype[np.boo
     return array.reshape(n_envs).astype(bool)
 
 
-def timeouts(infos: Any, n_envs: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which episodes infos say that were cut off: bool `[n_envs]`."""
+def timeouts(infos: Any, n_envs: int) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return which episodes infos say that were cut off: bool `[n_envs]`; None for no episode."""
     if isinstance(infos, dict) or len(infos) != n_envs:
         raise ValueError(
             f"{WHERE}.add: infos must be a list of {n_envs} dicts, one for each environment, got "
             f"{type(infos).__name__} of length {len(infos)}; or make the buffer with "
             "handle_timeout_termination=False, and give as done what terminated an episode"
         )
-    return np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+    found = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+    return np.array(found) if any(found) else None

@@ -57,11 +57,13 @@ class Column(NamedTuple):
             return array
         return array.view(self.dtype).reshape(-1, *self.shape)
 
-    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return stored rows `[B, ...]` as `[B, *shape]`, in the same memory."""
+    def tensor(self, rows: Any) -> torch.Tensor:
+        """Return stored rows `[B, ...]`, an array or a tensor, as a tensor `[B, *shape]` there."""
+        if isinstance(rows, np.ndarray):
+            return torch.from_numpy(self.numpy(rows))
         if self.dtype.itemsize < 8:
-            return tensor
-        return tensor.view(_dtypes.to_torch(self.dtype)).reshape(-1, *self.shape)
+            return rows
+        return rows.view(_dtypes.to_torch(self.dtype)).reshape(-1, *self.shape)
 
 
 def of_observations(space: spaces.Space[Any]) -> Any:

@@ -1,4 +1,8 @@
-"""The buffer behind Stable-Baselines3's: a state of fbuf, written and read by compiled programs."""
+"""The buffer behind Stable-Baselines3's: a state of fbuf, and the steps on their way into it.
+
+Compiled programs write and draw, but single transitions on the CPU that are drawn uniformly; see
+`_uniform_draws`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from fbuf_adapters.pytorch._unpack import Unpack
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, map_columns
 from fbuf_adapters.sb3._staging import Staging
+from fbuf_adapters.sb3._uniform_draws import UniformDraws
 
 Fields = dict[str, Any]
 """The arrays of a batch, by name."""
@@ -32,12 +37,19 @@ class Drawing(NamedTuple):
         gamma: The discount of a step, to return those of n steps; None returns none.
         named: Whether to return ids, too.
         weighted: Whether to return importance weights.
+        arrays: `"torch"`, or `"jax"` for tensors in memory that JAX can take over.
     """
 
     view: View
     gamma: float | None
     named: bool
     weighted: bool
+    arrays: str = "torch"
+
+    def by_numpy(self, spec: BufferSpec, device: Any) -> bool:
+        """Whether NumPy can draw them: rows on the CPU, each with its next observation."""
+        plain = self == Drawing(fbuf.Transition(), None, False, False)
+        return plain and spec.sampler == fbuf.Uniform() and device.platform == "cpu"
 
     def fields(self, batch: Any) -> Fields:
         """Return the arrays of a batch that was read through the view."""
@@ -62,7 +74,7 @@ class Drawing(NamedTuple):
 
 
 class Memory:
-    """Rows of all environments. A step is staged first; whatever looks at the rows writes it.
+    """Rows of all environments. A step is staged first, and written when the state is needed.
 
     Attributes:
         staging: The newest steps.
@@ -78,6 +90,9 @@ class Memory:
         self.length = spec.capacity // spec.num_envs
         self.staging = Staging(item, spec.num_envs)
         self.drawn = 0
+        self._uniform = (
+            UniformDraws(spec, self.staging, seed) if drawing.by_numpy(spec, device) else None
+        )
         self._ends: collections.deque[tuple[int, int]] = collections.deque()
         self._kept = 0  # the number of ends in the deque
         specs = map_columns(lambda column: column.spec, item)
@@ -86,6 +101,8 @@ class Memory:
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
         """Take a state with so many steps in it."""
+        if self._uniform is not None:
+            self._uniform.release()
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
         self._program: tuple[Drawing, Any] | None = None
@@ -122,15 +139,14 @@ class Memory:
         follows: Array | None = None,
     ) -> None:
         """Stage a step of all environments; `follows` says where the step before leads to it."""
-        if self.steps and self.steps % self.staging.room == 0:
+        staging = self.staging
+        if staging.steps and staging.steps % staging.room == 0:
             self.write()
-        self.staging.write(row, following, terminated, truncated)
-        cut_off = self.staging.cut_off()
-        if follows is not None:
-            cut_off |= self.open() & ~follows
-        if cut_off.any():
-            self.end(cut_off)
-        self.staging.steps += 1
+        staging.write(row, following, terminated, truncated)
+        for cut_off in (staging.cut_off(), None if follows is None else self.open() & ~follows):
+            if cut_off is not None and cut_off.any():
+                self.end(cut_off)
+        staging.steps += 1
 
     def end(self, which: Array) -> None:
         """Truncate the newest step of some environments."""
@@ -192,6 +208,8 @@ class Memory:
             self._ends.clear()
 
     def _change(self, operation: Any, arguments: Fields, **static: Any) -> None:
+        if self._uniform is not None:
+            self._uniform.release()
         leaves, structure = jax.tree.flatten(arguments)
         self._backend.change(operation, leaves, structure, True, **static)
 
@@ -199,6 +217,10 @@ class Memory:
 
     def draw(self, batch_size: int, beta: float | None = None) -> Fields:
         """Draw a batch: a dict of tensors, in the stored form."""
+        if self._uniform is not None:
+            if not self._uniform.looks:
+                self._uniform.look(self._backend.state, self._written)
+            return self._uniform.draw(batch_size)
         self.write()
         words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)
         if self._program is None or self._program[0] is not self.drawing:
@@ -284,7 +306,7 @@ class Memory:
         self._own(jax.device_put(state, self.device), self.staging.steps)
 
 
-_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_ends", "_kept"}
+_PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_uniform", "_ends", "_kept"}
 
 
 def on_host(array: Any) -> Array:

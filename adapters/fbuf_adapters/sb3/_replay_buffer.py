@@ -136,6 +136,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )
         """The rows. `memory.state` is the `fbuf.State`."""
 
+        self._never = np.zeros(n_envs, bool)
         self.beta: float | None = None
         """The exponent of importance weights; None is that of the sampler."""
         self._losses: Losses | None = None
@@ -159,7 +160,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Return the way batches are drawn."""
         weighted, several = sampler.keeps_priorities, self.n_steps > 1
         gamma = self.gamma if several else None
-        return Drawing(self._view(), gamma, named=weighted or several, weighted=weighted)
+        return Drawing(self._view(), gamma, weighted or several, weighted, self.arrays)
 
     def _view(self) -> View:
         """Return the view of a drawn row."""
@@ -209,12 +210,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
                 are no stacks of `n_stack` frames. Nothing is added.
             TypeError: If a dtype is of another kind than that of the space. Nothing is added.
         """
-        ended = _checks.flags("done", done, self.n_envs)
-        truncated = np.zeros(self.n_envs, bool)
+        terminated = _checks.flags("done", done, self.n_envs)
+        truncated = None
         if self.handle_timeout_termination:
             truncated = _checks.timeouts(infos, self.n_envs)
+        if truncated is None:
+            truncated = self._never
+        else:
+            terminated = terminated & ~truncated
         row = {"observation": obs, "action": action, "reward": reward}
-        self._rows(row, next_obs, ended & ~truncated, truncated)
+        self._rows(row, next_obs, terminated, truncated)
 
     def reset(self) -> None:
         """Forget all rows. The memory stays allocated."""

@@ -6,6 +6,7 @@ step counts once `steps` says so. An exception half-way leaves nothing behind.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fbuf_adapters.sb3._columns import Array, Column, map_columns
 _BYTES = 2**22
 """So many bytes are staged at most."""
 
-SIZES = (1, 4, 16, 64)
+SIZES = (1, 4, 16, 64, 256, 1024)
 """The numbers of steps that cross together; a smaller number is padded to the next one."""
 
 
@@ -38,34 +39,60 @@ class Staging:
         self.following = map_columns(make, item["observation"])
         self.terminated = np.zeros((2 * self.room, n_envs), bool)
         self.truncated = np.zeros_like(self.terminated)
+        self._see()
+
+    def _see(self) -> None:
+        """Note where the arrays of a step go, and which of them are compared."""
+        self._targets = [
+            (name, column, self.rows[name], _by_shape(name, self.rows[name]))
+            for name, column in self.item.items()
+        ]
+        observation = self.item["observation"]
+        self._next = "next_obs", observation, self.following, _by_shape("", self.following)
+        # Bytes, so that NaN is the same as NaN.
+        both = leaves_of(self.rows["observation"]), leaves_of(self.following)
+        of_bytes = lambda rows: rows.reshape(*rows.shape[:2], -1).view(np.uint8)
+        self._compared = [tuple(map(of_bytes, pair)) for pair in zip(*both, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what `_see` notes: views would be pickled as arrays of their own."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """Go on from there."""
+        vars(self).update(kept)
+        self._see()
 
     def write(
         self, row: dict[str, Any], following: Any, terminated: Array, truncated: Array
     ) -> None:
         """Put a step behind the newest one. It counts when `steps` is one more."""
         at = self.steps % self.room
-        for name, column in self.item.items():
-            _put(name, column, self.rows[name], row[name], at)
-        _put("next_obs", self.item["observation"], self.following, following, at)
+        for name, column, rows, by_shape in self._targets:
+            _write(name, column, rows, by_shape, row[name], at)
+        _write(*self._next, following, at)
         self.terminated[at], self.truncated[at] = terminated, truncated
 
-    def cut_off(self) -> Array:
+    def cut_off(self) -> Array | None:
         """Find the environments whose newest step does not lead to the written one: bool `[E]`.
 
-        The newest step is no end, and its next observation is another one.
+        The newest step is no end, and its next observation is another one. None is no environment.
         """
-        differs = np.zeros(self.n_envs, bool)
         if not self.steps:
-            return differs
+            return None
         at, before = self.steps % self.room, (self.steps - 1) % self.room
-        new = [rows[at] for rows in leaves_of(self.rows["observation"])]
-        led_to = [rows[before] for rows in leaves_of(self.following)]
-        pairs = list(zip(new, led_to, strict=True))
-        if all(_same(one, other) for one, other in pairs):
-            return differs
-        for one, other in pairs:
-            differs |= [not _same(*both) for both in zip(one, other, strict=True)]
-        return differs & ~self.terminated[before] & ~self.truncated[before]
+        for new, led_to in self._compared:
+            if new[at].tobytes() != led_to[before].tobytes():
+                break
+        else:
+            return None
+        is_open = ~(self.terminated[before] | self.truncated[before])
+        if not is_open.any():
+            return None
+        differs = np.zeros(self.n_envs, bool)
+        for new, led_to in self._compared:
+            differs |= (new[at] != led_to[before]).any(axis=1)
+        return differs & is_open
 
     def ended(self) -> Array | None:
         """Return which environments ended an episode in the newest step; None if there is none."""
@@ -94,6 +121,27 @@ class Staging:
         }, count
 
 
+def _by_shape(name: str, rows: Any) -> dict[tuple[int, ...], Array]:
+    """Return the arrays that a step may be assigned to as it is, by its shape."""
+    if isinstance(rows, dict):
+        return {}
+    found = {rows.shape[1:]: rows}
+    if name == "action" and rows.shape[2:] == (1,):
+        found[rows.shape[1:2]] = rows[..., 0]
+    return found
+
+
+def _write(
+    name: str, column: Any, rows: Any, by_shape: dict[Any, Array], given: Any, at: int
+) -> None:
+    """Write a step of one argument of `add`: at once, if it fits as it is."""
+    place = by_shape.get(given.shape) if type(given) is np.ndarray else None
+    if place is not None and place.dtype == given.dtype:
+        place[at] = given
+    else:
+        _put(name, column, rows, given, at)
+
+
 def _put(name: str, column: Any, rows: Any, given: Any, at: int) -> None:
     """Write a step of one argument of `add`."""
     if not isinstance(column, Column):
@@ -106,13 +154,13 @@ def _put(name: str, column: Any, rows: Any, given: Any, at: int) -> None:
         for key, sub in column.items():
             _put(f"{name}[{key!r}]", sub, rows[key], given[key], at)
         return
-    array = np.asarray(given)
-    if array.shape != rows.shape[1:]:
-        array = _reshaped(name, column, array, rows.shape[1])
+    place, array = rows[at], np.asarray(given)
+    if array.shape != place.shape:
+        array = _reshaped(name, column, array, len(place))
     if array.dtype.kind in "iu" and column.dtype.kind in "iu" and array.dtype != column.dtype:
         array = _fitting(name, column, array)
     try:
-        np.copyto(rows[at], array, casting="same_kind")
+        np.copyto(place, array, casting="same_kind")
     except TypeError:
         raise TypeError(
             f"{WHERE}.add: {name} must be {column.dtype}, as its space "
@@ -134,15 +182,14 @@ def _fitting(name: str, column: Column, array: Array) -> Array:
 def _reshaped(name: str, column: Column, array: Array, n_envs: int) -> Array:
     """Return a step in the shape of its column, if only axes of one number or of actions differ."""
     wanted = (n_envs, *column.shape)
-    fits = array.size == np.prod(wanted)
     axes = [n for n in array.shape if n != 1], [n for n in wanted if n != 1]
-    if not fits or (name != "action" and axes[0] != axes[1]):
-        raise ValueError(
-            f"{WHERE}.add: {name} must be of shape {wanted}, for n_envs="
-            f"{n_envs}, got {array.shape}; make the buffer with the n_envs and the space of your "
-            "environments"
-        )
-    return array.reshape(wanted)
+    if array.size == math.prod(wanted) and (name == "action" or axes[0] == axes[1]):
+        return array.reshape(wanted)
+    raise ValueError(
+        f"{WHERE}.add: {name} must be of shape {wanted}, for n_envs="
+        f"{n_envs}, got {array.shape}; make the buffer with the n_envs and the space of your "
+        "environments"
+    )
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -150,8 +197,3 @@ def leaves_of(tree: Any) -> list[Any]:
     return (
         [x for sub in tree.values() for x in leaves_of(sub)] if isinstance(tree, dict) else [tree]
     )
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same, bit for bit: NaN is then NaN. Bytes compare fastest."""
-    return one.tobytes() == other.tobytes()

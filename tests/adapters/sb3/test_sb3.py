@@ -330,7 +330,7 @@ def test_an_interrupted_step_is_there_whole_or_not_at_all(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(type(ours.memory), "_change", lambda *a, **k: (write(*a, **k), broken()))
         with pytest.raises(KeyboardInterrupt):
-            ours.sample(4)
+            ours.memory.write()
     assert ours.size() == 11  # written once, though the call was cut off behind the write
     np.testing.assert_array_equal(ours.rewards[10], step[3])
     assert int(fbuf.size(ours.memory.state)) == 11
@@ -388,3 +388,46 @@ def test_a_batch_is_the_learners_own():
     assert not any(bool((row == 0).all()) for row in ours.sample(16).observations)
     assert bool((batch.observations == 0).all())
     assert bool((kept != 0).any())
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_staged_steps_are_drawn_as_written_ones(name, n_envs):
+    """Written at each step, at some, or at none: the same batches, around the end, too."""
+    often, rare, never = (both(SPACES[name], n_envs)[0] for _ in range(3))
+    for number, step in zip(range(70), Run(SPACES[name], n_envs), strict=False):
+        batches = []
+        for buffer, every in ((often, 1), (rare, 7), (never, 1000)):
+            buffer.add(*copy.deepcopy(step))
+            if number % every == every - 1:
+                buffer.memory.write()
+            if number % 9 == 8:
+                buffer.memory.end(buffer.memory.open())
+            batches.append(keys(tuple(buffer.sample(9))[:5]))
+        assert batches[0] == batches[1] == batches[2]
+    assert set(batches[0]) <= set(keys(every_row(often)))
+
+
+def every_row(buffer):
+    """All rows of a buffer, as a batch has them."""
+    flat = lambda leaf: torch.from_numpy(np.array(leaf).reshape(-1, *leaf.shape[2:]))
+    stored = buffer.stored()
+    ends = flat(stored.dones * (1 - stored.timeouts))[:, None]
+    trees = stored.observations, stored.actions, stored.next_observations
+    return (*jax.tree.map(flat, trees), ends, flat(stored.rewards)[:, None])
+
+
+@pytest.mark.parametrize(("steps", "written"), [(7, 5), (13, 13), (50, 41)])
+def test_each_row_is_drawn_as_often_as_any_other(steps, written):
+    buffer, _ = both(FLOATS, 3, size=30)
+    rewards = np.arange(3 * steps, dtype=np.float32).reshape(steps, 3)
+    for number, step in zip(range(steps), Run(FLOATS, 3), strict=False):
+        buffer.add(*step[:3], rewards[number], *step[4:])
+        if number == written - 1:
+            buffer.memory.write()
+    drawn = buffer.sample(300_000).rewards.numpy().astype(int).ravel()
+    counts = np.bincount(drawn, minlength=rewards.size)
+    stored = min(3 * steps, 30)
+    assert not counts[:-stored].any()
+    mean = 300_000 / stored
+    assert ((counts[-stored:] - mean) ** 2 / mean).sum() < stored + 5 * (2 * stored) ** 0.5

@@ -35,6 +35,7 @@ STEPS = {"n_steps": 3, "gamma": 0.9}
 def filled(space, actions=ACTIONS, **options):
     """A buffer of 20 steps; the same for the same space."""
     buffer = ReplayBuffer(64, space, actions, "cpu", **{"arrays": "jax", "seed": 0} | options)
+    buffer.memory._uniform = None  # or batches of tensors would have other rows
     rng = np.random.default_rng(0)
     space.seed(0), actions.seed(0)
     observe = lambda: jax.tree.map(lambda x: np.asarray(x)[None], space.sample())

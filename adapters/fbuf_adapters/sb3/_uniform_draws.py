@@ -1,0 +1,111 @@
+"""Single transitions, drawn uniformly in the memory of the host.
+
+They need neither a view nor an index, and NumPy takes them from the buffer and from the staged
+steps alike. So a step of an algorithm calls no compiled program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fbuf
+from fbuf.adapter_api import BufferSpec, HostTransitions
+from fbuf_adapters.sb3._columns import Array
+from fbuf_adapters.sb3._staging import Staging
+
+
+class _Seen(NamedTuple):
+    """The rows that are drawn from.
+
+    Attributes:
+        rows: Those of the buffer.
+        written: How many steps the buffer has.
+        staged: The leaves of the staged rows, `[2 * room * n_envs, ...]` each.
+        staged_next: Those of their next observations.
+    """
+
+    rows: HostTransitions
+    written: int
+    staged: list[Array]
+    staged_next: list[Array]
+
+
+class UniformDraws:
+    """Draws rows with equal probability. Pickled, it goes on with the same draws."""
+
+    def __init__(self, spec: BufferSpec, staging: Staging, seed: int) -> None:
+        """Draw rows of a buffer, and steps that are staged for it."""
+        self._capacity, self._staging = spec.capacity, staging
+        self._random = np.random.PCG64(seed)
+        self._seen: _Seen | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at the buffer."""
+        return self._seen is not None
+
+    def look(self, state: fbuf.State[Any], written: int) -> None:
+        """Look at a buffer that has so many steps. It must not change before `release`."""
+        rows, staging = HostTransitions(state), self._staging
+        staged = _leaves(rows.item, staging.item, staging.rows)
+        observation = staging.item["observation"]
+        following = _leaves(rows.observation, observation, staging.following)
+        self._seen = _Seen(rows, written, staged, following)
+
+    def release(self) -> None:
+        """Look at the buffer no more."""
+        self._seen = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what it looks at."""
+        return vars(self) | {"_seen": None}
+
+    def draw(self, batch_size: int) -> dict[str, Any]:
+        """Draw a batch: the fields of `Drawing.fields`, arrays. `mask` is None for all rows."""
+        seen, staging = self._seen, self._staging
+        assert seen is not None
+        rows = seen.rows
+        staged = (staging.steps - seen.written) * staging.n_envs
+        stored = min(staging.steps * staging.n_envs, self._capacity)
+        # A remainder of 64 random bits is even to one part in 2**64 / stored.
+        ages = (self._random.random_raw(batch_size) % np.uint64(stored)).view(np.int64)
+        taken = rows.take(ages, staged)
+        item, following = _tree(rows.item, taken.leaves), _tree(rows.observation, taken.following)
+        mask = np.ones(batch_size, bool) if taken.unknown.size else None
+        if mask is not None:
+            mask[taken.unknown] = False
+        new = taken.ahead
+        if new.size:
+            first = seen.written % staging.room * staging.n_envs
+            at = first + (staged - 1) - ages[new]
+            taken.terminated[new] = staging.terminated.reshape(-1).take(at)
+            for leaf, steps in zip(taken.leaves, seen.staged, strict=True):
+                leaf[new] = steps.take(at, axis=0)
+            for leaf, steps in zip(taken.following, seen.staged_next, strict=True):
+                leaf[new] = steps.take(at, axis=0)
+            if mask is not None:
+                mask[new] = True
+        return {
+            "item": item,
+            "next_observation": following,
+            "reward": item["reward"][:, None],
+            "done": taken.terminated[:, None],
+            "mask": mask,
+        }
+
+
+def _tree(numbers: Any, leaves: list[Array]) -> Any:
+    """Return the tree of leaves, from that of their numbers."""
+    if isinstance(numbers, dict):
+        return {name: _tree(number, leaves) for name, number in numbers.items()}
+    return leaves[numbers]
+
+
+def _leaves(numbers: Any, columns: Any, rows: Any) -> list[Array]:
+    """Return staged rows `[steps * n_envs, ...]` in the stored form, by the number of the leaf."""
+    if isinstance(numbers, dict):
+        return [x for n in sorted(numbers) for x in _leaves(numbers[n], columns[n], rows[n])]
+    stored = columns.stored(rows)
+    return [stored.reshape(-1, *stored.shape[2:])]
