@@ -143,9 +143,10 @@ class Memory:
         if staging.steps and staging.steps % staging.room == 0:
             self.write()
         staging.write(row, following, terminated, truncated)
-        for cut_off in (staging.cut_off(), None if follows is None else self.open() & ~follows):
-            if cut_off is not None and cut_off.any():
-                self.end(cut_off)
+        if (cut_off := staging.cut_off()) is not None:
+            self.end(cut_off)
+        if follows is not None and (cut_off := self.open() & ~follows).any():
+            self.end(cut_off)
         staging.steps += 1
 
     def end(self, which: Array) -> None:

@@ -6,7 +6,9 @@ step counts once `steps` says so. An exception half-way leaves nothing behind.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -86,13 +88,10 @@ class Staging:
                 break
         else:
             return None
-        is_open = ~(self.terminated[before] | self.truncated[before])
-        if not is_open.any():
-            return None
-        differs = np.zeros(self.n_envs, bool)
-        for new, led_to in self._compared:
-            differs |= (new[at] != led_to[before]).any(axis=1)
-        return differs & is_open
+        cut_off = ~(self.terminated[before] | self.truncated[before])
+        differs = [(new[at] != led_to[before]).any(axis=1) for new, led_to in self._compared]
+        cut_off &= functools.reduce(operator.or_, differs)
+        return cut_off if cut_off.any() else None
 
     def ended(self) -> Array | None:
         """Return which environments ended an episode in the newest step; None if there is none."""
