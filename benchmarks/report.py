@@ -343,6 +343,7 @@ def draw(
     *,
     logarithmic: bool = True,
     level: float | None = None,
+    one_scale: bool = True,
 ) -> None:
     """One picture of panels with lines; lines without points are left out."""
     import matplotlib
@@ -351,7 +352,7 @@ def draw(
     import matplotlib.pyplot as plt
 
     size = (7.5, 4.6) if len(panels) == 1 else (5.6 * len(panels), 4.6)
-    picture, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
+    picture, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=one_scale)
     for axis, panel in zip(axes[0], panels, strict=True):
         for line in panel.lines:
             if line.points:

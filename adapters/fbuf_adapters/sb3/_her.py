@@ -16,7 +16,7 @@ from stable_baselines3.her import GoalSelectionStrategy
 from stable_baselines3.her import her_replay_buffer as theirs
 
 import fbuf
-from fbuf.adapter_api import Sampler, View
+from fbuf.adapter_api import Sampler, View, uninterrupted
 from fbuf_adapters.sb3 import _checks
 from fbuf_adapters.sb3._columns import Array
 from fbuf_adapters.sb3._memory import Drawing, Fields
@@ -118,6 +118,7 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
     def _view(self) -> View:
         return fbuf.Hindsight(
             _no_reward,
+            # To pyright the name is any string.
             strategy=self.goal_selection_strategy.name.lower(),  # pyright: ignore[reportArgumentType]
             ratio=self.her_ratio,
             goal="observation.desired_goal",
@@ -131,9 +132,12 @@ class HerReplayBuffer(  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """Add a step of all environments, as `ReplayBuffer.add` does."""
-        at, kept = self.pos, copy.deepcopy(infos) if self.copy_info_dict else None
-        super().add(obs, next_obs, action, reward, done, infos)
-        if kept is not None:
+        if not self.copy_info_dict:
+            super().add(obs, next_obs, action, reward, done, infos)
+            return
+        at, kept = self.pos, copy.deepcopy(infos)
+        with uninterrupted():  # a row without its info would be rewarded by another one
+            super().add(obs, next_obs, action, reward, done, infos)
             self.infos[at] = kept
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:

@@ -297,15 +297,24 @@ class Memory:
         """Return all but what is compiled: NumPy arrays alone."""
         state = jax.tree.map(np.asarray, self.state)
         kept = {name: value for name, value in vars(self).items() if name in _PICKLED}
-        return kept | {"state": state, "platform": self.device.platform}
+        return kept | {"state": state, "platform": self.device.platform, "format": _FORMAT}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Go on from there, on the same kind of device if there is one."""
+        if (found := kept.pop("format", None)) != _FORMAT:
+            raise ValueError(
+                f"{WHERE}: the pickle is of format {found}, and this version of fbuf reads format "
+                f"{_FORMAT}; load it with the version that wrote it, and keep what is to outlive a "
+                "version with fbuf.save(path, model.replay_buffer.memory.state)"
+            )
         platform, state = kept.pop("platform"), kept.pop("state")
         vars(self).update(kept)
         self.device = device_of(platform)
         self._own(jax.device_put(state, self.device), self.staging.steps)
 
+
+_FORMAT = 1
+"""The format of pickles; another number as soon as what is in them has another meaning."""
 
 _PICKLED = {"spec", "drawing", "seed", "length", "staging", "drawn", "_uniform", "_ends", "_kept"}
 

@@ -261,7 +261,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         """Return rows at positions, each of an environment drawn at random."""
-        envs = np.random.randint(0, self.n_envs, size=len(batch_inds))  # noqa: NPY002  as theirs
+        envs = np.random.randint(0, self.n_envs, size=len(batch_inds))  # noqa: NPY002  (the generator that theirs draws from)
         if self.memory.drawing.weighted:
             raise RuntimeError(
                 f"{WHERE}: rows at positions have no importance weights; call sample, or make the "
@@ -376,5 +376,5 @@ class ReplayBuffer(buffers.ReplayBuffer):
 def _seed(given: int | None) -> int:
     """Return a seed. The algorithm has seeded NumPy's global generator."""
     if given is None:
-        return int(np.random.randint(2**32, dtype=np.uint32))  # noqa: NPY002
+        return int(np.random.randint(2**32, dtype=np.uint32))  # noqa: NPY002  (which the algorithm has seeded)
     return _checks.integer("seed", given, 0, 2**32 - 1)

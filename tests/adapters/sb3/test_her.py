@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 
 import gymnasium as gym
 import numpy as np
@@ -88,6 +89,23 @@ def test_one_reward_for_all_rows_is_refused(monkeypatch):
     monkeypatch.setattr(Rewarding, "compute_reward", one)
     with pytest.raises(ValueError, match="a reward for each of"):
         filled().sample(64)
+
+
+def test_a_row_and_its_info_are_there_together(monkeypatch):
+    """Ctrl-C comes while the row is added, and waits for the info."""
+    buffer = filled(copy_info_dict=True)
+    plain, at = type(buffer.memory).add, buffer.pos
+
+    def add(*args, **options):
+        plain(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(type(buffer.memory), "add", add)
+    rows = observation(9, 0), observation(9, 1)
+    with pytest.raises(KeyboardInterrupt):
+        buffer.add(*rows, np.zeros((1, 1), int), np.zeros(1), np.zeros(1), [{"mine": True}])
+    assert buffer.pos == at + 1
+    assert buffer.infos[at, 0] == {"mine": True}
 
 
 def test_pickled_without_its_environment():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fbuf_adapters.sb3 import ReplayBuffer
+from fbuf_adapters.sb3._memory import Memory
 from gymnasium import spaces
 
 import fbuf
@@ -126,3 +127,11 @@ def test_nothing_to_draw():
         buffer.sample(4)
     with pytest.raises(AttributeError, match="no attribute 'observation'"):
         buffer.observation  # noqa: B018
+
+
+def test_a_pickle_of_another_format_is_refused():
+    memory = ReplayBuffer(8, spaces.Discrete(3), spaces.Discrete(2), "cpu").memory
+    for other in ({"format": 0}, {}):
+        kept = {k: v for k, v in memory.__getstate__().items() if k != "format"} | other
+        with pytest.raises(ValueError, match="load it with the version that wrote it"):
+            Memory.__new__(Memory).__setstate__(kept)
