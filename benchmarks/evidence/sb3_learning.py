@@ -8,8 +8,8 @@ It needs fbuf and the packages of `benchmarks/requirements.lock`; `make bench` s
 Each training is a process of its own with one thread for PyTorch. `replay_buffer_class` is all that
 differs between the rows of a table, and for the prioritised agents the name of the class. A return
 is the mean over the last 20 episodes of the training, with all its exploration. The mean return is
-the mean of that curve, and "last" its end. The best return on 8 bits is -3: goals are 4 bits away in
-the mean, and the last step costs nothing. The buffers are compared by means over five seeds and
+the mean of that curve, and "last" its end. The best return on 8 bits is -3: goals are 4 bits away
+in the mean, and the last step costs nothing. The buffers are compared by means over five seeds and
 their standard errors.
 """
 
