@@ -61,8 +61,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         rows_on: The platform of JAX whose memory has the rows: `"cpu"`, or `"cuda"`.
         arrays: `"torch"` for tensors, or `"jax"` for batches of JAX arrays, with the methods of
             tensors that SBX calls.
-        seed: From 0 to 2**32 - 1: chooses all batches. None draws one from NumPy's global
-            generator, which the algorithm has seeded.
+        seed: From 0 to 2**32 - 1: chooses all batches; with `"jax"` they are others. None draws
+            one from NumPy's global generator, which the algorithm has seeded.
 
     Raises:
         MemoryError: If the machine has no room for the rows.
