@@ -1,7 +1,7 @@
 """Transitions of a buffer in the memory of the host, taken with NumPy.
 
-A call of a compiled program from Python takes longer than NumPy for a few rows, above all where
-other code, such as a gradient step of PyTorch, fills the caches in between.
+A call of a compiled program from Python takes longer than NumPy for a few rows. The difference is
+largest where other code, such as a gradient step of PyTorch, fills the caches in between.
 """
 
 from __future__ import annotations
