@@ -29,6 +29,8 @@ def history(case: int) -> tuple[str, str]:
 
 
 DATASETS = "../adapters/fbuf_adapters/datasets"
+SB3 = "../adapters/fbuf_adapters/sb3"
+STAGED = "test_sb3.py", "staged"
 FLAT, FLAT_PER, ONE_SLOT, LARGE = map(history, range(4))
 STRIDE, SEGMENTS, SEGMENTS_DUMMY, SEGMENTS_APART = map(history, range(4, 8))
 FIRST, PER_APART, MIXED, SHUFFLED, SHUFFLED_APART, GAPS, SHORT = map(history, range(8, 15))
@@ -1067,5 +1069,36 @@ MUTANTS = [
         "runtime/batch_stream.py",
         ("if self._context is not None:  # batches", "if False:  # batches", "adapters", ("test_buffers.py", "modes_of")),
         ("self._unfinished if in_main and not self._waited else None", "self._unfinished if in_main else None", "adapters", ("test_host.py", "handler_that_asks")),
+    ),
+    *of(
+        "host/transitions.py",
+        ("slots + self._lanes, self._wanted", "slots + 1, self._wanted", "next observations", LED_TO),
+        ("(aside,) = (flags & ENDS).nonzero()", "(aside,) = (flags & TERMINATED).nonzero()", "next observations", LED_TO),
+        (" mode=\"clip\") != slot]", " mode=\"clip\") == -9]", "next observations", LED_TO),
+        ("ages < ahead + self._lanes", "ages < ahead", "next observations", LED_TO),
+        ("known = ages[near] >= ahead", "known = ages[near] > ahead", "next observations", LED_TO),
+        ("newest = newest[flags[newest] & ENDS == 0]", "pass", "next observations", LED_TO),
+        ("int(cursor[0, 0]) - 1", "int(cursor[0, 0])", "seam", LED_TO),
+    ),
+    *of(
+        f"{SB3}/_uniform_draws.py",
+        ("            taken.terminated[new] = ", "            taken.terminated[new[:0]] = ", "seam", STAGED),
+        ("                mask[new] = True", "                pass", "mask", ("test_sb3.py", "stands_there")),
+        ("first = seen.written % staging.room", "first = 0 * seen.written", "seam", STAGED),
+        ("at = first + (staged - 1)", "at = first + (staged - 2)", "seam", STAGED),
+        ("min(staging.steps * staging.n_envs, self._capacity)", "min(seen.written * staging.n_envs, self._capacity)", "probability", ("test_sb3.py", "as_often")),
+    ),
+    *of(
+        f"{SB3}/_memory.py",
+        ("            self._uniform.release()\n        leaves, structure", "            pass\n        leaves, structure", "seam", STAGED),
+    ),
+    *of(
+        f"{SB3}/_staging.py",
+        ("cut_off = ~(self.terminated[before] | self.truncated[before])", "cut_off = ~self.terminated[before]", "episode end", ("test_sb3.py", "bit_for_bit")),
+        ("self._see()\n\n    def write", "pass\n\n    def write", "seam", ("test_sb3.py", "goes_on")),
+    ),
+    *of(
+        f"{SB3}/_her.py",
+        ("        with uninterrupted():", "        if True:", "adapters", ("test_her.py", "together")),
     ),
 ]

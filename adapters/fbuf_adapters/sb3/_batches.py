@@ -109,6 +109,11 @@ def valid(fields: Fields) -> Fields:
         )
     rows = np.arange(len(mask))
     rows[~mask] = np.resize(good, len(mask) - len(good))
-    # Torch cannot index with all dtypes that a space may have.
-    pick = lambda leaf: torch.from_numpy(leaf.cpu().numpy()[rows]).to(leaf.device)
+
+    def pick(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf[rows]
+        # Torch cannot index with all dtypes that a space may have.
+        return torch.from_numpy(leaf.cpu().numpy()[rows]).to(leaf.device)
+
     return jax.tree.map(pick, fields)

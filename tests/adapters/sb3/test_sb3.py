@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from fbuf_adapters.sb3 import ReplayBuffer
+from fbuf_adapters.sb3 import ReplayBuffer, _staging
 from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
@@ -392,8 +392,9 @@ def test_a_batch_is_the_learners_own():
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_staged_steps_are_drawn_as_written_ones(name, n_envs):
-    """Written at each step, at some, or at none: the same batches, around the end, too."""
+def test_staged_steps_are_drawn_as_written_ones(name, n_envs, monkeypatch):
+    """Written at each step, at some, or when the staging is full: the same batches."""
+    monkeypatch.setattr(_staging, "SIZES", (1, 4, 16))
     often, rare, never = (both(SPACES[name], n_envs)[0] for _ in range(3))
     for number, step in zip(range(70), Run(SPACES[name], n_envs), strict=False):
         batches = []
@@ -406,6 +407,32 @@ def test_staged_steps_are_drawn_as_written_ones(name, n_envs):
             batches.append(keys(tuple(buffer.sample(9))[:5]))
         assert batches[0] == batches[1] == batches[2]
     assert set(batches[0]) <= set(keys(every_row(often)))
+
+
+def test_a_staged_step_is_drawn_whatever_stands_there_now(monkeypatch):
+    """Here rows whose next observation is lost, because no room was made for the ends."""
+    buffer, _ = both(FLOATS, 1, size=400)
+    monkeypatch.setattr(type(buffer.memory), "_make_room", lambda self, ends: None)
+    steps = iter(Run(FLOATS, 1))
+    for number in range(900):
+        obs, following, action, *_ = next(steps)
+        buffer.add(obs, following, action, np.full(1, number), np.ones(1), [{}])
+        if number < 890:
+            buffer.memory.write()
+    drawn = set(buffer.sample(10_000).rewards.flatten().int().tolist())
+    assert drawn >= set(range(890, 900))
+    assert int(buffer.memory.state.fault)  # rows were lost
+
+
+def test_rows_are_written_in_place_after_a_draw():
+    buffer, _ = filled(FLOATS, 1, 30)
+    places = []
+    for step, _ in zip(Run(FLOATS, 1), range(3), strict=False):
+        buffer.sample(4)
+        buffer.add(*step)
+        buffer.memory.write()
+        places.append(buffer.memory.state.storage.words.unsafe_buffer_pointer())
+    assert len(set(places)) == 1
 
 
 def every_row(buffer):
