@@ -46,7 +46,8 @@ _TERMINATED = (np.arange(256) & TERMINATED).astype(np.float32)
 class Transitions:
     """The rows of a buffer with `next_of`, as NumPy sees them.
 
-    It copies nothing. While it is there, a change of the buffer takes a copy of the whole.
+    Removed rows are taken like others. Nothing is copied. While this object is there, a change of
+    the buffer takes a copy of the whole.
 
     Attributes:
         item: The item, a tree of the numbers of its leaves in `Taken.leaves`.
@@ -57,6 +58,7 @@ class Transitions:
         """Look at a buffer with one head on the CPU, once all that is under way is done."""
         ring, kept = state.ring, state.next_obs
         assert kept is not None
+        assert ring.heads == 1
         self._lanes, self._capacity = ring.lanes, ring.capacity
         self._flags, self._kept_at, self._owner, cursor = map(
             _seen, (ring.flags, kept.kept_at, kept.owner, ring.cursor)
@@ -133,7 +135,7 @@ class _Rows:
         return [
             self._wide[n].take(slots, axis=0, mode="wrap")
             if n in self._wide
-            else np.ascontiguousarray(rows[str(n)])
+            else rows[str(n)].copy()
             for n in leaves
         ]
 

@@ -55,7 +55,7 @@ class Column(NamedTuple):
         """Return stored rows `[B, ...]` as `[B, *shape]`, in the same memory."""
         if self.dtype.itemsize < 8:
             return array
-        return array.view(self.dtype).reshape(-1, *self.shape)
+        return array.view(self.dtype).reshape(len(array), *self.shape)
 
     def tensor(self, rows: Any) -> torch.Tensor:
         """Return stored rows `[B, ...]`, an array or a tensor, as a tensor `[B, *shape]` there."""
@@ -63,7 +63,7 @@ class Column(NamedTuple):
             return torch.from_numpy(self.numpy(rows))
         if self.dtype.itemsize < 8:
             return rows
-        return rows.view(_dtypes.to_torch(self.dtype)).reshape(-1, *self.shape)
+        return rows.view(_dtypes.to_torch(self.dtype)).reshape(len(rows), *self.shape)
 
 
 def of_observations(space: spaces.Space[Any]) -> Any:

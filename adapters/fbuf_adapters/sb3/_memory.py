@@ -20,6 +20,7 @@ from fbuf.adapter_api import BufferSpec, Calls, View, fold_in, uninterrupted, wa
 from fbuf_adapters.pytorch import _packed
 from fbuf_adapters.pytorch._backend import Backend
 from fbuf_adapters.pytorch._unpack import Unpack
+from fbuf_adapters.sb3 import _loaded as loaded
 from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, map_columns
 from fbuf_adapters.sb3._staging import Staging
@@ -78,7 +79,7 @@ class Memory:
 
     Attributes:
         staging: The newest steps.
-        drawn: How many batches were drawn.
+        drawn: How many batches were drawn by compiled programs.
     """
 
     def __init__(
@@ -101,8 +102,6 @@ class Memory:
 
     def _own(self, state: fbuf.State[Any], written: int) -> None:
         """Take a state with so many steps in it."""
-        if self._uniform is not None:
-            self._uniform.release()
         self._calls = Calls()
         self._backend = Backend(state, self._calls)
         self._program: tuple[Drawing, Any] | None = None
@@ -124,9 +123,45 @@ class Memory:
 
     @property
     def state(self) -> fbuf.State[Any]:
-        """The state, with all steps in it."""
+        """The state, with all steps in it. Assign another one to go on from there."""
         self.write()
         return self._backend.state
+
+    @state.setter
+    def state(self, state: fbuf.State[Any]) -> None:
+        """Take a state, such as `fbuf.load` returns, in the place of all rows."""
+        if not isinstance(state, fbuf.State):
+            raise TypeError(
+                f"{WHERE}: memory.state must be a fbuf.State, such as fbuf.load(path).state, got "
+                f"{type(state).__name__}"
+            )
+        if jax.tree.structure(state) != self._backend.form or state.capacity != self.spec.capacity:
+            raise ValueError(
+                f"{WHERE}: memory.state must be like that of this buffer, with {self.spec}, got "
+                f"capacity={state.capacity} and {jax.tree.structure(state)}; make the buffer with "
+                "the arguments that the state was saved with"
+            )
+        found = loaded.of(state, self.staging.n_envs)
+        self._let_go()
+        with uninterrupted():
+            self.staging.go_on(found.newest)
+            self._own(jax.device_put(state, self.device), self.steps)
+            self._ends, self._kept = found.ends, sum(count for _, count in found.ends)
+
+    def _leaves(self) -> tuple[jax.Array, ...]:
+        """Return the arrays of the state; refuse those that somebody has consumed."""
+        leaves = self._backend.leaves
+        if leaves[0].is_deleted():
+            raise RuntimeError(
+                f"{WHERE}: a function of fbuf has consumed memory.state; call it with "
+                "donate=False, or assign its result to memory.state"
+            )
+        return leaves
+
+    def _let_go(self) -> None:
+        """Have NumPy look at the state no more, so that the state is changed in place."""
+        if self._uniform is not None:
+            self._uniform.release()
 
     # Writing.
 
@@ -184,6 +219,7 @@ class Memory:
         if self._kept <= self._room or self._room == most:
             return
         more = min(max(self._kept, 4 * self._room), most)
+        self._let_go()
         try:
             with jax.default_device(self.device):
                 state = fbuf.resize(self._backend.state, most, max_ends=more)
@@ -204,23 +240,27 @@ class Memory:
     def clear(self) -> None:
         """Forget all rows."""
         with uninterrupted(), jax.default_device(self.device):
-            self._own(fbuf.clear(self.state), 0)
-            self.staging.steps = self._kept = 0
+            state = self.state
+            self._let_go()
+            self._own(fbuf.clear(state), 0)
+            self.staging.go_on(None)
+            self._kept = 0
             self._ends.clear()
 
     def _change(self, operation: Any, arguments: Fields, **static: Any) -> None:
-        if self._uniform is not None:
-            self._uniform.release()
+        self._leaves()
+        self._let_go()
         leaves, structure = jax.tree.flatten(arguments)
         self._backend.change(operation, leaves, structure, True, **static)
 
     # Reading.
 
     def draw(self, batch_size: int, beta: float | None = None) -> Fields:
-        """Draw a batch: a dict of tensors, in the stored form."""
+        """Draw a batch: a dict of tensors, or of arrays, in the stored form."""
         if self._uniform is not None:
-            if not self._uniform.looks:
-                self._uniform.look(self._backend.state, self._written)
+            leaves = self._leaves()
+            if not self._uniform.sees(leaves):
+                self._uniform.look(leaves, self._backend.state, self._written)
             return self._uniform.draw(batch_size)
         self.write()
         words = np.array([self.seed, self.drawn >> 32, self.drawn & 0xFFFFFFFF], np.uint32)

@@ -37,7 +37,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     Rows are what Stable-Baselines3 stores, bit for bit, and batches have its shapes and dtypes.
     `observations`, `next_observations`, `actions`, `rewards`, `dones` and `timeouts` are read-only
-    copies of all rows. `save_replay_buffer` pickles the buffer, with the number of the next batch.
+    copies of all rows. `save_replay_buffer` pickles the buffer, with its random numbers. Only one
+    thread may call a buffer.
 
     Args:
         buffer_size: How many rows to keep. Each environment has `buffer_size // n_envs`.
@@ -61,8 +62,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
         rows_on: The platform of JAX whose memory has the rows: `"cpu"`, or `"cuda"`.
         arrays: `"torch"` for tensors, or `"jax"` for batches of JAX arrays, with the methods of
             tensors that SBX calls.
-        seed: From 0 to 2**32 - 1: chooses all batches; with `"jax"` they are others. None draws
-            one from NumPy's global generator, which the algorithm has seeded.
+        seed: From 0 to 2**32 - 1: chooses all batches. With `arrays="jax"` the same seed draws
+            other rows. None takes a seed from NumPy's global generator, which the algorithm has
+            seeded.
 
     Raises:
         MemoryError: If the machine has no room for the rows.
@@ -241,7 +243,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         """Draw a batch.
 
         Args:
-            batch_size: `B`.
+            batch_size: `B`, at least 1.
             env: The environment that normalises observations and rewards; None changes nothing.
 
         Returns:
@@ -253,6 +255,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             RuntimeError: If there is nothing to draw. Also at a second draw with priorities, if
                 none was updated: the algorithm then is one that does not know of them.
         """
+        _checks.integer("batch_size", batch_size, 1, 2**31 - 1)
         if not self.memory.steps:
             raise RuntimeError(f"{WHERE}.sample: the buffer is empty; add rows before")
         self._check_updated()

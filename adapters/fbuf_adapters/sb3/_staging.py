@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,26 @@ from fbuf_adapters.sb3._checks import WHERE
 from fbuf_adapters.sb3._columns import Array, Column, map_columns
 
 _BYTES = 2**22
-"""So many bytes are staged at most."""
+"""So many bytes are staged at most, or two steps."""
 
 SIZES = (1, 4, 16, 64, 256, 1024)
 """The numbers of steps that cross together; a smaller number is padded to the next one."""
+
+
+class Newest(NamedTuple):
+    """The newest step that is written.
+
+    Attributes:
+        steps: The number of steps up to this one.
+        following: The next observations, `[n_envs, ...]`, in the stored form.
+        terminated: bool `[n_envs]`.
+        truncated: bool `[n_envs]`.
+    """
+
+    steps: int
+    following: Any
+    terminated: Array
+    truncated: Array
 
 
 class Staging:
@@ -31,7 +47,8 @@ class Staging:
         self.item = item
         self.n_envs = n_envs
         self.steps = 0
-        sizes = leaves_of(map_columns(lambda column: column.nbytes, item))
+        stored_twice = {"item": item, "following": item["observation"]}
+        sizes = leaves_of(map_columns(lambda column: column.nbytes, stored_twice))
         # The step before the newest one has to stay.
         most = max(_BYTES // (2 * n_envs * sum(sizes) + 1), 2)
         self.room = max(2, *(size for size in SIZES if size <= most))
@@ -53,17 +70,40 @@ class Staging:
         self._next = "next_obs", observation, self.following, _by_shape("", self.following)
         # Bytes, so that NaN is the same as NaN.
         both = leaves_of(self.rows["observation"]), leaves_of(self.following)
-        of_bytes = lambda rows: rows.reshape(*rows.shape[:2], -1).view(np.uint8)
+        width = lambda rows: math.prod(rows.shape[2:])
+        of_bytes = lambda rows: rows.reshape(*rows.shape[:2], width(rows)).view(np.uint8)
         self._compared = [tuple(map(of_bytes, pair)) for pair in zip(*both, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but what `_see` notes: views would be pickled as arrays of their own."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        """Return what is left of the steps once they are written."""
+        return {"item": self.item, "n_envs": self.n_envs, "newest": self._newest()}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         """Go on from there."""
-        vars(self).update(kept)
-        self._see()
+        self.__init__(kept["item"], kept["n_envs"])
+        self.go_on(kept["newest"])
+
+    def _newest(self) -> Newest | None:
+        """Return copies of the newest step; None if there is none."""
+        if not self.steps:
+            return None
+        at = (self.steps - 1) % self.room
+        copied = lambda column, rows: column.stored(rows[at]).copy()
+        following = map_columns(copied, self.item["observation"], self.following)
+        return Newest(self.steps, following, self.terminated[at].copy(), self.truncated[at].copy())
+
+    def go_on(self, newest: Newest | None) -> None:
+        """Stand behind written steps, of which this one is the newest; None is no step."""
+        self.steps = 0
+        if newest is None:
+            return
+        self.steps, at = newest.steps, (newest.steps - 1) % self.room
+
+        def put(column: Any, rows: Any, stored: Any) -> None:
+            rows[at] = column.numpy(stored)
+
+        map_columns(put, self.item["observation"], self.following, newest.following)
+        self.terminated[at], self.truncated[at] = newest.terminated, newest.truncated
 
     def write(
         self, row: dict[str, Any], following: Any, terminated: Array, truncated: Array

@@ -1,7 +1,7 @@
 """Single transitions, drawn uniformly in the memory of the host.
 
 They need neither a view nor an index, and NumPy takes them from the buffer and from the staged
-steps alike. So a step of an algorithm calls no compiled program.
+steps alike. So most steps of an algorithm call no compiled program.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ class _Seen(NamedTuple):
     """The rows that are drawn from.
 
     Attributes:
-        rows: Those of the buffer.
+        leaves: The arrays of the buffer.
+        rows: The rows in them.
         written: How many steps the buffer has.
         staged: The leaves of the staged rows, `[2 * room * n_envs, ...]` each.
         staged_next: Those of their next observations.
     """
 
+    leaves: tuple[Any, ...]
     rows: HostTransitions
     written: int
     staged: list[Array]
@@ -41,18 +43,17 @@ class UniformDraws:
         self._random = np.random.PCG64(seed)
         self._seen: _Seen | None = None
 
-    @property
-    def looks(self) -> bool:
-        """Whether it looks at the buffer."""
-        return self._seen is not None
+    def sees(self, leaves: tuple[Any, ...]) -> bool:
+        """Tell whether it looks at a buffer of these arrays."""
+        return self._seen is not None and self._seen.leaves is leaves
 
-    def look(self, state: fbuf.State[Any], written: int) -> None:
-        """Look at a buffer that has so many steps. It must not change before `release`."""
+    def look(self, leaves: tuple[Any, ...], state: fbuf.State[Any], written: int) -> None:
+        """Look at a buffer that has so many steps, and at its arrays, until `release`."""
         rows, staging = HostTransitions(state), self._staging
         staged = _leaves(rows.item, staging.item, staging.rows)
         observation = staging.item["observation"]
         following = _leaves(rows.observation, observation, staging.following)
-        self._seen = _Seen(rows, written, staged, following)
+        self._seen = _Seen(leaves, rows, written, staged, following)
 
     def release(self) -> None:
         """Look at the buffer no more."""
@@ -63,7 +64,10 @@ class UniformDraws:
         return vars(self) | {"_seen": None}
 
     def draw(self, batch_size: int) -> dict[str, Any]:
-        """Draw a batch: the fields of `Drawing.fields`, arrays. `mask` is None for all rows."""
+        """Draw a batch: the fields of `Drawing.fields`, arrays.
+
+        `mask` is None if all next observations are known.
+        """
         seen, staging = self._seen, self._staging
         assert seen is not None
         rows = seen.rows
@@ -106,6 +110,7 @@ def _tree(numbers: Any, leaves: list[Array]) -> Any:
 def _leaves(numbers: Any, columns: Any, rows: Any) -> list[Array]:
     """Return staged rows `[steps * n_envs, ...]` in the stored form, by the number of the leaf."""
     if isinstance(numbers, dict):
-        return [x for n in sorted(numbers) for x in _leaves(numbers[n], columns[n], rows[n])]
+        return [x for n in numbers for x in _leaves(numbers[n], columns[n], rows[n])]
     stored = columns.stored(rows)
-    return [stored.reshape(-1, *stored.shape[2:])]
+    steps, envs, *shape = stored.shape
+    return [stored.reshape(steps * envs, *shape)]

@@ -135,3 +135,14 @@ def test_a_pickle_of_another_format_is_refused():
         kept = {k: v for k, v in memory.__getstate__().items() if k != "format"} | other
         with pytest.raises(ValueError, match="load it with the version that wrote it"):
             Memory.__new__(Memory).__setstate__(kept)
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()])
+def test_sizes_of_batches(sampler):
+    buffer = ReplayBuffer(8, spaces.Discrete(3), spaces.Discrete(2), "cpu", sampler=sampler)
+    one = np.ones(1, int)
+    buffer.add(one, one, one, np.ones(1), np.zeros(1), [{}])
+    for size, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="batch_size must be"):
+            buffer.sample(size)
+    assert len(buffer.sample(np.int64(3)).rewards) == 3
