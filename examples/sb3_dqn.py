@@ -33,12 +33,12 @@ AGENTS = {
 }
 COLORS = {"uniform": "#0b6e4f", "prioritised": "#3b6fb6"}
 OPTIONS = {
-    "learning_rate": 2.3e-3,
+    "learning_rate": 1e-3,
     "buffer_size": 100_000,
     "batch_size": 64,
     "learning_starts": 1000,
     "train_freq": 64,
-    "gradient_steps": 128,
+    "gradient_steps": 64,
     "target_update_interval": 40,
     "exploration_fraction": 0.16,
     "exploration_final_eps": 0.04,

@@ -454,30 +454,33 @@ def test_a_draw_amid_a_write_leaves_nothing_behind(monkeypatch):
         plain(*args, **options)
 
     monkeypatch.setattr(type(buffer.memory._backend), "change", change)
-    for number, step in zip(range(60), Run(FLOATS, 1), strict=False):
+    monkeypatch.setattr(buffer.memory.staging, "room", 4)
+    for _, step in zip(range(60), Run(FLOATS, 1, resets=False), strict=False):
         buffer.add(*step)
-        if number % 10 == 0:
-            buffer.memory.write()
     assert set(keys(tuple(buffer.sample(500))[:5])) <= set(keys(every_row(buffer)))
 
 
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("ends", [0, 1])
 @pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("steps", [0, 9, 25, 40])
-def test_a_state_is_saved_and_loaded(tmp_path, steps, n_envs):
+@pytest.mark.parametrize("steps", [0, 9, pytest.param(25, marks=SWEEP), 40])
+def test_a_state_is_saved_and_loaded(tmp_path, steps, n_envs, ends, reset):
     """Into a new buffer, which goes on like the old one, also in the middle of an episode."""
     ours, theirs = filled(FLOATS, n_envs, 33, size=60)
     memory = ours.memory
     memory.state = fbuf.save(tmp_path, memory.state)
     run = iter(Run(FLOATS, n_envs, seed=1, resets=False))
-    for step, _ in zip(run, range(steps), strict=False):
-        ours.add(*step)
-        theirs.add(*step)
+
+    def go_on(run, steps, *buffers):
+        for step, _ in zip(run, range(steps), strict=False):
+            for buffer in buffers:
+                buffer.add(*step[:4], step[4] | bool(ends), step[5])
+
+    go_on(run, steps, ours, theirs)
     memory.state = fbuf.save(tmp_path, memory.state)
     other, _ = both(FLOATS, n_envs, size=60)
     other.memory.state = fbuf.load(tmp_path).state
-    for step, _ in zip(run, range(30), strict=False):
-        for buffer in (ours, other, theirs):
-            buffer.add(*step)
+    go_on(iter(Run(FLOATS, n_envs, seed=2)) if reset else run, 15, ours, other, theirs)
     order = lambda rows: sorted(keys(rows))
     assert order(every_row(other)) == order(every_row(ours))
     same(ours.next_observations, theirs.next_observations)
