@@ -27,7 +27,15 @@ THEMES: dict[str, tuple[str, ...]] = {
     "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture", "Fifo"),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),
-        *("Sequence", "SequenceSteps", "FrameStack", "Hindsight", "HindsightStep"),
+        *(
+            "Sequence",
+            "SequenceSteps",
+            "FrameStack",
+            "Window",
+            "WindowStep",
+            "Hindsight",
+            "HindsightStep",
+        ),
         *("ReturnToGo", "ReturnToGoStep"),
     ),
 }

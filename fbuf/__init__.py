@@ -74,6 +74,8 @@ from fbuf.views import Sequence as Sequence
 from fbuf.views import SequenceSteps as SequenceSteps
 from fbuf.views import Transition as Transition
 from fbuf.views import TransitionStep as TransitionStep
+from fbuf.views import Window as Window
+from fbuf.views import WindowStep as WindowStep
 
 __all__ = [
     "Batch",
@@ -104,6 +106,8 @@ __all__ = [
     "Transition",
     "TransitionStep",
     "Uniform",
+    "Window",
+    "WindowStep",
     "add",
     "after",
     "can_sample",

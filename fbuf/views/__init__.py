@@ -18,6 +18,8 @@ from fbuf.views.sequence import Sequence as Sequence
 from fbuf.views.sequence import SequenceSteps as SequenceSteps
 from fbuf.views.transition import Transition as Transition
 from fbuf.views.transition import TransitionStep as TransitionStep
+from fbuf.views.window import Window as Window
+from fbuf.views.window import WindowStep as WindowStep
 
 
 def __getattr__(name: str) -> Any:

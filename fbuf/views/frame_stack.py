@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.storage.layout import Fields, Layout
-from fbuf.storage.ring import ENDS, REMOVED
 from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
+from fbuf.views.steps import preceding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FrameStack(View):
                 "to fields, or use fbuf.Item"
             )
         back = jnp.arange(self.k - 1, -1, -1, dtype=jnp.int32)[None]
-        back = jnp.minimum(back, _reach(reader, slots, self.k)[:, None])
+        back = jnp.minimum(back, preceding(reader, slots, self.k - 1)[:, None])
         stacked, others = self._leaves(reader.layout)
         wanted = {
             "frames": reader.leaves(reader.ring.later(slots[:, None], -back), stacked),
@@ -90,12 +90,3 @@ class FrameStack(View):
         stacked = jax.tree.leaves(layout.find("FrameStack", "field", self.field))
         item = jax.tree.leaves(layout.numbers("FrameStack", self.fields))
         return stacked, [leaf for leaf in item if leaf not in stacked]
-
-
-def _reach(reader: Reader, slots: jax.Array, k: int) -> jax.Array:
-    """Count the rows of the episode before each row, at most `k - 1`: int32 `[B]`."""
-    before = jnp.arange(1, k, dtype=jnp.int32)[None]
-    older = reader.ring.older(slots)[:, None]
-    flags = reader.flags(reader.ring.later(slots[:, None], -jnp.minimum(before, older)))
-    cut = (before > older) | (flags & (ENDS | REMOVED) > 0)
-    return jnp.min(jnp.where(cut, before - 1, k - 1), axis=1, initial=k - 1)

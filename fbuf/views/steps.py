@@ -1,4 +1,4 @@
-"""The rows that follow a row in its lane."""
+"""The rows that follow a row in its lane, and those before."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def following(
     goes_on = flags & ENDS == 0
     went_on = jnp.concatenate([jnp.ones_like(goes_on[:, :1]), goes_on[:, :-1]], axis=1)
     return Steps(all_slots, flags, unbroken, unbroken & _all_so_far(went_on), flags_before)
+
+
+def preceding(reader: Reader, slots: jax.Array, most: int) -> jax.Array:
+    """Count the rows of the episode before each row at `[B]` slots, at most `most`: int32 `[B]`.
+
+    The count stops behind an end, a removed row or a dummy, and at the oldest row.
+    """
+    before = jnp.arange(1, most + 1, dtype=jnp.int32)[None]
+    older = reader.ring.older(slots)[:, None]
+    flags = reader.flags(reader.ring.later(slots[:, None], -jnp.minimum(before, older)))
+    cut = (before > older) | (flags & (ENDS | REMOVED) > 0)
+    return jnp.min(jnp.where(cut, before - 1, most), axis=1, initial=most)
 
 
 def _all_so_far(holds: jax.Array) -> jax.Array:

@@ -68,6 +68,7 @@ SWEPT = [
     (windows(SEQUENCE, then_remove=True), WINDOW),
     (windows(fbuf.NStep(3, gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.Window({"obs": (-2, 0, 3)}), then_remove=True), UNIFORM),
     (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),
     (sample_remove_add(HINDSIGHT), UNIFORM),
     (sample_remove_add(fbuf.Item()), BY_EPISODE),

@@ -257,6 +257,7 @@ EVERYTHING = [
     (fbuf.Prioritized(), {}, fbuf.Sequence(2, boundary="pad")),
     (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, field="x")),
     (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
+    (fbuf.Prioritized(), {"lockstep": False}, fbuf.Window({"x": (-1, 2)})),
     (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, gamma=0.9, next_of="x")),
 ]
 

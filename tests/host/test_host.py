@@ -133,6 +133,8 @@ VIEWS = [
     fbuf.FrameStack(3, field="image"),
     fbuf.FrameStack(2, field="observation", fields=("observation", "reward")),
     fbuf.ReturnToGo(gamma=0.9),
+    fbuf.Window({"image": (-2, 0), "small": range(3), "goal": (1,)}),
+    fbuf.Window({"reward": (0, 5)}, pad="zero", fields=("reward", "half")),
     fbuf.Hindsight(achieved_it, ratio=0.5),
     fbuf.Hindsight(achieved_it, strategy="episode", fields=("goal", "reward")),
 ]

@@ -123,6 +123,7 @@ def test_options_of_samplers_and_views_are_by_name_after_the_first():
         "NStep": ["n"],
         "Sequence": ["length"],
         "FrameStack": ["k"],
+        "Window": ["offsets"],
         "Hindsight": ["reward_fn"],
         "ReturnToGo": ["gamma"],
     }

@@ -42,6 +42,7 @@ VIEWS = {
     "padded": fbuf.Sequence(3, boundary="pad"),
     "time_major": fbuf.Sequence(2, time_major=True),
     "frames": fbuf.FrameStack(2, field="obs"),
+    "offsets": fbuf.Window({"obs": (-1, 2)}, pad="zero"),
     "return": fbuf.ReturnToGo(0.9),
     "hindsight": fbuf.Hindsight(reached, strategy="future"),
     "episode": fbuf.Hindsight(reached, strategy="episode"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -165,12 +166,61 @@ def test_frame_stack_of_one_and_of_a_whole_lane(shape, autoreset, k):
     check_frame_stack(fbuf.FrameStack(k), shape, autoreset)
 
 
+OFFSETS = {"image": (-4, 0), "reward": range(4), "goal.place": (4, -1, 4), "achieved_goal": (-3,)}
+
+
+def check_window(view, shape, autoreset):
+    for oracle, slot, reading in every(view, shape, autoreset):
+        rows = oracle.back(slot, 9)
+        now = len(rows) - 1
+        rows += oracle.ahead(slot, 9)[1:]
+        data, expected = reading.data, item_of(rows[now].item)
+        parts = lambda tree: {"goal.place": tree["goal"]["place"], **tree}
+        for name, offsets in view.offsets:
+            there = [0 <= now + n < len(rows) for n in offsets]
+            assert data.valid[name].tolist() == there
+            nearest = [rows[min(max(now + n, 0), len(rows) - 1)] for n in offsets]
+            steps = [parts(item_of(row.item))[name] for row in nearest]
+            if view.pad == "zero":
+                steps = [
+                    jax.tree.map(lambda x, t=t: np.where(t, x, np.zeros_like(x)), step)
+                    for step, t in zip(steps, there, strict=True)
+                ]
+            wanted = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+            if name == "goal.place":
+                expected["goal"]["place"] = wanted
+            else:
+                expected[name] = wanted
+        jax.tree.map(np.testing.assert_array_equal, data.item, expected)
+        assert reading.flags & 3 == rows[now].terminated + 2 * rows[now].truncated
+
+
+@EVERY
+@pytest.mark.parametrize("pad", ["repeat", pytest.param("zero", marks=pytest.mark.sweep)])
+def test_window(shape, autoreset, pad):
+    check_window(fbuf.Window(OFFSETS, pad=pad), shape, autoreset)
+
+
+@ONE
+@pytest.mark.parametrize("offsets", [(0,), (2, 5), (-5, -2), (-8, 0), range(9)], ids=str)
+def test_window_on_one_side_and_of_a_whole_lane(shape, autoreset, offsets):
+    check_window(fbuf.Window({"reward": offsets}, pad="zero"), shape, autoreset)
+
+
+def test_windows_are_equal_and_hashable():
+    one = fbuf.Window({"b": range(2), "a": [0]})
+    assert one == fbuf.Window({"a": (0,), "b": (0, 1)})
+    assert hash(one) == hash(dataclasses.replace(one, pad="repeat"))
+    assert one != dataclasses.replace(one, pad="zero")
+
+
 @pytest.mark.parametrize(
     "view",
     [
         pytest.param(fbuf.Sequence(2, burn_in=1, state="image"), marks=pytest.mark.sweep),
         pytest.param(fbuf.NStep(3, gamma=GAMMA), marks=pytest.mark.sweep),
         pytest.param(fbuf.FrameStack(3), marks=pytest.mark.sweep),
+        pytest.param(fbuf.Window({"image": (-2, 1)}), marks=pytest.mark.sweep),
         pytest.param(fbuf.Sequence(3, boundary="stop"), marks=pytest.mark.sweep),
     ],
     ids=str,
@@ -236,6 +286,15 @@ def test_what_cannot_be_right_is_refused():
         (lambda: fbuf.Sequence(2, burn_in=-1), "burn_in must be from 0"),
         (lambda: fbuf.Sequence(2, boundary="wrap"), "boundary must be"),
         (lambda: fbuf.FrameStack(0), "k must be from 1"),
+        (lambda: fbuf.Window({}), "offsets must be a dict of fields"),
+        (lambda: fbuf.Window("x"), "offsets must be a dict of fields"),
+        (lambda: fbuf.Window({"x": 3}), r"offsets\['x'\] must be a sequence of ints"),
+        (lambda: fbuf.Window({"x": "3"}), r"offsets\['x'\] must be a sequence of ints"),
+        (lambda: fbuf.Window({"x": (0.5,)}), r"offsets\['x'\] must be an int"),
+        (lambda: fbuf.Window({"x": ()}), "at least one offset"),
+        (lambda: fbuf.Window({"x": (2**17,)}), "must be from -65536 to 65536"),
+        (lambda: fbuf.Window({3: (1,)}), "offsets must be the name of a field"),
+        (lambda: fbuf.Window({"x": (1,)}, pad="edge"), "pad must be one of"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             make()
@@ -256,6 +315,8 @@ def test_what_cannot_be_right_is_refused():
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
         (fbuf.Sequence(2, state="h", boundary="pad"), "state names 'h'"),
         (fbuf.FrameStack(2), "field names 'observation'"),
+        (fbuf.Window({"y": (0,)}), "offsets names 'y'"),
+        (fbuf.Window({"x": (-4, 4)}), "offsets span 9 steps, but a lane"),
     ):
         with pytest.raises(ValueError, match=match):
             fbuf.sample(state, jax.random.key(0), 2, view=view)
@@ -271,6 +332,15 @@ def test_what_cannot_be_right_is_refused():
     deep = fbuf.init({"a": {"b": jnp.zeros(())}}, 4)
     with pytest.raises(ValueError, match=r"fields\['a.b'\] overlaps with another field"):
         fbuf.write(deep, ids, {"a": {"b": jnp.zeros(2)}, "a.b": jnp.ones(2)}, donate=False)
+    for view, match in (
+        (fbuf.Window({"a": (0,), "a.b": (1,)}), "overlaps with another field"),
+        (fbuf.Window({"a": (0,)}, fields=("a.b",)), None),
+    ):
+        if match is None:
+            assert set(fbuf.sample(deep, jax.random.key(0), 3, view=view).data.item) == {"a.b"}
+            continue
+        with pytest.raises(ValueError, match=match):
+            fbuf.sample(deep, jax.random.key(0), 2, view=view)
     stack = fbuf.FrameStack(2, field="a.b", fields=("a",))  # the field is inside
     assert fbuf.sample(deep, jax.random.key(0), 3, view=stack).data["a"]["b"].shape == (3, 2)
 
