@@ -37,12 +37,13 @@ from fbuf.views.n_step import NStepTransition
 from fbuf.views.return_to_go import ReturnToGoStep
 from fbuf.views.sequence import SequenceSteps
 from fbuf.views.transition import TransitionStep
+from fbuf.views.window import WindowStep
 
 _CLASSES = (
     *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, StartIndex, Segments, BitTree, SumTree),
-    *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep),
+    *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
 )
 
 

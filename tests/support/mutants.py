@@ -40,6 +40,7 @@ REFUSED = "test_errors.py", "misuse"
 LED_TO = "test_transition.py", "every_row"
 LOST = "test_transition.py", "lost"
 N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence")
+WINDOWED = "test_views.py", "test_window"
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
@@ -537,9 +538,21 @@ MUTANTS = [
     ),
     *of(
         "views/frame_stack.py",
-        ("cut = (before > older)", "cut = (before >= older)", "seam", FRAMES),
-        ("jnp.where(cut, before - 1, k - 1)", "jnp.where(cut, before, k - 1)", "episode end", FRAMES),
         ("jnp.arange(self.k - 1, -1, -1, dtype", "jnp.arange(self.k, dtype", "order", FRAMES),
+    ),
+    *of(
+        "views/window.py",
+        ("dtype=jnp.int32)[:, None] - 1", "dtype=jnp.int32)[:, None]", "episode end", WINDOWED),
+        ("jnp.clip(wished, -before, ", "jnp.clip(wished, -before - 1, ", "episode end", WINDOWED),
+        ("valid[name] = there == wished", "valid[name] = there <= wished", "mask", WINDOWED),
+        ("if self.pad == \"zero\":", "if False:", "views", WINDOWED),
+        ("for offset in (0, *offsets)", "for offset in offsets", "views", WINDOWED),
+        ("-min(every))[:, None]", "-min(every) - 1)[:, None]", "views", WINDOWED),
+    ),
+    *of(
+        "views/steps.py",
+        ("cut = (before > older)", "cut = (before >= older)", "seam", FRAMES),
+        ("jnp.where(cut, before - 1, most)", "jnp.where(cut, before, most)", "episode end", FRAMES),
     ),
     *of(
         "views/sequence.py",
@@ -1087,7 +1100,7 @@ MUTANTS = [
         ("self._seen.leaves is leaves", "True", "seam", ("test_sb3.py", "amid")),
         ("first = seen.written % staging.room", "first = 0 * seen.written", "seam", STAGED),
         ("at = first + (staged - 1)", "at = first + (staged - 2)", "seam", STAGED),
-        ("min(staging.steps * staging.n_envs, self._capacity)", "min(seen.written * staging.n_envs, self._capacity)", "probability", ("test_sb3.py", "as_often")),
+        ("min(staging.steps * staging.n_envs, self._capacity)", "min(seen.written * staging.n_envs, self._capacity)", "seam", ("test_sb3.py", "as_often")),
     ),
     *of(
         f"{SB3}/_memory.py",

@@ -20,7 +20,7 @@ CLASSES = {
     for kind in (
         *(fbuf.Batch, fbuf.Sample, fbuf.Ids, fbuf.MixedSample),
         *(fbuf.TransitionStep, fbuf.NStepTransition, fbuf.SequenceSteps),
-        *(fbuf.HindsightStep, fbuf.ReturnToGoStep),
+        *(fbuf.HindsightStep, fbuf.ReturnToGoStep, fbuf.WindowStep),
     )
 }
 """The classes that batches are made of."""

@@ -128,7 +128,7 @@ class Memory:
         return self._backend.state
 
     @state.setter
-    def state(self, state: fbuf.State[Any]) -> None:
+    def state(self, state: Any) -> None:
         """Take a state, such as `fbuf.load` returns, in the place of all rows."""
         if not isinstance(state, fbuf.State):
             raise TypeError(
