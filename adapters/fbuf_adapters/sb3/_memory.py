@@ -178,8 +178,6 @@ class Memory:
         if staging.steps and staging.steps % staging.room == 0:
             self.write()
         staging.write(row, following, terminated, truncated)
-        if (cut_off := staging.cut_off()) is not None:
-            self.end(cut_off)
         if follows is not None and (cut_off := self.open() & ~follows).any():
             self.end(cut_off)
         staging.steps += 1
@@ -189,7 +187,7 @@ class Memory:
         if self._written == self.steps:
             self._make_room(which)
             self._change(fbuf.end_episode, {"mask": which})
-        self.staging.truncate_newest(which)
+        self.staging.truncate(self.steps - 1, which)
 
     def open(self) -> Array:
         """Return which environments are within an episode: bool `[n_envs]`."""
@@ -201,11 +199,22 @@ class Memory:
         written = self._written
         if written == self.steps:
             return
+        self._cut_off(written)
         arguments, count = self.staging.part(written)
         ends = arguments["terminated"][:count] | arguments["truncated"][:count]
         self._make_room(ends)
         self._before, self._after = (self._backend.leaves, written), self.steps
         self._change(fbuf.add, arguments, time_major=True)
+
+    def _cut_off(self, written: int) -> None:
+        """Truncate the episodes that the staged steps do not go on with."""
+        found = self.staging.cut_off(written)
+        if found[0].any():  # the newest step of the state
+            self._make_room(found[0])
+            self._change(fbuf.end_episode, {"mask": found[0]})
+            self.staging.truncate(written - 1, found[0])
+        for number in np.flatnonzero(found[1:].any(axis=1)).tolist():
+            self.staging.truncate(written + number, found[1 + number])
 
     def _make_room(self, ends: Array) -> None:
         """Make room for the last observations of episodes, where the buffer has too little."""

@@ -6,9 +6,7 @@ step counts once `steps` says so. An exception half-way leaves nothing behind.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +47,9 @@ class Staging:
         self.steps = 0
         stored_twice = {"item": item, "following": item["observation"]}
         sizes = leaves_of(map_columns(lambda column: column.nbytes, stored_twice))
-        # The step before the newest one has to stay.
         most = max(_BYTES // (2 * n_envs * sum(sizes) + 1), 2)
         self.room = max(2, *(size for size in SIZES if size <= most))
-        # The padding of the last steps reads beyond them.
+        # The padding of the last steps reads beyond them. The very last row is for `_keep`.
         make = lambda column: np.zeros((2 * self.room, n_envs, *column.shape), column.dtype)
         self.rows = map_columns(make, item)
         self.following = map_columns(make, item["observation"])
@@ -87,7 +84,7 @@ class Staging:
         """Return copies of the newest step; None if there is none."""
         if not self.steps:
             return None
-        at = (self.steps - 1) % self.room
+        at = self.steps % self.room - 1
         copied = lambda column, rows: column.stored(rows[at]).copy()
         following = map_columns(copied, self.item["observation"], self.following)
         return Newest(self.steps, following, self.terminated[at].copy(), self.truncated[at].copy())
@@ -97,7 +94,7 @@ class Staging:
         self.steps = 0
         if newest is None:
             return
-        self.steps, at = newest.steps, (newest.steps - 1) % self.room
+        self.steps, at = newest.steps, newest.steps % self.room - 1
 
         def put(column: Any, rows: Any, stored: Any) -> None:
             rows[at] = column.numpy(stored)
@@ -114,33 +111,39 @@ class Staging:
             _write(name, column, rows, by_shape, row[name], at)
         _write(*self._next, following, at)
         self.terminated[at], self.truncated[at] = terminated, truncated
+        if at == self.room - 1:
+            self._keep()
 
-    def cut_off(self) -> Array | None:
-        """Find the environments whose newest step does not lead to the written one: bool `[E]`.
+    def _keep(self) -> None:
+        """Copy the last step of a round to the very end, for the first of the next round."""
+        for rows in (*leaves_of(self.following), self.terminated, self.truncated):
+            rows[-1] = rows[self.room - 1]
 
-        The newest step is no end, and its next observation is another one. None is no environment.
+    def cut_off(self, first: int) -> Array:
+        """Find the steps that those from `first` on do not go on from: bool `[count, n_envs]`.
+
+        The first of them is the step before `first`. None of them is an end, and the observation
+        of the following step is another one than it led to.
         """
-        if not self.steps:
-            return None
-        at, before = self.steps % self.room, (self.steps - 1) % self.room
+        now = slice(first % self.room, first % self.room + self.steps - first)
+        found = np.zeros((self.steps - first, self.n_envs), bool)
+        before = lambda rows: np.concatenate((rows[first % self.room - 1][None], rows[now][:-1]))
         for new, led_to in self._compared:
-            if new[at].tobytes() != led_to[before].tobytes():
-                break
-        else:
-            return None
-        cut_off = ~(self.terminated[before] | self.truncated[before])
-        differs = [(new[at] != led_to[before]).any(axis=1) for new, led_to in self._compared]
-        cut_off &= functools.reduce(operator.or_, differs)
-        return cut_off if cut_off.any() else None
+            found |= (new[now] != before(led_to)).any(axis=2)
+        if not first:
+            found[0] = False
+        return found & ~before(self.terminated) & ~before(self.truncated)
 
     def ended(self) -> Array | None:
         """Return which environments ended an episode in the newest step; None if there is none."""
-        before = (self.steps - 1) % self.room
+        before = self.steps % self.room - 1
         return self.terminated[before] | self.truncated[before] if self.steps else None
 
-    def truncate_newest(self, which: Array) -> None:
-        """Mark the newest step of some environments as truncated."""
-        self.truncated[(self.steps - 1) % self.room] |= which
+    def truncate(self, step: int, which: Array) -> None:
+        """Mark a step of some environments as truncated."""
+        self.truncated[step % self.room] |= which
+        if step % self.room == self.room - 1:
+            self._keep()
 
     def part(self, first: int) -> tuple[dict[str, Any], int]:
         """Return the arguments of `fbuf.add` for the steps from `first` on, and their number.

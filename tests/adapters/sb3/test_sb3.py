@@ -101,8 +101,9 @@ def keys(batch):
 
 @pytest.mark.parametrize("n_envs", [1, pytest.param(3, marks=SWEEP)])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_are_theirs_bit_for_bit(name, n_envs):
+def test_rows_are_theirs_bit_for_bit(name, n_envs, monkeypatch):
     """Around the end of the ring, with more ends of episodes than there was room for."""
+    monkeypatch.setattr(_staging, "SIZES", (1, 4, 16))
     ours, theirs = both(SPACES[name], n_envs)
     steps = iter(Run(SPACES[name], n_envs))
     for count in (1, 5, 70, 37):
@@ -324,7 +325,8 @@ def test_an_interrupted_step_is_there_whole_or_not_at_all(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(ours.memory.staging), "cut_off", broken)
+        patch.setattr(type(ours.memory.staging), "_keep", broken)
+        patch.setattr(ours.memory.staging, "room", 11)
         with pytest.raises(KeyboardInterrupt):
             ours.add(*step)
     same(ours.stored(), before)
