@@ -130,7 +130,7 @@ class Staging:
         before = lambda rows: np.concatenate((rows[first % self.room - 1][None], rows[now][:-1]))
         for new, led_to in self._compared:
             found |= (new[now] != before(led_to)).any(axis=2)
-        if not first:
+        if not first:  # there is no step before, and nothing to call
             found[0] = False
         return found & ~before(self.terminated) & ~before(self.truncated)
 
