@@ -21,6 +21,7 @@ from fbuf.ops.check_finite import NotFiniteError as NotFiniteError
 from fbuf.ops.check_finite import check_finite as check_finite
 from fbuf.ops.check_in_place import check_in_place as check_in_place
 from fbuf.ops.clear import clear as clear
+from fbuf.ops.draw import draw as draw
 from fbuf.ops.end_episode import end_episode as end_episode
 from fbuf.ops.extend import extend as extend
 from fbuf.ops.ids_at import ids_at as ids_at
@@ -53,6 +54,7 @@ from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
 from fbuf.samplers import Fifo as Fifo
+from fbuf.samplers import FreshFirst as FreshFirst
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -84,6 +86,7 @@ __all__ = [
     "Fault",
     "Fifo",
     "FrameStack",
+    "FreshFirst",
     "Hindsight",
     "HindsightStep",
     "Ids",
@@ -115,6 +118,7 @@ __all__ = [
     "check_finite",
     "check_in_place",
     "clear",
+    "draw",
     "end_episode",
     "extend",
     "ids_at",

@@ -12,6 +12,7 @@ Each device has its shards of the rows, and every draw is made from all rows. Th
 from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
 from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
+from fbuf.mesh.draw import draw
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
 from fbuf.mesh.reshard import reshard
@@ -40,6 +41,7 @@ __all__ = [
     "after",
     "can_sample",
     "clear",
+    "draw",
     "end_episode",
     "init",
     "load",

@@ -6,7 +6,7 @@ import os
 import pathlib
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
 import jax
@@ -24,10 +24,11 @@ from fbuf.host.prefetch import Batches, numbered
 from fbuf.host.row_arrays import Rows
 from fbuf.ops import resume
 from fbuf.ops.check_finite import check_rows
+from fbuf.ops.draw import require_noting
 from fbuf.ops.load import newest
 from fbuf.ops.read import require_key
 from fbuf.ops.resume import Episodes
-from fbuf.ops.sample import require_step
+from fbuf.ops.sample import refuse_noting, require_step
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.samplers import Sampler
@@ -248,13 +249,42 @@ class HostStore(Generic[Item]):
             TypeError: As `fbuf.sample`.
         """
         with self.lock:
-            given = self._asked(key, batch_size, view, beta, step, count)
-            index = self.contents.index
-            of_batch = programs.of_batches(index, view, given["batch_size"])
-            asked = (given.get(name) for name in ("key", "beta", "step", "count"))
-            drawn, found = of_batch.draw(index, *asked)
-            wait.wait(drawn[0])  # of a program all results are ready at once
-            return of_batch.build(drawn, self.contents.taking(lambda: found)())
+            refuse_noting("sample", self.contents.index.sampler)
+            return self._draw(self._asked(key, batch_size, view, beta, step, count), view)[0]
+
+    def draw(
+        self,
+        key: Any,
+        batch_size: int,
+        *,
+        view: View[Data] = fbuf.Item(),
+        beta: Any = None,
+        count: Any = None,
+    ) -> fbuf.Sample[Data]:
+        """Draw a batch, and remember what was drawn, as `fbuf.draw` does.
+
+        Args:
+            key: As for `fbuf.draw`.
+            batch_size: As for `fbuf.draw`.
+            view: As for `fbuf.draw`.
+            beta: As for `fbuf.draw`.
+            count: As for `fbuf.draw`.
+
+        Returns:
+            The batch, on the device.
+
+        Raises:
+            ValueError: As `fbuf.draw`.
+            TypeError: As `fbuf.draw`.
+        """
+        with self.lock:
+            require_noting("draw", self.contents.index.sampler)
+            given = self._asked(key, batch_size, view, beta, None, count)
+            # A signal that comes before the batch is there raises before its rows count as drawn.
+            batch, noted = self._draw(given, view)
+            with self.contents.changing():
+                self.contents.index = noted(self.contents.index)
+            return batch
 
     def batches(
         self,
@@ -289,6 +319,7 @@ class HostStore(Generic[Item]):
         """
         check.key("HostStore.batches", key)
         with self.lock:
+            refuse_noting("sample", self.contents.index.sampler)
             first = 0 if self.contents.index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
         draw = numbered(self.contents, given["key"], given["batch_size"], view, given.get("beta"))
@@ -507,6 +538,16 @@ class HostStore(Generic[Item]):
         given = call.checked(fbuf.sample, self.contents.index, given)
         require_step("sample", self.contents.index.sampler, step)
         return given
+
+    def _draw(self, given: dict[str, Any], view: View) -> tuple[Any, Callable[[Any], Any]]:
+        """Return a batch of checked arguments, and a function that notes it in the index."""
+        index = self.contents.index
+        of_batch = programs.of_batches(index, view, given["batch_size"])
+        asked = (given.get(name) for name in ("key", "beta", "step", "count"))
+        drawn, found = of_batch.draw(index, *asked)
+        wait.wait(drawn[0])  # of a program all results are ready at once
+        batch = of_batch.build(drawn, self.contents.taking(lambda: found)())
+        return batch, lambda index: of_batch.noted(index, drawn)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

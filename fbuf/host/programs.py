@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -110,6 +111,11 @@ class BatchPrograms:
         """Return the same of a batch that is one of many."""
         return self._with_request(self._draw_number(held(index)[0], key, beta, number))
 
+    def noted(self, index: Any, drawn: tuple[jax.Array, ...]) -> Any:
+        """Return the index, which is consumed, once a batch was drawn."""
+        plan, _ = self._drawn[_x64()].unflatten(drawn)
+        return _noted(index, plan)
+
     def build(self, drawn: tuple[jax.Array, ...], taken: Any) -> Any:
         """Return the batch, of rows that were taken."""
         leaves = self._build(drawn, taken)
@@ -120,6 +126,12 @@ class BatchPrograms:
     ) -> tuple[tuple[jax.Array, ...], Requested]:
         requested = self._drawn[_x64()].children()[1]
         return drawn, requested.unflatten(drawn[-requested.num_leaves :])
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _noted(state: Any, draw: Any) -> Any:
+    index = state.sampler.note(state.index, state.ring, draw)
+    return dataclasses.replace(state, index=index)
 
 
 def _x64() -> bool:

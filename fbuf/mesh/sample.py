@@ -16,10 +16,10 @@ from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import gather_totals
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
 from fbuf.ops.read import noted
-from fbuf.ops.sample import place_in_epoch, require_step
+from fbuf.ops.sample import place_in_epoch, refuse_noting, require_step
 from fbuf.ops.sample import sample as plain_sample
 from fbuf.samplers import random_bits
-from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.state import State
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ids import NO_SLOT
@@ -73,23 +73,29 @@ def sample(
         ((4,), True, True)
     """
     require_step("sharded.sample", state.blocks.sampler, step)
-    devices = state.num_devices
-    if batch_size % devices:
-        raise ValueError(
-            f"fbuf.sharded.sample: batch_size must be a multiple of the {devices} devices along "
-            f"{state.axis!r}, got {batch_size}; take {-(-batch_size // devices) * devices}"
-        )
+    refuse_noting("sharded.sample", state.blocks.sampler)
+    require_multiple("sample", state, batch_size)
 
     def run(state: ShardedState[Any], key: Any, beta: Any, step: Any) -> ShardedSample[Any]:
-        return drawn(state, key, beta, step, batch_size, view)
+        return drawn(state, key, beta, step, batch_size, view)[0]
 
-    out, same = _spec(state, view), PartitionSpec()
+    out, same = layout_of_batch(state, view), PartitionSpec()
     batch = per_device.on_devices("sample", run, state, (key, beta, step), (same, same, same), out)
     read_before_write.note_read(state, batch.ids.slot)
     return batch
 
 
-def _spec(state: ShardedState[Any], view: View) -> Any:
+def require_multiple(function: str, state: ShardedState[Any], batch_size: int) -> None:
+    """Refuse a batch that cannot be divided among the devices."""
+    devices = state.num_devices
+    if batch_size % devices:
+        raise ValueError(
+            f"fbuf.sharded.{function}: batch_size must be a multiple of the {devices} devices "
+            f"along {state.axis!r}, got {batch_size}; take {-(-batch_size // devices) * devices}"
+        )
+
+
+def layout_of_batch(state: ShardedState[Any], view: View) -> Any:
     """Return the layout of a batch on the mesh."""
     rows: Any = state.spec
     steps: Any = PartitionSpec(None, state.axis) if view.time_major else rows
@@ -115,8 +121,11 @@ def _turned(batch: Any, view: View) -> Any:
 
 def drawn(
     state: ShardedState[Any], key: Any, beta: Any, step: Any, batch_size: int, view: View
-) -> ShardedSample[Any]:
-    """Draw this device's part of a batch."""
+) -> tuple[ShardedSample[Any], Plan, jax.Array]:
+    """Draw this device's part of a batch.
+
+    Also return the plan of the whole batch, and which of its draws there are: bool `[B]`.
+    """
     sampler = cast(PlannedSampler, state.blocks.sampler)
     given = step if isinstance(step, tuple) else () if step is None else (step,)
     given = tuple(jnp.asarray(number, jnp.int32) for number in given)
@@ -145,8 +154,8 @@ def drawn(
         return sampler.weigh(totals, slots, found, numbers, beta, place, ()).mask
 
     part = batch_size // state.num_devices
-    there = is_there(jnp.arange(batch_size, dtype=jnp.int32))
-    routes = exchange.routes(state, plan.shards, there)
+    exists = is_there(jnp.arange(batch_size, dtype=jnp.int32))
+    routes = exchange.routes(state, plan.shards, exists)
     (batch, found), come = exchange.fetched(state, part, routes, read)
     numbers = per_device.device_number(state) * part + jnp.arange(part, dtype=jnp.int32)
     draw = sampler.weigh(totals, batch.ids.slot, found, numbers, beta, place, (state.axis,))
@@ -168,4 +177,4 @@ def drawn(
         weight=jnp.where(mask, draw.weight, 0),
         fault=bits_where(~alike, Fault.CALLS_DIFFER),
     )
-    return _turned(made, view)
+    return _turned(made, view), plan, exists & alike

@@ -103,6 +103,7 @@ def sample(
         Schaul et al., arXiv:1511.05952 (prioritised).
     """
     require_step("sample", state.sampler, step)
+    refuse_noting("sample", state.sampler)
     return drawn(state, key, beta, step, batch_size, view, count)[0]
 
 
@@ -117,6 +118,17 @@ def require_step(function: str, sampler: Sampler, step: Any) -> None:
         raise ValueError(
             f"fbuf.{function}: {name} draws with replacement and takes no step; leave step out, or "
             "make the buffer with sampler=fbuf.Shuffled()"
+        )
+
+
+def refuse_noting(function: str, sampler: Sampler) -> None:
+    """Refuse a sampler that remembers what was drawn, where nothing of it would be kept."""
+    if sampler.notes_draws:
+        name = function.replace("sample", "draw")
+        raise ValueError(
+            f"fbuf.{function}: {type(sampler).__name__} remembers what was drawn, and fbuf."
+            f"{function} returns no state to keep it; draw with state, batch = fbuf.{name}(state, "
+            "key, batch_size)"
         )
 
 

@@ -1,6 +1,7 @@
 """Samplers: which rows may be drawn, and with what probability. One file a sampler."""
 
 from fbuf.samplers.fifo import Fifo as Fifo
+from fbuf.samplers.fresh_first import FreshFirst as FreshFirst
 from fbuf.samplers.mixture import Mixture as Mixture
 from fbuf.samplers.planned import Plan as Plan
 from fbuf.samplers.planned import PlannedSampler as PlannedSampler

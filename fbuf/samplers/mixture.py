@@ -251,7 +251,7 @@ class Mixture(WindowedSampler):
         """Find the row in the way chosen, and its odds in the other ways."""
         total = start_index.total(index.starts, ring)
         oldest, _ = self._newest(index, ring, total)
-        recent = _around(oldest, picks.recent, total)
+        recent = start_index.around(oldest, picks.recent, total)
         ranks = jnp.where(picks.which == 2, recent, picks.uniform)
         by_rank = start_index.select(index.starts, ring, ranks)
         by_priority, _ = self.priorities.pick(index.priorities, ring, picks.by_priority)
@@ -327,10 +327,3 @@ def _likely(totals: MixedTotals, odds: Odds, shares: jax.Array) -> jax.Array:
     by_priority = shares[1] * jnp.where(total > 0, odds.value / jnp.where(total > 0, total, 1), 0)
     newest = shares[2] / jnp.maximum(shards.sum_of_counts(totals.recent), 1)
     return among_all + by_priority + jnp.where(odds.recent, newest, 0)
-
-
-def _around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:
-    """Return `first + further` modulo the total; the sum is less than twice the total."""
-    ahead = first.astype(jnp.uint32) + further.astype(jnp.uint32)
-    size = jnp.maximum(total, 1).astype(jnp.uint32)
-    return jnp.where(ahead >= size, ahead - size, ahead).astype(jnp.int32)

@@ -121,6 +121,17 @@ class PlannedSampler(Sampler):
             axes: The axes of the mesh that the rest of the batch lies along.
         """
 
+    def note_picks(self, index: Index, ring: Ring, picks: Any, there: jax.Array) -> Index:
+        """Return the index of one shard after a batch was drawn. Only called if `notes_draws`.
+
+        Args:
+            index: The index of this shard.
+            ring: The ring of this shard.
+            picks: All picks of the plan, leaves `[..., B]`.
+            there: bool `[B]`; which of them are draws of this shard that the batch has.
+        """
+        raise NotImplementedError
+
     def size_of_epoch(self, totals: Any) -> jax.Array:
         """Count the draws of an epoch: int32 scalar. Only called if `without_replacement`."""
         raise NotImplementedError

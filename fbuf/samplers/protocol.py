@@ -64,6 +64,8 @@ class Sampler(CurrentNames, abc.ABC):
         without_replacement: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such
             a sampler has a method `epoch_size`.
         is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
+        notes_draws: Whether the index remembers what was drawn, so that `fbuf.draw` takes the place
+            of `fbuf.sample`. Such a sampler has a method `note`.
     """
 
     window: int = 1
@@ -71,6 +73,7 @@ class Sampler(CurrentNames, abc.ABC):
     keeps_priorities: ClassVar[bool] = False
     without_replacement: ClassVar[bool] = False
     is_queue: ClassVar[bool] = False
+    notes_draws: ClassVar[bool] = False
 
     old_names: ClassVar[Mapping[str, OldName]] = {
         "in_order": OldName("without_replacement", arguments=None),
@@ -185,6 +188,14 @@ class Sampler(CurrentNames, abc.ABC):
             The index, and the fault bits of each row, uint32 `[B]`.
         """
         return index, jnp.zeros(slots.shape, jnp.uint32)
+
+    def note(self, index: Index, ring: Ring, draw: Draw) -> Index:
+        """Return the index after a batch was drawn. Only called if `notes_draws`.
+
+        `draw` is what the method `draw` has returned for this index. Its mask may be False for more
+        draws.
+        """
+        raise NotImplementedError
 
     def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
         """Count the draws of an epoch: int32 scalar. Only called if `without_replacement`."""

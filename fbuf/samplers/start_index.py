@@ -153,6 +153,13 @@ def select(index: StartIndex, ring: Ring, ranks: jax.Array) -> jax.Array:
     return by_platform(index.bits, ring.removed, ranks, cpu=unless_all, default=always)
 
 
+def around(first: jax.Array, further: jax.Array, total: jax.Array) -> jax.Array:
+    """Return `first + further` modulo the total; the sum is less than twice the total."""
+    ahead = first.astype(jnp.uint32) + further.astype(jnp.uint32)
+    size = jnp.maximum(total, 1).astype(jnp.uint32)
+    return jnp.where(ahead >= size, ahead - size, ahead).astype(jnp.int32)
+
+
 def _all_at_first(index: StartIndex, ring: Ring) -> bool:
     """Return whether all used slots are starts, unless rows have been removed."""
     return index.total is None and ring.heads == 1

@@ -6,6 +6,7 @@ import dataclasses
 
 from fbuf.checks import values as check
 from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol import Sampler
 from fbuf.storage.ring import Ring
 
 
@@ -83,3 +84,11 @@ class WindowedSampler(PlannedSampler):
                 f"fbuf.init: {type(self).__name__}(stride={window.stride}) must divide the length "
                 f"of a lane, {here}; take a capacity of {either}"
             )
+
+
+def window_of(sampler: Sampler) -> Window:
+    """Return the conditions for a row to be drawn by a sampler, also one of another class."""
+    if isinstance(sampler, WindowedSampler):
+        return sampler._window  # pyright: ignore[reportPrivateUsage]
+    strict = sampler.min_window == sampler.window
+    return Window(sampler.window, sampler.stride, first_only=False, strict=strict)

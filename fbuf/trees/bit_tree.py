@@ -109,6 +109,14 @@ def select(tree: BitTree, ranks: jax.Array) -> jax.Array:
     return _select(tree, ranks, ranks.shape[0])
 
 
+def select_first(tree: BitTree, ranks: jax.Array, count: jax.Array) -> jax.Array:
+    """As `select`, for the first `count` ranks; the other results are in range, and meaningless.
+
+    On CPU, outside of `vmap`, it takes O(count log N) time.
+    """
+    return jnp.clip(_select(tree, ranks, count), 0, tree.capacity - 1)
+
+
 def select_unless(tree: BitTree, slots: jax.Array, ranks: jax.Array) -> jax.Array:
     """Return slots whose bits are set, and the slots of given ranks in place of the others.
 

@@ -122,7 +122,7 @@ class Newest(PlannedSampler):
         return Draw(slots, one / jnp.maximum(total, 1), one, jnp.zeros_like(one), mask)
 
     def probability(self, index, ring, slots):
-        newest = (slots[:, None] == self._newest(ring)[0]).any(1)
+        newest = (slots[:, None] == self._newest(ring)[0][None]).any(1)
         return jnp.where(newest, 1 / jnp.maximum(self.shard_totals(index, ring), 1), 0)
 
     def _newest(self, ring):

@@ -59,6 +59,12 @@ class Spec:
                 "for rows that are read once; use state, batch = fbuf.pop(state, count) and "
                 "to_torch(batch.data)"
             )
+        if sampler.notes_draws:
+            raise ValueError(
+                f"{where('__init__')} this object draws batches ahead, and "
+                f"{type(sampler).__name__} remembers what was drawn; use state, batch = "
+                "fbuf.draw(state, key, batch_size) and to_torch(batch)"
+            )
         check.instance(NAME, "view", self.view, View, "fbuf.Item()")
         check.integer(NAME, "prefetch", self.prefetch, smallest=0)
         if self.seed is not None:

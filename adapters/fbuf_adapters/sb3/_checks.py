@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-import fbuf
 from fbuf.adapter_api import Sampler
 
 WHERE = "fbuf_adapters.sb3.ReplayBuffer"
@@ -33,7 +32,7 @@ def sampler(value: Any) -> None:
         raise TypeError(
             f"{WHERE}: sampler must be one of fbuf, such as fbuf.Prioritized(), got {value!r}"
         )
-    if value.without_replacement or isinstance(value, fbuf.Fifo):
+    if value.without_replacement or value.is_queue or value.notes_draws:
         raise ValueError(
             f"{WHERE}: sampler={type(value).__name__} draws in an order, and off-policy "
             "algorithms draw at random; use fbuf.Uniform, fbuf.Prioritized or fbuf.Mixture"

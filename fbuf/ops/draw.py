@@ -1,0 +1,85 @@
+"""Drawing a batch of a buffer that remembers what was drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+
+from fbuf.checks import values as check
+from fbuf.dispatch.call import operation
+from fbuf.ops.after import after
+from fbuf.ops.read import noted
+from fbuf.ops.sample import CHECKS, planned, weighted
+from fbuf.samplers.protocol import Sampler
+from fbuf.state import Sample, State
+from fbuf.storage.store import Item as StoredItem
+from fbuf.views.gather import gather
+from fbuf.views.item import Item
+from fbuf.views.protocol import Data, View
+
+
+@operation(static=("batch_size", "view"), checks=CHECKS | {"count": check.count}, typed=("key",))
+def draw(
+    state: State[StoredItem],
+    key: chex.PRNGKey,
+    batch_size: int,
+    *,
+    view: View[Data] = Item(),
+    beta: chex.Array | float | None = None,
+    count: chex.Array | int | None = None,
+    donate: bool = True,
+) -> tuple[State[StoredItem], Sample[Data]]:
+    """Draw a batch, and have the buffer remember what was drawn.
+
+    It takes the place of `fbuf.sample` for a sampler such as `fbuf.FreshFirst`, whose next batch
+    depends on the batches before.
+
+    Args:
+        state: The buffer. A call from Python consumes it; see `donate`.
+        key: As for `fbuf.sample`.
+        batch_size: As for `fbuf.sample`.
+        view: As for `fbuf.sample`.
+        beta: As for `fbuf.sample`.
+        count: As for `fbuf.sample`. The rows behind do not count as drawn.
+        donate: As for `fbuf.add`.
+
+    Returns:
+        The buffer, and the batch, as `fbuf.sample` returns it. A row that the view masks counts as
+        drawn, or it would come again and again.
+
+    Raises:
+        ValueError: As `fbuf.sample`. When traced, if the sampler remembers nothing.
+        TypeError: As `fbuf.sample`.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: that of `fbuf.sample`, and O(log N) for each draw that is remembered.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.FreshFirst())
+        >>> state = fbuf.add(state, jnp.arange(4, dtype=jnp.int32))
+        >>> for number in range(2):
+        ...     state, batch = fbuf.draw(state, jax.random.key(number), 2)
+        ...     print(batch.data)
+        [0 1]
+        [2 3]
+    """
+    require_noting("draw", state.sampler)
+    drawn, view_key = planned(state, key, beta, None, batch_size, view, count)
+    # A sampler may read its index for the probabilities alone.
+    batch = gather(state, drawn.slots, drawn.mask, view, view_key, (drawn.probability,))
+    batch = weighted(noted(state, batch), drawn)
+    index = state.sampler.note(state.index, state.ring, drawn)
+    return after(dataclasses.replace(state, index=index), batch), batch
+
+
+def require_noting(function: str, sampler: Sampler) -> None:
+    """Refuse a sampler that remembers nothing of what was drawn."""
+    if not sampler.notes_draws:
+        name = function.replace("draw", "sample")
+        raise ValueError(
+            f"fbuf.{function}: {type(sampler).__name__} does not remember what was drawn; draw "
+            f"with batch = fbuf.{name}(state, key, batch_size), or make the buffer with "
+            "sampler=fbuf.FreshFirst(...)"
+        )

@@ -1,0 +1,430 @@
+"""Fresh rows first: each new row is drawn once, soon after it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.samplers import random_bits, start_index, starts
+from fbuf.samplers.planned import Plan, PlannedSampler
+from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.uniform import Uniform
+from fbuf.samplers.windows import Window, window_of
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
+from fbuf.xla.across import largest
+from fbuf.xla.tie import tie
+
+_TURN = 3
+"""The number folded into the key of a batch for the shard that comes first; see `shards`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FreshIndex:
+    """The fresh starts, and the index of the sampler of all other draws.
+
+    Attributes:
+        fresh: The starts that no batch had yet.
+        missed: int32 scalar; how many starts were overwritten before a batch had them.
+        served: int32 scalar; the slot behind the start that was served last.
+        others: The index of the other sampler.
+        lanes: The number of lanes of the buffer; static.
+    """
+
+    fresh: StartIndex
+    missed: jax.Array
+    served: jax.Array
+    others: Any
+    lanes: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FreshTotals:
+    """The totals of a shard: its fresh starts, at most a batch of them; and those of the others."""
+
+    fresh: jax.Array
+    others: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FreshPicks:
+    """Draws in one shard.
+
+    Attributes:
+        fresh: bool `[B]`; which draws are fresh starts.
+        ranks: int32 `[B]`; the places of these among the fresh starts of the shard, oldest first.
+        others: The picks of the other sampler, for every draw.
+    """
+
+    fresh: jax.Array
+    ranks: jax.Array
+    others: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshFirst(PlannedSampler):
+    """Draw each new row, or window, once soon after it was written; all else as another sampler.
+
+    A batch begins with the oldest rows that no batch had yet, in the order in which they were
+    written, as many as there are. The other draws are those of `sampler`. So a row that was just
+    written is learned from at once, and not after some thousand steps, or never. With one batch for
+    each step of the environment, the newest row is in every batch (combined experience replay).
+
+    Draw with `state, batch = fbuf.draw(state, key, batch_size)`, which keeps count of the fresh
+    rows. `fbuf.sample` would return the same fresh rows again, and is refused. With a `window` in
+    `sampler`, a window is fresh as soon as its last row is written.
+
+    A fresh row has `probability` 1. Its weight is that of a row drawn uniformly, because every row
+    is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
+    largest in the batch, whatever `normalize` says.
+
+    Rows that are overwritten before a batch had them are counted:
+    `fbuf.stats(state)["missed"]`, up to 2**31 - 1. `"fresh"` says how many wait. So draw at least
+    as many rows as you add.
+
+    Attributes:
+        sampler: The sampler of the other draws: any but `fbuf.Fifo` and `fbuf.Shuffled`.
+        most: The most fresh rows in a batch, at least 1; more wait for the next batch. None is the
+            batch size.
+
+    Cost: that of `sampler`, and O(log N) for each added row and each fresh draw; 0.134 bytes a row.
+        Over a mesh every shard gives a like number of fresh rows, if it has as many.
+
+    Raises:
+        ValueError: If `most` is below 1, or if `sampler` has an order of its own. When traced, if
+            you call `fbuf.sample`.
+        TypeError: If `sampler` is no sampler.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.FreshFirst())
+        >>> state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))
+        >>> state, batch = fbuf.draw(state, jax.random.key(0), 2)
+        >>> batch.data
+        Array([0, 1], dtype=int32)
+        >>> state, batch = fbuf.draw(state, jax.random.key(1), 4)
+        >>> int(batch.data[0]), batch.probability
+        (2, Array([1.       , 0.3333333, 0.3333333, 0.3333333], dtype=float32))
+
+    References:
+        Hafner et al., Mastering Diverse Domains through World Models, arXiv:2301.04104 (the online
+        queue); Zhang and Sutton, A Deeper Look at Experience Replay, arXiv:1712.01275 (combined
+        experience replay).
+    """
+
+    sampler: Sampler = dataclasses.field(default_factory=Uniform)
+    _: dataclasses.KW_ONLY
+    most: int | None = None
+
+    notes_draws: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check.instance("FreshFirst", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
+        if self.most is not None:
+            check.integer("FreshFirst", "most", self.most)
+        given = self.sampler
+        if given.is_queue or given.without_replacement or given.notes_draws:
+            raise ValueError(
+                f"fbuf.FreshFirst: {type(given).__name__} has an order or a count of its own, "
+                "which fresh rows would break; give fbuf.Uniform(), or another sampler that draws "
+                "with replacement"
+            )
+
+    # Other samplers have fields by these names; to read them is all that anybody may do.
+    @property
+    def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The window of the sampler."""
+        return self.sampler.window
+
+    @property
+    def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The stride of the sampler."""
+        return self.sampler.stride
+
+    @property
+    def keeps_priorities(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the sampler keeps priorities."""
+        return self.sampler.keeps_priorities
+
+    @property
+    def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the sampler."""
+        return self._planned.largest_stats
+
+    @property
+    def follows_episodes(self) -> bool:
+        """Whether the ring must know where in its episode each row is: always, to tell starts."""
+        return True
+
+    @property
+    def min_window(self) -> int:
+        """Those steps that the sampler promises."""
+        return self.sampler.min_window
+
+    @property
+    def may_draw_nothing(self) -> bool:
+        """Whether a full buffer can have no row to draw."""
+        return self.sampler.may_draw_nothing
+
+    @property
+    def _window(self) -> Window:
+        return window_of(self.sampler)
+
+    @property
+    def _planned(self) -> PlannedSampler:
+        assert isinstance(self.sampler, PlannedSampler)
+        return self.sampler
+
+    def init(self, ring: Ring) -> FreshIndex:
+        """Return an index without starts."""
+        if ring.shards > 1 and not isinstance(self.sampler, PlannedSampler):
+            raise ValueError(
+                f"fbuf.sharded.init: FreshFirst({type(self.sampler).__name__}) cannot draw from "
+                "shards; derive your sampler from fbuf.samplers.PlannedSampler"
+            )
+        fresh = StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
+        others = self.sampler.init(ring)
+        return FreshIndex(fresh, jnp.int32(0), jnp.int32(0), others, ring.lanes)
+
+    def add(
+        self, index: FreshIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
+    ) -> tuple[FreshIndex, jax.Array]:
+        """Mark the new starts as fresh, and count the fresh ones that were overwritten."""
+        fresh, change = start_index.add(index.fresh, ring, span, self._window)
+        lost = starts.int32_sum(change.evicted) + _never_stored(ring, span)
+        others, faults = self.sampler.add(index.others, ring, span, priority, alpha)
+        missed = _counted(index.missed, lost)
+        return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
+
+    def update_priority(
+        self, index: FreshIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+    ) -> tuple[FreshIndex, jax.Array]:
+        """Store the priorities for the sampler."""
+        others, faults = self.sampler.update_priority(index.others, ring, slots, priority, alpha)
+        return dataclasses.replace(index, others=others), faults
+
+    def take_over(
+        self,
+        index: FreshIndex,
+        ring: Ring,
+        slots: jax.Array,
+        other: Sampler,
+        old: Any,
+        old_slots: jax.Array,
+    ) -> tuple[FreshIndex, jax.Array]:
+        """Take over what the sampler does; a start that a batch had is fresh no more."""
+        if not isinstance(other, FreshFirst):
+            return index, jnp.zeros(slots.shape, jnp.uint32)
+        others, faults = self.sampler.take_over(
+            index.others, ring, slots, other.sampler, old.others, old_slots
+        )
+        fresh, missed = index.fresh, index.missed
+        window = self._window
+        for earlier in {window.length - 1} | (set() if window.strict else {0}):
+            there = slots < ring.capacity
+            found = ring.later(ring.clamp(slots), -earlier)
+            before = (old_slots - earlier * old.lanes) % old.fresh.bits.capacity
+            had = ~bit_tree.read(old.fresh.bits, before) & bit_tree.read(fresh.bits, found)
+            fresh = _without(fresh, found, had & there)
+        missed = jnp.maximum(missed, old.missed)  # the same in each of several calls
+        return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
+
+    def remove(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> FreshIndex:
+        """Take out the starts of all windows with these rows; they do not count as missed."""
+        fresh, _ = start_index.remove(index.fresh, ring, slots, self._window)
+        others = self.sampler.remove(index.others, ring, slots)
+        return dataclasses.replace(index, fresh=fresh, others=others)
+
+    def can_sample(self, index: FreshIndex, ring: Ring) -> jax.Array:
+        """Return whether there is a fresh start, or another row to draw."""
+        return (_count(index) > 0) | self.sampler.can_sample(index.others, ring)
+
+    def draw(
+        self,
+        index: FreshIndex,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: Scalar,
+        step: Step | None,
+    ) -> Draw:
+        """Draw from this buffer alone."""
+        if isinstance(self.sampler, PlannedSampler):
+            return super().draw(index, ring, key, batch_size, beta, step)
+        drawn = self.sampler.draw(index.others, ring, key, batch_size, beta, None)
+        position = jnp.arange(batch_size, dtype=jnp.int32)
+        is_fresh = position < self._in_batch(_count(index)[None], batch_size)
+        found = self._oldest(index, ring, is_fresh, position)
+        slots = jnp.where(is_fresh, found, drawn.slots)
+        return _together(drawn, slots, is_fresh, ())
+
+    def note(self, index: FreshIndex, ring: Ring, draw: Draw) -> FreshIndex:
+        """Have the fresh starts of a batch be fresh no more."""
+        size = draw.slots.shape[0]
+        position = jnp.arange(size, dtype=jnp.int32)
+        served = (position < self._in_batch(_count(index)[None], size)) & draw.mask
+        return self._served(index, draw.slots, served)
+
+    def note_picks(
+        self, index: FreshIndex, ring: Ring, picks: FreshPicks, there: jax.Array
+    ) -> FreshIndex:
+        """Have the fresh starts of this shard that a batch has be fresh no more."""
+        served = picks.fresh & there
+        slots = self._oldest(index, ring, served, picks.ranks)
+        return self._served(index, slots, served)
+
+    def shard_totals(self, index: FreshIndex, ring: Ring) -> FreshTotals:
+        """Count the fresh starts."""
+        return FreshTotals(_count(index), self._planned.shard_totals(index.others, ring))
+
+    def plan(
+        self,
+        index: FreshIndex,
+        ring: Ring,
+        totals: FreshTotals,
+        key: jax.Array,
+        batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Plan the fresh draws, and all draws of the sampler."""
+        others = self._planned.plan(index.others, ring, totals.others, key, batch_size, None)
+        turn = random_bits.fold_in(key, _TURN)
+        given = _dealt(totals.fresh, self._in_batch(totals.fresh, batch_size), turn)
+        position = jnp.arange(batch_size, dtype=jnp.int32)
+        ends = jnp.cumsum(given, dtype=jnp.int32)
+        shard = jnp.sum(position[:, None] >= ends[None], axis=1, dtype=jnp.int32)
+        is_fresh = shard < given.shape[0]
+        shard = jnp.minimum(shard, given.shape[0] - 1)
+        ranks = position - (ends - given)[shard]
+        picks = FreshPicks(is_fresh, jnp.where(is_fresh, ranks, 0), others.picks)
+        return Plan(jnp.where(is_fresh, shard, others.shards), picks)
+
+    def pick(self, index: FreshIndex, ring: Ring, picks: FreshPicks) -> tuple[jax.Array, Any]:
+        """Find the fresh starts, and the draws of the sampler."""
+        slots, aux = self._planned.pick(index.others, ring, picks.others)
+        found = self._oldest(index, ring, picks.fresh, picks.ranks)
+        return jnp.where(picks.fresh, found, slots), aux
+
+    def weigh(
+        self,
+        totals: FreshTotals,
+        slots: jax.Array,
+        aux: Any,
+        positions: jax.Array,
+        beta: Scalar,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh fresh starts as uniform draws, and all others as the sampler does."""
+        drawn = self._planned.weigh(totals.others, slots, aux, positions, beta, None, axes)
+        # Positions in the batch are below its size, so the size itself need not be known.
+        is_fresh = positions < self._in_batch(totals.fresh, None)
+        return _together(drawn, slots, is_fresh, axes)
+
+    def largest_priority(self, index: FreshIndex) -> jax.Array | None:
+        """Return that of the sampler."""
+        return self._planned.largest_priority(index.others)
+
+    def with_largest_priority(self, index: FreshIndex, largest: jax.Array) -> FreshIndex:
+        """Return the index with the maximum over all shards."""
+        others = self._planned.with_largest_priority(index.others, largest)
+        return dataclasses.replace(index, others=others)
+
+    def probability(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return the probability of each row in one of the other draws."""
+        return self.sampler.probability(index.others, ring, slots)
+
+    def stats(self, index: FreshIndex, ring: Ring) -> dict[str, jax.Array]:
+        """Count the fresh starts and the missed ones, beside the figures of the sampler."""
+        own = {"fresh": _count(index), "missed": index.missed}
+        return own | self.sampler.stats(index.others, ring)
+
+    def _in_batch(self, counts: jax.Array, batch_size: int | None) -> jax.Array:
+        """Return how many fresh starts of `[S]` shards a batch has: int32 scalar."""
+        limits = [limit for limit in (self.most, batch_size) if limit is not None]
+        # With the limit first, the sum over shards stays an int32.
+        most = min(limits) if limits else jnp.iinfo(jnp.int32).max // counts.shape[0]
+        return jnp.minimum(jnp.sum(jnp.minimum(counts, most), dtype=jnp.int32), most)
+
+    def _oldest(
+        self, index: FreshIndex, ring: Ring, wanted: jax.Array, ranks: jax.Array
+    ) -> jax.Array:
+        """Find fresh starts by their place, oldest first; where none is wanted, any slot."""
+        # Lanes with heads of their own have no common order: there the turn goes around.
+        first = ring.head if ring.heads == 1 else index.served[None]
+        before = bit_tree.rank(index.fresh.bits, first)
+        ranks = start_index.around(before, jnp.where(wanted, ranks, 0), _count(index))
+        position = jnp.arange(wanted.shape[0], dtype=jnp.int32)
+        last = jnp.max(jnp.where(wanted, position + 1, 0))
+        return bit_tree.select_first(index.fresh.bits, ranks, last)
+
+    def _served(self, index: FreshIndex, slots: jax.Array, served: jax.Array) -> FreshIndex:
+        """Return the index once these fresh starts, none twice, were drawn."""
+        position = jnp.arange(slots.shape[0], dtype=jnp.int32)
+        last = slots[jnp.argmax(jnp.where(served, position, -1))] + 1
+        behind = jnp.where(served.any(), last, index.served)
+        return dataclasses.replace(index, fresh=_without(index.fresh, slots, served), served=behind)
+
+
+def _count(index: FreshIndex) -> jax.Array:
+    """Count the fresh starts: int32 scalar."""
+    assert index.fresh.total is not None
+    return index.fresh.total
+
+
+def _without(fresh: StartIndex, slots: jax.Array, gone: jax.Array) -> StartIndex:
+    """Take out starts, each of them there and none twice: those of `[B]` slots that are gone."""
+    assert fresh.total is not None
+    change = -gone.astype(jnp.int32)
+    bits = bit_tree.change(fresh.bits, tie(slots, gone), change)
+    return StartIndex(bits, fresh.total + starts.int32_sum(change))
+
+
+def _counted(missed: jax.Array, more: jax.Array) -> jax.Array:
+    """Return a count with some more, at most the largest int32."""
+    total = missed.astype(jnp.uint32) + more.astype(jnp.uint32)
+    return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)
+
+
+def _never_stored(ring: Ring, span: Span) -> jax.Array:
+    """Count the rows of an add that was larger than the buffer, which were not kept."""
+    room = ring.head_capacity
+    return starts.int32_sum(jnp.maximum(span.count, room) - room)
+
+
+def _dealt(counts: jax.Array, total: jax.Array, key: jax.Array) -> jax.Array:
+    """Deal a number of fresh starts out to shards that have `[S]` of them: int32 `[S]`.
+
+    All shards give as many, if they have them. The rest comes from the shards that follow a random
+    one: so no shard waits for ever.
+    """
+    number = counts.shape[0]
+    if number == 1:
+        return total[None]
+    first = random_bits.below(random_bits.bits(key, (2, 1), counts), jnp.int32(number))[0]
+    counts = jnp.roll(counts, -first)
+    equal = jnp.minimum(counts, total // number)
+    spare = jnp.minimum(counts - equal, total)
+    left = total - jnp.sum(equal, dtype=jnp.int32)
+    before = jnp.cumsum(spare, dtype=jnp.int32) - spare
+    return jnp.roll(equal + jnp.clip(left - before, 0, spare), first)
+
+
+def _together(drawn: Draw, slots: jax.Array, fresh: jax.Array, axes: tuple[str, ...]) -> Draw:
+    """Return the draws of the sampler with fresh starts among them."""
+    mask = drawn.mask | fresh
+    log_weight = jnp.where(fresh, 0, drawn.log_weight)
+    # No infinity: `jax_debug_infs` would report it.
+    most = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min).max()
+    most = largest(most, axes)
+    weight = jnp.where(mask, jnp.exp(jnp.where(mask, log_weight, most) - most), 0)
+    probability = jnp.where(fresh, 1, drawn.probability)
+    return Draw(slots, probability, weight, log_weight, mask)

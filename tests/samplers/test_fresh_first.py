@@ -1,0 +1,251 @@
+"""Fresh rows first: plain Python beside the buffer."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from support import own, restored
+from support.fresh import Fresh
+from support.pair import Pair, ShardedPair, priorities_of
+
+import fbuf
+from fbuf import sharded
+
+ONE, THREE, APART = (None, 6, True), (3, 4, True), (3, 4, False)
+EXACT = fbuf.Prioritized(alpha=1.0, eps=0.0)
+PER_WINDOW = fbuf.Prioritized(alpha=1.0, eps=0.0, window=2, normalize="buffer")
+SHORT = fbuf.Uniform(window=3, strict=False)
+BATCH = 8
+
+
+class FreshPair(Fresh, Pair):
+    """A buffer, its oracle, and the list of what waits."""
+
+    def __init__(self, shape, sampler, autoreset="same_step", **options):
+        super().__init__(shape, sampler, autoreset, **options)
+        self.per = priorities_of(sampler.sampler)
+        if self.per:
+            self.oracle.alpha, self.oracle.eps = self.per.alpha, self.per.eps
+
+    def draw(self, seed, beta=0.7):
+        before = fbuf.stats(self.state)
+        self.state, batch = DRAW(self.state, jax.random.key(seed), BATCH, beta=beta)
+        self.agree(batch, before, beta)
+
+
+class FreshShards(FreshPair, ShardedPair):
+    """The same over four shards on two devices."""
+
+    def draw(self, seed, beta=0.7):
+        before = OVER_SHARDS.stats(self.state)
+        self.state, batch = OVER_SHARDS.draw(self.state, jax.random.key(seed), BATCH, beta=beta)
+        ids = batch.ids
+        slot = np.where(ids.slot < 0, ids.slot, ids.shard * self.slots_of_shard + ids.slot)
+        named = fbuf.Ids(slot, np.asarray(ids.generation))
+        fields = ("data", "mask", "terminated", "truncated", "probability", "weight")
+        plain = fbuf.Sample(ids=named, **{name: getattr(batch, name) for name in fields})
+        self.agree(plain, before, beta)
+
+
+DRAW = jax.jit(fbuf.draw, static_argnums=2)
+
+
+class OVER_SHARDS:
+    draw = staticmethod(jax.jit(sharded.draw, static_argnums=2))
+    stats = staticmethod(jax.jit(sharded.stats))
+
+
+SWEEP = pytest.mark.sweep
+CASES = [
+    (ONE, fbuf.FreshFirst(PER_WINDOW), "same_step", (3, 9)),
+    (APART, fbuf.FreshFirst(SHORT, most=2), "next_step", (3, 9)),
+    pytest.param((None, 17, True), fbuf.FreshFirst(), "same_step", (6, 37), marks=SWEEP),
+    pytest.param(THREE, fbuf.FreshFirst(most=1), "next_step", (3, 9), marks=SWEEP),
+    pytest.param(THREE, fbuf.FreshFirst(EXACT), "disabled", (3, 9), marks=SWEEP),
+    pytest.param(APART, fbuf.FreshFirst(EXACT), "same_step", (1, 3), marks=SWEEP),
+    pytest.param(
+        ONE, fbuf.FreshFirst(fbuf.Uniform(window=3, stride=2)), "next_step", (3, 9), marks=SWEEP
+    ),
+    pytest.param(
+        THREE, fbuf.FreshFirst(fbuf.Uniform(window=2)), "next_step", (1, 3), marks=SWEEP
+    ),
+    pytest.param(ONE, fbuf.FreshFirst(SHORT), "same_step", (3, 9), marks=SWEEP),
+    pytest.param(
+        ONE, fbuf.FreshFirst(fbuf.Uniform(first_only=True)), "same_step", (3, 9), marks=SWEEP
+    ),
+]
+
+
+def history(pair, sizes, seed, often, resize=None):
+    """Operations at random, a batch behind each."""
+    rng = np.random.default_rng(seed)
+    pair.draw(seed)
+    for turn in range(16):
+        pair.step(rng, sizes, often, odd=True)
+        if turn % 3 != 2:
+            pair.draw(100 * seed + turn)
+        if resize is not None:
+            resize(pair, rng)
+
+
+@pytest.mark.parametrize(("shape", "sampler", "autoreset", "sizes"), CASES)
+def test_fresh_starts_come_first_and_once(shape, sampler, autoreset, sizes, request):
+    quick = request.node.get_closest_marker("sweep") is None
+    for seed in range(3 if quick else 25):
+        pair = FreshPair(shape, sampler, autoreset)
+        history(pair, sizes, seed, (0.1, 0.5, 0.9)[seed % 3])
+
+
+@SWEEP
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize(
+    ("shape", "sampler", "autoreset"),
+    [
+        ((8, 4, True), fbuf.FreshFirst(EXACT), "next_step"),
+        ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), most=5), "same_step"),
+        ((8, 4, True), fbuf.FreshFirst(fbuf.Uniform(window=2), most=1), "same_step"),
+    ],
+)
+def test_fresh_starts_of_all_shards(shape, sampler, autoreset):
+    for seed in range(20):
+        pair = FreshShards(shape, sampler, autoreset)
+        history(pair, (3, 9), seed, (0.1, 0.5, 0.9)[seed % 3])
+
+
+@SWEEP
+@pytest.mark.parametrize("case", [(ONE, fbuf.FreshFirst(PER_WINDOW)), (THREE, fbuf.FreshFirst())])
+def test_what_waits_is_kept_by_save_and_load(tmp_path, case):
+    for seed in range(10):
+        path = tmp_path / str(seed)
+
+        def saved(pair, rng, path=path):
+            if rng.random() < 0.4:
+                fbuf.save(path, pair.state)
+                pair.state = restored.load(path).state
+
+        history(FreshPair(*case), (3, 9), seed, 0.3, saved)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(fbuf.Uniform(), marks=SWEEP),
+        pytest.param(fbuf.Uniform(window=3), marks=SWEEP),
+        SHORT,
+    ],
+)
+def test_a_resize_serves_no_row_again(sampler):
+    """Chunks of rows are moved: a window may lie in two of them."""
+    rows = 9000
+    state = fbuf.init(jnp.int32(0), 10_000, sampler=fbuf.FreshFirst(sampler, most=8190))
+    numbers = jnp.arange(rows, dtype=jnp.int32)
+    state = fbuf.add(state, numbers, truncated=numbers % 100 == 99)
+    expected = int(fbuf.stats(state)["fresh"])
+    state, batch = fbuf.draw(state, jax.random.key(0), 8192)
+    other = fbuf.resize(state, 9500)
+    waiting = int(fbuf.stats(state)["fresh"])
+    assert waiting == expected - min(expected, 8190) == int(fbuf.stats(other)["fresh"])
+    _, rest = fbuf.draw(other, jax.random.key(1), 8192)
+    _, kept = fbuf.draw(state, jax.random.key(1), 8192)
+    np.testing.assert_array_equal(rest.data[:waiting], kept.data[:waiting])
+
+
+def test_missed_rows_are_counted_and_stay_counted_in_a_resize():
+    state = fbuf.init(jnp.int32(0), 4, sampler=fbuf.FreshFirst())
+    state = fbuf.add(state, jnp.arange(10, dtype=jnp.int32))
+    assert int(fbuf.stats(state)["missed"]) == 6
+    state, _ = fbuf.draw(state, jax.random.key(0), 1)
+    state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))
+    assert (int(fbuf.stats(state)["missed"]), int(fbuf.stats(state)["fresh"])) == (8, 4)
+    assert int(fbuf.stats(fbuf.resize(state, 8))["missed"]) == 8
+    assert int(fbuf.stats(fbuf.clear(state))["missed"]) == 0
+
+
+def test_the_count_of_a_batch_is_what_counts_as_drawn():
+    state = fbuf.init(jnp.int32(0), 16, sampler=fbuf.FreshFirst())
+    state = fbuf.add(state, jnp.arange(8, dtype=jnp.int32))
+    state, batch = fbuf.draw(state, jax.random.key(0), 6, count=jnp.int32(2))
+    assert batch.mask.tolist() == [True] * 2 + [False] * 4
+    state, batch = fbuf.draw(state, jax.random.key(0), 6)
+    assert batch.data.tolist() == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("other", [own.Newest(steps=3), own.Hot(0.5)], ids=["newest", "hot"])
+def test_samplers_of_users_draw_the_rest(other):
+    state = fbuf.init(jnp.int32(0), 16, sampler=fbuf.FreshFirst(other))
+    state = fbuf.add(state, jnp.arange(8, dtype=jnp.int32))
+    state, first = fbuf.draw(state, jax.random.key(0), 6)
+    state, rest = fbuf.draw(state, jax.random.key(1), 600)
+    assert first.data.tolist() == [0, 1, 2, 3, 4, 5]
+    assert rest.data[:2].tolist() == [6, 7]
+    alone = fbuf.add(fbuf.init(jnp.int32(0), 16, sampler=other), jnp.arange(8, dtype=jnp.int32))
+    likely = np.asarray(fbuf.probability(alone, fbuf.ids_at(alone, jnp.arange(8))), float)
+    np.testing.assert_allclose(rest.probability[2:], likely[np.asarray(rest.data[2:])], rtol=1e-6)
+    counts = np.bincount(np.asarray(rest.data[2:]), minlength=8)
+    there = likely > 0
+    assert counts[~there].sum() == 0
+    expected = likely[there] / likely.sum() * 598
+    assert scipy_stats.chisquare(counts[there], expected).pvalue > 1e-4
+
+
+def test_the_rest_is_as_likely_as_its_sampler_makes_it():
+    state = fbuf.init(jnp.int32(0), 8, sampler=fbuf.FreshFirst(EXACT))
+    priority = jnp.array([1.0, 2, 3, 4, 0, 5])
+    state = fbuf.add(state, jnp.arange(6, dtype=jnp.int32), priority=priority)
+    _, batch = fbuf.draw(state, jax.random.key(3), 20_006)
+    assert batch.data[:6].tolist() == list(range(6))
+    counts = np.bincount(np.asarray(batch.data[6:]), minlength=6)
+    there = np.asarray(priority) > 0
+    assert counts[4] == 0
+    expected = np.asarray(priority, float)[there] / 15 * 20_000
+    assert scipy_stats.chisquare(counts[there], expected).pvalue > 1e-4
+
+
+def test_a_population_draws_as_each_member_does():
+    samplers = fbuf.FreshFirst(fbuf.Uniform(window=2))
+
+    def run(seed):
+        state = fbuf.init(jnp.int32(0), 12, sampler=samplers)
+
+        def step(state, key):
+            rows = jax.random.randint(key, (3,), 0, 99, jnp.int32)
+            state, batch = fbuf.draw(fbuf.add(state, rows), key, 4)
+            return state, (batch.data, batch.probability, fbuf.stats(state)["fresh"])
+
+        return jax.lax.scan(step, state, jax.random.split(jax.random.key(seed), 8))[1]
+
+    many = jax.jit(jax.vmap(run))(jnp.arange(3))
+    for seed in range(3):
+        one = jax.jit(run)(seed)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+            np.testing.assert_allclose(a, b[seed], rtol=1e-6)
+
+
+@functools.cache
+def host_store():
+    return fbuf.host.HostStore(jnp.int32(0), 16, sampler=fbuf.FreshFirst(fbuf.Uniform(window=2)))
+
+
+def test_rows_on_the_host_are_served_once():
+    store = host_store()
+    plain = fbuf.init(jnp.int32(0), 16, sampler=fbuf.FreshFirst(fbuf.Uniform(window=2)))
+    for turn in range(6):
+        rows = np.arange(5 * turn, 5 * turn + 5, dtype=np.int32)
+        store.add(rows)
+        plain = fbuf.add(plain, rows)
+        for seed in range(2):
+            key = jax.random.key(seed)
+            batch = store.draw(key, 4)
+            plain, other = fbuf.draw(plain, key, 4)
+            for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(other), strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert int(store.stats()["fresh"]) == int(fbuf.stats(plain)["fresh"])
+    with pytest.raises(ValueError, match="draw with"):
+        store.sample(jax.random.key(0), 4)
+    with pytest.raises(ValueError, match="draw with"):
+        store.batches(jax.random.key(0), 4)
