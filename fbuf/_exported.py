@@ -16,6 +16,7 @@ from fbuf.checkpoint import config, tree_json
 from fbuf.ops.sample_mixed import MixedSample
 from fbuf.pace import PaceCounter
 from fbuf.samplers.fifo import FifoIndex
+from fbuf.samplers.fresh_first import FreshIndex
 from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
@@ -42,7 +43,8 @@ from fbuf.views.window import WindowStep
 _CLASSES = (
     *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
-    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, StartIndex, Segments, BitTree, SumTree),
+    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, StartIndex, Segments),
+    *(BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
 )
 

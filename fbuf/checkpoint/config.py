@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
 import numpy as np
 
+import fbuf.samplers
 from fbuf.checkpoint import tree_json
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
 from fbuf.checkpoint.tree_json import Data
-from fbuf.samplers import Fifo, Mixture, Prioritized, Shuffled, Uniform
 from fbuf.samplers.protocol import Sampler
 from fbuf.state import State
 
-_SAMPLERS = {kind.__name__: kind for kind in (Uniform, Prioritized, Shuffled, Mixture, Fifo)}
+_SAMPLERS: dict[str, type[Sampler]] = {
+    name: kind
+    for name, kind in vars(fbuf.samplers).items()
+    if isinstance(kind, type) and issubclass(kind, Sampler) and not inspect.isabstract(kind)
+}
+"""The samplers of `fbuf`, by name."""
 
 
 NO_ITEM = {"not known yet": jax.ShapeDtypeStruct((), np.int32)}

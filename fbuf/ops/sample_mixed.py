@@ -139,6 +139,11 @@ def _taken_apart(sources: Any) -> tuple[list[State[Any]], list[float]]:
                 "whose batches are numbered; give it another sampler, or draw from it with "
                 "fbuf.sample(..., step=i)"
             )
+        if state.sampler.notes_draws:
+            raise ValueError(
+                f"fbuf.sample_mixed: a source has the sampler {type(state.sampler).__name__}, "
+                "which remembers what was drawn; draw from it with fbuf.draw"
+            )
         if states and not _alike(state, states[0]):
             raise ValueError(
                 "fbuf.sample_mixed: all buffers must hold the same items, got "

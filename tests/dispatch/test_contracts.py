@@ -17,11 +17,13 @@ from support.contracts import (
     ITEM,
     PRIORITIZED,
     UNIFORM,
+    add_draw_remove,
     add_sample,
     add_sample_remove,
     add_sample_update,
     apart,
     clear_between,
+    draw_update_add,
     in_place,
     next_observations,
     other_rows,
@@ -46,6 +48,7 @@ HINDSIGHT = fbuf.Hindsight(
 )
 MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
+FRESH = fbuf.FreshFirst(WINDOW)
 APART = {"num_envs": 16, "lockstep": False}
 SHARED = {"next_of": "obs"}
 COMMON = [
@@ -57,6 +60,7 @@ COMMON = [
     (other_rows(lambda s, ids: fbuf.update_priority(s, ids, jnp.ones(BATCH))), PRIORITIZED),
     (other_rows(lambda s, ids: fbuf.write(s, ids, {"reward": jnp.ones(BATCH)})), UNIFORM),
     (row_by_row, WINDOW),
+    (draw_update_add, FRESH),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -84,13 +88,15 @@ SWEPT = [
     (add_sample, UNIFORM),
     (add_sample_remove, UNIFORM),
     (clear_between, UNIFORM),
+    (add_draw_remove, fbuf.FreshFirst()),
+    (add_draw_remove, FRESH),
 ]
 PLACES = [
     *(
-        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (3, 5, 7)))
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (3, 5, 7, 8)))
         for n, case in enumerate(COMMON)
     ),
-    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in COMMON[:3]),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], COMMON[-1])),
     *(
         pytest.param(case, 0, id=f"swept{n:02}", marks=pytest.mark.sweep)
         for n, case in enumerate(SWEPT)

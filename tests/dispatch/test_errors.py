@@ -121,6 +121,22 @@ MISUSE = {
     ),
     "alpha_text": (lambda: fbuf.Prioritized(alpha="x"), "Prioritized.*alpha"),
     "sampler_class": (lambda: fbuf.init(ITEM, 8, sampler=fbuf.Uniform), "init.*sampler.*call it"),
+    "fresh_most": (lambda: fbuf.FreshFirst(most=0), "FreshFirst.*most"),
+    "fresh_sampler": (lambda: fbuf.FreshFirst(fbuf.Uniform), "FreshFirst.*sampler.*call it"),
+    "fresh_shuffled": (lambda: fbuf.FreshFirst(fbuf.Shuffled()), "FreshFirst.*Shuffled.*Uniform"),
+    "fresh_twice": (lambda: fbuf.FreshFirst(fbuf.FreshFirst()), "FreshFirst.*FreshFirst.*Uniform"),
+    "fresh_sample": (
+        lambda: fbuf.sample(state_of(fbuf.FreshFirst()), jax.random.key(0), 2),
+        "sample.*FreshFirst remembers.*state, batch = fbuf.draw",
+    ),
+    "fresh_mixed": (
+        lambda: fbuf.sample_mixed([(state_of(fbuf.FreshFirst()), 1.0)], jax.random.key(0), 2),
+        "sample_mixed.*FreshFirst",
+    ),
+    "plain_draw": (
+        lambda: fbuf.draw(state_of(fbuf.Uniform()), jax.random.key(0), 2),
+        "draw.*Uniform does not remember.*fbuf.sample",
+    ),
     "not_a_state": (lambda: fbuf.size({}), "size.*State"),
     "batch_of_states": (
         lambda: fbuf.size(jax.vmap(lambda _: fbuf.init(ITEM, 8))(jnp.arange(2))),

@@ -71,9 +71,7 @@ CASES = [
     pytest.param(
         ONE, fbuf.FreshFirst(fbuf.Uniform(window=3, stride=2)), "next_step", (3, 9), marks=SWEEP
     ),
-    pytest.param(
-        THREE, fbuf.FreshFirst(fbuf.Uniform(window=2)), "next_step", (1, 3), marks=SWEEP
-    ),
+    pytest.param(THREE, fbuf.FreshFirst(fbuf.Uniform(window=2)), "next_step", (1, 3), marks=SWEEP),
     pytest.param(ONE, fbuf.FreshFirst(SHORT), "same_step", (3, 9), marks=SWEEP),
     pytest.param(
         ONE, fbuf.FreshFirst(fbuf.Uniform(first_only=True)), "same_step", (3, 9), marks=SWEEP
@@ -146,7 +144,7 @@ def test_a_resize_serves_no_row_again(sampler):
     numbers = jnp.arange(rows, dtype=jnp.int32)
     state = fbuf.add(state, numbers, truncated=numbers % 100 == 99)
     expected = int(fbuf.stats(state)["fresh"])
-    state, batch = fbuf.draw(state, jax.random.key(0), 8192)
+    state, _ = fbuf.draw(state, jax.random.key(0), 8192)
     other = fbuf.resize(state, 9500)
     waiting = int(fbuf.stats(state)["fresh"])
     assert waiting == expected - min(expected, 8190) == int(fbuf.stats(other)["fresh"])

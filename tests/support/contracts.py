@@ -144,6 +144,24 @@ def shuffled(state, key):
     return state, consumed(fbuf.sample(state, key, BATCH, step=jax.random.bits(key) >> 1))
 
 
+def draw_update_add(state, key):
+    """A buffer that remembers what it draws."""
+    ends = jax.random.bernoulli(key, 0.1, (16,))
+    state, batch = fbuf.draw(state, key, BATCH)
+    if state.sampler.keeps_priorities:
+        state = fbuf.update_priority(state, batch.ids, batch.weight)
+    return fbuf.add(state, rows(16), truncated=ends), consumed(batch)
+
+
+def add_draw_remove(state, key):
+    """The same; rows are removed, and drawn again."""
+    state = fbuf.add(state, rows(16))
+    state, batch = fbuf.draw(state, key, BATCH)
+    state = fbuf.remove(state, batch.ids)
+    state, other = fbuf.draw(state, key, BATCH)
+    return state, consumed(batch) + consumed(other)
+
+
 CAPACITY = 2**21
 """The smallest array of a state, the marks of `Uniform`, then takes 279,872 bytes."""
 

@@ -76,7 +76,7 @@ class Fresh:
         self.served = slots[-1] + 1 if slots else self.served
 
     def share(self):
-        """How likely each slot is in one of the other draws."""
+        """Return the probability of each slot in one of the other draws."""
         if self.per is None:
             return self.oracle.evenly(self.starts())
         return self.oracle.by_priority(self.starts())

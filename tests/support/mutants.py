@@ -44,6 +44,7 @@ WINDOWED = "test_views.py", "test_window"
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
+FRESH = "test_fresh_first.py", "come_first"
 FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
@@ -384,6 +385,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/start_index.py",
+        ("jnp.where(ahead >= size, ahead - size, ahead)", "ahead", "seam", MIXTURE),
         ("bit_tree.read(index.bits, written) & (span.slots < ring.capacity)", "bit_tree.read(index.bits, written)", "mask", MASKED),
         ("by = span.drawable.astype(jnp.int32) - span.evicted.astype(jnp.int32)", "by = span.drawable.astype(jnp.int32)", "count", FLAT),
         ("total = index.total + int32_sum(new) - int32_sum(gone)", "total = index.total + int32_sum(new)", "count", STRIDE),
@@ -459,8 +461,24 @@ MUTANTS = [
         ("jnp.where(drawn, 1 / total, 0)", "1 / total", "read", STRIDE),
     ),
     *of(
+        "samplers/fresh_first.py",
+        ("starts.int32_sum(change.evicted) + _never_stored(ring, span)", "starts.int32_sum(change.evicted)", "count", FRESH),
+        ("starts.int32_sum(change.evicted) + _never", "_never", "count", FRESH),
+        ("first = ring.head if ring.heads == 1 else index.served[None]", "first = index.served[None]", "order", FRESH),
+        ("first = ring.head if ring.heads == 1 else index.served[None]", "first = ring.head[:1]", "order", FRESH),
+        ("served = (position < self._in_batch(_count(index)[None], size)) & draw.mask", "served = position < self._in_batch(_count(index)[None], size)", "mask", ("test_fresh_first.py", "count_of_a_batch")),
+        ("had = ~bit_tree.read(old.fresh.bits, before) & bit_tree.read(fresh.bits, found)", "had = bit_tree.read(fresh.bits, found)", "resize", ("test_fresh_first.py", "resize")),
+        ("before = (old_slots - earlier * old.lanes)", "before = (old_slots - 0 * old.lanes)", "resize", ("test_fresh_first.py", "serves")),
+        ("fresh, _ = start_index.remove(index.fresh, ring, slots, self._window)", "fresh = index.fresh", "mask", FRESH),
+        ("log_weight = jnp.where(fresh, 0, drawn.log_weight)", "log_weight = drawn.log_weight", "weights", FRESH),
+        ("probability = jnp.where(fresh, 1, drawn.probability)", "probability = drawn.probability", "weights", FRESH),
+        ("jnp.roll(equal + jnp.clip(left - before, 0, spare), first)", "equal + jnp.clip(left - before, 0, spare)", "mesh", ("test_fresh_first.py", "shards")),
+        ("served = picks.fresh & there", "served = picks.fresh", "mesh", ("test_fresh_first.py", "shards")),
+        ("behind = jnp.where(served.any(), last, index.served)", "behind = last", "order", FRESH),
+        ("missed = jnp.maximum(missed, old.missed)", "missed = missed * 1", "resize", ("test_fresh_first.py", "missed")),
+    ),
+    *of(
         "samplers/mixture.py",
-        ("jnp.where(ahead >= size, ahead - size, ahead)", "ahead", "seam", MIXTURE),
         ("jnp.where(wraps, total - before + up_to, up_to - before)", "up_to - before", "seam", MIXED),
         ("* ring.lanes + (ring.lanes - 1 - slots % ring.lanes)", "* ring.lanes", "weights", MIXED),
         ("(totals.starts, by_priority, totals.recent)", "(totals.starts, totals.starts, totals.recent)", "weights", ("test_mixture.py", "emptied")),
