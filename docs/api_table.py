@@ -14,9 +14,10 @@ THEMES: dict[str, tuple[str, ...]] = {
     "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
     "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
     "Checking a step": ("check_in_place",),
-    "Drawing": ("sample", "Sample", "sample_mixed", "MixedSample", "sequence_priority"),
+    "Drawing": ("sample", "Sample", "draw", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
+        *("group_ids", "group_sizes"),
     ),
     "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
     "Asking": (
@@ -24,7 +25,9 @@ THEMES: dict[str, tuple[str, ...]] = {
         "NotFiniteError",
     ),
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
-    "Samplers": ("Uniform", "Prioritized", "Shuffled", "Mixture", "Fifo"),
+    "Samplers": (
+        *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped", "Fifo"),
+    ),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),
         *(
@@ -43,7 +46,17 @@ THEMES: dict[str, tuple[str, ...]] = {
 
 MESH = {
     "fbuf.sharded": (
-        *("init", "add", "sample", "update_priority", "write", "remove", "end_episode", "clear"),
+        *(
+            "init",
+            "add",
+            "sample",
+            "draw",
+            "update_priority",
+            "write",
+            "remove",
+            "end_episode",
+            "clear",
+        ),
         *("after", "size", "can_sample", "stats", "raise_on_fault", "specs"),
         *("save", "load", "reshard"),
         *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),

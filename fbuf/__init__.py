@@ -24,6 +24,8 @@ from fbuf.ops.clear import clear as clear
 from fbuf.ops.draw import draw as draw
 from fbuf.ops.end_episode import end_episode as end_episode
 from fbuf.ops.extend import extend as extend
+from fbuf.ops.group_ids import group_ids as group_ids
+from fbuf.ops.group_sizes import group_sizes as group_sizes
 from fbuf.ops.ids_at import ids_at as ids_at
 from fbuf.ops.init import init as init
 from fbuf.ops.load import Checkpoint as Checkpoint
@@ -55,6 +57,7 @@ from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
 from fbuf.samplers import Fifo as Fifo
 from fbuf.samplers import FreshFirst as FreshFirst
+from fbuf.samplers import Grouped as Grouped
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -87,6 +90,7 @@ __all__ = [
     "Fifo",
     "FrameStack",
     "FreshFirst",
+    "Grouped",
     "Hindsight",
     "HindsightStep",
     "Ids",
@@ -121,6 +125,8 @@ __all__ = [
     "draw",
     "end_episode",
     "extend",
+    "group_ids",
+    "group_sizes",
     "ids_at",
     "init",
     "load",

@@ -17,6 +17,7 @@ from fbuf.ops.sample_mixed import MixedSample
 from fbuf.pace import PaceCounter
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.fresh_first import FreshIndex
+from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
@@ -43,8 +44,8 @@ from fbuf.views.window import WindowStep
 _CLASSES = (
     *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
-    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, StartIndex, Segments),
-    *(BitTree, SumTree),
+    *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
+    *(StartIndex, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
 )
 

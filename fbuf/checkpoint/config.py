@@ -89,6 +89,8 @@ def sampler_data(sampler: Any) -> Data:
             found[option] = sampler_data(value)
         elif isinstance(value, bool | int | float | str | None):
             found[option] = value
+        elif isinstance(value, tuple) and all(isinstance(n, int | float) for n in value):
+            found[option] = list(value)
         elif known:
             raise TypeError(
                 f"fbuf.save: {option} of {kind.__name__} is a {type(value).__name__}, {value!r}; "
@@ -117,6 +119,8 @@ def _sampler(data: Data, given: Sampler | None) -> Sampler:
     for option, value in options.items():
         if isinstance(value, dict):
             options[option] = _sampler(value, None)
+        elif isinstance(value, list):
+            options[option] = tuple(value)
     return kind(**options)
 
 

@@ -25,6 +25,7 @@ from fbuf.host.next_obs_check import differs
 from fbuf.host.row_arrays import Leaves, Rows
 from fbuf.host.taking import Taking
 from fbuf.runtime.interrupts import uninterrupted
+from fbuf.samplers import row_fields
 from fbuf.storage import deferred, store
 from fbuf.storage.deferred import PendingWrite
 from fbuf.storage.layout import Layout
@@ -137,17 +138,24 @@ class Contents:
         """Add rows; `given` are the checked arguments of `fbuf.add` by name."""
         ring = self.index.ring
         item, num_envs = self.index.storage.item, ring.num_envs
-        rows, of_rows = _flat(item, given.pop("items"), num_envs, time_major, "items")
+        rows, of_rows, given_rows = _flat(item, given.pop("items"), num_envs, time_major, "items")
         following: Leaves = []
         of_following = None
         if "next_observation" in given and self.kept is not None:
             name = "next_observation"
             kept = self.kept.storage.item
-            following, of_following = _flat(kept, given.pop(name), num_envs, time_major, name)
+            following, of_following, _ = _flat(kept, given.pop(name), num_envs, time_major, name)
+        sampler, layout = self.index.sampler, self.index.storage.layout
+        looked_at = {n: given_rows[n] for n in row_fields.numbers(sampler, layout).values()}
         with self.changing():
             self.rows.reserve(len(rows[0]))  # as long as nothing has changed
             index, notes, of_next = programs.add(
-                self.index, given, rows=of_rows, following=of_following, time_major=time_major
+                self.index,
+                given,
+                looked_at,
+                rows=of_rows,
+                following=of_following,
+                time_major=time_major,
             )
             if of_following is not None:
                 index, of_next = self._compared(index, of_next, rows, following)
@@ -206,13 +214,13 @@ class Contents:
 
 def _flat(
     item: Any, items: Any, num_envs: int | None, time_major: bool, argument: str
-) -> tuple[Leaves, Any]:
-    """Return rows as leaves `[B, ...]` in the order of `fbuf.add`, and their specs."""
+) -> tuple[Leaves, Any, Leaves]:
+    """Return rows as leaves `[B, ...]` in the order of `fbuf.add`; their specs; and as given."""
     given, lead = parse.checked_rows("add", item, items, num_envs, time_major, argument)
     stored, tree = jax.tree.flatten(item)
     arrays = [np.asarray(leaf, spec.dtype) for leaf, spec in zip(given, stored, strict=True)]
     specs = tuple((array.shape, array.dtype) for array in arrays), tree
-    return [lead.flat(array) for array in arrays], specs
+    return [lead.flat(array) for array in arrays], specs, arrays
 
 
 def _reading(rows: Rows | SavedRows) -> Callable[[Any, Any], Any]:

@@ -375,6 +375,14 @@ class HostStore(Generic[Item]):
         """The ids of the rows in slots, as `fbuf.ids_at`."""
         return self.contents.ask(fbuf.ids_at, slots)
 
+    def group_ids(self, group: Any, count: int, *, first: Any = 0) -> fbuf.Ids:
+        """The ids of rows of one group, as `fbuf.group_ids`."""
+        return self.contents.ask(fbuf.group_ids, group, count, first=first)
+
+    def group_sizes(self) -> jax.Array:
+        """The number of rows of each group, as `fbuf.group_sizes`."""
+        return self.contents.ask(fbuf.group_sizes)
+
     def probability(self, ids: fbuf.Ids) -> jax.Array:
         """Return the probability that one draw is each row, as `fbuf.probability`."""
         return self.contents.ask(fbuf.probability, ids)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -44,18 +45,25 @@ def _init(leaves: Any, tree: Any, spec: BufferSpec) -> Any:
 
 @functools.partial(jax.jit, static_argnames=("rows", "following", "time_major"), donate_argnums=0)
 def add(
-    state: Any, given: dict[str, Any], *, rows: Any, following: Any, time_major: bool
+    state: Any,
+    given: dict[str, Any],
+    looked_at: dict[int, Any],
+    *,
+    rows: Any,
+    following: Any,
+    time_major: bool,
 ) -> tuple[Any, Any, Any]:
-    """Add rows of which only shapes and dtypes are known here."""
+    """Add rows of which only shapes and dtypes are known here, but for leaves to be looked at."""
     if following is not None:
         given = {**given, "next_observation": _zeros(following)}
-    state = fbuf.add(state, _zeros(rows), time_major=time_major, **given)
+    state = fbuf.add(state, _zeros(rows, looked_at), time_major=time_major, **given)
     return deferred.taken(state)
 
 
-def _zeros(specs: Any) -> Any:
+def _zeros(specs: Any, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
     leaves, tree = specs
-    return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype in leaves])
+    blank = {n: jnp.zeros(*leaf) for n, leaf in enumerate(leaves) if n not in known}
+    return tree.unflatten([known[n] if n in known else blank[n] for n in range(len(leaves))])
 
 
 class BatchPrograms:

@@ -14,7 +14,7 @@ from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
 from fbuf.ops.end_episode import end_lanes
-from fbuf.samplers import queues
+from fbuf.samplers import queues, row_fields
 from fbuf.state import State
 from fbuf.storage.append import append, fitting, resets_after
 from fbuf.storage.faults import Fault, bits_where, collected
@@ -149,6 +149,8 @@ def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]
 
     # The fault is known once all earlier reads of the buffer are done.
     ring, span = append(ring, flags, mask, before=state.fault)
+    looked_at = row_fields.of_rows(sampler, state.storage.layout, new.rows)
+    span = dataclasses.replace(span, fields=looked_at)
     index, faults = sampler.add(state.index, ring, span, new.priority, given.alpha)
     next_obs = state.next_obs
     if next_obs is not None:

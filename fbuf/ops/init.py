@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fbuf.checks import sizes
 from fbuf.checks import values as check
 from fbuf.dispatch import flax, parse
+from fbuf.samplers import row_fields
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.uniform import Uniform
 from fbuf.state import State
@@ -145,6 +146,7 @@ def of_ring(
     if next_of is not None:
         ends = max_ends or ends_by_default(ring, storage, next_of)
         next_obs = next_observations.empty(storage, ring, next_of, ends)
+    row_fields.check(sampler, storage.layout)
     return State(storage, ring, next_obs, sampler.init(ring), jnp.uint32(0), sampler)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fbuf.samplers import row_fields
 from fbuf.samplers.queues import queue_of
 from fbuf.state import State
 from fbuf.storage.append import append
@@ -309,6 +310,9 @@ def _with_steps(
     if new.ring.open is not None:
         dummy = in_turn(*[part.flags for part in read]) & DUMMY > 0
     ring, span = append(new.ring, given, there, new.fault, dummy)
+    rows = jax.tree.map(in_turn, *[part.rows for part in read])
+    looked_at = row_fields.of_rows(new.sampler, new.storage.layout, rows)
+    span = dataclasses.replace(span, fields=looked_at)
     index, faults = new.sampler.add(new.index, ring, span, None, None)
     fault = collected(new.fault, faults)
     for (of, at, _), part in zip(each, read, strict=True):
@@ -323,7 +327,6 @@ def _with_steps(
         following, known = jax.tree.map(in_turn, *[part.following for part in read])
         next_obs, lost = next_obs.add(ring, span, given, following, known)
         fault = collected(fault, lost)
-    rows = jax.tree.map(in_turn, *[part.rows for part in read])
     storage = new.storage.write(span.slots, rows)
     return dataclasses.replace(
         new, storage=storage, ring=ring, next_obs=next_obs, index=index, fault=fault

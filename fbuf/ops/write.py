@@ -14,6 +14,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
+from fbuf.samplers import row_fields
 from fbuf.state import State
 from fbuf.storage.faults import collected
 from fbuf.storage.ids import Ids
@@ -128,4 +129,7 @@ def with_fields(
     slots = tie(slots, state.ring.removed)
     storage = state.storage.write_leaves(slots, changed)
     ring, fault = state.ring.written(slots), collected(state.fault, faults)
-    return dataclasses.replace(state, storage=storage, ring=ring, fault=fault)
+    index, sampler = state.index, state.sampler
+    if looked_at := row_fields.among(sampler, state.storage.layout, changed):
+        index = sampler.written(index, ring, slots, looked_at)
+    return dataclasses.replace(state, storage=storage, ring=ring, index=index, fault=fault)

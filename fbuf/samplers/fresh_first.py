@@ -160,6 +160,11 @@ class FreshFirst(PlannedSampler):
         return self._planned.largest_stats
 
     @property
+    def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The fields that the sampler looks at."""
+        return self.sampler.fields
+
+    @property
     def follows_episodes(self) -> bool:
         """Whether the ring must know where in its episode each row is: always, to tell starts."""
         return True
@@ -182,6 +187,10 @@ class FreshFirst(PlannedSampler):
     def _planned(self) -> PlannedSampler:
         assert isinstance(self.sampler, PlannedSampler)
         return self.sampler
+
+    def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
+        """Have the sampler check the field."""
+        self.sampler.check_field(name, spec)
 
     def init(self, ring: Ring) -> FreshIndex:
         """Return an index without starts."""
@@ -210,6 +219,13 @@ class FreshFirst(PlannedSampler):
         """Store the priorities for the sampler."""
         others, faults = self.sampler.update_priority(index.others, ring, slots, priority, alpha)
         return dataclasses.replace(index, others=others), faults
+
+    def written(
+        self, index: FreshIndex, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
+    ) -> FreshIndex:
+        """Have the sampler look at changed fields."""
+        others = self.sampler.written(index.others, ring, slots, fields)
+        return dataclasses.replace(index, others=others)
 
     def take_over(
         self,

@@ -63,6 +63,8 @@ class Sampler(CurrentNames, abc.ABC):
         keeps_priorities: Whether `add` takes priorities, and `update_priority` may be called.
         without_replacement: Whether batches are numbered, so that `fbuf.sample` needs `step`. Such
             a sampler has a method `epoch_size`.
+        fields: The names of the fields of rows that the sampler looks at. It finds those of new
+            rows in `span.fields`. Such a sampler has methods `check_field` and `written`.
         is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
         notes_draws: Whether the index remembers what was drawn, so that `fbuf.draw` takes the place
             of `fbuf.sample`. Such a sampler has a method `note`.
@@ -70,6 +72,7 @@ class Sampler(CurrentNames, abc.ABC):
 
     window: int = 1
     stride: int = 1
+    fields: tuple[str, ...] = ()
     keeps_priorities: ClassVar[bool] = False
     without_replacement: ClassVar[bool] = False
     is_queue: ClassVar[bool] = False
@@ -188,6 +191,18 @@ class Sampler(CurrentNames, abc.ABC):
             The index, and the fault bits of each row, uint32 `[B]`.
         """
         return index, jnp.zeros(slots.shape, jnp.uint32)
+
+    def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
+        """Raise `TypeError` if a field is of another shape or dtype than the sampler looks at."""
+
+    def written(
+        self, index: Index, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
+    ) -> Index:
+        """Return the index after `fbuf.write` has changed some of `fields`, by name, leaves `[B]`.
+
+        No slot repeats.
+        """
+        raise NotImplementedError
 
     def note(self, index: Index, ring: Ring, draw: Draw) -> Index:
         """Return the index after a batch was drawn. Only called if `notes_draws`.

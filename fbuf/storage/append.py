@@ -110,6 +110,7 @@ def append(
         evicted=held & ~was_removed,
         in_episode=in_episode,
         count=count.astype(jnp.int32),
+        fields={},
         most=min(flags.shape[0], ring.capacity),
     )
 

@@ -57,6 +57,7 @@ class Span:
         in_episode: Where the rows are in their episodes, `[B]`; None if the sampler does not
             follow episodes.
         count: int32 `[heads]`; the number of rows, also of those that were not kept.
+        fields: The fields of the rows that the sampler looks at, by name, `[B, ...]` each.
         most: The largest possible number of slots; static.
     """
 
@@ -66,6 +67,7 @@ class Span:
     evicted: jax.Array
     in_episode: InEpisode | None
     count: jax.Array
+    fields: dict[str, jax.Array]
     most: int = dataclasses.field(metadata={"static": True})
 
 

@@ -32,6 +32,7 @@ from support.contracts import (
     sample_end_episode,
     sample_remove_add,
     sample_update_add,
+    sample_write_add,
     shuffled,
     update_some_remove_others,
     update_twice,
@@ -48,6 +49,7 @@ HINDSIGHT = fbuf.Hindsight(
 )
 MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
+GROUPED = fbuf.Grouped("done", 2, window=2)
 FRESH = fbuf.FreshFirst(WINDOW)
 APART = {"num_envs": 16, "lockstep": False}
 SHARED = {"next_of": "obs"}
@@ -61,6 +63,7 @@ COMMON = [
     (other_rows(lambda s, ids: fbuf.write(s, ids, {"reward": jnp.ones(BATCH)})), UNIFORM),
     (row_by_row, WINDOW),
     (draw_update_add, FRESH),
+    (sample_write_add, GROUPED),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -91,12 +94,14 @@ SWEPT = [
     (add_draw_remove, fbuf.FreshFirst()),
     (add_draw_remove, FRESH),
 ]
+QUICK = (3, 5, 7, 8, 9)
+"""The places of `make test`, by their numbers."""
 PLACES = [
     *(
-        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in (3, 5, 7, 8)))
+        pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in QUICK))
         for n, case in enumerate(COMMON)
     ),
-    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], COMMON[-1])),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], *COMMON[-2:])),
     *(
         pytest.param(case, 0, id=f"swept{n:02}", marks=pytest.mark.sweep)
         for n, case in enumerate(SWEPT)

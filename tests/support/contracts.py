@@ -162,6 +162,16 @@ def add_draw_remove(state, key):
     return state, consumed(batch) + consumed(other)
 
 
+def sample_write_add(state, key):
+    """Rows that move from group to group, by their field `done`."""
+    ends = jax.random.bernoulli(key, 0.1, (16,))
+    batch = fbuf.sample(state, key, BATCH)
+    moved = {"done": jax.random.bernoulli(key, 0.5, (BATCH,))}
+    state = fbuf.add(fbuf.write(state, batch.ids, moved), rows(16), truncated=ends)
+    ids = fbuf.group_ids(state, 0, 4)
+    return fbuf.remove(state, ids), consumed(batch)
+
+
 CAPACITY = 2**21
 """The smallest array of a state, the marks of `Uniform`, then takes 279,872 bytes."""
 

@@ -45,6 +45,7 @@ FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_writ
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
 FRESH = "test_fresh_first.py", "come_first"
+GROUP = "test_grouped.py", "as_likely"
 FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
@@ -472,10 +473,37 @@ MUTANTS = [
         ("fresh, _ = start_index.remove(index.fresh, ring, slots, self._window)", "fresh = index.fresh", "mask", FRESH),
         ("log_weight = jnp.where(fresh, 0, drawn.log_weight)", "log_weight = drawn.log_weight", "weights", FRESH),
         ("probability = jnp.where(fresh, 1, drawn.probability)", "probability = drawn.probability", "weights", FRESH),
-        ("jnp.roll(equal + jnp.clip(left - before, 0, spare), first)", "equal + jnp.clip(left - before, 0, spare)", "mesh", ("test_fresh_first.py", "shards")),
-        ("served = picks.fresh & there", "served = picks.fresh", "mesh", ("test_fresh_first.py", "shards")),
+        ("jnp.roll(equal + jnp.clip(left - before, 0, spare), first)", "equal + jnp.clip(left - before, 0, spare)", "exchange", ("test_fresh_first.py", "shards")),
+        ("served = picks.fresh & there", "served = picks.fresh", "exchange", ("test_fresh_first.py", "shards")),
         ("behind = jnp.where(served.any(), last, index.served)", "behind = last", "order", FRESH),
         ("missed = jnp.maximum(missed, old.missed)", "missed = missed * 1", "resize", ("test_fresh_first.py", "missed")),
+    ),
+    *of(
+        "samplers/group_index.py",
+        ("& (span.slots < ring.capacity))", ")", "mask", GROUP),
+        ("jnp.where((groups >= 0) & (groups < number), groups, number)", "jnp.where(groups >= 0, jnp.minimum(groups, number - 1), number)", "mask", GROUP),
+        ("is_start = bit_tree.read(index.bits, old) & named", "is_start = bit_tree.read(index.bits, old)", "mask", GROUP),
+        ("before = jnp.cumsum(index.counts, dtype=jnp.int32) - index.counts", "before = jnp.cumsum(index.counts, dtype=jnp.int32)", "seam", GROUP),
+        ("older = before[1] - before[0]", "older = before[1] * 0", "order", GROUP),
+        ("lost = bit_tree.read(index.bits, place) & (found < ring.capacity)", "lost = bit_tree.read(index.bits, place)", "mask", GROUP),
+        ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found * 1", "count", GROUP),
+    ),
+    *of(
+        "samplers/grouped.py",
+        ("group = jnp.where(shares[group] > 0, group, jnp.argmax(shares).astype(jnp.int32))", "group = group * 1", "mask", ("test_grouped.py", "share or row")),
+        ("return Plan(shard, GroupPicks(group, rank - before))", "return Plan(shard, GroupPicks(group, rank))", "exchange", ("test_grouped.py", "shards")),
+        ("return jnp.where(counts > 0, shares, 0)", "return shares", "mask", GROUP),
+        ("relative = jnp.where(mask, likely * total, 1)", "relative = jnp.where(mask, 1 / likely, 1)", "weights", GROUP),
+        ("return jnp.where(group_index.is_start(index, ring, slots), likely, 0)", "return likely", "read", GROUP),
+        ("jnp.minimum(groups, jnp.uint32(2**31 - 1))", "groups", "mask", ("test_grouped.py", "beyond")),
+    ),
+    *of(
+        "ops/write.py",
+        ("if looked_at := row_fields.among(sampler, state.storage.layout, changed):", "if looked_at := {}:", "mask", GROUP),
+    ),
+    *of(
+        "host/contents.py",
+        ("looked_at = {n: given_rows[n] for n in", "looked_at = {n: given_rows[n] * 0 for n in", "read", ("test_grouped.py", "host")),
     ),
     *of(
         "samplers/mixture.py",

@@ -1,0 +1,45 @@
+"""The fields of rows that a sampler looks at, such as the group of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from fbuf.samplers.protocol import Sampler
+from fbuf.storage.layout import Layout
+
+
+def check(sampler: Sampler, layout: Layout) -> None:
+    """Refuse items without the fields that the sampler looks at, or of other dtypes or shapes."""
+    for name, number in numbers(sampler, layout).items():
+        sampler.check_field(name, layout.fields[number].spec)
+
+
+def of_rows(sampler: Sampler, layout: Layout, rows: Any) -> dict[str, jax.Array]:
+    """Return the fields of rows, leaves `[B, ...]`, that the sampler looks at."""
+    leaves = jax.tree.leaves(rows)
+    return {name: leaves[number] for name, number in numbers(sampler, layout).items()}
+
+
+def among(
+    sampler: Sampler, layout: Layout, changed: Mapping[int, jax.Array]
+) -> dict[str, jax.Array]:
+    """Return those of changed leaves, by number, that the sampler looks at, by name."""
+    wanted = numbers(sampler, layout).items()
+    return {name: changed[number] for name, number in wanted if number in changed}
+
+
+def numbers(sampler: Sampler, layout: Layout) -> dict[str, int]:
+    """Return the number of the leaf of each field."""
+    found: dict[str, int] = {}
+    for name in sampler.fields:
+        number = layout.find("init", f"the sampler {type(sampler).__name__}", name)
+        if not isinstance(number, int):
+            raise ValueError(
+                f"fbuf.init: the sampler {type(sampler).__name__} names {name!r}, which holds "
+                "several arrays; name one of them, as in 'a.b'"
+            )
+        found[name] = number
+    return found
