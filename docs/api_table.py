@@ -12,12 +12,14 @@ HERE = pathlib.Path(__file__).parent
 
 THEMES: dict[str, tuple[str, ...]] = {
     "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
-    "Writing": ("add", "update_priority", "write", "remove", "clear", "end_episode", "after"),
+    "Writing": (
+        *("add", "update_priority", "write", "remove", "expire", "clear", "end_episode", "after"),
+    ),
     "Checking a step": ("check_in_place",),
     "Drawing": ("sample", "Sample", "draw", "sample_mixed", "MixedSample", "sequence_priority"),
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
-        *("group_ids", "group_sizes"),
+        *("group_ids", "group_sizes", "uses"),
     ),
     "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
     "Asking": (
@@ -26,7 +28,8 @@ THEMES: dict[str, tuple[str, ...]] = {
     ),
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": (
-        *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped", "Fifo"),
+        *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped"),
+        *("Limited", "Fifo"),
     ),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),

@@ -23,6 +23,7 @@ from fbuf.ops.check_in_place import check_in_place as check_in_place
 from fbuf.ops.clear import clear as clear
 from fbuf.ops.draw import draw as draw
 from fbuf.ops.end_episode import end_episode as end_episode
+from fbuf.ops.expire import expire as expire
 from fbuf.ops.extend import extend as extend
 from fbuf.ops.group_ids import group_ids as group_ids
 from fbuf.ops.group_sizes import group_sizes as group_sizes
@@ -52,12 +53,14 @@ from fbuf.ops.split import split as split
 from fbuf.ops.stats import stats as stats
 from fbuf.ops.unread import unread as unread
 from fbuf.ops.update_priority import update_priority as update_priority
+from fbuf.ops.uses import uses as uses
 from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
 from fbuf.samplers import Fifo as Fifo
 from fbuf.samplers import FreshFirst as FreshFirst
 from fbuf.samplers import Grouped as Grouped
+from fbuf.samplers import Limited as Limited
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
@@ -95,6 +98,7 @@ __all__ = [
     "HindsightStep",
     "Ids",
     "Item",
+    "Limited",
     "MixedSample",
     "Mixture",
     "NStep",
@@ -124,6 +128,7 @@ __all__ = [
     "clear",
     "draw",
     "end_episode",
+    "expire",
     "extend",
     "group_ids",
     "group_sizes",
@@ -150,6 +155,7 @@ __all__ = [
     "stats",
     "unread",
     "update_priority",
+    "uses",
     "wait",
     "write",
 ]

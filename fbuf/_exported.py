@@ -18,12 +18,14 @@ from fbuf.pace import PaceCounter
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.fresh_first import FreshIndex
 from fbuf.samplers.group_index import GroupIndex
+from fbuf.samplers.limited import LimitedIndex
 from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import UniformIndex
+from fbuf.samplers.versions import Versions
 from fbuf.state import Batch, Sample, State
 from fbuf.storage import layout as layouts
 from fbuf.storage.episodes import Open
@@ -45,7 +47,7 @@ _CLASSES = (
     *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
-    *(StartIndex, Segments, BitTree, SumTree),
+    *(LimitedIndex, Versions, StartIndex, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
 )
 

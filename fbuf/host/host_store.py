@@ -208,6 +208,10 @@ class HostStore(Generic[Item]):
         """End the open episodes, as `fbuf.end_episode` does."""
         self.contents.change(fbuf.end_episode, mask=mask)
 
+    def expire(self, version: Any) -> None:
+        """Retire rows of lower versions, as `fbuf.expire` does."""
+        self.contents.change(fbuf.expire, version)
+
     def check_finite(self) -> None:
         """Raise if a stored row holds NaN or an infinity, as `fbuf.check_finite` does."""
         with self.lock:
@@ -382,6 +386,10 @@ class HostStore(Generic[Item]):
     def group_sizes(self) -> jax.Array:
         """The number of rows of each group, as `fbuf.group_sizes`."""
         return self.contents.ask(fbuf.group_sizes)
+
+    def uses(self, ids: fbuf.Ids) -> jax.Array:
+        """The number of times that rows were drawn, as `fbuf.uses`."""
+        return self.contents.ask(fbuf.uses, ids)
 
     def probability(self, ids: fbuf.Ids) -> jax.Array:
         """Return the probability that one draw is each row, as `fbuf.probability`."""

@@ -17,6 +17,7 @@ from fbuf.storage.store import Item as StoredItem
 from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
+from fbuf.xla.tie import tie
 
 
 @operation(static=("batch_size", "view"), checks=CHECKS | {"count": check.count}, typed=("key",))
@@ -70,6 +71,9 @@ def draw(
     # A sampler may read its index for the probabilities alone.
     batch = gather(state, drawn.slots, drawn.mask, view, view_key, (drawn.probability,))
     batch = weighted(noted(state, batch), drawn)
+    # It writes where the draws have read, also for their probabilities.
+    slots = tie(drawn.slots, drawn.probability, drawn.log_weight)
+    drawn = dataclasses.replace(drawn, slots=slots)
     index = state.sampler.note(state.index, state.ring, drawn)
     return after(dataclasses.replace(state, index=index), batch), batch
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from fbuf.dispatch.call import operation
-from fbuf.samplers.fresh_first import FreshFirst
 from fbuf.samplers.group_index import GroupIndex
 from fbuf.samplers.grouped import Grouped
+from fbuf.samplers.wrapper import Wrapper
 from fbuf.state import State
 
 
@@ -42,7 +42,7 @@ def group_sizes(state: State[Any]) -> jax.Array:
 def group_index_of(function: str, state: State[Any]) -> GroupIndex:
     """Return the index of the groups; refuse a buffer without groups."""
     sampler, index = state.sampler, state.index
-    while isinstance(sampler, FreshFirst):
+    while isinstance(sampler, Wrapper):
         sampler, index = sampler.sampler, index.others
     if not isinstance(sampler, Grouped):
         raise ValueError(

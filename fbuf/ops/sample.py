@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation
 from fbuf.ops.read import is_view, noted
-from fbuf.samplers import random_bits
+from fbuf.samplers import random_bits, weights
 from fbuf.samplers.protocol import Draw, Sampler, Step
 from fbuf.state import Batch, Sample, State
 from fbuf.views.gather import gather
@@ -191,14 +191,7 @@ def _shortened(draw: Draw, count: jax.Array, by_batch: bool) -> Draw:
     mask = draw.mask & (jnp.arange(draw.mask.shape[0], dtype=jnp.int32) < count)
     weight = draw.weight
     if by_batch:
-        weight = weights_of_batch(draw.log_weight, mask)
+        weight = weights.renormalised(draw.log_weight, mask)
     return dataclasses.replace(
         draw, mask=mask, weight=weight, probability=jnp.where(mask, draw.probability, 0)
     )
-
-
-def weights_of_batch(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
-    """Return the weights of a batch, the largest unmasked one being 1: float32 `[B]`."""
-    # No infinity: `jax_debug_infs` would report it.
-    log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
-    return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))

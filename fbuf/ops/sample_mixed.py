@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, require_state
-from fbuf.ops.sample import CHECKS, drawn, weights_of_batch
-from fbuf.samplers import random_bits
+from fbuf.ops.sample import CHECKS, drawn
+from fbuf.samplers import random_bits, weights
 from fbuf.state import Sample, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.store import Item
@@ -189,7 +189,7 @@ def _sample_mixed(
     ]
     together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[part for part, _ in parts])
     log_weight = jnp.concatenate([log_weight for _, log_weight in parts])
-    weight = weights_of_batch(log_weight, together.mask)
+    weight = weights.renormalised(log_weight, together.mask)
     source = [jnp.full(count, number, jnp.int32) for number, count in enumerate(counts)]
     return MixedSample(
         sample=dataclasses.replace(together, weight=weight),

@@ -3,6 +3,7 @@
 from fbuf.samplers.fifo import Fifo as Fifo
 from fbuf.samplers.fresh_first import FreshFirst as FreshFirst
 from fbuf.samplers.grouped import Grouped as Grouped
+from fbuf.samplers.limited import Limited as Limited
 from fbuf.samplers.mixture import Mixture as Mixture
 from fbuf.samplers.planned import Plan as Plan
 from fbuf.samplers.planned import PlannedSampler as PlannedSampler

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from fbuf.checks import values as check
 from fbuf.samplers import random_bits, start_index, starts
+from fbuf.samplers.limited import Limited
 from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
-from fbuf.samplers.windows import Window, window_of
+from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
@@ -70,7 +71,7 @@ class FreshPicks:
 
 
 @dataclasses.dataclass(frozen=True)
-class FreshFirst(PlannedSampler):
+class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
 
     A batch begins with the oldest rows that no batch had yet, in the order in which they were
@@ -137,22 +138,11 @@ class FreshFirst(PlannedSampler):
                 "which fresh rows would break; give fbuf.Uniform(), or another sampler that draws "
                 "with replacement"
             )
-
-    # Other samplers have fields by these names; to read them is all that anybody may do.
-    @property
-    def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The window of the sampler."""
-        return self.sampler.window
-
-    @property
-    def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The stride of the sampler."""
-        return self.sampler.stride
-
-    @property
-    def keeps_priorities(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the sampler keeps priorities."""
-        return self.sampler.keeps_priorities
+        if isinstance(given, Limited):
+            raise ValueError(
+                "fbuf.FreshFirst: fresh rows would pass the limits of fbuf.Limited; put the limits "
+                "outside: fbuf.Limited(fbuf.FreshFirst(...), ...)"
+            )
 
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -160,37 +150,9 @@ class FreshFirst(PlannedSampler):
         return self._planned.largest_stats
 
     @property
-    def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The fields that the sampler looks at."""
-        return self.sampler.fields
-
-    @property
-    def follows_episodes(self) -> bool:
-        """Whether the ring must know where in its episode each row is: always, to tell starts."""
-        return True
-
-    @property
-    def min_window(self) -> int:
-        """Those steps that the sampler promises."""
-        return self.sampler.min_window
-
-    @property
-    def may_draw_nothing(self) -> bool:
-        """Whether a full buffer can have no row to draw."""
-        return self.sampler.may_draw_nothing
-
-    @property
-    def _window(self) -> Window:
-        return window_of(self.sampler)
-
-    @property
     def _planned(self) -> PlannedSampler:
         assert isinstance(self.sampler, PlannedSampler)
         return self.sampler
-
-    def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
-        """Have the sampler check the field."""
-        self.sampler.check_field(name, spec)
 
     def init(self, ring: Ring) -> FreshIndex:
         """Return an index without starts."""
@@ -258,6 +220,13 @@ class FreshFirst(PlannedSampler):
         fresh, _ = start_index.remove(index.fresh, ring, slots, self._window)
         others = self.sampler.remove(index.others, ring, slots)
         return dataclasses.replace(index, fresh=fresh, others=others)
+
+    def retire(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> FreshIndex:
+        """Take out these starts alone; they do not count as missed."""
+        fresh = start_index.retire(index.fresh, ring, slots)
+        return dataclasses.replace(
+            index, fresh=fresh, others=self.sampler.retire(index.others, ring, slots)
+        )
 
     def can_sample(self, index: FreshIndex, ring: Ring) -> jax.Array:
         """Return whether there is a fresh start, or another row to draw."""

@@ -82,11 +82,15 @@ def move(index: GroupIndex, ring: Ring, slots: jax.Array, groups: jax.Array) -> 
 def remove(index: GroupIndex, ring: Ring, slots: jax.Array, window: Window) -> GroupIndex:
     """Take out the starts of all windows with these rows."""
     found = starts.containing(ring, slots, window)
-    found = jnp.where(last_of_each(found), found, ring.capacity)
-    inside = ring.clamp(found)
+    return retire(index, ring, jnp.where(last_of_each(found), found, ring.capacity))
+
+
+def retire(index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
+    """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    inside = ring.clamp(slots)
     group = read_rows(index.groups, inside).astype(jnp.int32)
     place = _places(ring, group, inside)
-    lost = bit_tree.read(index.bits, place) & (found < ring.capacity)
+    lost = bit_tree.read(index.bits, place) & (slots < ring.capacity)
     return _changed(index, index.groups, tie(place, lost), group, -lost.astype(jnp.int32))
 
 

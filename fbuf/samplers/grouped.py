@@ -161,6 +161,10 @@ class Grouped(WindowedSampler):
         """Take out the starts of all windows with these rows."""
         return group_index.remove(index, ring, slots, self._window)
 
+    def retire(self, index: GroupIndex, ring: Ring, slots: jax.Array) -> GroupIndex:
+        """Take out these starts alone."""
+        return group_index.retire(index, ring, slots)
+
     def can_sample(self, index: GroupIndex, ring: Ring) -> jax.Array:
         """Return whether a group of positive share has a start."""
         return (self.group_shares(index.counts[:-1]) > 0).any()

@@ -197,6 +197,11 @@ class Mixture(WindowedSampler):
         found, _ = start_index.remove(index.starts, ring, slots, self._window)
         return MixedIndex(found, self.priorities.remove(index.priorities, ring, slots))
 
+    def retire(self, index: MixedIndex, ring: Ring, slots: jax.Array) -> MixedIndex:
+        """Take out these starts alone, in all ways."""
+        found = start_index.retire(index.starts, ring, slots)
+        return MixedIndex(found, self.priorities.retire(index.priorities, ring, slots))
+
     def can_sample(self, index: MixedIndex, ring: Ring) -> jax.Array:
         """Return whether a way of positive share has something to draw from."""
         return self._shares(self.only_totals(index, ring)).any()

@@ -206,6 +206,10 @@ class Prioritized(WindowedSampler):
         """Store 0, whatever `eps` is; starts whose windows held one of these rows get inactive."""
         return priority_index.remove(index, ring, slots, self._window)
 
+    def retire(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
+        """Inactivate these starts alone."""
+        return priority_index.retire(index, ring, slots)
+
     def can_sample(self, index: PriorityIndex, ring: Ring) -> jax.Array:
         """Return whether any stored priority is above 0."""
         return sum_tree.total(index.tree) > 0

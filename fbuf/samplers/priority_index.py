@@ -103,6 +103,20 @@ def remove(index: PriorityIndex, ring: Ring, slots: jax.Array, window: Window) -
     return PriorityIndex(tree, index.largest_ever, total)
 
 
+def retire(index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
+    """Inactivate starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    if index.num_starts is None:  # every row is a start, and no value has a sign
+        tree = sum_tree.write(index.tree, slots, jnp.zeros(slots.shape, jnp.float32))
+        return dataclasses.replace(index, tree=tree)
+    old = sum_tree.values(index.tree, ring.clamp(slots))
+    lost = _is_start(old) & (slots < ring.capacity)
+    slots = tie(jnp.where(lost, slots, ring.capacity), old)
+    tree = sum_tree.write(index.tree, slots, -jnp.abs(old))
+    return dataclasses.replace(
+        index, tree=tree, num_starts=index.num_starts - starts.int32_sum(lost)
+    )
+
+
 def count(index: PriorityIndex, ring: Ring) -> jax.Array:
     """Count the starts, those of priority 0 included. int32 scalar."""
     return ring.live() if index.num_starts is None else index.num_starts

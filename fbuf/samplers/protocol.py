@@ -130,6 +130,22 @@ class Sampler(CurrentNames, abc.ABC):
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
         """Never draw these rows again; their flags say so already. No slot repeats."""
 
+    @property
+    def can_retire(self) -> bool:
+        """Whether `retire` may be called: `fbuf.Limited` needs it.
+
+        A sampler with a window can if it has a `retire` of its own.
+        """
+        return self.window == 1 or type(self).retire is not Sampler.retire
+
+    def retire(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Never draw windows from these rows again; the rows stay, for other windows to read.
+
+        No slot repeats. Without a window such rows are removed from the index. The ring then counts
+        them as removed.
+        """
+        return self.remove(index, ring, slots)
+
     @abc.abstractmethod
     def can_sample(self, index: Index, ring: Ring) -> jax.Array:
         """Return whether there is a row to draw. bool scalar."""

@@ -94,6 +94,16 @@ def remove(
     return StartIndex(bits, total), jnp.where(lost, found, ring.capacity)
 
 
+def retire(index: StartIndex, ring: Ring, slots: jax.Array) -> StartIndex:
+    """Take out starts whose rows stay: int32 `[B]` slots, `capacity` for none; none twice."""
+    inside = ring.clamp(slots)
+    lost = bit_tree.read(index.bits, inside) & (slots < ring.capacity)
+    change = -lost.astype(jnp.int32)
+    bits = bit_tree.change(index.bits, tie(inside, lost), change)
+    total = None if index.total is None else index.total + int32_sum(change)
+    return StartIndex(bits, total)
+
+
 def total(index: StartIndex, ring: Ring) -> jax.Array:
     """Count the starts. int32 scalar."""
     return ring.live() if index.total is None else index.total

@@ -115,6 +115,15 @@ class Uniform(WindowedSampler):
             in_segments, found = segments.remove(in_segments, found, ring, lost, self._window)
         return UniformIndex(found, in_segments)
 
+    @property
+    def can_retire(self) -> bool:
+        """Whether starts can be retired: in the middle of an episode they would make two of it."""
+        return self.by == "start"
+
+    def retire(self, index: UniformIndex, ring: Ring, slots: jax.Array) -> UniformIndex:
+        """Take out these starts alone."""
+        return dataclasses.replace(index, starts=start_index.retire(index.starts, ring, slots))
+
     def can_sample(self, index: UniformIndex, ring: Ring) -> jax.Array:
         """Whether there is a start."""
         return start_index.total(index.starts, ring) > 0

@@ -60,3 +60,10 @@ def of_batch(
     log_weight = -power * jnp.log(relative)
     weight = jnp.where(mask, jnp.exp(log_weight - largest(log_weight.max(), axes)), 0)
     return Draw(slots, jnp.where(mask, probability, 0), weight, log_weight, mask)
+
+
+def renormalised(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
+    """Return the weights of a batch, the largest unmasked one being 1: float32 `[B]`."""
+    # No infinity: `jax_debug_infs` would report it.
+    log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
+    return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))

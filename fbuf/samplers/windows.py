@@ -88,7 +88,8 @@ class WindowedSampler(PlannedSampler):
 
 def window_of(sampler: Sampler) -> Window:
     """Return the conditions for a row to be drawn by a sampler, also one of another class."""
-    if isinstance(sampler, WindowedSampler):
-        return sampler._window  # pyright: ignore[reportPrivateUsage]
+    found = getattr(sampler, "_window", None)  # that of a sampler which draws as another one does
+    if isinstance(found, Window):
+        return found
     strict = sampler.min_window == sampler.window
     return Window(sampler.window, sampler.stride, first_only=False, strict=strict)

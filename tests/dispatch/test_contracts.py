@@ -17,6 +17,7 @@ from support.contracts import (
     ITEM,
     PRIORITIZED,
     UNIFORM,
+    add_draw_expire,
     add_draw_remove,
     add_sample,
     add_sample_remove,
@@ -49,6 +50,7 @@ HINDSIGHT = fbuf.Hindsight(
 )
 MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
+LIMITED = fbuf.Limited(WINDOW, max_uses=3, max_age=999, version="made")
 GROUPED = fbuf.Grouped("done", 2, window=2)
 FRESH = fbuf.FreshFirst(WINDOW)
 APART = {"num_envs": 16, "lockstep": False}
@@ -64,6 +66,7 @@ COMMON = [
     (row_by_row, WINDOW),
     (draw_update_add, FRESH),
     (sample_write_add, GROUPED),
+    (add_draw_expire, LIMITED),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -94,14 +97,14 @@ SWEPT = [
     (add_draw_remove, fbuf.FreshFirst()),
     (add_draw_remove, FRESH),
 ]
-QUICK = (3, 5, 7, 8, 9)
+QUICK = (3, 5, 7, 8, 9, 10)
 """The places of `make test`, by their numbers."""
 PLACES = [
     *(
         pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in QUICK))
         for n, case in enumerate(COMMON)
     ),
-    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], *COMMON[-2:])),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], *COMMON[-3:-1])),
     *(
         pytest.param(case, 0, id=f"swept{n:02}", marks=pytest.mark.sweep)
         for n, case in enumerate(SWEPT)

@@ -13,7 +13,7 @@ from scipy import stats
 from support.pair import Pair
 
 import fbuf
-from fbuf.ops.sample import weights_of_batch
+from fbuf.samplers.weights import renormalised
 
 PER = fbuf.Prioritized(alpha=1.0, eps=0.0)
 
@@ -146,7 +146,7 @@ def test_the_same_buffer_twice_is_drawn_from_anew():
 
 def test_weights_of_an_empty_batch_are_finite():
     """Masked draws do not count for the largest weight."""
-    weight = weights_of_batch(jnp.array([0.0, -1.0, 9.0]), jnp.array([True, True, False]))
+    weight = renormalised(jnp.array([0.0, -1.0, 9.0]), jnp.array([True, True, False]))
     np.testing.assert_allclose(weight[:2], np.exp([0.0, -1.0]), rtol=1e-6)
     assert float(weight[2]) == 0
 

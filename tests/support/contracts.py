@@ -9,7 +9,12 @@ from jax import lax
 import fbuf
 from support.programs import built
 
-ITEM = {"obs": jnp.zeros(17), "reward": jnp.zeros(()), "done": jnp.zeros((), bool)}
+ITEM = {
+    "obs": jnp.zeros(17),
+    "reward": jnp.zeros(()),
+    "done": jnp.zeros((), bool),
+    "made": jnp.int32(0),
+}
 PRIORITIZED, UNIFORM = fbuf.Prioritized(), fbuf.Uniform()
 BATCH = 64
 
@@ -170,6 +175,15 @@ def sample_write_add(state, key):
     state = fbuf.add(fbuf.write(state, batch.ids, moved), rows(16), truncated=ends)
     ids = fbuf.group_ids(state, 0, 4)
     return fbuf.remove(state, ids), consumed(batch)
+
+
+def add_draw_expire(state, key):
+    """Rows that are used up, that grow old, and whose version is dropped."""
+    ends = jax.random.bernoulli(key, 0.1, (16,))
+    state = fbuf.add(state, rows(16), truncated=ends)
+    state, batch = fbuf.draw(state, key, BATCH)
+    uses = fbuf.uses(state, batch.ids)
+    return fbuf.expire(state, uses.max()), consumed(batch)
 
 
 CAPACITY = 2**21

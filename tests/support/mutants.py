@@ -46,6 +46,7 @@ RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py"
 GOALS = "test_hindsight.py", "same_episode or every_row"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
+LIVES = "test_limited.py", "beyond"
 FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
@@ -215,7 +216,7 @@ MUTANTS = [
     *of(
         "ops/sample_mixed.py",
         ("key=lambda at: counts[at] - exact[at]", "key=lambda at: exact[at] - counts[at]", "count", SEVERAL),
-        ("weights_of_batch(log_weight, together.mask)", "together.weight", "weights", SEVERAL),
+        ("weights.renormalised(log_weight, together.mask)", "together.weight", "weights", SEVERAL),
         ("random_bits.fold_in(key, number), beta", "key, beta", "mask", SEVERAL),
     ),
     *of(
@@ -504,6 +505,38 @@ MUTANTS = [
     *of(
         "host/contents.py",
         ("looked_at = {n: given_rows[n] for n in", "looked_at = {n: given_rows[n] * 0 for n in", "read", ("test_grouped.py", "host")),
+    ),
+    *of(
+        "samplers/limited.py",
+        ("span = dataclasses.replace(span, evicted=change.evicted)", "span = dataclasses.replace(span)", "count", LIVES),
+        ("uses = write_rows(uses, span.slots, jnp.zeros_like(span.slots))", "uses = uses * 1", "count", LIVES),
+        ("(ring.older(written) >= self.max_age)", "(ring.older(written) > self.max_age)", "seam", LIVES),
+        ("is_stale = change.is_start & ~versions", "is_stale = ~change.is_start & ~versions", "mask", ("test_limited.py", "beyond or late")),
+        ("gone &= last_of_each(jnp.where(gone, draw.slots, ring.capacity))", "gone &= True", "count", LIVES),
+        ("counted = read_rows(index.uses, drawn.slots) + earlier_of_each(drawn.slots)", "counted = read_rows(index.uses, drawn.slots)", "count", LIVES),
+        ("removed=ring.count() - index.live.total", "removed=ring.removed", "count", LIVES),
+        ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
+        ("candidates = 2 * batch_size if refuses else batch_size", "candidates = batch_size", "count", ("test_limited.py", "one_after")),
+        ("gone = (slots < ring.capacity) & self._used_up(uses, found)", "gone = (slots < 0) & self._used_up(uses, found)", "resize", ("test_limited.py", "resize")),
+        ("uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))", "uses = index.uses", "resize", ("test_limited.py", "resize")),
+        ("place = jnp.where(allowed & (place < count), place, count)", "place = jnp.where(place < count, place, count)", "mask", LIVES),
+        ("is_stale = ~versions.may_be_drawn(of_rows, ring.clamp(slots))", "is_stale = versions.may_be_drawn(of_rows, ring.clamp(slots))", "mask", LIVES),
+    ),
+    *of(
+        "samplers/versions.py",
+        ("return read_rows(versions.rows, slots) >= versions.lowest", "return read_rows(versions.rows, slots) > versions.lowest", "mask", LIVES),
+        ("jnp.maximum(versions.lowest, lowest)", "lowest", "mask", LIVES),
+        ("is_stale = there & ~may_be_drawn(versions, slots)", "is_stale = ~may_be_drawn(versions, slots)", "mask", LIVES),
+    ),
+    *of(
+        "samplers/priority_index.py",
+        ("left = index.num_starts - starts.int32_sum(lost)", "left = index.num_starts", "count", LIVES),
+        ("lost = _is_start(old) & (slots < ring.capacity)\n    slots = tie", "lost = slots < ring.capacity\n    slots = tie", "count", LIVES),
+    ),
+    *of(
+        "xla/duplicates.py",
+        ("position[:, None] > position[None, :]", "position[:, None] >= position[None, :]", "count", ("test_limited.py", "earlier")),
+        ("set(position - begin, unique", "set(begin, unique", "count", ("test_limited.py", "earlier")),
     ),
     *of(
         "samplers/mixture.py",

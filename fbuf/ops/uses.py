@@ -1,0 +1,64 @@
+"""Counting how often rows were drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.dispatch import parse, read_before_write
+from fbuf.dispatch.call import operation
+from fbuf.samplers.limited import Limited, LimitedIndex
+from fbuf.state import State
+from fbuf.storage.ids import Ids
+from fbuf.xla.rows import read_rows
+
+
+@operation()
+def uses(state: State[Any], ids: Ids) -> jax.Array:
+    """Count how often rows were drawn by `fbuf.draw`.
+
+    Args:
+        state: The buffer, made with `fbuf.Limited(max_uses=...)`; never consumed.
+        ids: `batch.ids`, of any shape.
+
+    Returns:
+        int32, shaped like the ids. 0 for an id that names no row, or one that has been overwritten
+        or removed.
+
+    Raises:
+        ValueError: When traced, if nothing is counted.
+        TypeError: When traced, if `ids` is not a `fbuf.Ids`.
+        RuntimeError: If `state` has been consumed.
+
+    Cost: O(B).
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Limited(max_uses=9))
+        >>> state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))
+        >>> state, batch = fbuf.draw(state, jax.random.key(0), 5)
+        >>> int(fbuf.uses(state, fbuf.ids_at(state, jnp.arange(3))).sum())
+        5
+    """
+    _, index = limited_of("uses", state)
+    if index.uses is None:
+        raise ValueError(
+            "fbuf.uses: Limited counts no draws; make the buffer with fbuf.Limited(max_uses=...)"
+        )
+    flat, shape = parse.ids("uses", ids)
+    live, _, _ = state.ring.find(flat)
+    counted = read_rows(index.uses, jnp.where(live, flat.slot, 0))
+    read_before_write.note_read(state, counted)
+    return jnp.where(live, counted, 0).reshape(shape)
+
+
+def limited_of(function: str, state: State[Any]) -> tuple[Limited, LimitedIndex]:
+    """Return the sampler and its index; refuse a buffer without limits."""
+    if not isinstance(state.sampler, Limited):
+        raise ValueError(
+            f"fbuf.{function}: {type(state.sampler).__name__} limits no rows; make the buffer with "
+            "sampler=fbuf.Limited(...)"
+        )
+    return state.sampler, state.index

@@ -1,0 +1,359 @@
+"""Limits of the life of a row: how often it is drawn, how old it gets, in steps or in versions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.checks import values as check
+from fbuf.samplers import start_index, versions
+from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.uniform import Uniform
+from fbuf.samplers.versions import Versions
+from fbuf.samplers.weights import renormalised
+from fbuf.samplers.wrapper import Wrapper
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree
+from fbuf.xla.duplicates import earlier_of_each, last_of_each
+from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.tie import tie
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LimitedIndex:
+    """The rows that may still be drawn.
+
+    Attributes:
+        live: The starts that have not been retired.
+        uses: int32 `[N]`; how often each row was drawn; None if nothing is counted.
+        versions: The versions of the rows; None without a field for it.
+        others: The index of the sampler.
+    """
+
+    live: StartIndex
+    uses: jax.Array | None
+    versions: Versions | None
+    others: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited(Wrapper):
+    """Draw as another sampler does, but no row more often, or at a higher age, than you allow.
+
+    A row that has reached a limit is retired: it is not drawn again. It stays stored, so windows
+    may still read it, and its id stays good for `fbuf.read` and `fbuf.write`. Without a window it
+    has no priority any more: it does not count for `new_priority="largest"`.
+
+    With `max_uses`, draw with `state, batch = fbuf.draw(state, key, batch_size)`, which counts. The
+    limit also holds within a batch: draws are made one after another, each from the rows that are
+    left. A batch looks at twice its size of candidates. It is masked behind the last one that was
+    allowed, as it is when few rows are left. `fbuf.uses(state, ids)` says how often rows were
+    drawn. To count alone, give a limit that is never reached.
+
+    With `version`, `state = fbuf.expire(state, lowest)` retires rows whose version is lower, and
+    rows of such a version that come later. So a learner drops the rows of policies that are too
+    old. Rows are looked at in the order in which they were written. The search ends where 1,024
+    rows in turn are all new enough. A stale row behind them is not drawn either, but it takes its
+    share of the candidates, and of the probability.
+
+    Attributes:
+        sampler: The sampler of the draws: any that draws with replacement, but for
+            `fbuf.Uniform(by="episode")`. With `fbuf.FreshFirst`, leave `version` out.
+        max_uses: How often a row may be drawn, at least 1. With windows it counts the starts.
+        max_age: The number of newest steps of each environment that may be drawn, at least 1 and
+            less than a lane has.
+        version: The name of a field with the version of the policy that made the row, an integer of
+            at most 32 bits.
+
+    Cost: that of `sampler`, with twice the batch size, and O(log N) for each added and each retired
+        row. 0.134 bytes a row, and 4 bytes each for uses and versions.
+
+    Raises:
+        ValueError: If no limit is given, or one is out of range, or if `sampler` cannot be limited.
+            In `fbuf.init`, if `max_age` is not below the length of a lane.
+        TypeError: If an argument has the wrong type. In `fbuf.init`, if the version is no integer.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=8, sampler=fbuf.Limited(max_uses=1))
+        >>> state = fbuf.add(state, jnp.arange(3, dtype=jnp.int32))
+        >>> state, first = fbuf.draw(state, jax.random.key(0), 2)
+        >>> state, second = fbuf.draw(state, jax.random.key(1), 2)
+        >>> sorted([*first.data.tolist(), int(second.data[0])]), second.mask
+        ([0, 1, 2], Array([ True, False], dtype=bool))
+
+    References:
+        Cassirer et al., arXiv:2102.04736 (Reverb: the most times that an item is sampled).
+    """
+
+    sampler: Sampler = dataclasses.field(default_factory=Uniform)
+    _: dataclasses.KW_ONLY
+    max_uses: int | None = None
+    max_age: int | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        check.instance("Limited", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
+        if self.max_uses is None and self.max_age is None and self.version is None:
+            raise ValueError("fbuf.Limited: there is no limit; give max_uses, max_age or version")
+        for name in ("max_uses", "max_age"):
+            if getattr(self, name) is not None:
+                check.integer("Limited", name, getattr(self, name))
+        if self.version is not None:
+            check.name("Limited", "version", self.version)
+        given, name = self.sampler, type(self.sampler).__name__
+        if given.is_queue or given.without_replacement or not given.can_retire:
+            raise ValueError(
+                f"fbuf.Limited: {name} has an order or groups of rows that a retired row would "
+                "break; give fbuf.Uniform(), or another sampler of single rows or windows"
+            )
+        if isinstance(given, Limited):
+            raise ValueError("fbuf.Limited: sampler is limited already; give one all limits")
+        if given.notes_draws and self.version is not None:
+            raise ValueError(
+                f"fbuf.Limited: {name} counts its rows by their places in the batch, which stale "
+                "versions would change; leave version out"
+            )
+
+    @property
+    def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether draws are counted."""
+        return self.max_uses is not None or self.sampler.notes_draws
+
+    @property
+    def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The fields that the sampler looks at, and the version."""
+        own = () if self.version is None else (self.version,)
+        return tuple(dict.fromkeys((*self.sampler.fields, *own)))
+
+    @property
+    def may_draw_nothing(self) -> bool:
+        """Whether a full buffer can have no row to draw: all may be retired."""
+        return True
+
+    @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch."""
+        return self.sampler.weighs_by_batch
+
+    def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
+        """Check the version; have the sampler check its own fields."""
+        if name in self.sampler.fields:
+            self.sampler.check_field(name, spec)
+        if name == self.version:
+            versions.check_field(name, spec)
+
+    def init(self, ring: Ring) -> LimitedIndex:
+        """Return an index without starts."""
+        if self.max_age is not None and self.max_age >= ring.lane_length:
+            raise ValueError(
+                f"fbuf.init: Limited(max_age={self.max_age}) must be less than a lane has, "
+                f"{ring.lane_length} rows; leave it out: older rows are overwritten"
+            )
+        return LimitedIndex(
+            live=StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)),
+            uses=None if self.max_uses is None else jnp.zeros(ring.capacity, jnp.int32),
+            versions=None if self.version is None else versions.empty(ring),
+            others=self.sampler.init(ring),
+        )
+
+    def add(
+        self, index: LimitedIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
+    ) -> tuple[LimitedIndex, jax.Array]:
+        """Index the new rows, and retire those that are too old by now."""
+        live, change = start_index.add(index.live, ring, span, self._window)
+        if self._window.every_row:  # retired rows count as removed, also where they are overwritten
+            span = dataclasses.replace(span, evicted=change.evicted)
+        uses, of_rows = index.uses, index.versions
+        if uses is not None:
+            uses = write_rows(uses, span.slots, jnp.zeros_like(span.slots))
+        if of_rows is not None and self.version is not None:
+            of_rows = versions.write(of_rows, span.slots, span.fields[self.version])
+        index = dataclasses.replace(index, live=live, uses=uses, versions=of_rows)
+        seen = self._seen(index, ring)
+        others, faults = self.sampler.add(index.others, seen, span, priority, alpha)
+        index = dataclasses.replace(index, others=others)
+        if self.max_age is not None:
+            written = ring.clamp(span.slots)
+            old = ring.later(written, -self.max_age)
+            is_old = (span.slots < ring.capacity) & (ring.older(written) >= self.max_age)
+            index = self._retired(index, ring, jnp.where(is_old, old, ring.capacity))
+        if index.versions is not None:  # a row may come from a policy that is too old already
+            is_stale = change.is_start & ~versions.may_be_drawn(index.versions, change.slots)
+            index = self._retired(index, ring, jnp.where(is_stale, change.slots, ring.capacity))
+        return index, faults
+
+    def update_priority(
+        self, index: LimitedIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+    ) -> tuple[LimitedIndex, jax.Array]:
+        """Store the priorities for the sampler; a retired row has none any more."""
+        if self._window.every_row:
+            is_live = bit_tree.read(index.live.bits, ring.clamp(slots))
+            slots = jnp.where(is_live, slots, ring.capacity)
+        seen = self._seen(index, ring)
+        others, faults = self.sampler.update_priority(index.others, seen, slots, priority, alpha)
+        return dataclasses.replace(index, others=others), faults
+
+    def written(
+        self, index: LimitedIndex, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
+    ) -> LimitedIndex:
+        """Note other versions, and have the sampler look at its own fields."""
+        if index.versions is not None and self.version in fields:
+            of_rows = versions.write(index.versions, slots, fields[self.version])
+            index = dataclasses.replace(index, versions=of_rows)
+            is_stale = ~versions.may_be_drawn(of_rows, ring.clamp(slots))
+            index = self._retired(index, ring, jnp.where(is_stale, slots, ring.capacity))
+        own = {name: fields[name] for name in self.sampler.fields if name in fields}
+        if not own:
+            return index
+        others = self.sampler.written(index.others, self._seen(index, ring), slots, own)
+        return dataclasses.replace(index, others=others)
+
+    def take_over(
+        self,
+        index: LimitedIndex,
+        ring: Ring,
+        slots: jax.Array,
+        other: Sampler,
+        old: Any,
+        old_slots: jax.Array,
+    ) -> tuple[LimitedIndex, jax.Array]:
+        """Take over uses and versions; a row that was used up there is retired."""
+        if not isinstance(other, Limited):
+            return index, jnp.zeros(slots.shape, jnp.uint32)
+        others, faults = self.sampler.take_over(
+            index.others, self._seen(index, ring), slots, other.sampler, old.others, old_slots
+        )
+        index = dataclasses.replace(index, others=others)
+        if index.versions is not None and old.versions is not None:
+            raised = versions.raised(index.versions, old.versions.lowest)
+            index = dataclasses.replace(index, versions=raised)
+        if index.uses is None or old.uses is None:
+            return index, faults
+        uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))
+        index = dataclasses.replace(index, uses=uses)
+        window = self._window  # a start is live once the last row of its window has come
+        for earlier in {window.length - 1} | (set() if window.strict else {0}):
+            found = ring.later(ring.clamp(slots), -earlier)
+            gone = (slots < ring.capacity) & self._used_up(uses, found)
+            index = self._retired(index, ring, jnp.where(gone, found, ring.capacity))
+        return index, faults
+
+    def remove(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
+        """Take out the starts of all windows with these rows."""
+        live, _ = start_index.remove(index.live, ring, slots, self._window)
+        index = dataclasses.replace(index, live=live)
+        others = self.sampler.remove(index.others, self._seen(index, ring), slots)
+        return dataclasses.replace(index, others=others)
+
+    def can_sample(self, index: LimitedIndex, ring: Ring) -> jax.Array:
+        """Return whether the sampler has a row left."""
+        return self.sampler.can_sample(index.others, self._seen(index, ring))
+
+    def draw(
+        self,
+        index: LimitedIndex,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: Scalar,
+        step: Step | None,
+    ) -> Draw:
+        """Draw candidates, and take the first ones that are allowed."""
+        refuses = index.uses is not None or index.versions is not None
+        candidates = 2 * batch_size if refuses else batch_size
+        seen = self._seen(index, ring)
+        drawn = self.sampler.draw(index.others, seen, key, candidates, beta, None)
+        allowed = drawn.mask & self._allowed(index, drawn.slots)
+        if index.uses is not None and self.max_uses is not None:
+            counted = read_rows(index.uses, drawn.slots) + earlier_of_each(drawn.slots)
+            allowed &= counted < self.max_uses
+        return _first(drawn, allowed, batch_size, self.weighs_by_batch)
+
+    def note(self, index: LimitedIndex, ring: Ring, draw: Draw) -> LimitedIndex:
+        """Count the draws, and retire the rows that are used up."""
+        if self.sampler.notes_draws:
+            others = self.sampler.note(index.others, self._seen(index, ring), draw)
+            index = dataclasses.replace(index, others=others)
+        if index.uses is None:
+            return index
+        uses = index.uses.at[draw.slots].add(draw.mask.astype(jnp.int32), mode="promise_in_bounds")
+        index = dataclasses.replace(index, uses=uses)
+        gone = draw.mask & self._used_up(uses, draw.slots)
+        gone &= last_of_each(jnp.where(gone, draw.slots, ring.capacity))
+        return self._retired(index, ring, jnp.where(gone, draw.slots, ring.capacity))
+
+    def expired(self, index: LimitedIndex, ring: Ring, lowest: jax.Array) -> LimitedIndex:
+        """Retire the rows of versions below `lowest`, an int32 scalar, for ever."""
+        assert index.versions is not None
+        index = dataclasses.replace(index, versions=versions.raised(index.versions, lowest))
+
+        def stale(index: LimitedIndex) -> jax.Array:
+            assert index.versions is not None
+            return versions.oldest_stale(index.versions, index.live, ring)
+
+        def turn(carry: tuple[LimitedIndex, jax.Array]) -> tuple[LimitedIndex, jax.Array]:
+            index = self._retired(carry[0], ring, carry[1])
+            return index, stale(index)
+
+        any_stale = lambda carry: (carry[1] < ring.capacity).any()
+        return lax.while_loop(any_stale, turn, (index, stale(index)))[0]
+
+    def probability(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return the probability of each row in the first draw of a batch; 0 for retired ones."""
+        likely = self.sampler.probability(index.others, self._seen(index, ring), slots)
+        return jnp.where(self._allowed(index, slots), likely, 0)
+
+    def stats(self, index: LimitedIndex, ring: Ring) -> dict[str, jax.Array]:
+        """Count the starts that are left, beside the figures of the sampler."""
+        assert index.live.total is not None
+        return {"live": index.live.total} | self.sampler.stats(
+            index.others, self._seen(index, ring)
+        )
+
+    def _seen(self, index: LimitedIndex, ring: Ring) -> Ring:
+        """Return the ring as the sampler sees it: retired rows count as removed."""
+        if not self._window.every_row:
+            return ring
+        assert index.live.total is not None
+        return dataclasses.replace(ring, removed=ring.count() - index.live.total)
+
+    def _allowed(self, index: LimitedIndex, slots: jax.Array) -> jax.Array:
+        """Return whether rows may be drawn: bool `[B]`."""
+        live = bit_tree.read(index.live.bits, slots)
+        if index.versions is None:
+            return live
+        return live & versions.may_be_drawn(index.versions, slots)
+
+    def _used_up(self, uses: jax.Array, slots: jax.Array) -> jax.Array:
+        return read_rows(uses, slots) >= jnp.int32(self.max_uses)
+
+    def _retired(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
+        """Retire starts: int32 `[B]` slots, `capacity` for none; none twice, but some are none."""
+        gone = (slots < ring.capacity) & bit_tree.read(index.live.bits, ring.clamp(slots))
+        slots = tie(jnp.where(gone, slots, ring.capacity), gone)
+        live = start_index.retire(index.live, ring, slots)
+        index = dataclasses.replace(index, live=live)
+        others = self.sampler.retire(index.others, self._seen(index, ring), slots)
+        return dataclasses.replace(index, others=others)
+
+
+def _first(drawn: Draw, allowed: jax.Array, count: int, by_batch: bool) -> Draw:
+    """Return the first `count` draws that are allowed, masked behind them."""
+    place = jnp.cumsum(allowed, dtype=jnp.int32) - 1
+    place = jnp.where(allowed & (place < count), place, count)
+    put = lambda values: (
+        jnp.zeros((count, *values.shape[1:]), values.dtype).at[place].set(values, mode="drop")
+    )
+    mask = jnp.arange(count, dtype=jnp.int32) <= jnp.max(jnp.where(place < count, place, -1))
+    slots, log_weight = put(drawn.slots), put(drawn.log_weight)
+    weight = put(drawn.weight)
+    if by_batch:
+        weight = renormalised(log_weight, mask)
+    return Draw(slots, put(drawn.probability), jnp.where(mask, weight, 0), log_weight, mask)

@@ -1,0 +1,77 @@
+"""The versions of the policies that made the rows, and the lowest one that may be drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.samplers import start_index
+from fbuf.samplers.start_index import StartIndex
+from fbuf.storage.ring import Ring
+from fbuf.trees import bit_tree
+from fbuf.xla.rows import read_rows, write_rows
+
+CHUNK = 1024
+"""The rows that `oldest_stale` looks at."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """The versions of rows.
+
+    Attributes:
+        rows: int32 `[N]`; the version of each row.
+        lowest: int32 scalar; the lowest version that may be drawn.
+    """
+
+    rows: jax.Array
+    lowest: jax.Array
+
+
+def empty(ring: Ring) -> Versions:
+    """Return versions of no rows, of which any may be drawn."""
+    lowest = jnp.int32(np.iinfo(np.int32).min)
+    return Versions(jnp.zeros(ring.capacity, jnp.int32), lowest)
+
+
+def write(versions: Versions, slots: jax.Array, new: jax.Array) -> Versions:
+    """Store the versions of rows, `[B]` integers; a slot of `capacity` is left out."""
+    if new.dtype == jnp.uint32:
+        new = jnp.minimum(new, jnp.uint32(2**31 - 1))
+    return dataclasses.replace(versions, rows=write_rows(versions.rows, slots, new.astype("int32")))
+
+
+def raised(versions: Versions, lowest: jax.Array) -> Versions:
+    """Return the versions with another lowest one, unless it is lower than before."""
+    return dataclasses.replace(versions, lowest=jnp.maximum(versions.lowest, lowest))
+
+
+def may_be_drawn(versions: Versions, slots: jax.Array) -> jax.Array:
+    """Return whether the versions of slots in range are high enough: bool `[B]`."""
+    return read_rows(versions.rows, slots) >= versions.lowest
+
+
+def oldest_stale(versions: Versions, live: StartIndex, ring: Ring) -> jax.Array:
+    """Find the stale rows among the oldest live ones: int32 slots, `capacity` for all others."""
+    total = start_index.total(live, ring)
+    step = jnp.arange(min(CHUNK, ring.capacity), dtype=jnp.int32)
+    there = step < total
+    before = bit_tree.rank(live.bits, ring.head[:1] * ring.heads)
+    ranks = start_index.around(before, jnp.where(there, step, 0), total)
+    slots = bit_tree.select(live.bits, ranks)
+    is_stale = there & ~may_be_drawn(versions, slots)
+    return jnp.where(is_stale, slots, ring.capacity)
+
+
+def check_field(name: str, spec: jax.ShapeDtypeStruct) -> None:
+    """Refuse a field that is no version."""
+    kind = np.dtype(spec.dtype)
+    if spec.shape or kind.kind not in "iu" or kind.itemsize > 4:
+        raise TypeError(
+            f"fbuf.init: Limited(version={name!r}) must name one integer of at most 32 bits, and "
+            f"the field is {spec.dtype}{list(spec.shape)}; store the version as jnp.int32"
+        )
