@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal
+from typing import Any, Generic, Literal
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ class Hindsight(View[HindsightStep[Any]]):
     next_of: str | None = None
     fields: Fields = None
 
-    is_random: ClassVar[bool] = True
+    is_random = True
 
     def __post_init__(self) -> None:
         _check_reward_fn(self.reward_fn)

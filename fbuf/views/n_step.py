@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
+from fbuf.samplers import random_bits
 from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.ring import TERMINATED
@@ -30,7 +31,7 @@ class NStepTransition(Generic[Item, ArrayT]):
         next_observation: The observation after the last of the k steps; leaves `[B, ...]`.
         discount: float32 `[B]`: `gamma**k`, or 0 if the last of the k steps terminated the episode.
         steps: int32 `[B]`: k, the number of steps. It is n, or less at the end of an episode and at
-            the newest row.
+            the newest row. A random n was drawn for each row by itself.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -58,8 +59,13 @@ class NStep(View[NStepTransition[Any]]):
     all n steps, use a sampler with `window=n`. `Sample.terminated` and `.truncated` are those of
     the last row in the sum.
 
+    With `n=(fewest, most)` each draw has an n of its own: all numbers from `fewest` to `most` are
+    equally likely, and independent of the row. So a row that is drawn again may get another n. Take
+    a sampler with `window=most` for rows that have all steps. The view is then random: `fbuf.read`
+    needs a key, and `fbuf.rollout`, `fbuf.rows` and `fbuf.pop` refuse it.
+
     Attributes:
-        n: The number of steps, at least 1.
+        n: The number of steps, at least 1. Or a pair of ints, the fewest and the most steps.
         gamma: The discount of a step, from 0 to 1.
         reward: The name of the reward among the item's fields (`"a.b"` for a field in a field). It
             must be one real number.
@@ -69,12 +75,12 @@ class NStep(View[NStepTransition[Any]]):
         next_of: As for `fbuf.Transition`.
         fields: As for `fbuf.Item`: the fields of the row to gather.
 
-    Cost: O(B n) reads.
+    Cost: O(B n) reads, of the largest n.
 
     Raises:
-        ValueError: If `n` or `gamma` is out of range. When traced, if `n` is longer than a lane, if
+        ValueError: If `n` or `gamma` is out of range, or if `n` is no pair. When traced, if `n` is longer than a lane, if
             the items have no such fields, or if the reward is not one real number.
-        TypeError: If `n` is not an int, or if `gamma` is not a number. If `next_of` is not a str,
+        TypeError: If `n` has anything but ints, or if `gamma` is not a number. If `next_of` is not a str,
             or if `fields` is not a tuple of names.
 
     Examples:
@@ -87,13 +93,16 @@ class NStep(View[NStepTransition[Any]]):
         >>> made = batch.data
         >>> float(made.reward[0]), float(made.next_observation[0]), float(made.discount[0])
         (1.5, 2.0, 0.25)
+        >>> some = fbuf.sample(state, jax.random.key(0), 99, view=fbuf.NStep(n=(1, 3), gamma=0.5))
+        >>> sorted(set(zip(some.data.steps.tolist(), some.data.discount.tolist())))
+        [(1, 0.5), (2, 0.25), (3, 0.0)]
 
     References:
         Sutton, Learning to Predict by the Methods of Temporal Differences, Machine Learning 3,
         1988.
     """
 
-    n: int
+    n: int | tuple[int, int]
     _: dataclasses.KW_ONLY
     gamma: float
     reward: str = "reward"
@@ -102,19 +111,30 @@ class NStep(View[NStepTransition[Any]]):
     fields: Fields = None
 
     def __post_init__(self) -> None:
-        check.integer("NStep", "n", self.n, check.LONGEST)
+        _check_steps(self.n)
         check.number("NStep", "gamma", self.gamma, 1)
         check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
+    @property
+    def is_random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether n is drawn for each row."""
+        return isinstance(self.n, tuple)
+
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Request the rewards, and the observation after the last step."""
-        reader.check_lane("n is", self.n)
-        steps = following(reader, slots, self.n)
+        most = self.n[1] if isinstance(self.n, tuple) else self.n
+        reader.check_lane("n is", most)
+        steps = following(reader, slots, most)
         wanted: dict[str, Wanted] = {
             "rewards": reader.leaves(steps.slots, [reader.number(self.reward, "reward")])
         }
-        count = jnp.maximum(jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32), 1)
+        same_episode = steps.same_episode
+        if isinstance(self.n, tuple):
+            assert key is not None
+            number = jnp.arange(most, dtype=jnp.int32)[None]
+            same_episode &= number < _drawn(reader, key, self.n, slots.shape[0])[:, None]
+        count = jnp.maximum(jnp.sum(same_episode, axis=1, dtype=jnp.int32), 1)
         last = count[:, None] - 1
         last_slot = jnp.take_along_axis(steps.slots, last, axis=1)[:, 0]
         flags = jnp.take_along_axis(steps.flags, last, axis=1)[:, 0]
@@ -124,7 +144,7 @@ class NStep(View[NStepTransition[Any]]):
         else:
             wanted["next"], known = reader.next_observation(last_slot, flags, self.next_of)
         wanted["rows"] = reader.rows(slots, self.fields)
-        return Request(wanted, (steps.same_episode, count, flags, known))
+        return Request(wanted, (same_episode, count, flags, known))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Sum up the rewards."""
@@ -143,3 +163,24 @@ class NStep(View[NStepTransition[Any]]):
             steps=count,
         )
         return Reading(data, flags, known)
+
+
+def _drawn(reader: Reader, key: jax.Array, n: tuple[int, int], batch_size: int) -> jax.Array:
+    """Draw n for each row: int32 `[B]`, from the fewest to the most, all equally likely."""
+    fewest, most = n
+    return fewest + random_bits.below(reader.bits(key, 2, batch_size), jnp.int32(most - fewest + 1))
+
+
+def _check_steps(n: Any) -> None:
+    """Refuse what is neither a number of steps nor the fewest and the most of them."""
+    if not isinstance(n, tuple):
+        check.integer("NStep", "n", n, check.LONGEST)
+        return
+    pair: tuple[Any, ...] = n
+    if len(pair) != 2:
+        raise ValueError(
+            f"fbuf.NStep: n must be an int, or a pair of the fewest and the most steps, such as "
+            f"(1, 5), got {pair!r}"
+        )
+    fewest = check.integer("NStep", "n[0]", pair[0], check.LONGEST)
+    check.integer("NStep", "n[1]", pair[1], check.LONGEST, smallest=fewest)

@@ -61,12 +61,13 @@ class View(CurrentNames, abc.ABC, Generic[Data]):
     """Turn drawn rows into `data` of a batch, of the type `Data`.
 
     Attributes:
-        is_random: Whether the view is random, and so needs a key.
+        is_random: Whether the view is random, and so needs a key. It may follow from the view's
+            arguments.
         time_major: Whether `data` is `[T, B, ...]`. The view returns flags as `[B, T]` all the
             same.
     """
 
-    is_random: ClassVar[bool] = False
+    is_random: bool = False
     time_major: bool = False
 
     old_names: ClassVar[Mapping[str, OldName]] = {
