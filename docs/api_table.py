@@ -21,7 +21,9 @@ THEMES: dict[str, tuple[str, ...]] = {
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
         *("group_ids", "group_sizes", "uses"),
     ),
-    "Rows that are used once": ("pop", "unread", "space", "rollout", "Pace", "PaceCounter"),
+    "Rows that are used once": (
+        *("pop", "unread", "space", "rollout", "Rollout", "Pace", "PaceCounter"),
+    ),
     "Asking": (
         *("size", "can_sample", "stats", "raise_on_fault", "Fault", "check_finite"),
         "NotFiniteError",
@@ -46,6 +48,11 @@ THEMES: dict[str, tuple[str, ...]] = {
     ),
 }
 """Names of `fbuf` by what they are for."""
+
+TARGETS = {
+    "fbuf.targets": (*("lambda_returns", "gae", "vtrace", "retrace", "Targets", "Advantages"),),
+}
+"""The targets of the steps of a sequence or a rollout."""
 
 MESH = {
     "fbuf.sharded": (
@@ -114,6 +121,7 @@ FLASHBAX = {
 """The functions that make a buffer; the modules have flashbax's names."""
 
 OTHERS = {
+    "Targets": TARGETS,
     "Over a mesh": MESH,
     "PyTorch": PYTORCH,
     "Collecting": COLLECTING,
@@ -155,7 +163,8 @@ def _is_pytree(kind: Any) -> bool:
 RESULTS = frozenset(
     (
         *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
-        *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter"),
+        *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter", "Rollout"),
+        *("Targets", "Advantages"),
         *("ShardedState", "ShardedSample", "ShardedIds", "Count", "ReplayBufferState"),
     )
 )

@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 from fbuf import sharded as sharded
+from fbuf import targets as targets
 from fbuf._exported import register as _register_with_export
 from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
@@ -66,6 +67,7 @@ from fbuf.samplers import Prioritized as Prioritized
 from fbuf.samplers import Shuffled as Shuffled
 from fbuf.samplers import Uniform as Uniform
 from fbuf.state import Batch as Batch
+from fbuf.state import Rollout as Rollout
 from fbuf.state import Sample as Sample
 from fbuf.state import State as State
 from fbuf.storage.faults import Fault as Fault
@@ -109,6 +111,7 @@ __all__ = [
     "Prioritized",
     "ReturnToGo",
     "ReturnToGoStep",
+    "Rollout",
     "Sample",
     "Sequence",
     "SequenceSteps",
@@ -162,7 +165,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "host", "sharded"]
+    return [*__all__, "host", "sharded", "targets"]
 
 
 def __getattr__(name: str) -> Any:

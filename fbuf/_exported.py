@@ -26,7 +26,7 @@ from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import UniformIndex
 from fbuf.samplers.versions import Versions
-from fbuf.state import Batch, Sample, State
+from fbuf.state import Batch, Rollout, Sample, State
 from fbuf.storage import layout as layouts
 from fbuf.storage.episodes import Open
 from fbuf.storage.ids import Ids
@@ -34,6 +34,7 @@ from fbuf.storage.layout import Layout
 from fbuf.storage.next_obs import NextObs
 from fbuf.storage.ring import Ring
 from fbuf.storage.store import Storage
+from fbuf.targets.results import Advantages, Targets
 from fbuf.trees.bit_tree import BitTree
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.views.hindsight import HindsightStep
@@ -44,11 +45,12 @@ from fbuf.views.transition import TransitionStep
 from fbuf.views.window import WindowStep
 
 _CLASSES = (
-    *(State, Batch, Sample, MixedSample, Ids, PaceCounter),
+    *(State, Batch, Rollout, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
     *(LimitedIndex, Versions, StartIndex, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
+    *(Targets, Advantages),
 )
 
 

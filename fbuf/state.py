@@ -102,7 +102,7 @@ def _described(state: State[Any]) -> list[str]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch(Generic[Item, ArrayT]):
-    """Rows that were read by `fbuf.read` or `fbuf.rows`. `B` is the number of rows.
+    """Rows that were read by `fbuf.read` or `fbuf.rows`, in any order. `B` is the number of rows.
 
     Attributes:
         data: The result of the view. With `fbuf.Item()` it is the item's own tree, leaves
@@ -126,6 +126,34 @@ class Batch(Generic[Item, ArrayT]):
     mask: ArrayT
     terminated: ArrayT
     truncated: ArrayT
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rollout(Batch[Item, ArrayT]):
+    """Rows in the order of time, as read by `fbuf.rollout` and `fbuf.pop`: a `fbuf.Batch`.
+
+    Along their last axis rows follow one another in their lane. So `fbuf.targets` takes them.
+
+    Attributes:
+        data: As in `fbuf.Batch`, leaves `[T, ...]`, or `[num_envs, T, ...]`.
+        ids: As in `fbuf.Batch`.
+        mask: As in `fbuf.Batch`.
+        terminated: As in `fbuf.Batch`.
+        truncated: As in `fbuf.Batch`.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.add(fbuf.init(jnp.zeros(()), capacity=4), jnp.arange(3.0))
+        >>> batch = fbuf.rollout(state)
+        >>> type(batch).__name__, batch.data
+        ('Rollout', Array([0., 1., 2., 0.], dtype=float32))
+    """
+
+    @classmethod
+    def of(cls, batch: Batch[Item, ArrayT]) -> Rollout[Item, ArrayT]:
+        """Return the rows of a batch, which are known to follow one another."""
+        return cls(batch.data, batch.ids, batch.mask, batch.terminated, batch.truncated)
 
 
 @jax.tree_util.register_dataclass

@@ -154,6 +154,7 @@ VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
     (fbuf.Hindsight(reached), GOALS),
     (fbuf.ReturnToGo(0.99), WITH_NEXT),
     (fbuf.Window({"observation": (-3, 0), "action": range(16)}), ITEM),
+    (fbuf.NStep((1, 5), gamma=0.9), WITH_NEXT),
 )
 """The views that are sampled with, each with the item it is for."""
 UNDER_VIEWS: tuple[Any, ...] = (fbuf.Uniform(), fbuf.Prioritized())

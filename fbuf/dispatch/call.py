@@ -119,6 +119,7 @@ def operation(
     host_check: HostCheck | None = None,
     state_type: StateType | None = _ONE_BUFFER,
     several: bool = False,
+    prefix: str = "",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make an operation of a function whose first argument is a state.
 
@@ -132,9 +133,10 @@ def operation(
             value any more.
         state_type: The type of the state, by default `fbuf.State`. None: there is no state.
         several: The first argument is a tuple of states.
+        prefix: The beginning of the operation's name in messages, if there is no state.
     """
     return lambda plain: _Dispatcher(
-        plain, static, checks or {}, typed, host_check, state_type, several
+        plain, static, checks or {}, typed, host_check, state_type, several, prefix
     ).function()
 
 
@@ -178,6 +180,7 @@ class _Dispatcher:
         host_check: HostCheck | None,
         state_type: StateType | None,
         several: bool,
+        prefix: str,
     ) -> None:
         self.options = {
             "static": static,
@@ -188,7 +191,7 @@ class _Dispatcher:
         self._plain, self._static, self._several = plain, static, several
         self._host_check, self._takes_state = host_check, state_type is not None
         self._type = state_type or _ONE_BUFFER
-        self.name = self._type.prefix + plain.__name__.lstrip("_")
+        self.name = (prefix or self._type.prefix) + plain.__name__.lstrip("_")
         self._signature = inspect.signature(plain)
         parameters = self._signature.parameters
         self._names = tuple(parameters)

@@ -352,14 +352,15 @@ class HostStore(Generic[Item]):
         with self.lock:
             return self.read(self.newest_ids(self.contents.index.ring.lane_length), view=view)
 
-    def rollout(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Batch[Data]:
+    def rollout(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Rollout[Data]:
         """Read all rows, the oldest first, as `fbuf.rollout` does; on the device they must fit."""
         with self.lock:
-            return self.read(programs.in_order(self.contents.index), view=view)
+            batch = self.read(programs.in_order(self.contents.index), view=view)
+            return fbuf.Rollout.of(batch)
 
     def pop(
         self, count: int, *, keep: int = 0, mask: Any = None, view: View[Data] = fbuf.Item()
-    ) -> fbuf.Batch[Data]:
+    ) -> fbuf.Rollout[Data]:
         """Read the oldest unread rows, which then count as read, as `fbuf.pop` does."""
         with self.lock:
             given = _given(mask=mask) | {"count": count, "keep": keep, "view": view}
@@ -369,7 +370,7 @@ class HostStore(Generic[Item]):
             batch = self.read(programs.next_ids(self.contents.index, mask, **given), view=view)
             with self.contents.changing():
                 self.contents.index = programs.pop(self.contents.index, mask, **given)
-            return batch
+            return fbuf.Rollout.of(batch)
 
     def newest_ids(self, count: int) -> fbuf.Ids:
         """The ids of the newest rows, as `fbuf.newest_ids`."""

@@ -16,7 +16,7 @@ from fbuf.ops.after import after
 from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
 from fbuf.ops.unread import queue
-from fbuf.state import Batch, State
+from fbuf.state import Rollout, State
 from fbuf.storage.ids import Ids
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
@@ -37,7 +37,7 @@ def pop(
     mask: chex.Array | bool | None = None,
     view: View[Data] = Item(),
     donate: bool = True,
-) -> tuple[State[Any], Batch[Data]]:
+) -> tuple[State[Any], Rollout[Data]]:
     """Read the oldest unread rows of each environment; these rows then count as read.
 
     With `keep=0` no row is handed out twice, and none is left out. The buffer must be made with
@@ -81,7 +81,7 @@ def pop(
         (Array([0, 1, 2], dtype=int32), Array([2, 3, 4], dtype=int32))
     """
     state, ids = popped(state, count, keep, mask, view)
-    batch = named_rows("pop", state, ids, view, None)
+    batch = Rollout.of(named_rows("pop", state, ids, view, None))
     return after(state, batch), batch
 
 

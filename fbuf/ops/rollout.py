@@ -7,7 +7,7 @@ from typing import Any
 from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
-from fbuf.state import Batch, State
+from fbuf.state import Rollout, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.ring import Ring
 from fbuf.views.item import Item
@@ -15,12 +15,12 @@ from fbuf.views.protocol import Data, View
 
 
 @operation(static=("view",), checks={"view": is_view})
-def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
+def rollout(state: State[Any], *, view: View[Data] = Item()) -> Rollout[Data]:
     """Read all rows of each environment from the oldest on: for advantages and returns.
 
-    Unlike `fbuf.rows` the first row is the oldest one, however many there are. Write what you
-    compute back with `fbuf.write(state, batch.ids, fields)`, draw epochs with `fbuf.Shuffled`, and
-    `fbuf.clear` the buffer for the next rollout.
+    Those are in `fbuf.targets`. Unlike `fbuf.rows` the first row is the oldest one, however many
+    there are. Write what you compute back with `fbuf.write(state, batch.ids, fields)`, draw epochs
+    with `fbuf.Shuffled`, and `fbuf.clear` the buffer for the next rollout.
 
     Args:
         state: The buffer; never consumed.
@@ -61,7 +61,7 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
             f"fbuf.rollout: {type(view).__name__} is random, and fbuf.rollout takes no key; use "
             "fbuf.read(state, batch.ids, view=view, key=key)"
         )
-    return named_rows("rollout", state, ids_in_order(state.ring), view, None)
+    return Rollout.of(named_rows("rollout", state, ids_in_order(state.ring), view, None))
 
 
 def ids_in_order(ring: Ring) -> Ids:

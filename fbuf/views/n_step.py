@@ -78,10 +78,11 @@ class NStep(View[NStepTransition[Any]]):
     Cost: O(B n) reads, of the largest n.
 
     Raises:
-        ValueError: If `n` or `gamma` is out of range, or if `n` is no pair. When traced, if `n` is longer than a lane, if
-            the items have no such fields, or if the reward is not one real number.
-        TypeError: If `n` has anything but ints, or if `gamma` is not a number. If `next_of` is not a str,
-            or if `fields` is not a tuple of names.
+        ValueError: If `n` or `gamma` is out of range, or if `n` is no pair. When traced, if `n` is
+            longer than a lane, if the items have no such fields, or if the reward is not one real
+            number.
+        TypeError: If `n` has anything but ints, or if `gamma` is not a number. If `next_of` is not
+            a str, or if `fields` is not a tuple of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

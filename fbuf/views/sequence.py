@@ -33,6 +33,7 @@ class SequenceSteps(Generic[Item, ArrayT]):
             `boundary="cross"` also the first step behind an end, whether or not its episode began
             there.
         state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
+        time_major: Whether time is the first axis; static.
 
     With `time_major=True` all but `state` are `[T, B, ...]`.
 
@@ -50,6 +51,7 @@ class SequenceSteps(Generic[Item, ArrayT]):
     loss_mask: ArrayT
     is_first: ArrayT
     state: Any
+    time_major: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Sequence(View[SequenceSteps[Any]]):
     The burn-in begins at the drawn row. So the first `burn_in` steps of an episode are not learned
     from, as in R2D2, unless a sequence crosses into it from the episode before. Near the newest
     row, with `"pad"` and `"cross"`, `loss_mask` can be False throughout. Leave the priority of such
-    a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`. A target can
-    bootstrap from the next step if that step is valid and this one was not truncated.
+    a row as it is, with `mask=loss_mask.any(axis=1)` for `fbuf.update_priority`.
+    `fbuf.targets` has targets of such steps, and says which are known.
 
     Cost: O(B T) reads.
 
@@ -143,7 +145,7 @@ class Sequence(View[SequenceSteps[Any]]):
         """Blank the steps that are not valid."""
         valid, loss_mask, is_first, flags = seen
         item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
-        data = SequenceSteps(item, valid, loss_mask, is_first, None)
+        data = SequenceSteps(item, valid, loss_mask, is_first, None, self.time_major)
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:

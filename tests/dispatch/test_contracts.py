@@ -77,6 +77,7 @@ SWEPT = [
     (next_observations(fbuf.Transition("obs")), UNIFORM, SHARED),
     (windows(SEQUENCE, then_remove=True), WINDOW),
     (windows(fbuf.NStep(3, gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
+    (windows(fbuf.NStep((1, 3), gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.Window({"obs": (-2, 0, 3)}), then_remove=True), UNIFORM),
     (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),

@@ -128,6 +128,7 @@ VIEWS = [
     fbuf.Item(fields=("reward", "image")),
     fbuf.Transition(fields=("small",)),
     fbuf.NStep(3, gamma=0.9),
+    fbuf.NStep((1, 4), gamma=0.9),
     fbuf.Sequence(2, burn_in=1, boundary="pad", state="goal"),
     fbuf.Sequence(3, boundary="cross", time_major=True),
     fbuf.FrameStack(3, field="image"),

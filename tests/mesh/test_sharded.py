@@ -22,11 +22,11 @@ FEW = {"prioritized": ("item",)}
 
 WHOLE = {
     "prioritized": ("item", "hindsight"),
-    "uniform": ("item", "fields", "transition", "offsets"),
+    "uniform": ("item", "fields", "transition", "offsets", "n_steps"),
     "window": ("sequence", "return"),
     "stride": ("item", "time_major"),
     "episode": ("time_major", "episode"),
-    "priority_window": ("n_step", "frames", "offsets", "hindsight"),
+    "priority_window": ("n_steps", "frames", "offsets", "hindsight"),
     "stratified": ("item", "transition"),
     "largest_ever": ("item", "hindsight"),
     "shuffled": ("transition", "hindsight"),

@@ -26,6 +26,7 @@ LAYERS = (
     "checkpoint",
     "ops",
     "mesh",
+    "targets",
     "_exported",
     "sharded",
     "__init__",

@@ -42,8 +42,13 @@ def test_every_name_over_a_mesh_is_documented(name):
         assert set(own) - set(plain) <= {"mesh", "axis", "shards"}
 
 
-def test_dir_shows_the_public_names_and_the_two_packages():
-    assert dir(fbuf) == sorted([*fbuf.__all__, "host", "sharded"])
+@pytest.mark.parametrize("name", fbuf.targets.__all__)
+def test_every_name_of_targets_is_documented_with_an_example(name):
+    assert "Examples:" in inspect.getdoc(getattr(fbuf.targets, name))
+
+
+def test_dir_shows_the_public_names_and_the_packages():
+    assert dir(fbuf) == sorted([*fbuf.__all__, "host", "sharded", "targets"])
     assert all(hasattr(fbuf, name) for name in dir(fbuf))
 
 
@@ -51,7 +56,8 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("adapters/fbuf_adapters
 
 
 @pytest.mark.parametrize(
-    "name", ["fbuf.sharded", "fbuf.host", *(f"fbuf_adapters.{name}" for name in PACKAGES)]
+    "name",
+    ["fbuf.sharded", "fbuf.targets", "fbuf.host", *(f"fbuf_adapters.{name}" for name in PACKAGES)],
 )
 def test_dir_of_a_package_shows_its_public_names(name):
     module = pytest.importorskip(name, exc_type=ImportError)
@@ -63,6 +69,7 @@ def test_the_api_page_names_everything_once():
     named = [name for names in api_table().THEMES.values() for name in names]
     assert sorted(named) == sorted(fbuf.__all__)
     assert sorted(api_table().MESH["fbuf.sharded"]) == sorted(fbuf.sharded.__all__)
+    assert sorted(api_table().TARGETS["fbuf.targets"]) == sorted(fbuf.targets.__all__)
 
 
 @pytest.mark.parametrize("theme", list(api_table().THEMES))

@@ -38,6 +38,7 @@ VIEWS = {
     "fields": fbuf.Item(fields=("obs", "done")),
     "transition": fbuf.Transition(),
     "n_step": fbuf.NStep(2, gamma=0.9),
+    "n_steps": fbuf.NStep((1, 4), gamma=0.9),
     "sequence": fbuf.Sequence(2, burn_in=1),
     "padded": fbuf.Sequence(3, boundary="pad"),
     "time_major": fbuf.Sequence(2, time_major=True),
@@ -49,7 +50,16 @@ VIEWS = {
 }
 
 OF_PROCESSES = {
-    "uniform": ("fields", "transition", "n_step", "padded", "frames", "return", "episode"),
+    "uniform": (
+        "fields",
+        "transition",
+        "n_step",
+        "n_steps",
+        "padded",
+        "frames",
+        "return",
+        "episode",
+    ),
     "window": ("sequence", "time_major"),
 }
 """By which views several processes draw; all others by two more."""

@@ -18,7 +18,7 @@ from fbuf_adapters.pytorch._containers import is_tensordict
 CLASSES = {
     kind.__name__: kind
     for kind in (
-        *(fbuf.Batch, fbuf.Sample, fbuf.Ids, fbuf.MixedSample),
+        *(fbuf.Batch, fbuf.Rollout, fbuf.Sample, fbuf.Ids, fbuf.MixedSample),
         *(fbuf.TransitionStep, fbuf.NStepTransition, fbuf.SequenceSteps),
         *(fbuf.HindsightStep, fbuf.ReturnToGoStep, fbuf.WindowStep),
     )

@@ -150,6 +150,7 @@ class Stacked(View):
         asked = self.view.request(reader, slots, key)
         last = slots
         if isinstance(self.view, fbuf.NStep):
+            assert isinstance(self.view.n, int)  # the `n_steps` of the buffer
             steps = following(reader, slots, self.view.n)
             count = jnp.maximum(jnp.sum(steps.same_episode, axis=1, dtype=jnp.int32), 1)
             last = jnp.take_along_axis(steps.slots, count[:, None] - 1, axis=1)[:, 0]

@@ -114,7 +114,8 @@ def nested(leaves: Leaves) -> dict[str, Any]:
 def plain(node: Any) -> Any:
     """Return the result of a view as dicts in dicts, without the fields that are None."""
     if dataclasses.is_dataclass(node):
-        node = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+        given = [f.name for f in dataclasses.fields(node) if not f.metadata.get("static")]
+        node = {name: getattr(node, name) for name in given}
     if isinstance(node, dict):
         parts = cast("dict[str, Any]", node).items()
         return {key: plain(value) for key, value in parts if value is not None}

@@ -1,0 +1,165 @@
+"""The steps of a batch: which follow one another, and what each leads to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.mesh.state import ShardedSample
+from fbuf.state import Rollout, Sample
+from fbuf.targets.backward import shifted
+from fbuf.views.n_step import NStepTransition
+from fbuf.views.sequence import SequenceSteps
+
+Steps = Rollout[Any] | Sample[Any] | ShardedSample[Any]
+"""A batch whose rows follow one another; drawn ones are of the view `fbuf.Sequence`."""
+
+
+class Path(NamedTuple):
+    """Steps and what follows them; float32 or bool, with time along the first axis.
+
+    Attributes:
+        reward: The reward of the step.
+        value: The value of the step's observation.
+        following: The value of what the step led to; 0 if it terminated the episode.
+        gamma: The discount.
+        lambda_: The share of later steps.
+        known: The step is there, and `following` is known.
+        linked: The next step goes on from this one, and its own target is known.
+        learn: The step is to learn from, if its target is known.
+    """
+
+    reward: jax.Array
+    value: jax.Array
+    following: jax.Array
+    gamma: jax.Array
+    lambda_: jax.Array
+    known: jax.Array
+    linked: jax.Array
+    learn: jax.Array
+
+
+class Layout:
+    """The layout of a batch's steps: their shape, and which axis is time."""
+
+    def __init__(self, function: str, batch: Any) -> None:
+        """Lay out the steps of a batch for a function of this name."""
+        self._function, self._batch = function, batch
+        self._time_first = isinstance(batch.data, SequenceSteps) and batch.data.time_major
+        self.shape: tuple[int, ...] = batch.terminated.shape
+        if len(self.shape) not in (1, 2):
+            raise ValueError(
+                f"fbuf.{function}: batch must have steps of one or two axes, got {self.shape}; use "
+                "jax.vmap over the others"
+            )
+
+    def path(self, reward: Any, value: Any, next_value: Any, gamma: Any, lambda_: Any) -> Path:
+        """Follow the steps."""
+        there, learn = map(self._by_time, self._masks())
+        terminated, truncated = map(self._by_time, (self._batch.terminated, self._batch.truncated))
+        own = self.numbers("value", value)
+        goes_on = there & shifted(there) & ~(terminated | truncated)
+        known, at_end = there & (terminated | goes_on), jnp.zeros_like(own)
+        if next_value is not None:
+            known, at_end = there, self.numbers("next_value", next_value)
+        return Path(
+            reward=self.numbers("reward", reward),
+            value=own,
+            following=jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end)),
+            gamma=self._one_or_many("gamma", gamma),
+            lambda_=self._one_or_many("lambda_", lambda_),
+            known=known,
+            linked=goes_on & shifted(known),
+            learn=learn & known,
+        )
+
+    def numbers(self, argument: str, value: Any) -> jax.Array:
+        """Return a number for each step as float32, without its gradient, time first."""
+        check.no_list(self._function, argument, value)
+        if jnp.shape(value) != self.shape:
+            raise ValueError(
+                f"fbuf.{self._function}: {argument} must be of shape {self.shape}, one number for "
+                f"each step of the batch, got {check.describe(value)}"
+                + self._hint(jnp.shape(value))
+            )
+        if not check.is_real(jnp.result_type(value)):
+            raise TypeError(
+                f"fbuf.{self._function}: {argument} must be real, got {check.describe(value)}"
+            )
+        number = jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))
+        return self._by_time(number)
+
+    def back(self, steps: jax.Array) -> jax.Array:
+        """Return steps in the layout of the batch."""
+        return self._by_time(steps)  # it swaps two axes
+
+    def _one_or_many(self, argument: str, value: Any) -> jax.Array:
+        """Return one number for all steps, or one for each."""
+        if jnp.shape(value):
+            return self.numbers(argument, value)
+        return jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))
+
+    def _masks(self) -> tuple[jax.Array, jax.Array]:
+        """Return which steps are there, and which to learn from."""
+        mask, data = self._batch.mask, self._batch.data
+        if not isinstance(data, SequenceSteps):
+            return mask, mask
+        drawn = mask if self._time_first else mask[..., None]
+        return data.valid & drawn, data.loss_mask & drawn
+
+    def _by_time(self, steps: jax.Array) -> jax.Array:
+        return steps if self._time_first or steps.ndim == 1 else steps.T
+
+    def _hint(self, shape: tuple[int, ...]) -> str:
+        """Return what to do about a shape."""
+        axis = 0 if self._time_first else len(self.shape) - 1
+        longer = (*self.shape[:axis], self.shape[axis] + 1, *self.shape[axis + 1 :])
+        if shape == longer:
+            return "; give the values of what the steps led to as next_value, one for each step"
+        if shape == (*self.shape, 1):
+            return "; take [..., 0]"
+        if shape == self.shape[::-1]:
+            return "; give it in the layout of the batch"
+        return ""
+
+
+def is_batch(function: str, argument: str, value: Any) -> Any:
+    """Return a batch whose rows follow one another; refuse any other value."""
+    if not isinstance(value, Rollout | Sample | ShardedSample):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be rows that follow one another, as fbuf.rollout "
+            f"and fbuf.pop return them, or a sample of fbuf.Sequence, got {type(value).__name__}"
+        )
+    data: Any = value.data
+    if isinstance(data, NStepTransition) or not (
+        isinstance(value, Rollout) or isinstance(data, SequenceSteps)
+    ):
+        raise TypeError(
+            f"fbuf.{function}: {argument} must be rows that follow one another, got "
+            f"{type(value).__name__} with {type(data).__name__} as data; draw with "
+            "view=fbuf.Sequence(...), or read with fbuf.rollout(state, view=fbuf.Transition())"
+        )
+    return value
+
+
+def fraction(function: str, argument: str, value: Any) -> Any:
+    """Return a number from 0 to 1, a traced one, or an array of them; arrays are not checked."""
+    if value is None:
+        raise TypeError(f"fbuf.{function}: {argument} must be a number, got None")
+    if isinstance(value, jax.Array) and value.ndim:
+        return value
+    return check.scalar(function, argument, value, 1)
+
+
+def bound(function: str, argument: str, value: Any) -> Any:
+    """Return a number of at least 0, or a traced one."""
+    if value is None:
+        raise TypeError(f"fbuf.{function}: {argument} must be a number, got None")
+    return check.scalar(function, argument, value)
+
+
+CHECKS = {"batch": is_batch, "gamma": fraction, "lambda_": fraction}
+"""Checks of the arguments that all functions have."""
