@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fbuf.checks import values as check
 from fbuf.mesh.state import ShardedSample
@@ -107,7 +108,7 @@ class Layout:
         mask, data = self._batch.mask, self._batch.data
         if not isinstance(data, SequenceSteps):
             return mask, mask
-        drawn = mask if self._time_first else mask[..., None]
+        drawn = jnp.expand_dims(mask, 0 if self._time_first else -1)
         return data.valid & drawn, data.loss_mask & drawn
 
     def _by_time(self, steps: jax.Array) -> jax.Array:
@@ -149,7 +150,7 @@ def fraction(function: str, argument: str, value: Any) -> Any:
     """Return a number from 0 to 1, a traced one, or an array of them; arrays are not checked."""
     if value is None:
         raise TypeError(f"fbuf.{function}: {argument} must be a number, got None")
-    if isinstance(value, jax.Array) and value.ndim:
+    if isinstance(value, jax.Array | np.ndarray) and value.ndim:
         return value
     return check.scalar(function, argument, value, 1)
 

@@ -174,11 +174,11 @@ def _drawn(reader: Reader, key: jax.Array, n: tuple[int, int], batch_size: int) 
 
 def _check_steps(n: Any) -> None:
     """Refuse what is neither a number of steps nor the fewest and the most of them."""
-    if not isinstance(n, tuple):
+    if not isinstance(n, tuple | list):
         check.integer("NStep", "n", n, check.LONGEST)
         return
-    pair: tuple[Any, ...] = n
-    if len(pair) != 2:
+    pair: Any = n
+    if isinstance(n, list) or len(pair) != 2:
         raise ValueError(
             f"fbuf.NStep: n must be an int, or a pair of the fewest and the most steps, such as "
             f"(1, 5), got {pair!r}"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 from support import inside, programs
 from support.pair import APART, FLAT, TOGETHER, Pair
 
@@ -88,19 +89,24 @@ def every(view, shape, autoreset, key=None, count=None):
             yield pair.oracle, slot, jax.tree.map(lambda x, at=at: x[at], reading)
 
 
-def check_n_step(view, shape, autoreset):
-    for oracle, slot, reading in every(view, shape, autoreset):
-        rows, data = oracle.ahead(slot, view.n), reading.data
+def check_n_step(view, shape, autoreset, key=None):
+    fewest, most = view.n if view.is_random else (view.n, view.n)
+    drawn = set()
+    for oracle, slot, reading in every(view, shape, autoreset, key):
+        rows, data = oracle.ahead(slot, most), reading.data
+        assert min(fewest, len(rows)) <= data.steps <= len(rows)
+        drawn.add(int(data.steps))
+        rows = rows[: int(data.steps)]
         rewards = [item_of(row.item)["reward"] for row in rows]
         expected = sum(GAMMA**k * float(r) for k, r in enumerate(rewards))
         np.testing.assert_allclose(data.reward, expected, rtol=1e-5, atol=1e-5)
-        assert data.steps == len(rows)
         assert data.discount == (0 if rows[-1].terminated else np.float32(GAMMA) ** len(rows))
         np.testing.assert_array_equal(
             data.next_observation, item_of(rows[-1].item)["next_observation"]
         )
         assert data.item["observation"] == rows[0].item
         assert reading.flags & 3 == rows[-1].terminated + 2 * rows[-1].truncated
+    assert set(range(fewest, most + 1)) <= drawn
 
 
 @EVERY
@@ -112,6 +118,52 @@ def test_n_step(shape, autoreset):
 @pytest.mark.parametrize("n", [1, 9])
 def test_n_step_of_one_and_of_a_whole_lane(shape, autoreset, n):
     check_n_step(fbuf.NStep(n, gamma=GAMMA), shape, autoreset)
+
+
+@EVERY
+@pytest.mark.parametrize("n", [(2, 4), pytest.param((1, 1), marks=pytest.mark.sweep)], ids=str)
+def test_n_step_of_a_drawn_n(shape, autoreset, n):
+    check_n_step(fbuf.NStep(n, gamma=GAMMA), shape, autoreset, jax.random.key(5))
+
+
+def test_every_n_is_as_often_whatever_the_row():
+    """Of 60,000 draws of 16 rows, by chi-square; and the other key draws other numbers."""
+    sampler, view = fbuf.Uniform(window=5), fbuf.NStep((2, 5), gamma=GAMMA)
+    state = fbuf.init({"reward": 0.0, "next_observation": 0.0}, 20, sampler=sampler)
+    rows = {"reward": jnp.ones(20), "next_observation": jnp.arange(20.0)}
+    state = fbuf.add(state, rows)
+    batches = [programs.sample(state, jax.random.key(k), 60_000, view=view) for k in (1, 2, 1)]
+    batch = batches[0]
+    counts = np.zeros((20, 6), int)
+    np.add.at(counts, (np.asarray(batch.ids.slot), np.asarray(batch.data.steps)), 1)
+    assert counts[:16, 2:].sum() == 60_000
+    assert stats.chisquare(counts[:16, 2:].ravel()).pvalue > 1e-4
+    np.testing.assert_array_equal(
+        batch.data.next_observation, batch.ids.slot + batch.data.steps - 1
+    )
+    expected = GAMMA ** np.asarray(batch.data.steps)
+    np.testing.assert_allclose(batch.data.discount, expected, rtol=1e-6)
+    assert (batches[1].data.steps != batch.data.steps).any()
+    np.testing.assert_array_equal(batches[2].data.steps, batch.data.steps)
+    plain = programs.sample(state, jax.random.key(1), 60_000, view=fbuf.Item())
+    np.testing.assert_array_equal(plain.ids.slot, batch.ids.slot)
+
+
+def test_a_drawn_n_needs_a_key():
+    view = fbuf.NStep((1, 2), gamma=GAMMA)
+    state = fbuf.init({"reward": 0.0, "next_observation": 0.0}, 4)
+    rows = {"reward": jnp.ones(4), "next_observation": jnp.ones(4)}
+    state = fbuf.add(state, rows, terminated=jnp.array([0, 0, 0, 1], bool))
+    ids = fbuf.newest_ids(state, 4)
+    for ask in (
+        lambda: fbuf.read(state, ids, view=view),
+        lambda: fbuf.rollout(state, view=view),
+        lambda: fbuf.rows(state, view=view),
+    ):
+        with pytest.raises(ValueError, match="NStep is random"):
+            ask()
+    assert fbuf.read(state, ids, view=view, key=jax.random.key(0)).data.discount[-1] == 0
+    assert fbuf.rows(state, view=fbuf.NStep(2, gamma=GAMMA)).data.steps[0] == 2
 
 
 @EVERY
@@ -219,6 +271,7 @@ def test_windows_are_equal_and_hashable():
     [
         pytest.param(fbuf.Sequence(2, burn_in=1, state="image"), marks=pytest.mark.sweep),
         pytest.param(fbuf.NStep(3, gamma=GAMMA), marks=pytest.mark.sweep),
+        pytest.param(fbuf.NStep((1, 4), gamma=GAMMA), marks=pytest.mark.sweep),
         pytest.param(fbuf.FrameStack(3), marks=pytest.mark.sweep),
         pytest.param(fbuf.Window({"image": (-2, 1)}), marks=pytest.mark.sweep),
         pytest.param(fbuf.Sequence(3, boundary="stop"), marks=pytest.mark.sweep),
@@ -280,6 +333,11 @@ def test_the_key_of_a_view_is_not_that_of_the_sampler():
 def test_what_cannot_be_right_is_refused():
     for make, match in (
         (lambda: fbuf.NStep(0, gamma=0.9), "n must be from 1"),
+        (lambda: fbuf.NStep((2, 1), gamma=0.9), r"n\[1\] must be from 2"),
+        (lambda: fbuf.NStep((0, 1), gamma=0.9), r"n\[0\] must be from 1"),
+        (lambda: fbuf.NStep((1, 2, 3), gamma=0.9), "a pair of the fewest and the most steps"),
+        (lambda: fbuf.NStep((1, 2.5), gamma=0.9), r"n\[1\] must be an int"),
+        (lambda: fbuf.NStep([1, 2], gamma=0.9), "n must be an int, or a pair"),
         (lambda: fbuf.NStep(2, gamma=1.5), "gamma must be from 0 to 1"),
         (lambda: fbuf.NStep(2, gamma="0.9"), "gamma must be a Python number"),
         (lambda: fbuf.Sequence(0), "length must be from 1"),
@@ -310,6 +368,7 @@ def test_what_cannot_be_right_is_refused():
             "9 steps, but a lane of this buffer has room for 8",
         ),
         (fbuf.NStep(9, gamma=0.9), "n is 9 steps, but a lane"),
+        (fbuf.NStep((1, 9), gamma=0.9), "n is 9 steps, but a lane"),
         (fbuf.FrameStack(9, field="x"), "k is 9 steps, but a lane"),
         (fbuf.FrameStack(2, field="x", fields=("y",)), "fields leaves out 'x'"),
         (fbuf.Sequence(2, boundary="stop"), "make the buffer with window=2"),
