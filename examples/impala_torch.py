@@ -9,8 +9,8 @@ while there is room. One round of the learner:
 2. `fbuf.pop` reads a segment of each environment that has a whole one: every row once, in the order
    of time. Each row comes with the observation that its step led to, also at the end of an episode
    (`next_of`). So truncated episodes are bootstrapped, too, and segments need not overlap.
-3. PyTorch learns from the segments, which an older policy has made. V-trace corrects for that: rows
-   have the version of their policy, and how likely it found its action.
+3. PyTorch learns from the segments, which an older policy has made. `fbuf.targets.vtrace` corrects
+   for that: rows have the version of their policy, and how likely it found its action.
 4. `collector.publish` hands the new weights to the processes. Each takes the newest before its next
    chunk.
 
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     import matplotlib
     import torch
     from fbuf_adapters.gymnasium import ProcessCollector
-    from fbuf_adapters.pytorch import to_torch
+    from fbuf_adapters.pytorch import from_torch, to_torch
     from torch import nn
     from tqdm import tqdm
 
@@ -117,43 +117,44 @@ class Learner:
         """Return the weights that the policy acts with."""
         return list(self.policy.parameters())
 
-    def learn(self, batch: fbuf.Batch, learning_rate: float) -> None:
+    def learn(self, segments: fbuf.Rollout, learning_rate: float) -> None:
         """Learn from segments `[num_envs, SEGMENT]`, or from those of them that are there."""
+        batch = to_torch(segments)
         rows, there = batch.data.item, batch.mask
         log_probs = self.policy(rows["observation"] * self.scale).log_softmax(-1)
         log_prob = log_probs.gather(-1, rows["action"].long().unsqueeze(-1)).squeeze(-1)
         value = self._value(rows["observation"])
         with torch.no_grad():
-            ratio = (log_prob - rows["log_prob"]).exp().clamp(max=1)
-            target, advantage = self._v_trace(batch, value, ratio)
-            known = advantage[there]
-            advantage = (advantage - known.mean()) / (known.std() + 1e-8)
+            following = self._value(batch.data.next_observation)
+            found = v_trace(segments, value, following, log_prob)
+            known = found.advantage[there]
+            advantage = (found.advantage - known.mean()) / (known.std() + 1e-8)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        loss = -ratio * advantage * log_prob - ENTROPY * entropy + 0.5 * (value - target).square()
+        error = value - found.target
+        loss = -advantage * log_prob - ENTROPY * entropy + 0.5 * error.square()
         self.optimiser.param_groups[0]["lr"] = learning_rate
         self.optimiser.zero_grad()
         loss[there].mean().backward()
         nn.utils.clip_grad_norm_(self.parameters, 0.5)
         self.optimiser.step()
 
-    def _v_trace(
-        self, batch: fbuf.Batch, value: torch.Tensor, ratio: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the targets of the values, and the advantages of the actions."""
-        # Bootstrap through a truncation, not through a termination.
-        following = self._value(batch.data.next_observation) * ~batch.terminated
-        reward = REWARD_SCALE * batch.data.item["reward"]
-        surprise = ratio * (reward + GAMMA * following - value)
-        goes_on = ~(batch.terminated | batch.truncated)
-        correction, later = torch.zeros_like(value), torch.zeros(len(value))
-        for step in reversed(range(value.shape[1])):
-            following[:, step] += goes_on[:, step] * later  # the target of the next value
-            later = surprise[:, step] + GAMMA * (ratio * goes_on)[:, step] * later
-            correction[:, step] = later
-        return value + correction, reward + GAMMA * following - value
-
     def _value(self, observation: torch.Tensor) -> torch.Tensor:
         return self.critic(observation * self.scale).squeeze(-1)
+
+
+def v_trace(
+    segments: fbuf.Rollout, value: torch.Tensor, next_value: torch.Tensor, log_prob: torch.Tensor
+) -> fbuf.targets.Advantages:
+    """Return the targets of the values, and the advantages of the actions, as tensors."""
+    given = {"value": value, "next_value": next_value, "log_prob": log_prob}
+    found = fbuf.targets.vtrace(
+        segments,
+        REWARD_SCALE * segments.data.item["reward"],
+        **from_torch({name: tensor.detach() for name, tensor in given.items()}),
+        behavior_log_prob=segments.data.item["log_prob"],
+        gamma=GAMMA,
+    )
+    return to_torch(found)
 
 
 def network(inputs: int, outputs: int, last_scale: float) -> nn.Sequential:
@@ -222,11 +223,11 @@ def train(steps: int, seed: int) -> tuple[float, float, list[tuple[int, float]]]
         while learned < steps:
             buffer = collector.drain(buffer, at_least=SEGMENT)
             while bool((whole := fbuf.unread(buffer) >= SEGMENT).any()):
-                buffer, batch = fbuf.pop(buffer, SEGMENT, mask=whole, view=fbuf.Transition())
-                batch = to_torch(batch)
-                ages.append(version - batch.data.item["version"][batch.mask])
+                buffer, segments = fbuf.pop(buffer, SEGMENT, mask=whole, view=fbuf.Transition())
+                versions, there = to_torch((segments.data.item["version"], segments.mask))
+                ages.append(version - versions[there])
                 left = max(1 - learned / steps, 0.0)
-                learner.learn(batch, LEARNING_RATE * left)
+                learner.learn(segments, LEARNING_RATE * left)
                 version = collector.publish(learner.weights())
                 learned += len(ages[-1])
                 progress.update(len(ages[-1]))

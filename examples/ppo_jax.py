@@ -6,8 +6,8 @@ All of training is one `jax.jit`, `vmap`ped over seeds. One iteration, and what 
 
 1. A `lax.scan` takes some steps in all environments. `fbuf.add` stores them in one go.
 2. `fbuf.rollout` reads them in the order of time. Each row comes with the observation that its step
-   led to, also at the end of an episode and of the rollout. Nothing is stored twice. Truncated
-   episodes and the last rows are bootstrapped from it.
+   led to, also at the end of an episode and of the rollout. Nothing is stored twice.
+   `fbuf.targets.gae` bootstraps truncated episodes and the last rows from it.
 3. `fbuf.write` puts advantages next to the rows they belong to.
 4. `fbuf.Shuffled` draws minibatches: in each epoch every row once, in a new order.
 5. `fbuf.clear` empties the buffer.
@@ -182,21 +182,13 @@ def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]
 
 
-def advantages(weights: Weights, batch: fbuf.Batch) -> jax.Array:
+def advantages(weights: Weights, batch: fbuf.Rollout) -> jax.Array:
     """Return the generalised advantages of the actions: `[num_envs, steps]`."""
     rows = batch.data.item
-    # Bootstrap through a truncation, not through a termination.
-    following = value_of(weights, batch.data.next_observation) * ~batch.terminated
-    surprise = rows["reward"] + GAMMA * following - rows["value"]
-    goes_on = ~(batch.terminated | batch.truncated)
-
-    def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        surprise, goes_on = now
-        advantage = surprise + GAMMA * DECAY * goes_on * later
-        return advantage, advantage
-
-    by_time = surprise.T, goes_on.T
-    return jax.lax.scan(step, jnp.zeros(NUM_ENVS), by_time, reverse=True)[1].T
+    following = value_of(weights, batch.data.next_observation)
+    return fbuf.targets.gae(
+        batch, rows["reward"], rows["value"], following, gamma=GAMMA, lambda_=DECAY
+    ).advantage
 
 
 def loss(weights: Weights, rows: dict[str, jax.Array]) -> jax.Array:

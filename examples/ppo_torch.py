@@ -7,8 +7,8 @@ Two processes step eight environments each, with a copy of the policy in NumPy. 
 1. `collector.collect` has all environments make some steps with the newest weights, and adds them
    to the buffer in one go.
 2. `fbuf.rollout` reads them in the order of time. Each row comes with the observation that its step
-   led to, also at the end of an episode. PyTorch values it, so that truncated episodes and the last
-   rows are bootstrapped, and computes advantages. `fbuf.write` puts them next to their rows.
+   led to, also at the end of an episode. PyTorch values both. `fbuf.targets.gae` bootstraps
+   truncated episodes and the last rows, and `fbuf.write` puts advantages next to their rows.
 3. `fbuf.Shuffled` draws minibatches, in each epoch every row once, and PyTorch learns from them.
    `to_torch` brings all this from JAX without a copy.
 4. `fbuf.clear` empties the buffer, and `collector.publish` hands the processes the new weights.
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     import matplotlib
     import torch
     from fbuf_adapters.gymnasium import ProcessCollector
-    from fbuf_adapters.pytorch import to_torch
+    from fbuf_adapters.pytorch import from_torch, to_torch
     from torch import nn
     from tqdm import tqdm
 
@@ -183,20 +183,18 @@ class Learner:
         """Return the weights that the policy acts with."""
         return [*self.policy.parameters(), self.log_std]
 
-    def advantages(self, batch: fbuf.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def advantages(self, rollout: fbuf.Rollout) -> tuple[jax.Array, jax.Array]:
         """The values of a rollout, and generalised advantages: `[num_envs, steps]`."""
-        rows, gamma = batch.data.item, self.task.gamma
+        data = to_torch(rollout.data)
         with torch.no_grad():
-            value = self._value(rows["observation"])
-            # Bootstrap through a truncation, not through a termination.
-            following = self._value(batch.data.next_observation) * ~batch.terminated
-            surprise = self.task.reward_scale * rows["reward"] + gamma * following - value
-            kept = gamma * DECAY * ~(batch.terminated | batch.truncated)
-            advantage, later = torch.empty_like(value), torch.zeros(len(value))
-            for step in reversed(range(value.shape[1])):
-                later = surprise[:, step] + kept[:, step] * later
-                advantage[:, step] = later
-        return value, advantage
+            value, following = from_torch(
+                (self._value(data.item["observation"]), self._value(data.next_observation))
+            )
+        reward = self.task.reward_scale * rollout.data.item["reward"]
+        found = fbuf.targets.gae(
+            rollout, reward, value, following, gamma=self.task.gamma, lambda_=DECAY
+        )
+        return value, found.advantage
 
     def learn(self, rows: dict[str, torch.Tensor]) -> None:
         """Learn from a minibatch."""
@@ -301,8 +299,8 @@ def train(name: str, iterations: int, seed: int) -> tuple[float, float, list[tup
             seconds["collect"] += time.perf_counter() - since
             since = time.perf_counter()
             batch = fbuf.rollout(buffer, view=fbuf.Transition())
-            value, advantage = learner.advantages(to_torch(batch))
-            found = {"value": value.numpy(), "advantage": advantage.numpy()}
+            value, advantage = learner.advantages(batch)
+            found = {"value": value, "advantage": advantage}
             buffer = fbuf.write(buffer, batch.ids, found)
             key, sample_key = jax.random.split(key)
             for number in range(task.epochs * (task.rows // task.batch_size)):

@@ -23,8 +23,8 @@ def lambda_returns(
 ) -> Targets:
     """Return `G[t] = r[t] + gamma * ((1 - lambda_) * v[t + 1] + lambda_ * G[t + 1])` at each step.
 
-    The sum stops at the end of an episode, at a removed row, and behind the last step. There it
-    bootstraps from the value of what the step led to. That is 0 after a termination.
+    The sum stops at the end of an episode, before a removed row, and behind the last step. There it
+    bootstraps from the value of what the step led to, which is 0 after a termination.
 
     Args:
         batch: The steps: a sample of `fbuf.Sequence` in either layout, or rows of `fbuf.rollout` or

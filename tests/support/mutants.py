@@ -41,6 +41,8 @@ LED_TO = "test_transition.py", "every_row"
 LOST = "test_transition.py", "lost"
 N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence")
 WINDOWED = "test_views.py", "test_window"
+DRAWN_N = "test_views.py", "drawn_n or every_n"
+TARGETS = "test_targets.py", ""
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
@@ -614,6 +616,72 @@ MUTANTS = [
         "views/n_step.py",
         ("jnp.where(flags & TERMINATED > 0, 0", "jnp.where(flags & 3 > 0, 0", "episode end", N_STEP),
         ("last = count[:, None] - 1", "last = count[:, None] * 0", "views", N_STEP),
+        ("same_episode &= number < _drawn(", "same_episode &= number <= _drawn(", "views", DRAWN_N),
+        ("jnp.int32(most - fewest + 1)", "jnp.int32(most - fewest)", "probability", DRAWN_N),
+        ("return fewest + random_bits", "return 1 + random_bits", "views", DRAWN_N),
+        ("(same_episode, count, flags, known)", "(steps.same_episode, count, flags, known)", "views", DRAWN_N),
+        ("return isinstance(self.n, tuple)", "return False", "views", DRAWN_N),
+    ),
+    *of(
+        "targets/steps.py",
+        ("there & shifted(there) & ~(term", "there & ~(term", "mask", TARGETS),
+        ("& shifted(there) & ~(terminated | truncated)", "& shifted(there) & ~terminated", "episode end", TARGETS),
+        ("& shifted(there) & ~(terminated | truncated)", "& shifted(there) & ~truncated", "episode end", TARGETS),
+        ("known, at_end = there & (terminated | goes_on)", "known, at_end = there & (terminated | goes_on | truncated)", "bootstrap", TARGETS),
+        ("known, at_end = there & (terminated | goes_on)", "known, at_end = there & goes_on", "bootstrap", TARGETS),
+        ("known, at_end = there & (terminated | goes_on)", "known, at_end = there", "bootstrap", TARGETS),
+        ("known, at_end = there, self", "known, at_end = there & ~truncated, self", "bootstrap", TARGETS),
+        ("jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end))", "jnp.where(goes_on, shifted(own), at_end)", "bootstrap", TARGETS),
+        ("jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end))", "jnp.where(terminated | truncated, 0, jnp.where(goes_on, shifted(own), at_end))", "bootstrap", TARGETS),
+        ("jnp.where(goes_on, shifted(own), at_end)", "jnp.where(goes_on, own, at_end)", "bootstrap", TARGETS),
+        ("jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end))", "jnp.where(terminated, 0, shifted(own))", "bootstrap", TARGETS),
+        ("linked=goes_on & shifted(known)", "linked=goes_on", "mask", TARGETS),
+        ("learn=learn & known", "learn=known", "mask", TARGETS),
+        ("learn=learn & known", "learn=learn", "mask", TARGETS),
+        ("return data.valid & drawn, ", "return data.valid | drawn, ", "mask", TARGETS),
+        ("return data.valid & drawn, data.loss_mask & drawn", "return data.valid, data.loss_mask", "mask", TARGETS),
+        ("0 if self._time_first else -1)\n        return", "-1)\n        return", "order", TARGETS),
+        ("steps if self._time_first or steps.ndim", "steps if steps.ndim", "order", TARGETS),
+        ("jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))\n        return self._by_time", "jnp.asarray(value).astype(jnp.float32)\n        return self._by_time", "weights", TARGETS),
+        ("isinstance(data, NStepTransition) or not (", "not (", "order", TARGETS),
+        ("isinstance(value, Rollout) or isinstance(data", "isinstance(value, Rollout | Sample) or isinstance(data", "order", TARGETS),
+    ),
+    *of(
+        "targets/backward.py",
+        ("jnp.where(kept == 0, own, own + kept * later)", "own + kept * later", "mask", TARGETS),
+        ("(own, kept), reverse=True", "(own, kept), reverse=False", "order", TARGETS),
+        ("[steps[1:], jnp.zeros_like(steps[:1])]", "[steps[1:], steps[-1:]]", "seam", TARGETS),
+    ),
+    *of(
+        "targets/ratio.py",
+        ("jnp.exp(by_learner - by_actor)", "jnp.exp(by_actor - by_learner)", "weights", TARGETS),
+        ("jnp.where(known, jnp.exp(by_learner - by_actor), 0)", "jnp.exp(by_learner - by_actor)", "mask", TARGETS),
+    ),
+    *of(
+        "targets/lambda_returns.py",
+        ("(1 - kept) * path.following", "(1 - path.lambda_) * path.following", "bootstrap", TARGETS),
+        ("jnp.where(path.known, own, path.value)", "own", "mask", TARGETS),
+    ),
+    *of(
+        "targets/gae.py",
+        ("jnp.where(path.linked, path.gamma", "jnp.where(path.known, path.gamma", "seam", TARGETS),
+        ("jnp.where(path.known, surprise, 0)", "surprise", "mask", TARGETS),
+    ),
+    *of(
+        "targets/vtrace.py",
+        ("jnp.where(path.linked, path.gamma * path.lambda_, 0)", "path.gamma * path.lambda_", "seam", TARGETS),
+        ("kept = later * jnp.minimum(likelier, ", "kept = later * jnp.maximum(likelier, ", "weights", TARGETS),
+        ("jnp.asarray(c_bar)", "jnp.asarray(rho_bar)", "weights", TARGETS),
+        ("shifted(error), 0)", "error, 0)", "seam", TARGETS),
+        ("back(rho * gained)", "back(gained)", "weights", TARGETS),
+        ("surprise = jnp.where(path.known, surprise, 0)", "surprise = surprise * 1", "mask", TARGETS),
+    ),
+    *of(
+        "targets/retrace.py",
+        ("path.gamma * shifted(kept)", "path.gamma * kept", "seam", TARGETS),
+        ("jnp.where(path.linked, path.gamma * shifted(kept), 0)", "path.gamma * shifted(kept)", "seam", TARGETS),
+        ("path.following - taken", "path.following - path.value", "bootstrap", TARGETS),
+        ("jnp.where(path.known, surprise, 0)", "surprise", "mask", TARGETS),
     ),
     *of(
         "views/frame_stack.py",

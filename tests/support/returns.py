@@ -1,7 +1,7 @@
 """Targets by their definitions: lists, sums over all numbers of steps, and floats of 64 bits.
 
-Each step is a dict of its numbers, or None where there is none: `reward`, `value`, `next_value` (or
-None), `q`, `log_prob`, `behavior_log_prob`, `terminated`, `truncated`, `gamma` and `lambda_`.
+Each step is a dict, or None where there is none. Its keys are the arguments of the functions, and
+`terminated` and `truncated`. A `next_value` may be None.
 """
 
 from __future__ import annotations

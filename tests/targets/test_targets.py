@@ -103,7 +103,7 @@ def arrays(rows, rng, bootstrap):
 
 
 def found_of(batch, given):
-    """What the functions return."""
+    """The results of the functions."""
     common = {name: given[name] for name in ("reward", "value", "gamma", "lambda_")}
     common["next_value"] = given.get("next_value")
     two = {name: given[name] for name in OF_TWO}
@@ -227,7 +227,7 @@ def test_segments_of_a_queue_are_joined_at_what_the_last_step_led_to():
     ends = number == 3
     rows = {"observation": number, "reward": np.ones((2, 8), np.float32)}
     state = fbuf.add(state, rows, truncated=ends, next_observation=number + 1)
-    # Of an endless reward of 1 with a discount of 0.5 the value is 2 everywhere.
+    # An endless reward of 1 with a discount of 0.5 has the value 2 everywhere.
     critic = lambda observation: jnp.full(observation.shape, 2.0)
     for _ in range(2):
         state, batch = fbuf.pop(state, 4, view=fbuf.Transition())

@@ -127,7 +127,7 @@ def test_n_step_of_a_drawn_n(shape, autoreset, n):
 
 
 def test_every_n_is_as_often_whatever_the_row():
-    """Of 60,000 draws of 16 rows, by chi-square; and the other key draws other numbers."""
+    """By chi-square, 60,000 draws of 16 rows; another key draws other numbers."""
     sampler, view = fbuf.Uniform(window=5), fbuf.NStep((2, 5), gamma=GAMMA)
     state = fbuf.init({"reward": 0.0, "next_observation": 0.0}, 20, sampler=sampler)
     rows = {"reward": jnp.ones(20), "next_observation": jnp.arange(20.0)}
