@@ -133,6 +133,11 @@ def test_a_numpy_array_given_while_tracing_is_its_owners_again():
     np.testing.assert_array_equal(fbuf.read(state, fbuf.newest_ids(state, 8)).data["n"], 1)
 
 
+def gae(reward):
+    batch, value = fbuf.rollout(filled()), np.ones(8, np.float32)
+    return fbuf.targets.gae(batch, reward, value, gamma=0.9, lambda_=0.9)
+
+
 LARGE = np.array([2**32 + 1, 0])
 WIDE = {
     "add items": lambda: fbuf.add(filled(), {**rows(2), "n": LARGE}),
@@ -153,6 +158,7 @@ WIDE = {
     "probability ids.slot": lambda: fbuf.probability(filled(), fbuf.Ids(LARGE, LARGE)),
     "ids_at slots": lambda: fbuf.ids_at(filled(), LARGE),
     "sequence_priority priority": lambda: fbuf.sequence_priority(LARGE, np.ones(2, bool)),
+    "targets.gae reward": lambda: gae(LARGE),
 }
 
 
@@ -192,6 +198,7 @@ ARGUMENTS = {
     "sequence_priority: loss_mask": lambda given: fbuf.sequence_priority(
         np.ones(2, np.float32), given
     ),
+    "targets.gae: reward": lambda given: gae(given),
 }
 
 

@@ -34,12 +34,17 @@ CALLS = {
     "numbers": (PER, lambda state: fbuf.add(state, {"x": 1.0}, terminated=True, priority=2.0)),
     "write": (None, lambda state: fbuf.write(state, ids(state), {"x": ONES}, mask=True)),
     "eta": (None, lambda _: fbuf.sequence_priority(ONES, THERE, eta=0.5)),
+    "gae": (
+        None,
+        lambda state: fbuf.targets.gae(fbuf.rollout(state), EIGHT, EIGHT, gamma=0.9, lambda_=0.9),
+    ),
     "resize": (None, lambda state: fbuf.resize(state, 16)),
     "split": (None, lambda state: fbuf.split(state, None, 0.5)),
     "clear": (None, lambda state: fbuf.clear(state)),
     "end_episode": (None, lambda state: fbuf.end_episode(state)),
     "stats": (PER, lambda state: fbuf.stats(state, detailed=True)),
 }
+EIGHT = jnp.ones(8)
 ONES, TWOS, THERE = jnp.ones(2), jnp.full(2, 2.0), jnp.ones(2, bool)
 
 

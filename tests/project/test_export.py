@@ -65,6 +65,7 @@ def test_a_step_comes_back(sampler):
         fbuf.NStep(2, gamma=0.9),
         fbuf.ReturnToGo(gamma=0.9),
         fbuf.Sequence(2, boundary="pad"),
+        fbuf.Sequence(2, boundary="pad", time_major=True),
         fbuf.Hindsight(lambda a, g: 0.0, goal="reward", achieved="reward"),
     ],
     ids=lambda view: type(view).__name__,
@@ -73,6 +74,19 @@ def test_what_views_return_comes_back(view):
     state = jax.eval_shape(lambda: fbuf.init(ITEM, 8, num_envs=2, next_of="obs"))
     words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     exported = jax.export.export(jax.jit(program(view)))(state, words)
+    assert jax.export.deserialize(exported.serialize()).out_tree == exported.out_tree
+
+
+def test_rollouts_and_targets_come_back():
+    def learn(state):
+        batch = fbuf.rollout(state)
+        rate = {"gamma": 0.9, "lambda_": 0.9}
+        reward = batch.data["reward"]
+        by_lambda = fbuf.targets.lambda_returns(batch, reward, reward, **rate)
+        return batch, fbuf.targets.gae(batch, reward, reward, **rate), by_lambda
+
+    state = jax.eval_shape(lambda: fbuf.init(ITEM, 8, num_envs=2))
+    exported = jax.export.export(jax.jit(learn))(state)
     assert jax.export.deserialize(exported.serialize()).out_tree == exported.out_tree
 
 

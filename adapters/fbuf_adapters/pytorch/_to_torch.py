@@ -26,6 +26,8 @@ _NUMPY_EXPORTS = frozenset(
 @overload
 def to_torch(tree: fbuf.Sample[Any], *, copy: bool = False) -> fbuf.Sample[Any, torch.Tensor]: ...
 @overload
+def to_torch(tree: fbuf.Rollout[Any], *, copy: bool = False) -> fbuf.Rollout[Any, torch.Tensor]: ...
+@overload
 def to_torch(tree: fbuf.Batch[Any], *, copy: bool = False) -> fbuf.Batch[Any, torch.Tensor]: ...
 @overload
 def to_torch(tree: Any, *, copy: bool = False) -> Any: ...
@@ -80,8 +82,8 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 def _holds_state(kind: type) -> bool:
     """Whether a type is fbuf's own, and not one of those that `fbuf.sample` hands out."""
     package, _, module = kind.__module__.partition(".")
-    known = fbuf.Batch, fbuf.Sample, fbuf.MixedSample, fbuf.Ids, fbuf.PaceCounter
-    handed_out = kind in known or module.startswith("views.")
+    known = fbuf.Batch, fbuf.Rollout, fbuf.Sample, fbuf.MixedSample, fbuf.Ids, fbuf.PaceCounter
+    handed_out = kind in known or module.startswith(("views.", "targets."))
     return issubclass(kind, fbuf.State) or (package == "fbuf" and not handed_out)
 
 

@@ -263,6 +263,18 @@ def test_a_tensor_on_a_state_makes_add_copy_the_buffer_so_states_are_refused():
     assert stored(state)["number"].tolist() == [22, 23, 24, 25, 26, 27, 6, 7, 20, 21]
 
 
+def test_rollouts_and_their_targets_cross():
+    state = fbuf.add(fbuf.init(jnp.float32(0), 8), jnp.arange(3.0))
+    batch = fbuf.rollout(state)
+    found = fbuf.targets.gae(batch, batch.data, batch.data, gamma=0.9, lambda_=0.9)
+    for given in (batch, found, fbuf.targets.Targets(found.target, found.mask)):
+        crossed = to_torch(given)
+        assert type(crossed) is type(given)
+        for array, tensor in zip(jax.tree.leaves(given), jax.tree.leaves(crossed), strict=True):
+            assert_same(array, tensor)
+            assert same_memory(array, tensor)
+
+
 @pytest.mark.parametrize("sampler", [fbuf.Uniform(), fbuf.Prioritized()], ids=["uniform", "prio"])
 def test_parts_of_a_state_are_refused_too(sampler):
     state = fbuf.init(jnp.zeros(3), 8, sampler=sampler)

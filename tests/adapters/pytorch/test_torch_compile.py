@@ -73,6 +73,8 @@ class Of:
         self.large = jax.eval_shape(lambda: fbuf.init(jnp.float32(0), 2**14))
         self.adding = jax.jit(lambda state: fbuf.add(state, jnp.ones(2)), donate_argnums=0)
         self.sequence = fbuf.sample(self.prioritized, KEY, 4, view=fbuf.Sequence(2))
+        self.steps = self.sequence, self.sequence.data.item, self.sequence.data.item
+        self.two = dict.fromkeys(("log_prob", "behavior_log_prob"), self.sequence.data.item)
         mesh = jax.make_mesh((1,), ("data",))
         self.sharded = fbuf.sharded.init(jnp.float32(0), 16, mesh=mesh)
         self.sharded = fbuf.sharded.add(self.sharded, jnp.arange(8.0))
@@ -163,6 +165,15 @@ CORE = {
     ),
     "wait": lambda of: fbuf.wait(of.folder / "one"),
     "write": lambda of: fbuf.write(of.tree, of.ids, of.fields, donate=False),
+}
+
+
+RATES = {"gamma": 0.9, "lambda_": 0.9}
+TARGETS = {
+    "gae": lambda of: fbuf.targets.gae(*of.steps, **RATES),
+    "lambda_returns": lambda of: fbuf.targets.lambda_returns(*of.steps, **RATES),
+    "retrace": lambda of: fbuf.targets.retrace(*of.steps, **RATES, **of.two, q=of.steps[1]),
+    "vtrace": lambda of: fbuf.targets.vtrace(*of.steps, **RATES, **of.two),
 }
 
 
@@ -296,7 +307,7 @@ STORE = {
     "write": lambda of: of.tree_store.write(of.ids, of.fields),
     "__next__": lambda of: next(of.batches),
 }
-TABLES = {"fbuf": CORE, "sharded": SHARDED, "crossing": CROSSING}
+TABLES = {"fbuf": CORE, "targets": TARGETS, "sharded": SHARDED, "crossing": CROSSING}
 TABLES |= {"tensors": TENSORS, "dicts": DICTS, "store": STORE}
 CASES = [(table, name) for table, calls in TABLES.items() for name in calls]
 
@@ -332,6 +343,7 @@ def of(tmp_path_factory):
 def test_every_public_entry_point_is_in_the_tables():
     """A new one is to be tried, too."""
     assert functions_of(fbuf) == CORE.keys()
+    assert functions_of(fbuf.targets) == TARGETS.keys()
     assert functions_of(fbuf.sharded) == SHARDED.keys()
     assert functions_of(fbuf_adapters.pytorch) == CROSSING.keys()
     assert methods_of(ReplayBuffer) == TENSORS.keys()
@@ -364,6 +376,7 @@ def all_functions(owner, names):
 def test_all_of_them_say_so():
     """Also those of classes of data: what is written there, and not what Python makes for them."""
     found = [*all_functions(fbuf, CORE), *all_functions(fbuf.sharded, SHARDED)]
+    found += all_functions(fbuf.targets, TARGETS)
     found += all_functions(ReplayBuffer, TENSORS)
     found += all_functions(fbuf.Pace, ("due", "init", "from_samples_per_insert"))
     assert all(function._torchdynamo_disable for function in found)
