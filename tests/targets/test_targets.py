@@ -16,6 +16,7 @@ from support.pair import APART, FLAT, TOGETHER, Pair
 
 import fbuf
 from fbuf import sharded, targets
+from fbuf.host import HostStore
 
 ITEM = {"observation": jnp.int32(0), "reward": jnp.zeros(())}
 OF_TWO = ("log_prob", "behavior_log_prob")
@@ -242,6 +243,33 @@ def test_segments_of_a_queue_are_joined_at_what_the_last_step_led_to():
         )
         assert found.mask.all()
         np.testing.assert_array_equal(found.advantage, np.zeros((2, 4)))
+
+
+def test_of_rows_on_the_host():
+    options = {"next_of": "observation", "max_ends": 8, "num_envs": 2, "sampler": fbuf.Fifo()}
+    state, store = fbuf.init(ITEM, 16, **options), HostStore(ITEM, 16, **options)
+    number = np.arange(12, dtype=np.int32).reshape(2, 6)
+    given = {"truncated": number % 5 == 3, "next_observation": number + 1}
+    state = fbuf.add(state, item_of(number), **given)
+    store.add(item_of(number), **given)
+    view = fbuf.Transition()
+    pairs = [(store.rollout(view=view), fbuf.rollout(state, view=view))]
+    pairs += [(store.pop(4, view=view), fbuf.pop(state, 4, view=view)[1])]
+    for batches in pairs:
+        found, wanted = (
+            targets.gae(
+                batch,
+                batch.data.item["reward"],
+                batch.data.item["observation"],
+                batch.data.next_observation,
+                gamma=0.9,
+                lambda_=0.8,
+            )
+            for batch in batches
+        )
+        np.testing.assert_array_equal(found.target, wanted.target)
+        np.testing.assert_array_equal(found.mask, wanted.mask)
+        assert wanted.mask.any()
 
 
 def unbroken(columns, terminated):
