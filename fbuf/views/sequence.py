@@ -33,6 +33,8 @@ class SequenceSteps(Generic[Item, ArrayT]):
             `boundary="cross"` also the first step behind an end, whether or not its episode began
             there.
         state: The field `state` of the first step only, leaves `[B, ...]`; None if you name none.
+        next_observation: The observation that each step led to: a tree like the field `next_of`,
+            leaves `[B, T, ...]`, zeros where `valid` is False. None if you name no `next_of`.
         time_major: Whether time is the first axis; static.
 
     With `time_major=True` all but `state` are `[T, B, ...]`.
@@ -51,6 +53,7 @@ class SequenceSteps(Generic[Item, ArrayT]):
     loss_mask: ArrayT
     is_first: ArrayT
     state: Any
+    next_observation: Any = None
     time_major: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
@@ -72,6 +75,9 @@ class Sequence(View[SequenceSteps[Any]]):
             `"cross"` need a sampler with a shorter window, because whole windows reach no end.
         state: The name of a field to read at the first step only, such as a stored recurrent state.
             The item has it for all steps, too, unless `fields` leaves it out.
+        next_of: The name of the observation, for a buffer made with it as `next_of`: read the
+            observation that each step led to, also at an end and at the newest row. A sequence of
+            which one is lost is masked, as by `fbuf.Transition`. None reads none.
         time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
         fields: As for `fbuf.Item`: the fields of the steps to gather.
 
@@ -108,6 +114,7 @@ class Sequence(View[SequenceSteps[Any]]):
     bootstrap: int = 0
     boundary: Literal["stop", "pad", "cross"] = "stop"
     state: str | None = None
+    next_of: str | None = None
     time_major: bool = False
     fields: Fields = None
 
@@ -118,6 +125,7 @@ class Sequence(View[SequenceSteps[Any]]):
         check.choice("Sequence", "boundary", self.boundary, ("stop", "pad", "cross"))
         check.boolean("Sequence", "time_major", self.time_major)
         check.name_or_none("Sequence", "state", self.state)
+        check.name_or_none("Sequence", "next_of", self.next_of)
         check.names("Sequence", "fields", self.fields)
 
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
@@ -131,27 +139,36 @@ class Sequence(View[SequenceSteps[Any]]):
         valid = steps.unbroken if crosses else steps.same_episode
         if reader.mask is not None:
             valid &= reader.mask[:, None]
+        wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
+        known = None
+        if self.next_of is not None:
+            rows = steps.slots.reshape(-1), steps.flags.reshape(-1)
+            wanted["next"], found = reader.next_observation(*rows, self.next_of)
+            known = jnp.all(found.reshape(valid.shape) | ~valid, axis=1)
+            valid &= known[:, None]
         number = jnp.arange(total, dtype=jnp.int32)[None]
         loss_mask = valid & (number >= self.burn_in) & (number < self.burn_in + self.length)
         ends = steps.flags & ENDS > 0
         begins = _begins(ring, slots, steps.before, steps.flags[:, 0])
         is_first = jnp.concatenate([begins[:, None], ends[:, :-1]], axis=1) & valid
-        wanted: dict[str, Wanted] = {"steps": reader.rows(steps.slots, self.fields)}
         if self.state is not None:
             wanted["state"] = reader.field(slots, self.state, "state")
-        return Request(wanted, (valid, loss_mask, is_first, jnp.where(valid, steps.flags, 0)))
+        flags = jnp.where(valid, steps.flags, 0)
+        return Request(wanted, (valid, loss_mask, is_first, flags, known))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Blank the steps that are not valid."""
-        valid, loss_mask, is_first, flags = seen
+        valid, loss_mask, is_first, flags, known = seen
         item = jax.tree.map(lambda leaf: select(valid, leaf), rows["steps"])
-        data = SequenceSteps(item, valid, loss_mask, is_first, None, self.time_major)
+        by_step = lambda leaf: select(valid, leaf.reshape(*valid.shape, *leaf.shape[1:]))
+        led_to = jax.tree.map(by_step, rows.get("next"))
+        data = SequenceSteps(item, valid, loss_mask, is_first, None, led_to, self.time_major)
         if self.time_major:
             data = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data)
         if self.state is not None:
             first = jax.tree.map(lambda leaf: select(valid[:, 0], leaf), rows["state"])
             data = dataclasses.replace(data, state=first)
-        return Reading(data, flags)
+        return Reading(data, flags, known)
 
     def _check_window(self, reader: Reader, total: int) -> None:
         """Refuse a sampler whose windows do not suit the boundary."""

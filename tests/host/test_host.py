@@ -131,6 +131,7 @@ VIEWS = [
     fbuf.NStep((1, 4), gamma=0.9),
     fbuf.Sequence(2, burn_in=1, boundary="pad", state="goal"),
     fbuf.Sequence(3, boundary="cross", time_major=True),
+    fbuf.Sequence(3, boundary="cross", next_of="observation", fields=("reward",)),
     fbuf.FrameStack(3, field="image"),
     fbuf.FrameStack(2, field="observation", fields=("observation", "reward")),
     fbuf.ReturnToGo(gamma=0.9),

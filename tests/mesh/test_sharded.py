@@ -28,11 +28,11 @@ WHOLE = {
     "episode": ("time_major", "episode"),
     "priority_window": ("n_steps", "frames", "offsets", "hindsight"),
     "stratified": ("item", "transition"),
-    "largest_ever": ("item", "hindsight"),
+    "largest_ever": ("item", "hindsight", "led_to"),
     "shuffled": ("transition", "hindsight"),
     "shuffled_window": ("n_step", "sequence"),
     "shuffled_episode": ("time_major",),
-    "mixture": ("item", "padded"),
+    "mixture": ("item", "padded", "led_to"),
     "mixture_window": ("return", "time_major"),
 }
 

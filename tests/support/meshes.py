@@ -42,6 +42,7 @@ VIEWS = {
     "sequence": fbuf.Sequence(2, burn_in=1),
     "padded": fbuf.Sequence(3, boundary="pad"),
     "time_major": fbuf.Sequence(2, time_major=True),
+    "led_to": fbuf.Sequence(3, boundary="cross", next_of="obs", time_major=True),
     "frames": fbuf.FrameStack(2, field="obs"),
     "offsets": fbuf.Window({"obs": (-1, 2)}, pad="zero"),
     "return": fbuf.ReturnToGo(0.9),

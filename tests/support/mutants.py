@@ -43,6 +43,7 @@ N_STEP, SEQUENCE = ("test_views.py", "n_step"), ("test_views.py", "test_sequence
 WINDOWED = "test_views.py", "test_window"
 DRAWN_N = "test_views.py", "drawn_n or every_n"
 TARGETS = "test_targets.py", ""
+NEXT_OF_STEPS = "test_targets.py", "lost or crossing"
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
 GOALS = "test_hindsight.py", "same_episode or every_row"
@@ -704,6 +705,10 @@ MUTANTS = [
     *of(
         "views/sequence.py",
         ("after_end, ~ring.full(slots))", "after_end, True)", "views", SEQUENCE),
+        ("jnp.all(found.reshape(valid.shape) | ~valid, axis=1)", "jnp.all(found.reshape(valid.shape) | True, axis=1)", "mask", NEXT_OF_STEPS),
+        ("jnp.all(found.reshape(valid.shape) | ~valid, axis=1)", "jnp.all(found.reshape(valid.shape), axis=1)", "mask", NEXT_OF_STEPS),
+        ("            valid &= known[:, None]\n", "", "mask", NEXT_OF_STEPS),
+        ("rows = steps.slots.reshape(-1), steps.flags.reshape(-1)", "rows = steps.slots.reshape(-1), 0 * steps.flags.reshape(-1)", "episode end", NEXT_OF_STEPS),
         ("before & NEXT_BEGINS > 0", "before & ENDS > 0", "views", SEQUENCE),
         ("(number < self.burn_in + self.length)", "(number <= self.burn_in + self.length)", "views", SEQUENCE),
         ("is_first, jnp.where(valid, steps.flags, 0))", "is_first, steps.flags)", "mask", SEQUENCE),

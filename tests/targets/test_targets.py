@@ -150,9 +150,9 @@ def check(found, expected, turn=lambda steps: steps):
 
 
 VIEWS = {
-    "padded": fbuf.Sequence(5, boundary="pad"),
+    "padded": fbuf.Sequence(5, boundary="pad", next_of="observation"),
     "burnt in": fbuf.Sequence(4, burn_in=2, bootstrap=1, boundary="pad"),
-    "crossing": fbuf.Sequence(7, bootstrap=1, boundary="cross"),
+    "crossing": fbuf.Sequence(7, bootstrap=1, boundary="cross", next_of="observation"),
     "by time": fbuf.Sequence(6, burn_in=1, bootstrap=1, boundary="cross", time_major=True),
 }
 draw = jax.jit(fbuf.sample, static_argnames=("batch_size", "view"))
@@ -167,10 +167,26 @@ def check_sequences(view, shape, autoreset, seed):
     learn = np.zeros((12, total), bool)
     learn[:, view.burn_in : view.burn_in + view.length] = True
     turn = np.transpose if view.time_major else np.asarray
+    if view.next_of is not None:
+        check_next(pair, batch.data)
     for bootstrap in (True, False):
         given, listed = arrays(rows, rng, bootstrap)
         found = all_four(batch, {name: turn(array) for name, array in given.items()})
         check(found, expected_of(listed, given, learn), turn)
+
+
+def check_next(pair, data):
+    """The next observations are those of `fbuf.Transition`, and 0 where there is no step."""
+    batch = every_row(pair.state, view=fbuf.Transition())
+    there = np.asarray(batch.mask)
+    numbers = np.asarray(batch.data.item["observation"])[there].tolist()
+    led_to = dict(
+        zip(numbers, np.asarray(batch.data.next_observation)[there].tolist(), strict=True)
+    )
+    now, valid = np.asarray(data.item["observation"]), np.asarray(data.valid)
+    wanted = np.zeros_like(now)
+    wanted[valid] = [led_to[number] for number in now[valid].tolist()]
+    np.testing.assert_array_equal(data.next_observation, wanted)
 
 
 def check_rollout(shape, autoreset, seed):
@@ -219,6 +235,26 @@ def test_sequences_of_every_history(view, buffer, seeds):
 def test_rollouts_of_every_history(buffer, seeds):
     for seed in seeds:
         check_rollout(*BUFFERS[buffer], seed)
+
+
+def test_a_sequence_of_which_a_next_observation_is_lost_is_masked():
+    """With room for two ends, those of the first two of four episodes are lost."""
+    sampler = fbuf.Uniform(first_only=True)
+    state = fbuf.init(ITEM, 12, next_of="observation", max_ends=2, sampler=sampler)
+    number = np.arange(12, dtype=np.int32)
+    state = fbuf.add(
+        state, item_of(number), truncated=number % 3 == 2, next_observation=100 + number
+    )
+    for total, lost in ((2, ()), (3, (0, 3)), (4, (0, 3))):
+        view = fbuf.Sequence(total, boundary="cross", next_of="observation", fields=("reward",))
+        ids = fbuf.ids_at(state, jnp.array([0, 3, 6, 9]))
+        batch = fbuf.read(state, ids, view=view)
+        there = [start not in lost for start in (0, 3, 6, 9)]
+        assert batch.mask.tolist() == batch.data.valid[:, 0].tolist() == there
+        assert batch.data.loss_mask.any(axis=1).tolist() == there
+    assert batch.data.next_observation.tolist()[2] == [7, 8, 108, 10]
+    with pytest.raises(ValueError, match="next_of is 'reward', but the buffer was made with"):
+        fbuf.read(state, ids, view=dataclasses.replace(view, next_of="reward"))
 
 
 def test_segments_of_a_queue_are_joined_at_what_the_last_step_led_to():
