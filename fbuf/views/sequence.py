@@ -75,7 +75,7 @@ class Sequence(View[SequenceSteps[Any]]):
             `"cross"` need a sampler with a shorter window, because whole windows reach no end.
         state: The name of a field to read at the first step only, such as a stored recurrent state.
             The item has it for all steps, too, unless `fields` leaves it out.
-        next_of: The name of the observation, for a buffer made with it as `next_of`: read the
+        next_of: The name of the observation, as for `fbuf.init`. The view then reads the
             observation that each step led to, also at an end and at the newest row. A sequence of
             which one is lost is masked, as by `fbuf.Transition`. None reads none.
         time_major: Return `[T, B, ...]` instead of `[B, T, ...]`, as recurrent networks take it.
@@ -91,7 +91,8 @@ class Sequence(View[SequenceSteps[Any]]):
 
     Raises:
         ValueError: If an argument is out of range. When traced, if the sampler's window does not
-            fit `boundary`, or if the items have no such field.
+            fit `boundary`, or if the items have no such field. Also if the buffer was not made with
+            this `next_of`.
         TypeError: If an argument has another type.
 
     Examples:

@@ -253,6 +253,11 @@ def test_a_sequence_of_which_a_next_observation_is_lost_is_masked():
         assert batch.mask.tolist() == batch.data.valid[:, 0].tolist() == there
         assert batch.data.loss_mask.any(axis=1).tolist() == there
     assert batch.data.next_observation.tolist()[2] == [7, 8, 108, 10]
+    # Behind a removed row nothing counts, nor what is lost there.
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([1])))
+    batch = fbuf.read(state, ids, view=view)
+    assert batch.mask.tolist() == [True, False, True, True]
+    assert batch.data.next_observation.tolist()[0] == [1, 0, 0, 0]
     with pytest.raises(ValueError, match="next_of is 'reward', but the buffer was made with"):
         fbuf.read(state, ids, view=dataclasses.replace(view, next_of="reward"))
 
