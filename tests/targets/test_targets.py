@@ -252,6 +252,9 @@ def test_a_sequence_of_which_a_next_observation_is_lost_is_masked():
         there = [start not in lost for start in (0, 3, 6, 9)]
         assert batch.mask.tolist() == batch.data.valid[:, 0].tolist() == there
         assert batch.data.loss_mask.any(axis=1).tolist() == there
+    drawn = fbuf.sample(state, jax.random.key(0), 32, view=view)
+    assert 0 < drawn.mask.mean() < 1
+    np.testing.assert_array_equal(drawn.data.valid.any(axis=1), drawn.mask)
     assert batch.data.next_observation.tolist()[2] == [7, 8, 108, 10]
     # Behind a removed row nothing counts, nor what is lost there.
     state = fbuf.remove(state, fbuf.ids_at(state, jnp.array([1])))
