@@ -29,7 +29,7 @@ class Path(NamedTuple):
         gamma: The discount.
         lambda_: The share of later steps.
         known: The step is there, and `following` is known.
-        linked: The next step goes on from this one, and its own target is known.
+        linked: The next step goes on from this one. If its target is not known, its error is 0.
         learn: The step is to learn from, if its target is known.
     """
 
@@ -73,7 +73,7 @@ class Layout:
             gamma=self._one_or_many("gamma", gamma),
             lambda_=self._one_or_many("lambda_", lambda_),
             known=known,
-            linked=goes_on & shifted(known),
+            linked=goes_on,
             learn=learn & known,
         )
 

@@ -636,7 +636,6 @@ MUTANTS = [
         ("jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end))", "jnp.where(terminated | truncated, 0, jnp.where(goes_on, shifted(own), at_end))", "bootstrap", TARGETS),
         ("jnp.where(goes_on, shifted(own), at_end)", "jnp.where(goes_on, own, at_end)", "bootstrap", TARGETS),
         ("jnp.where(terminated, 0, jnp.where(goes_on, shifted(own), at_end))", "jnp.where(terminated, 0, shifted(own))", "bootstrap", TARGETS),
-        ("linked=goes_on & shifted(known)", "linked=goes_on", "mask", TARGETS),
         ("learn=learn & known", "learn=known", "mask", TARGETS),
         ("learn=learn & known", "learn=learn", "mask", TARGETS),
         ("return data.valid & drawn, ", "return data.valid | drawn, ", "mask", TARGETS),
