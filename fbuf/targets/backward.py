@@ -12,8 +12,7 @@ def backward(own: jax.Array, kept: jax.Array) -> jax.Array:
 
     Where `kept` is 0, nothing of the next step counts, also no NaN.
 
-    A loop over steps takes a quarter of the time of `lax.associative_scan` on CPU, and compiles in
-    a fifth.
+    On CPU a loop over steps is faster than `lax.associative_scan`, and compiles sooner.
     """
 
     def step(later: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
