@@ -77,9 +77,7 @@ SWEPT = [
     (next_observations(fbuf.Transition("obs")), UNIFORM, SHARED),
     (windows(SEQUENCE, then_remove=True), WINDOW),
     (windows(fbuf.NStep(3, gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
-    (windows(fbuf.NStep((1, 3), gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
     (windows(fbuf.FrameStack(3, field="obs"), then_remove=True), UNIFORM),
-    (windows(fbuf.Window({"obs": (-2, 0, 3)}), then_remove=True), UNIFORM),
     (windows(fbuf.ReturnToGo(0.9), then_remove=False), UNIFORM),
     (sample_remove_add(HINDSIGHT), UNIFORM),
     (sample_remove_add(fbuf.Item()), BY_EPISODE),
@@ -97,6 +95,8 @@ SWEPT = [
     (clear_between, UNIFORM),
     (add_draw_remove, fbuf.FreshFirst()),
     (add_draw_remove, FRESH),
+    (windows(fbuf.Window({"obs": (-2, 0, 3)}), then_remove=True), UNIFORM),
+    (windows(fbuf.NStep((1, 3), gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
 ]
 QUICK = (3, 5, 7, 8, 9, 10)
 """The places of `make test`, by their numbers."""
