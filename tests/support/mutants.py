@@ -214,7 +214,6 @@ MUTANTS = [
         ("weight=jnp.where(batch.mask, draw.weight, 0)", "weight=draw.weight", "weights", LOST),
         ("random_bits.fold_in(key, 1) if view", "key if view", "views", ("test_views.py", "the_key")),
         ("reads = (draw.probability,)", "reads = ()", "order", OUTSIDE),
-        ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
     ),
     *of(
         "ops/sample_mixed.py",
@@ -457,6 +456,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/weights.py",
+        ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
         ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "")),
         ("log_weight = -power * jnp.log(relative)", "log_weight = power * jnp.log(relative)", "weights", MIXED),
     ),
@@ -489,8 +489,8 @@ MUTANTS = [
         ("is_start = bit_tree.read(index.bits, old) & named", "is_start = bit_tree.read(index.bits, old)", "mask", GROUP),
         ("before = jnp.cumsum(index.counts, dtype=jnp.int32) - index.counts", "before = jnp.cumsum(index.counts, dtype=jnp.int32)", "seam", GROUP),
         ("older = before[1] - before[0]", "older = before[1] * 0", "order", GROUP),
-        ("lost = bit_tree.read(index.bits, place) & (found < ring.capacity)", "lost = bit_tree.read(index.bits, place)", "mask", GROUP),
-        ("found = jnp.where(last_of_each(found), found, ring.capacity)", "found = found * 1", "count", GROUP),
+        ("lost = bit_tree.read(index.bits, place) & (slots < ring.capacity)", "lost = bit_tree.read(index.bits, place)", "mask", GROUP),
+        ("jnp.where(last_of_each(found), found, ring.capacity)", "found", "count", GROUP),
     ),
     *of(
         "samplers/grouped.py",
@@ -533,7 +533,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/priority_index.py",
-        ("left = index.num_starts - starts.int32_sum(lost)", "left = index.num_starts", "count", LIVES),
+        ("num_starts=index.num_starts - starts.int32_sum(lost)", "num_starts=index.num_starts", "count", LIVES),
         ("lost = _is_start(old) & (slots < ring.capacity)\n    slots = tie", "lost = slots < ring.capacity\n    slots = tie", "count", LIVES),
     ),
     *of(
