@@ -1,10 +1,10 @@
-"""The hindsight view: a later achievement of the agent becomes the goal of a row."""
+"""The hindsight view: an achievement of the agent becomes the goal of a row."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Generic, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from fbuf.storage.ids import ArrayT
 from fbuf.storage.layout import Fields, Layout
 from fbuf.storage.masks import select
 from fbuf.storage.store import Item
+from fbuf.views import goals
+from fbuf.views.goals import GoalRows, Shares, Strategy
 from fbuf.views.protocol import Reading, Request, View
 from fbuf.views.reader import Reader
 from fbuf.views.requests import Wanted
@@ -27,8 +29,9 @@ class HindsightStep(Generic[Item, ArrayT]):
 
     Attributes:
         item: The row, leaves `[B, ...]`. A relabelled row has a new goal, and the reward for that
-            goal.
-        relabelled: bool `[B]`: which rows are relabelled. The others are as you added them.
+            goal. With `copies`, the leaves of the goal and the reward are `[B, copies, ...]`.
+        relabelled: bool `[B]`, or `[B, copies]`: which are relabelled. The others are as you added
+            them.
         next_observation: The observation after the row's step, as by `fbuf.Transition`; None for a
             buffer made without `next_of`.
 
@@ -49,17 +52,23 @@ class HindsightStep(Generic[Item, ArrayT]):
 
 @dataclasses.dataclass(frozen=True)
 class Hindsight(View[HindsightStep[Any]]):
-    """Replace the goals of some drawn rows by later achievements in the same episode.
+    """Replace the goals of some drawn rows by what the agent achieved.
 
     Each draw is relabelled with probability `ratio`, independently of the others. Its new goal is
-    the achievement of a row of the same episode, and its reward is computed anew. The buffer stays
-    as it is: the next draw of the row may get another goal, or keep its own.
+    the achievement of a row, and its reward is computed anew. The buffer stays as it is: the next
+    draw of the row may get another goal, or keep its own.
 
-    Goals come from the stored part of the episode, and never from across a removed row or a dummy.
-    An episode may have any length.
+    Goals come from the stored part of the row's episode, and never from across a removed row or a
+    dummy. Only `"random"` takes them from other episodes, too. An episode may have any length.
 
     `Sample.terminated` stays as stored. If reaching the goal ends an episode, take termination from
     the new reward. A relabelled row may reach its new goal, or no goal any more.
+
+    With `copies=k` each row gets `k` goals, each chosen as if the row were drawn again. The goal
+    and the reward have an axis for the copies behind that of the batch. All other arrays have one
+    entry a row: `ids`, `weight`, `mask`, `terminated`, and the other fields. So take the mean of
+    the loss over the copies, multiply by the weight, and give `fbuf.update_priority` one priority a
+    row.
 
     Attributes:
         reward_fn: A pure JAX function `reward_fn(achieved, goal)` that returns the reward of one
@@ -67,11 +76,25 @@ class Hindsight(View[HindsightStep[Any]]):
             returns one number. The number is cast to the dtype of the stored reward; a float is
             never cast to an integer. Define the function once: it is static under `jit`, and a
             lambda that is written anew at each call compiles anew.
-        strategy: The rows of the episode that the new goal may come from, all equally likely. It
-            is one of `"future"` (the drawn row and later ones), `"episode"` (all rows) and
-            `"final"` (the last row).
+        strategy: The rows that the new goal may come from: a word, or a dict of some words and
+            their shares, such as `{"future": 0.7, "random": 0.3}`. With `"future"` they are the
+            drawn row and later ones of its episode, with `"episode"` all rows of it, and with
+            `"final"` its last row. With `"current"` it is the drawn row, and with `"random"` all
+            rows of the buffer that are not removed. All are equally likely, unless there is a
+            `discount`. Shares are at least 0, and are divided by their sum; each is right to
+            2**-32. The dict is kept as pairs, so that the view is hashable.
         ratio: The probability of a draw to be relabelled, from 0 to 1. With 0.8 there are four new
             goals for each stored one.
+        discount: For `"future"`: the goal is taken `nearest + n` steps later, with probability
+            `(1 - discount) * discount ** n`, or at the last stored row of the episode if that comes
+            before. So the last row has the probability of all steps behind it as well. The
+            probability of any set of rows is right to 2**-28. A static number from 0 to 1 - 2**-26.
+            None: all rows are equally likely.
+        nearest: For `"future"`: the fewest steps from the drawn row to the goal, from 0 to 65,536.
+            Where the episode has no such row, the goal is of its last row. With 0 the goal may be
+            the achievement of the row's own step. Take 1 if `achieved` names what was there before
+            the step, such as the observation.
+        copies: The number of goals for each row, at least 1. None is one, without an axis.
         goal: The name of the goal among the item's fields (`"a.b"` for a field in a field). It may
             be a tree.
         achieved: The name of the field with the achievement of the row's step. It has the tree,
@@ -83,14 +106,21 @@ class Hindsight(View[HindsightStep[Any]]):
             if you want them.
 
     Cost: O(B L) reads of a flag. L is the longest way in the batch from a drawn row to the end of
-    its episode; with `"episode"` also to its first row. Two rows are read for each draw.
+    its episode; with `"episode"` also to its first row. `"current"` and `"random"` go no way. One
+    row is read for each draw, and one for each goal. `"random"` draws again where a row was
+    removed: O(B) reads while a twentieth of the rows is left. With fewer it may read all N flags
+    once, a byte each.
 
     Raises:
-        ValueError: If `strategy` or `ratio` is out of range. When traced, if the items have no such
-            fields, or if `goal` and `achieved` differ in tree, shapes or dtypes. When traced, if
-            `reward_fn` does not return one number that the reward's dtype can hold.
-        TypeError: If `reward_fn` cannot be called or hashed, or if `ratio` is not a number. If
-            `next_of` is not a str, or if `fields` is not a tuple of names.
+        ValueError: If `strategy`, `ratio`, `discount`, `nearest` or `copies` is out of range, or if
+            no strategy has a share. Also if there is a `discount` or `nearest` without `"future"`.
+            When traced, if the items have no such fields, or if `goal` and `achieved` differ in
+            tree, shapes or dtypes. When traced, if `reward_fn` does not return one number that the
+            reward's dtype can hold. When traced, if `"random"` has a share in a buffer of several
+            shards (`fbuf.sharded`): a view reads the shard of the drawn row alone.
+        TypeError: If `reward_fn` cannot be called or hashed, or if a number is none. If `strategy`
+            is neither a word nor a dict. If `next_of` is not a str, or if `fields` is not a tuple
+            of names.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
@@ -106,14 +136,29 @@ class Hindsight(View[HindsightStep[Any]]):
         >>> item["goal"][0], sorted(set(item["reward"].tolist()))
         (Array([1., 2.], dtype=float32), [-1.0, 0.0])
 
+        Half of the goals near the row, half from anywhere, and two of them for each row:
+
+        >>> shares = {"future": 0.5, "random": 0.5}
+        >>> view = fbuf.Hindsight(reached, strategy=shares, discount=0.9, ratio=1.0, copies=2)
+        >>> item = fbuf.sample(state, jax.random.key(0), 64, view=view).data.item
+        >>> item["goal"].shape, item["reward"].shape, item["achieved_goal"].shape
+        ((64, 2, 2), (64, 2), (64, 2))
+
     References:
         Andrychowicz et al., Hindsight Experience Replay, arXiv:1707.01495.
+        Eysenbach et al., Contrastive Learning as Goal-Conditioned Reinforcement Learning,
+        arXiv:2206.07568 (goals at geometric distances).
+        Park et al., OGBench: Benchmarking Offline Goal-Conditioned RL, arXiv:2410.20092 (the
+        mixture of the current, a later, and a random state).
     """
 
     reward_fn: Callable[[Any, Any], Any]
     _: dataclasses.KW_ONLY
-    strategy: Literal["future", "final", "episode"] = "future"
+    strategy: Strategy | Mapping[Strategy, float] | Shares = "future"
     ratio: float = 0.8
+    discount: float | None = None
+    nearest: int = 0
+    copies: int | None = None
     goal: str = "goal"
     achieved: str = "achieved_goal"
     reward: str = "reward"
@@ -124,8 +169,11 @@ class Hindsight(View[HindsightStep[Any]]):
 
     def __post_init__(self) -> None:
         _check_reward_fn(self.reward_fn)
-        check.choice("Hindsight", "strategy", self.strategy, ("future", "final", "episode"))
+        object.__setattr__(self, "strategy", goals.checked(self.strategy))
         check.number("Hindsight", "ratio", self.ratio, 1)
+        goals.check_distances(self._strategy, self.discount, self.nearest)
+        if self.copies is not None:
+            check.integer("Hindsight", "copies", self.copies)
         check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
@@ -134,11 +182,12 @@ class Hindsight(View[HindsightStep[Any]]):
         assert key is not None
         self._check_fields(reader)
         _, achieved, _, _, own = self._leaves(reader.layout)
+        rows = GoalRows(self._shares, self.discount, self.nearest, self.copies)
         whether, which = random_bits.split(key, 2)
-        chance = random_bits.as_uniforms(reader.bits(whether, 1, slots.shape[0])[0])
+        chance = random_bits.as_uniforms(rows.words(reader, whether, 1, slots)[0])
         wanted: dict[str, Wanted] = {
             "own": reader.leaves(slots, own),
-            "chosen": reader.leaves(self._choose(reader, slots, which), achieved),
+            "chosen": reader.leaves(rows.choose(reader, slots, which), achieved),
         }
         flags, known = reader.flags(slots), None
         if self.next_of is not None or reader.next_of is not None:
@@ -154,7 +203,8 @@ class Hindsight(View[HindsightStep[Any]]):
         judged = self._judge(tree, mine, new, leaves[reward].dtype)
 
         for leaf, value in zip([*goal, reward], [*new, judged], strict=True):
-            leaves[leaf] = select(relabelled, value, leaves[leaf])
+            stored = leaves[leaf] if self.copies is None else leaves[leaf][:, None]
+            leaves[leaf] = select(relabelled, value, stored)
         item = jax.tree.map(leaves.get, layout.numbers("Hindsight", self.fields))
         return Reading(HindsightStep(item, relabelled, rows.get("next")), flags, known)
 
@@ -178,28 +228,29 @@ class Hindsight(View[HindsightStep[Any]]):
         item = jax.tree.leaves(layout.numbers("Hindsight", self.fields))
         return goal, achieved, tree, reward, sorted({*goal, *achieved, reward, *item})
 
-    def _choose(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
-        """Choose the slots of the new goals, int32 `[B]`."""
-        steps = reader.steps_to_end(slots)
-        if self.strategy != "final":
-            before: jax.Array | int = 0
-            if self.strategy == "episode":
-                before = reader.steps_since_start(slots)
-            bits = reader.bits(key, 2, slots.shape[0])
-            steps = random_bits.below(bits, before + steps + 1) - before
-        return reader.ring.later(slots, steps)
+    @property
+    def _strategy(self) -> Strategy | Shares:
+        assert not isinstance(self.strategy, Mapping)
+        return self.strategy
+
+    @property
+    def _shares(self) -> Shares:
+        return goals.shares_of(self._strategy)
 
     def _judge(
         self, tree: Any, achieved: list[jax.Array], goal: list[jax.Array], dtype: Any
     ) -> jax.Array:
-        """Return the rewards of `[B]` achievements, in the dtype of the stored rewards."""
+        """Return the rewards of `[B]` achievements for their goals, in the dtype of the stored.
+
+        With copies, goals and rewards are `[B, copies, ...]`.
+        """
         pair = jax.tree.unflatten(tree, achieved), jax.tree.unflatten(tree, goal)
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pair)
-        found: Any = jax.eval_shape(self.reward_fn, *one)
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pair[0])
+        found: Any = jax.eval_shape(self.reward_fn, one, one)
         if not isinstance(found, jax.ShapeDtypeStruct) or found.shape != ():
             raise ValueError(
                 "fbuf.Hindsight: reward_fn must return one number for one row, got "
-                f"{found}; its arguments are {one[0]} and a goal of the same form"
+                f"{found}; its arguments are {one} and a goal of the same form"
             )
         if _kind(found.dtype) > _kind(dtype):
             raise ValueError(
@@ -207,7 +258,10 @@ class Hindsight(View[HindsightStep[Any]]):
                 f"{dtype}, which cannot hold it; cast it in reward_fn, or make the buffer with a "
                 f"reward of dtype {found.dtype}"
             )
-        return jax.vmap(self.reward_fn)(*pair).astype(dtype)
+        judge = self.reward_fn
+        if self.copies is not None:
+            judge = jax.vmap(judge, in_axes=(None, 0))
+        return jax.vmap(judge)(*pair).astype(dtype)
 
 
 def _check_reward_fn(reward_fn: Any) -> None:

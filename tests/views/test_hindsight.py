@@ -185,9 +185,9 @@ def test_what_cannot_be_right_is_refused():
     for arguments, error, match in (
         ({"reward_fn": 1.0}, TypeError, r"fbuf.Hindsight: reward_fn must be a function"),
         (
-            {"strategy": "random"},
+            {"strategy": "newest"},
             ValueError,
-            "strategy must be one of 'future', 'final', 'episode'",
+            "strategy must be one of 'future', 'final', 'episode', 'current', 'random'",
         ),
         ({"ratio": 4}, ValueError, "ratio must be from 0 to 1, got 4"),
         ({"ratio": -0.1}, ValueError, "ratio must be from 0 to 1"),
