@@ -25,7 +25,7 @@ Shares = tuple[tuple[Strategy, float], ...]
 
 def checked(given: Any) -> Strategy | Shares:
     """Return one strategy, or the shares of several as pairs; refuse any other value."""
-    words: tuple[Strategy, ...] = get_args(Strategy)
+    words: tuple[Any, ...] = get_args(Strategy)
     if not isinstance(given, Mapping | tuple):
         check.choice("Hindsight", "strategy", given, words)
         return given
@@ -38,7 +38,7 @@ def checked(given: Any) -> Strategy | Shares:
     for word, share in pairs:
         check.choice("Hindsight", "each strategy", word, words)
         check.number("Hindsight", f"strategy[{word!r}]", share)
-    shares: dict[Strategy, float] = dict(pairs)
+    shares: dict[Any, float] = dict(pairs)
     total = sum(shares.values())
     if not total:
         raise ValueError("fbuf.Hindsight: all shares of strategy are 0; give at least one of them")
