@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/sampling.md into docs/img/."""
+"""Draw the pictures of docs/sampling.md and docs/trajectories.md into docs/img/."""
 
 from __future__ import annotations
 
@@ -105,6 +105,43 @@ def reach() -> None:
     _save(fig, "reach.png")
 
 
+def goals() -> None:
+    """Rows that are the goal of row 24, and the share of each: counted in episodes of 20 rows."""
+    row, rows, draws = 24, 60, 400_000
+    numbers = np.arange(rows, dtype=np.int32)
+    items = {"goal": -numbers, "achieved_goal": numbers, "reward": np.zeros(rows, np.float32)}
+    state = fbuf.init(jax.tree.map(lambda leaf: leaf[0], items), rows)
+    state = fbuf.add(state, items, truncated=numbers % 20 == 19)
+    ids = fbuf.ids_at(state, np.full(draws, row, np.int32))
+    fig, axes = plt.subplots(3, 1, figsize=(8, 3.6), sharex=True)
+    mixture = {"current": 0.2, "future": 0.5, "random": 0.3}
+    for ax, name, options in (
+        (axes[0], '"future"', {}),
+        (axes[1], '"future", discount=0.8', {"discount": 0.8}),
+        (
+            axes[2],
+            "20% current, 50% future, 30% random, discount=0.8, nearest=1",
+            {"strategy": mixture, "discount": 0.8, "nearest": 1},
+        ),
+    ):
+        view = fbuf.Hindsight(lambda achieved, goal: 0.0, ratio=1.0, **options)
+        found = fbuf.read(state, ids, view=view, key=jax.random.key(0)).data.item["goal"]
+        often = np.bincount(np.asarray(found), minlength=rows) / draws
+        colours = [ORANGE if n == row else BLUE if n // 20 == row // 20 else GREY for n in numbers]
+        ax.bar(numbers, often, color=colours)
+        for end in (19.5, 39.5):
+            ax.axvline(end, color="black", lw=0.8, ls=":")
+        ax.set_title(name, fontsize=9, loc="left", pad=2)
+        ax.set(yscale="log", ylim=(0.002, 0.4))
+        ax.set_ylabel("share", fontsize=8)
+        ax.tick_params(labelsize=8)
+    axes[2].set_xlabel(
+        "the row that the goal comes from; row 24 is drawn, dots are ends", fontsize=8
+    )
+    fig.tight_layout()
+    _save(fig, "goals.png")
+
+
 def _save(fig: plt.Figure, name: str) -> None:
     OUT.mkdir(exist_ok=True)
     fig.savefig(OUT / name, bbox_inches="tight", dpi=150)
@@ -116,3 +153,4 @@ if __name__ == "__main__":
     ring()
     tree()
     reach()
+    goals()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def reward_fn(achieved, goal):
 
 
 def likely(history, slot, view, live=None):
-    """How likely each row is to be the goal of a relabelled row, by its number."""
+    """Return the probability of each row to be the goal of a relabelled row, by its number."""
     shares = ((view.strategy, 1),) if isinstance(view.strategy, str) else view.strategy
     total, found = sum(share for _, share in shares), collections.defaultdict(float)
     ahead = [row.item for row in history.ahead(slot, ALL)]
@@ -339,9 +340,12 @@ class Known(Pair):
     def disturb(self, rng, folder):
         if rng.random() < 0.5:
             length = 36 if self.oracle.length != 36 else 24
-            old, self.oracle = self.oracle, Oracle(length, self.oracle.envs, self.oracle.autoreset)
-            self.oracle.extend(old)
             self.state = fbuf.resize(self.state, length * self.oracle.envs)
+            old, self.oracle = self.oracle, Oracle(length, self.oracle.envs, self.oracle.autoreset)
+            for lane in range(old.envs):
+                lap = int(self.state.ring.lap[lane % self.state.ring.heads])
+                self.oracle.laps[lane] = lap - len(old.kept(lane)[-length:]) // length
+            self.oracle.extend(old)
         fbuf.save(folder, self.state, background=False)
         self.state = restored.load(folder).state
         self.seen = []
@@ -350,17 +354,22 @@ class Known(Pair):
         return np.asarray(ids.slot)
 
 
+def of_a_store(name):
+    """A method that changes a store, as a function that returns the store."""
+
+    def change(store, *args, **options):
+        getattr(store, name)(*args, **options)
+        return store
+
+    return change
+
+
 class OnHost(Known):
     """The same with rows on the host."""
 
-    operations = None
-
-    def __init__(self, *args, **options):
-        from test_host import OPERATIONS
-
-        type(self).operations = OPERATIONS
-        super().__init__(*args, **options)
-
+    operations = SimpleNamespace(
+        **{name: of_a_store(name) for name in ("add", "remove", "clear", "end_episode")}
+    )
     empty = staticmethod(HostStore)
 
     @staticmethod
