@@ -152,6 +152,7 @@ VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
     (fbuf.FrameStack(4), FRAME),
     (fbuf.Transition("observation"), FRAME),
     (fbuf.Hindsight(reached), GOALS),
+    (fbuf.Hindsight(reached, strategy={"future": 0.5, "random": 0.5}, discount=0.99), GOALS),
     (fbuf.ReturnToGo(0.99), WITH_NEXT),
     (fbuf.Window({"observation": (-3, 0), "action": range(16)}), ITEM),
     (fbuf.NStep((1, 5), gamma=0.9), WITH_NEXT),

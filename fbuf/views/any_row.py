@@ -2,8 +2,8 @@
 
 A place is drawn among all stored ones. If the row there was removed, another place is drawn, so
 that all rows that are left stay equally likely. After many turns the rest of the batch is found by
-a rank among the rows that are left, in one way through the flags. So any number of rows may have
-been removed, and no index is kept.
+a rank among the rows that are left, which are counted. So any number of rows may have been removed,
+and no index is kept.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from jax import lax
 
 from fbuf.samplers import random_bits
 from fbuf.storage.ring import REMOVED, Ring
+from fbuf.views.episode import CHUNK
 
 TURNS = 256
-"""The most times that places are drawn, before flags are read in order."""
+"""The most times that places are drawn, before the rows that are left are counted."""
 
-CHUNK = 2**16
-"""The flags that a turn reads in order."""
+BLOCK = 2**9
+"""The slots of which the rows are counted together; a multiple of `CHUNK`."""
 
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -60,7 +61,8 @@ def any_rows(ring: Ring, words: Callable[[jax.Array | int], jax.Array]) -> jax.A
     carry = (jnp.int32(1), slots, is_live(slots))
     _, slots, found = lax.while_loop(goes_on, again, carry)
     ranks = random_bits.below(words(TURNS), live)
-    return _by_rank(ring, ranks, slots, found | (live == 0))
+    found |= live == 0
+    return _by_rank(ring, ranks.ravel(), slots.ravel(), found.ravel()).reshape(slots.shape)
 
 
 def _stored(ring: Ring, ranks: jax.Array) -> jax.Array:
@@ -75,25 +77,48 @@ def _stored(ring: Ring, ranks: jax.Array) -> jax.Array:
 
 
 def _by_rank(ring: Ring, ranks: jax.Array, slots: jax.Array, found: jax.Array) -> jax.Array:
-    """Return slots where they are found, and elsewhere the live rows of these ranks."""
-    size = min(CHUNK, ring.capacity)
-    number = jnp.arange(size, dtype=jnp.uint32)
+    """Return slots where they are found, and elsewhere the live rows of these ranks: int32 `[B]`.
 
-    def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        first, left, slots, found = carry
-        # Unsigned, for the sum may pass 2**31.
-        at = first + number
+    The rows of each block are counted first, `CHUNK` blocks at a time, for all draws together. Then
+    each draw goes through the block that its row is in.
+    """
+    number = jnp.arange(CHUNK, dtype=jnp.int32)[None]
+
+    def is_live(at: jax.Array) -> jax.Array:
+        # Unsigned, for the slots of the last block may pass 2**31.
         inside = at < ring.capacity
-        at = jnp.where(inside, at, 0).astype(jnp.int32)
-        live = ring.flags.at[at].get(mode="promise_in_bounds") & REMOVED == 0
-        up_to = jnp.cumsum(inside & live & ring.holds(at), dtype=jnp.int32)
-        place = jnp.searchsorted(up_to, left, side="right").astype(jnp.uint32)
-        here = ~found & (left < up_to[-1])
-        slots = jnp.where(here, (first + place).astype(jnp.int32), slots)
-        return first + jnp.uint32(size), left - up_to[-1], slots, found | here
+        slots = jnp.where(inside, at, 0).astype(jnp.int32)
+        flags = ring.flags.at[slots].get(mode="promise_in_bounds")
+        return inside & (flags & REMOVED == 0) & ring.holds(slots)
 
-    def goes_on(carry: tuple[jax.Array, ...]) -> jax.Array:
-        first, _, _, found = carry
-        return (first < ring.capacity) & ~found.all()
+    def count(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        begin, left, first, missing = carry
+        inner = jnp.arange(BLOCK, dtype=jnp.int32)[None]
+        at = begin + (number.T * BLOCK + inner).astype(jnp.uint32)
+        counts = jnp.sum(is_live(at), axis=1, dtype=jnp.int32)
+        ends = jnp.cumsum(counts, dtype=jnp.int32)
+        block = jnp.sum(ends[None] <= left[:, None], axis=1, dtype=jnp.int32)
+        here = missing & (block < CHUNK)
+        block = jnp.minimum(block, CHUNK - 1)
+        first = jnp.where(here, begin + (block * BLOCK).astype(jnp.uint32), first)
+        before = jnp.where(here, ends[block] - counts[block], ends[-1])
+        left = jnp.where(missing, left - before, left)
+        return begin + jnp.uint32(CHUNK * BLOCK), left, first, missing & ~here
 
-    return lax.while_loop(goes_on, look, (jnp.uint32(0), ranks, slots, found))[2]
+    def go_through(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        step, left, slots, missing = carry
+        at = first[:, None] + (step + number).astype(jnp.uint32)
+        up_to = jnp.cumsum(is_live(at), axis=1, dtype=jnp.int32)
+        place = jnp.sum(up_to <= left[:, None], axis=1, dtype=jnp.int32)
+        here = missing & (place < CHUNK)
+        slot = (first + (step + place).astype(jnp.uint32)).astype(jnp.int32)
+        slots = jnp.where(here, slot, slots)
+        return step + CHUNK, left - up_to[:, -1], slots, missing & ~here
+
+    def goes_on(end: int) -> Callable[[tuple[jax.Array, ...]], jax.Array]:
+        return lambda carry: (carry[0] < end) & carry[-1].any()
+
+    begin = (jnp.uint32(0), ranks, jnp.zeros_like(ranks, jnp.uint32), ~found)
+    _, left, first, _ = lax.while_loop(goes_on(ring.capacity), count, begin)
+    within = (jnp.int32(0), left, slots, ~found)
+    return lax.while_loop(goes_on(BLOCK), go_through, within)[2]

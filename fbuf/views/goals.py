@@ -25,7 +25,7 @@ Shares = tuple[tuple[Strategy, float], ...]
 
 def checked(given: Any) -> Strategy | Shares:
     """Return one strategy, or the shares of several as pairs; refuse any other value."""
-    words: tuple[Any, ...] = get_args(Strategy)
+    words: tuple[Strategy, ...] = get_args(Strategy)
     if not isinstance(given, Mapping | tuple):
         check.choice("Hindsight", "strategy", given, words)
         return given
@@ -38,11 +38,11 @@ def checked(given: Any) -> Strategy | Shares:
     for word, share in pairs:
         check.choice("Hindsight", "each strategy", word, words)
         check.number("Hindsight", f"strategy[{word!r}]", share)
-    shares: dict[Any, float] = dict(pairs)
+    shares: dict[Strategy, float] = dict(pairs)
     total = sum(shares.values())
     if not total:
         raise ValueError("fbuf.Hindsight: all shares of strategy are 0; give at least one of them")
-    for word, share in pairs:
+    for word, share in shares.items():
         if 0 < share / total < 2.0**-32:
             raise ValueError(
                 f"fbuf.Hindsight: strategy[{word!r}] is {share!r}, of {total!r} in all: no draw "
@@ -62,7 +62,7 @@ def check_distances(strategy: Strategy | Shares, discount: Any, nearest: Any) ->
                 "likely leave discount out"
             )
     check.integer("Hindsight", "nearest", nearest, check.LONGEST, 0)
-    words = [strategy] if isinstance(strategy, str) else [word for word, _ in strategy]
+    words = [word for word, _ in strategy] if isinstance(strategy, tuple) else [strategy]
     if (discount is not None or nearest) and "future" not in words:
         name, value = ("nearest", nearest) if discount is None else ("discount", discount)
         raise ValueError(
@@ -73,7 +73,7 @@ def check_distances(strategy: Strategy | Shares, discount: Any, nearest: Any) ->
 
 def shares_of(strategy: Strategy | Shares) -> Shares:
     """Return the strategies that have a share, and their shares."""
-    pairs = ((strategy, 1.0),) if isinstance(strategy, str) else strategy
+    pairs = strategy if isinstance(strategy, tuple) else ((strategy, 1.0),)
     return tuple((word, share) for word, share in pairs if share)
 
 

@@ -48,6 +48,14 @@ SEQUENCE = fbuf.Sequence(3, boundary="stop")
 HINDSIGHT = fbuf.Hindsight(
     lambda a, g: jnp.abs(a - g).sum(), strategy="episode", goal="obs", achieved="obs"
 )
+GOALS = fbuf.Hindsight(
+    lambda a, g: jnp.abs(a - g).sum(),
+    strategy={"future": 0.5, "episode": 0.2, "random": 0.3},
+    discount=0.9,
+    copies=2,
+    goal="obs",
+    achieved="obs",
+)
 MIXTURE = fbuf.Mixture(0.4, prioritized=0.3, recent=0.3, priorities=fbuf.Prioritized(window=3))
 BY_EPISODE, WINDOW = fbuf.Uniform(window=3, by="episode"), fbuf.Prioritized(window=3)
 LIMITED = fbuf.Limited(WINDOW, max_uses=3, max_age=999, version="made")
@@ -97,6 +105,8 @@ SWEPT = [
     (add_draw_remove, FRESH),
     (windows(fbuf.Window({"obs": (-2, 0, 3)}), then_remove=True), UNIFORM),
     (windows(fbuf.NStep((1, 3), gamma=0.9, next_observation="obs"), then_remove=True), UNIFORM),
+    (sample_remove_add(GOALS), UNIFORM),
+    (sample_remove_add(GOALS), UNIFORM, APART),
 ]
 QUICK = (3, 5, 7, 8, 9, 10)
 """The places of `make test`, by their numbers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -261,6 +263,9 @@ def test_a_traced_exponent_that_cannot_be_right_does_no_harm(bad):
 WINDOW = fbuf.Prioritized(window=2)
 STRATIFIED = fbuf.Prioritized(window=2, draws="stratified", normalize="buffer")
 HINDSIGHT = fbuf.Hindsight(jnp.equal, goal="x", achieved="x")
+GOALS = dataclasses.replace(
+    HINDSIGHT, strategy={"future": 1, "episode": 2, "random": 1}, discount=0.9, copies=2
+)
 EVERYTHING = [
     (
         fbuf.Mixture(1, prioritized=1, recent=1, priorities=WINDOW),
@@ -274,6 +279,7 @@ EVERYTHING = [
     (fbuf.Uniform(), {"lockstep": False}, fbuf.FrameStack(2, field="x")),
     (fbuf.Uniform(window=2), {"autoreset": "next_step"}, fbuf.ReturnToGo(0.9)),
     (fbuf.Prioritized(), {"lockstep": False}, fbuf.Window({"x": (-1, 2)})),
+    (fbuf.Uniform(), {"lockstep": False}, GOALS),
     (WINDOW, {"next_of": "x", "lockstep": False}, fbuf.NStep(2, gamma=0.9, next_of="x")),
 ]
 

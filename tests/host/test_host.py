@@ -139,6 +139,7 @@ VIEWS = [
     fbuf.Window({"reward": (0, 5)}, pad="zero", fields=("reward", "half")),
     fbuf.Hindsight(achieved_it, ratio=0.5),
     fbuf.Hindsight(achieved_it, strategy="episode", fields=("goal", "reward")),
+    fbuf.Hindsight(achieved_it, strategy={"future": 1, "random": 1}, discount=0.8, copies=2),
 ]
 ITEM = {
     "observation": jnp.zeros(3),

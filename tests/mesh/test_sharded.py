@@ -28,7 +28,7 @@ WHOLE = {
     "episode": ("time_major", "episode"),
     "priority_window": ("n_steps", "frames", "offsets", "hindsight"),
     "stratified": ("item", "transition"),
-    "largest_ever": ("item", "hindsight", "led_to"),
+    "largest_ever": ("item", "goals", "led_to"),
     "shuffled": ("transition", "hindsight"),
     "shuffled_window": ("n_step", "sequence"),
     "shuffled_episode": ("time_major",),

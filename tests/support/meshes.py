@@ -48,6 +48,9 @@ VIEWS = {
     "return": fbuf.ReturnToGo(0.9),
     "hindsight": fbuf.Hindsight(reached, strategy="future"),
     "episode": fbuf.Hindsight(reached, strategy="episode"),
+    "goals": fbuf.Hindsight(
+        reached, strategy={"current": 1, "future": 2, "final": 1}, discount=0.7, copies=2
+    ),
 }
 
 OF_PROCESSES = {

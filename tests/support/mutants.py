@@ -50,6 +50,9 @@ GOALS = "test_hindsight.py", "same_episode or every_row"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
+SHARES = "test_hindsight.py", "each_share or gives_the_goals"
+ANY_ROW = "test_hindsight.py", "few_are_left or no_row"
+COPIES = "test_hindsight.py", "copies"
 FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
@@ -726,8 +729,47 @@ MUTANTS = [
     ),
     *of(
         "views/hindsight.py",
-        ("before + steps + 1) - before", "before + steps) - before", "views", GOALS),
+        ("judge = jax.vmap(judge, in_axes=(None, 0))", "judge = jax.vmap(judge, in_axes=(None, None))", "views", COPIES),
         ("whether, which = random_bits.split(key, 2)", "whether, which = key, key", "views", GOALS),
+    ),
+    *of(
+        "views/goals.py",
+        ("before + end + 1) - before", "before + end) - before", "views", GOALS),
+        ("random_bits.below(words[:2], reach + 1)", "random_bits.below(words[:2], reach)", "episode end", GOALS),
+        ("jnp.minimum(geometric(words, self.discount), reach)", "jnp.minimum(geometric(words, self.discount), end)", "episode end", SHARES),
+        ("least = jnp.minimum(self.nearest, end)", "least = self.nearest + 0 * end", "episode end", SHARES),
+        ("least = jnp.minimum(self.nearest, end)", "least = 0 * end", "views", SHARES),
+        ("(word >= limit)", "(word <= limit)", "probability", SHARES),
+        ("round(end / ends[-1] * 2**32)", "round(end * 2**31)", "probability", SHARES),
+        ("tuple((word, share) for word, share in pairs if share)", "tuple((word, 1.0) for word, share in pairs if share)", "probability", SHARES),
+        ("which, inside, anywhere = random_bits.split(key, 3)", "which, inside, anywhere = key, key, key", "probability", SHARES),
+        ("jnp.where(number == at, way, chosen)", "jnp.where(number >= at - 1, way, chosen)", "probability", SHARES),
+        ("random_bits.fold_in(key, turn)", "random_bits.fold_in(key, 0 * turn)", "probability", SHARES),
+        ("jnp.swapaxes(made.reshape(words, self.copies, -1), 1, 2)", "jnp.swapaxes(made.reshape(self.copies, words, -1), 0, 1)[:, :1].repeat(self.copies, 1).swapaxes(1, 2)", "probability", COPIES),
+        ("if reader.ring.shards > 1:", "if False:", "seam", ("test_hindsight.py", "over_a_mesh")),
+    ),
+    *of(
+        "views/any_row.py",
+        ("promise_in_bounds\") & REMOVED == 0\n\n    def draw", "promise_in_bounds\") & 0 == 0\n\n    def draw", "mask", ANY_ROW),
+        ("random_bits.below(words(turn), ring.count())", "random_bits.below(words(turn), live)", "count", ANY_ROW),
+        ("jnp.where(found, slots, draw(turn))", "draw(turn)", "mask", ANY_ROW),
+        ("found |= live == 0", "found |= False", "mask", ("test_hindsight.py", "no_row")),
+        ("random_bits.below(words(TURNS), live)", "random_bits.below(words(TURNS), live - 1)", "count", ANY_ROW),
+        ("side=\"right\"", "side=\"left\"", "seam", ANY_ROW),
+        ("ranks - (ends[head] - ring.stored[head])", "ranks - ends[head]", "seam", ANY_ROW),
+        ("offset * ring.heads + head", "offset * ring.heads", "seam", ANY_ROW),
+        ("(flags & REMOVED == 0) & ring.holds(slots)", "(flags & REMOVED == 0)", "count", ANY_ROW),
+        ("inside & (flags & REMOVED == 0)", "inside", "mask", ANY_ROW),
+        ("ends[None] <= left[:, None]", "ends[None] < left[:, None]", "seam", ANY_ROW),
+        ("up_to <= left[:, None]", "up_to < left[:, None]", "seam", ANY_ROW),
+        ("begin + (block * BLOCK)", "begin + (block * CHUNK)", "seam", ANY_ROW),
+        ("jnp.where(here, ends[block] - counts[block], ends[-1])", "jnp.where(here, ends[block], ends[-1])", "count", ANY_ROW),
+        ("left - up_to[:, -1], slots, missing & ~here", "left, slots, missing & ~here", "count", ANY_ROW),
+    ),
+    *of(
+        "samplers/geometric.py",
+        ("power / (1 + power)", "power", "probability", ("test_hindsight.py", "geometric")),
+        (".astype(jnp.int32) << digit", ".astype(jnp.int32) << 0", "probability", ("test_hindsight.py", "geometric")),
     ),
     *of(
         "ops/lanes.py",
