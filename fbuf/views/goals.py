@@ -73,8 +73,9 @@ def check_distances(strategy: Strategy | Shares, discount: Any, nearest: Any) ->
 
 def shares_of(strategy: Strategy | Shares) -> Shares:
     """Return the strategies that have a share, and their shares."""
-    pairs = strategy if isinstance(strategy, tuple) else ((strategy, 1.0),)
-    return tuple((word, share) for word, share in pairs if share)
+    if isinstance(strategy, tuple):
+        return tuple((word, share) for word, share in strategy if share)
+    return ((strategy, 1.0),)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,6 @@ TARGETS = "test_targets.py", ""
 NEXT_OF_STEPS = "test_targets.py", "lost or crossing"
 FRAMES, WRITTEN = ("test_views.py", "frame_stack"), ("test_views.py", "test_write")
 RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py", "test_reach")
-GOALS = "test_hindsight.py", "same_episode or every_row"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
@@ -730,18 +729,18 @@ MUTANTS = [
     *of(
         "views/hindsight.py",
         ("judge = jax.vmap(judge, in_axes=(None, 0))", "judge = jax.vmap(judge, in_axes=(None, None))", "views", COPIES),
-        ("whether, which = random_bits.split(key, 2)", "whether, which = key, key", "views", GOALS),
+        ("whether, which = random_bits.split(key, 2)", "whether, which = key, key", "views", SHARES),
     ),
     *of(
         "views/goals.py",
-        ("before + end + 1) - before", "before + end) - before", "views", GOALS),
-        ("random_bits.below(words[:2], reach + 1)", "random_bits.below(words[:2], reach)", "episode end", GOALS),
+        ("before + end + 1) - before", "before + end) - before", "views", SHARES),
+        ("random_bits.below(words[:2], reach + 1)", "random_bits.below(words[:2], reach)", "episode end", SHARES),
         ("jnp.minimum(geometric(words, self.discount), reach)", "jnp.minimum(geometric(words, self.discount), end)", "episode end", SHARES),
         ("least = jnp.minimum(self.nearest, end)", "least = self.nearest + 0 * end", "episode end", SHARES),
         ("least = jnp.minimum(self.nearest, end)", "least = 0 * end", "views", SHARES),
         ("(word >= limit)", "(word <= limit)", "probability", SHARES),
         ("round(end / ends[-1] * 2**32)", "round(end * 2**31)", "probability", SHARES),
-        ("tuple((word, share) for word, share in pairs if share)", "tuple((word, 1.0) for word, share in pairs if share)", "probability", SHARES),
+        ("tuple((word, share) for word, share in strategy if share)", "tuple((word, 1.0) for word, share in strategy if share)", "probability", SHARES),
         ("which, inside, anywhere = random_bits.split(key, 3)", "which, inside, anywhere = key, key, key", "probability", SHARES),
         ("jnp.where(number == at, way, chosen)", "jnp.where(number >= at - 1, way, chosen)", "probability", SHARES),
         ("random_bits.fold_in(key, turn)", "random_bits.fold_in(key, 0 * turn)", "probability", SHARES),

@@ -471,6 +471,7 @@ def mixed_up(lockstep):
     ("view", "lockstep"),
     [
         (OGBENCH, True),
+        (IN_EPISODES, True),
         pytest.param(OGBENCH, False, marks=SWEEP),
         pytest.param(EVERY_SHARE, True, marks=SWEEP),
     ],
