@@ -41,7 +41,7 @@ def mixture(recent=0.3, **options):
 
 CASES = [  # shapes, samplers, resets and sizes of adds: each with each in one of these
     ((None, 17, True), uniform(), "same_step", (6, 37)),
-    ((None, 5, True), fbuf.Prioritized(alpha=0.7, eps=1e-3), "same_step", (6, 9)),
+    ((None, 5, True), fbuf.Prioritized(alpha=0.7, eps=1e-3, floor=1.5), "same_step", (6, 9)),
     (
         (None, 1, True),
         prioritized(alpha=0.5, normalize="buffer", new_priority="largest_ever"),

@@ -66,6 +66,21 @@ def arguments(data: Data, item: Any, sampler: Sampler | None) -> dict[str, Any]:
     }
 
 
+def as_today(data: Data) -> Data:
+    """Return the result of an older `described` with the options that samplers have had since."""
+    if not isinstance(data, dict) or not is_known(data.get("sampler")):
+        return data
+    return {**data, "sampler": _with_new_options(data["sampler"])}
+
+
+def _with_new_options(data: Data) -> Data:
+    """Return an encoded sampler with the defaults of options that its version did not have."""
+    if not is_known(data):
+        return data
+    options = {**sampler_data(_SAMPLERS[data["name"]]())["options"], **data["options"]}
+    return {**data, "options": {name: _with_new_options(of) for name, of in options.items()}}
+
+
 def is_known(data: Data) -> bool:
     """Return whether this encoded sampler is one of fbuf's."""
     return isinstance(data, dict) and data.get("name") in _SAMPLERS

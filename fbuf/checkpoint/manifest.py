@@ -7,7 +7,7 @@ import pathlib
 import re
 from typing import Any
 
-from fbuf.checkpoint import files
+from fbuf.checkpoint import config, files
 from fbuf.checkpoint.errors import CheckpointError
 from fbuf.checkpoint.files import Checksum
 from fbuf.checkpoint.signed_json import SignedJson
@@ -106,7 +106,7 @@ def _parsed(data: Data, version: int) -> Manifest:
     written = data["written"]
     found = Manifest(
         save_id=_count(data["save_id"]),
-        config=data["config"],
+        config=config.as_today(data["config"]),
         index=dict(data["index"]),
         extra=data["extra"],
         segments={

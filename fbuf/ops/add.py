@@ -74,7 +74,8 @@ def add(
             one of the next. The buffer keeps it for the newest row and for ends of episodes; it
             reads all others from the following row.
         priority: Real, like `terminated`, finite and at least 0: the priorities of the rows. The
-            sampler applies `eps` and `alpha` to them. None gives each row the sampler's default.
+            sampler applies `eps`, `floor` and `alpha` to them. None gives each row the sampler's
+            default.
         mask: bool, like `terminated`: which rows to write. The others leave no gap. None is all.
             If environments step together, `[T]`, or a scalar for one step: which steps to write. So
             one program serves batches of all lengths: pad them, and mask the padding.

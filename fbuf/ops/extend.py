@@ -43,9 +43,9 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     can read are left out: rows of resets, and episodes of which every row was removed.
 
     Priorities stay as they are stored if both samplers are `fbuf.Prioritized`, or both are
-    `fbuf.Mixture`, with the same `alpha` and `eps`. Otherwise the rows get the priority that
-    `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; it takes only the unread rows
-    of another `fbuf.Fifo`. Rows without room are left out, as by `fbuf.add`.
+    `fbuf.Mixture`, with the same `alpha`, `eps` and `floor`. Otherwise the rows get the priority
+    that `fbuf.add` gives by default. To a `fbuf.Fifo` all rows are unread; it takes only the unread
+    rows of another `fbuf.Fifo`. Rows without room are left out, as by `fbuf.add`.
 
     Args:
         state: The buffer; not consumed. Inside `jit`, donate it at the outermost `jit`, and the

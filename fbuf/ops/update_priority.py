@@ -30,7 +30,7 @@ def update_priority(
 ) -> State[Item]:
     """Give rows new priorities, as a rule the sizes of their TD errors.
 
-    The sampler stores `(priority + eps) ** alpha`.
+    The sampler stores `max(priority + eps, floor) ** alpha`.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.

@@ -184,7 +184,7 @@ class Mixture(WindowedSampler):
         old: Any,
         old_slots: jax.Array,
     ) -> tuple[MixedIndex, jax.Array]:
-        """Store the priorities of another `Mixture` of the same `alpha` and `eps`."""
+        """Store the priorities of another `Mixture` that makes the same ones."""
         if not isinstance(other, Mixture):
             return index, jnp.zeros(slots.shape, jnp.uint32)
         priorities, faults = self.priorities.take_over(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -56,10 +57,10 @@ class PriorityPicks:
 
 @dataclasses.dataclass(frozen=True)
 class Prioritized(WindowedSampler):
-    """Draw rows in proportion to `(priority + eps) ** alpha`, with replacement.
+    """Draw rows in proportion to `max(priority + eps, floor) ** alpha`, with replacement.
 
-    The power is applied once, when a priority is stored, in float32. With `eps=0`, a row of
-    priority 0 is never drawn until you give it another priority.
+    The power is applied once, when a priority is stored, in float32. With `eps=0` and no floor, a
+    row of priority 0 is never drawn until you give it another priority.
 
     Attributes:
         alpha: The power of priorities, at least 0. With 0 all rows are equally likely, with 1
@@ -70,11 +71,14 @@ class Prioritized(WindowedSampler):
             priorities, with 1 fully. For a schedule, give `beta` to `sample` instead, where it may
             be traced.
         eps: Added to every priority before the power, so that no row is lost. At least 0.
+        floor: The smallest value that the power is taken of, at least 0. A smaller `priority +
+            eps` counts as the floor. LAP has a floor of 1 (Fujimoto et al.), and then `eps` is of
+            no use: give `eps=0`.
         new_priority: The priority of a row if you give `add` none. With `"largest"` it is the
             largest in the buffer now. With `"largest_ever"` it is the largest ever stored, which is
             cheaper to keep, but forgets an outlier only at `fbuf.clear`. As long as that largest is
-            0, as in an empty buffer, a row gets 1. These are priorities as they are stored, after
-            the power.
+            0, as in an empty buffer, a row gets 1, or `floor ** alpha` if that is more. These are
+            priorities as they are stored, after the power.
         normalize: With `"batch"`, weights are divided by the largest in the batch. With `"buffer"`
             they are divided by the largest weight of any row of the buffer; these weights are
             smaller and vary less.
@@ -103,13 +107,16 @@ class Prioritized(WindowedSampler):
         Array([0.75, 0.25, 0.75, 0.75], dtype=float32)
 
     References:
-        Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952.
+        Schaul et al., Prioritized Experience Replay, ICLR 2016, arXiv:1511.05952;
+        Fujimoto et al., An Equivalence between Loss Functions and Non-Uniform Sampling in
+        Experience Replay, NeurIPS 2020, arXiv:2007.06049 (the floor).
     """
 
     alpha: float = 0.6
     _: dataclasses.KW_ONLY
     beta: float = 0.4
     eps: float = 1e-6
+    floor: float = 0.0
     new_priority: Literal["largest", "largest_ever"] = "largest"
     normalize: Literal["batch", "buffer"] = "batch"
     draws: Literal["independent", "stratified"] = "independent"
@@ -122,7 +129,7 @@ class Prioritized(WindowedSampler):
     largest_stats: ClassVar[frozenset[str]] = frozenset({"new_priority"})
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "eps"):
+        for name in ("alpha", "beta", "eps", "floor"):
             value = getattr(self, name)
             if isinstance(value, jax.core.Tracer):
                 raise TypeError(
@@ -143,7 +150,7 @@ class Prioritized(WindowedSampler):
     @property
     def may_draw_nothing(self) -> bool:
         """Whether a full buffer can have no row to draw."""
-        return self.window > 1 or self.eps == 0
+        return self.window > 1 or self.eps == self.floor == 0
 
     @property
     def weighs_by_batch(self) -> bool:
@@ -153,6 +160,12 @@ class Prioritized(WindowedSampler):
     def init(self, ring: Ring) -> PriorityIndex:
         """Return an index without priorities."""
         self._check_lanes(ring)
+        if self._first_priority > priority_index.largest_storable(ring):
+            raise ValueError(
+                f"fbuf.init: Prioritized(floor={self.floor!r}, alpha={self.alpha!r}) stores "
+                f"{self._first_priority:.3g} for a row, and float32 cannot sum up as much of "
+                f"{ring.capacity * ring.shards} rows; take a smaller floor"
+            )
         aggregates = [Aggregate.SUM]
         if self.new_priority == "largest":
             aggregates.append(Aggregate.LARGEST)
@@ -170,7 +183,7 @@ class Prioritized(WindowedSampler):
         alpha: Scalar,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; a bad priority becomes the default."""
-        default = priority_index.default(index)
+        default = priority_index.default(index, self._first_priority)
         if priority is None:
             values = jnp.broadcast_to(default, span.slots.shape)
             faults = jnp.zeros_like(span.slots, jnp.uint32)
@@ -197,13 +210,13 @@ class Prioritized(WindowedSampler):
         old: Any,
         old_slots: jax.Array,
     ) -> tuple[PriorityIndex, jax.Array]:
-        """Store the priorities of another `Prioritized` of the same `alpha` and `eps`."""
-        if isinstance(other, Prioritized) and (self.alpha, self.eps) == (other.alpha, other.eps):
+        """Store the priorities of another `Prioritized` that makes the same ones."""
+        if isinstance(other, Prioritized) and self._power == other._power:
             index = priority_index.take_over(index, ring, slots, old, old_slots)
         return index, jnp.zeros(slots.shape, jnp.uint32)
 
     def remove(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
-        """Store 0, whatever `eps` is; starts whose windows held one of these rows get inactive."""
+        """Store 0, whatever the floor is; starts whose windows held one of these get inactive."""
         return priority_index.remove(index, ring, slots, self._window)
 
     def retire(self, index: PriorityIndex, ring: Ring, slots: jax.Array) -> PriorityIndex:
@@ -299,15 +312,28 @@ class Prioritized(WindowedSampler):
         counts = {} if index.num_starts is None else {"num_starts": index.num_starts}
         return {
             "priority_total": sum_tree.total(index.tree),
-            "new_priority": priority_index.default(index),
+            "new_priority": priority_index.default(index, self._first_priority),
             **counts,
         }
+
+    @property
+    def _power(self) -> tuple[float, float, float]:
+        """The numbers that a stored priority is made with."""
+        return self.alpha, self.eps, self.floor
+
+    @property
+    def _first_priority(self) -> float:
+        """The value that a row without a priority gets as long as no value is above 0."""
+        try:
+            return max(1.0, self.floor) ** self.alpha
+        except OverflowError:
+            return math.inf
 
     def _stored(
         self, priority: jax.Array, alpha: Scalar, ring: Ring
     ) -> tuple[jax.Array, jax.Array]:
         """Return the value to store for each priority, and whether the priority is valid."""
-        base = priority + jnp.float32(self.eps)
+        base = jnp.maximum(priority + jnp.float32(self.eps), jnp.float32(self.floor))
         power = jnp.float32(self.alpha) if alpha is None else jnp.asarray(alpha, jnp.float32)
         # exp(alpha log p): XLA's pow is a scalar library call on CPU. A base above 0 stays so.
         raised = jnp.where(power == 1, base, jnp.exp(power * jnp.log(_above_0(base))))

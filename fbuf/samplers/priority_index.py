@@ -129,10 +129,10 @@ def largest(index: PriorityIndex) -> jax.Array:
     return sum_tree.aggregate(index.tree, Aggregate.LARGEST)
 
 
-def default(index: PriorityIndex) -> jax.Array:
-    """Return the value that a row without a priority gets."""
+def default(index: PriorityIndex, first: float) -> jax.Array:
+    """Return the value that a row without a priority gets: `first` where none is above 0."""
     most = largest(index) if index.largest_of_shards is None else index.largest_of_shards
-    return jnp.where(most > 0, most, 1)
+    return jnp.where(most > 0, most, first)
 
 
 def largest_storable(ring: Ring) -> float:

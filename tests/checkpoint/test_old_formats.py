@@ -103,6 +103,34 @@ def test_a_mark_of_version_0_2_is_no_save_id(tmp_path):
     same(restored.load(tmp_path).state, without_id(state))
 
 
+def without_floor(data):
+    """A manifest of a version whose priorities had no floor."""
+    if isinstance(data, dict):
+        return {name: without_floor(value) for name, value in data.items() if name != "floor"}
+    return data
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("mixture", marks=pytest.mark.sweep)])
+def test_a_sampler_that_was_saved_without_a_floor_is_read(tmp_path, kind):
+    def sampler(**options):
+        one = fbuf.Prioritized(0.5, **options)
+        return one if kind == "plain" else fbuf.Mixture(0.3, priorities=one)
+
+    state = fbuf.init(jnp.zeros(()), 8, sampler=sampler())
+    state = fbuf.save(tmp_path, fbuf.add(state, jnp.arange(3.0), priority=jnp.arange(3.0)))
+    written = without_floor(dataclasses.asdict(manifest.read(tmp_path, 1)))
+    rewritten(tmp_path / manifest.name_of(1), written)
+    assert b"floor" not in (tmp_path / manifest.name_of(1)).read_bytes()
+    for given in (None, sampler()):
+        same(restored.load(tmp_path, sampler=given).state, state)
+    with pytest.raises(fbuf.CheckpointError, match=r"floor=0\.0.* has .*1\.0"):
+        fbuf.load(tmp_path, sampler=sampler(floor=1.0))
+    before = rows_of(tmp_path)
+    state = fbuf.save(tmp_path, fbuf.add(restored.load(tmp_path).state, jnp.ones(1)))
+    same(restored.load(tmp_path).state, state)
+    assert [n for name, n in rows_of(tmp_path).items() if name not in before] == [1]  # what is new
+
+
 def test_a_pickle_of_version_0_2_is_read():
     state = fbuf.init(jnp.zeros(()), 8, sampler=fbuf.Prioritized())
     state = fbuf.add(state, jnp.arange(4.0))

@@ -38,6 +38,18 @@ MISUSE = {
     "alpha_nan": (lambda: fbuf.Prioritized(alpha=float("nan")), "Prioritized.*alpha"),
     "beta": (lambda: fbuf.Prioritized(beta=float("inf")), "Prioritized.*beta"),
     "eps": (lambda: fbuf.Prioritized(eps=-1e-3), "Prioritized.*eps"),
+    "floor": (lambda: fbuf.Prioritized(floor=-1.0), "Prioritized.*floor.*at least 0"),
+    "floor_text": (lambda: fbuf.Prioritized(floor="1"), "Prioritized.*floor.*number"),
+    "floor_large": (
+        lambda: fbuf.init(ITEM, 8, sampler=fbuf.Prioritized(1.0, floor=1e38)),
+        r"init.*Prioritized\(floor=1e\+38, alpha=1.0\).*8 rows.*smaller floor",
+    ),
+    "floor_power": (
+        lambda: fbuf.init(
+            ITEM, 8, sampler=fbuf.Mixture(priorities=fbuf.Prioritized(900.0, floor=10.0))
+        ),
+        "init.*Prioritized.*stores inf.*smaller floor",
+    ),
     "option": (lambda: fbuf.Prioritized(draws="sorted"), "Prioritized.*draws.*one of"),
     "tree": (lambda: fbuf.add(state_of(), {"obs": jnp.ones((3, 4))}), "add.*items.*tree"),
     "shape": (

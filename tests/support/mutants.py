@@ -64,6 +64,7 @@ HALVES = "test_loops.py", "halves"
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
+FLOOR, OLDER = ("test_floor.py", ""), ("test_old_formats.py", "floor")
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
 ONE_ROW = "test_contracts.py", "every_byte and common7"
@@ -293,7 +294,18 @@ MUTANTS = [
     ),
     *of(
         "samplers/prioritized.py",
-        ("return self.window > 1 or self.eps == 0", "return self.window > 1", "episode end", NOTHING),
+        ("return self.window > 1 or self.eps == self.floor == 0", "return self.window > 1", "episode end", NOTHING),
+        ("return self.window > 1 or self.eps == self.floor == 0", "return self.window > 1 or self.eps == 0", "fault bit", FLOOR),
+        ("jnp.maximum(priority + jnp.float32(self.eps), jnp.float32(self.floor))", "jnp.maximum(priority, jnp.float32(self.floor)) + jnp.float32(self.eps)", "weights", FLOOR),
+        ("return self.alpha, self.eps, self.floor", "return self.alpha, self.eps, 0.0", "weights", FLOOR),
+        ("return max(1.0, self.floor) ** self.alpha", "return 1.0", "weights", FLOOR),
+        ("if self._first_priority > priority_index.largest_storable(ring):", "if False:", "fault bit", REFUSED),
+        ("        default = priority_index.default(index, self._first_priority)", "        default = priority_index.default(index, 1.0)", "weights", FLOOR),
+    ),
+    *of(
+        "checkpoint/config.py",
+        ('return {**data, "sampler": _with_new_options(data["sampler"])}', "return data", "seam", OLDER),
+        ("{name: _with_new_options(of) for name, of in options.items()}", "options", "seam", OLDER),
     ),
     *of(
         "storage/next_obs.py",
@@ -451,7 +463,7 @@ MUTANTS = [
         ("evicted = kept & _is_start(before)", "evicted = _is_start(before)", "count", MASKED),
         ("activated = jnp.where(is_start, slots, ring.capacity)", "activated = slots", "windows", FIRST),
         ("span, -values, activated)", "span, values, activated)", "windows", FIRST),
-        ("return jnp.where(most > 0, most, 1)", "return most", "weights", FLAT_PER),
+        ("return jnp.where(most > 0, most, first)", "return most", "weights", FLAT_PER),
         ("lost = last_of_each(found) & (found", "lost = (found", "count", ("test_windows.py", "at_once")),
         ("jnp.concatenate([found, slots]), jnp.concatenate([-jnp.abs(old), -new])", "jnp.concatenate([slots, found]), jnp.concatenate([-new, -jnp.abs(old)])", "windows", PER_APART),
         ("return jnp.maximum(index.largest_ever,", "return jnp.minimum(index.largest_ever,", "weights", ONE_SLOT),

@@ -38,7 +38,7 @@ class Row:
 class Oracle:
     """Every row of every lane since the last clear. Without environments there is one lane.
 
-    `alpha`, `eps` and `new_priority` are those of the sampler; without priorities they do not
+    `alpha`, `eps`, `floor` and `new_priority` are those of the sampler; without priorities they do not
     matter. Each of `shards` has the next lanes, and its slots follow those of the one before.
     """
 
@@ -49,12 +49,13 @@ class Oracle:
         autoreset="same_step",
         alpha=1.0,
         eps=0.0,
+        floor=0.0,
         new_priority="largest",
         shards=1,
     ):
         self.length, self.envs, self.autoreset = length, envs, autoreset
         self.shards, self.lanes_of_shard = shards, envs // shards
-        self.alpha, self.eps, self.new_priority = alpha, eps, new_priority
+        self.alpha, self.eps, self.floor, self.new_priority = alpha, eps, floor, new_priority
         self.capacity = length * envs
         self.lanes: list[list[Row]] = [[] for _ in range(envs)]
         self.laps = [0] * envs
@@ -260,14 +261,14 @@ class Oracle:
     # The rows that a sampler may draw, and how often.
 
     def power(self, priority):
-        base = priority + self.eps
+        base = max(priority + self.eps, self.floor)
         return base**self.alpha if base > 0 else 0.0
 
     def default(self):
         """Return the stored priority of a row that came without one."""
         live = [self.at(slot).priority for slot in self.stored()]
         largest = max(live, default=0.0) if self.new_priority == "largest" else self.largest_ever
-        return largest if largest > 0 else 1.0
+        return largest if largest > 0 else max(1.0, self.floor**self.alpha)
 
     def runs(self, window, stride=1, first=False, strict=True):
         """The starts of each episode, in the order of time; where one is missing, there are two."""

@@ -15,6 +15,8 @@ from support.oracle import Oracle
 
 # Environments, the length of a lane, whether they step together.
 FLAT, TOGETHER, APART = (None, 9, True), (3, 40, True), (3, 40, False)
+OF_ORACLE = ("alpha", "eps", "floor", "new_priority")
+"""The options of a sampler that the oracle has, too."""
 NAN, INF = float("nan"), float("inf")
 
 
@@ -49,7 +51,7 @@ class Pair:
             **options,
         )
         self.per = priorities_of(sampler)
-        given = {n: getattr(self.per, n) for n in ("alpha", "eps", "new_priority") if self.per}
+        given = {n: getattr(self.per, n) for n in OF_ORACLE if self.per}
         self.oracle = Oracle(length, envs or 1, autoreset, shards=self.shards, **given)
         self.make, self.next_of = make, options.get("next_of")
         self.last = [lane + 1 for lane in range(envs or 1)]  # the number of each lane's next row

@@ -141,7 +141,7 @@ def _may_lack_rows(sampler: Any, view: Any) -> bool:
     """Return whether a batch of a filled buffer may have fewer rows than requested."""
     whole = isinstance(view, fbuf.Item) and not sampler.follows_episodes
     if isinstance(sampler, fbuf.Prioritized):
-        return not whole or sampler.eps == 0
+        return not whole or sampler.may_draw_nothing
     return not whole or type(sampler) is not fbuf.Uniform
 
 
