@@ -16,7 +16,10 @@ THEMES: dict[str, tuple[str, ...]] = {
         *("add", "update_priority", "write", "remove", "expire", "clear", "end_episode", "after"),
     ),
     "Checking a step": ("check_in_place",),
-    "Drawing": ("sample", "Sample", "draw", "sample_mixed", "MixedSample", "sequence_priority"),
+    "Drawing": (
+        *("sample", "Sample", "draw", "sample_mixed", "MixedSample", "thin"),
+        "sequence_priority",
+    ),
     "Reading without drawing": (
         *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
         *("group_ids", "group_sizes", "uses"),

@@ -52,6 +52,7 @@ from fbuf.ops.size import size as size
 from fbuf.ops.space import space as space
 from fbuf.ops.split import split as split
 from fbuf.ops.stats import stats as stats
+from fbuf.ops.thin import thin as thin
 from fbuf.ops.unread import unread as unread
 from fbuf.ops.update_priority import update_priority as update_priority
 from fbuf.ops.uses import uses as uses
@@ -156,6 +157,7 @@ __all__ = [
     "space",
     "split",
     "stats",
+    "thin",
     "unread",
     "update_priority",
     "uses",

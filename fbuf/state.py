@@ -168,7 +168,8 @@ class Sample(Batch[Item, ArrayT]):
         terminated: As in `fbuf.Batch`.
         truncated: As in `fbuf.Batch`.
         probability: `[B]` float32: the probability that one draw is this row.
-        weight: `[B]` float32 importance weights, at most 1; 0 where `mask` is False.
+        weight: `[B]` float32 importance weights, at most 1 (those of `fbuf.thin` may be larger); 0
+            where `mask` is False.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -268,16 +268,18 @@ def field_values(
     return jax.lax.stop_gradient(jnp.asarray(leaf).reshape(math.prod(lead), *feature))
 
 
-def priorities(function: str, value: Any, shape: tuple[int, ...], like: str) -> jax.Array:
+def priorities(
+    function: str, value: Any, shape: tuple[int, ...], like: str, argument: str = "priority"
+) -> jax.Array:
     """Return priorities, one for each row, as float32, in the given shape."""
-    check.no_list(function, "priority", value)
+    check.no_list(function, argument, value)
     if jnp.shape(value) != shape:
         raise ValueError(
-            f"fbuf.{function}: priority must be of shape {shape}, like {like}, got "
+            f"fbuf.{function}: {argument} must be of shape {shape}, like {like}, got "
             f"{check.describe(value)}"
         )
     if not check.is_real(jnp.result_type(value)):
-        raise TypeError(f"fbuf.{function}: priority must be real, got {check.describe(value)}")
+        raise TypeError(f"fbuf.{function}: {argument} must be real, got {check.describe(value)}")
     return jax.lax.stop_gradient(jnp.asarray(value).astype(jnp.float32))
 
 

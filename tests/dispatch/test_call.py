@@ -159,6 +159,7 @@ WIDE = {
     "ids_at slots": lambda: fbuf.ids_at(filled(), LARGE),
     "sequence_priority priority": lambda: fbuf.sequence_priority(LARGE, np.ones(2, bool)),
     "targets.gae reward": lambda: gae(LARGE),
+    "thin error": lambda: fbuf.thin(fbuf.sample(filled(), KEY, 2), KEY, 1, LARGE),
 }
 
 
@@ -199,6 +200,7 @@ ARGUMENTS = {
         np.ones(2, np.float32), given
     ),
     "targets.gae: reward": lambda given: gae(given),
+    "thin: error": lambda given: fbuf.thin(fbuf.sample(filled(), KEY, 2), KEY, 1, given),
 }
 
 

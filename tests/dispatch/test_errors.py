@@ -133,6 +133,22 @@ MISUSE = {
         ),
         "update_priority.*ids is empty",
     ),
+    "thin_batch": (
+        lambda: fbuf.thin(fbuf.rows(state_of()), jax.random.key(0), 2, jnp.ones(8)),
+        "thin.*batch must be a fbuf.Sample, got Batch.*fbuf.sample",
+    ),
+    "thin_error": (
+        lambda: fbuf.thin(
+            fbuf.sample(state_of(), jax.random.key(0), 4), jax.random.key(0), 2, jnp.ones(3)
+        ),
+        r"thin.*error.*\(4,\).*batch.ids.slot",
+    ),
+    "thin_count": (
+        lambda: fbuf.thin(
+            fbuf.sample(state_of(), jax.random.key(0), 4), jax.random.key(0), 0, jnp.ones(4)
+        ),
+        "thin.*count.*from 1",
+    ),
     "alpha_text": (lambda: fbuf.Prioritized(alpha="x"), "Prioritized.*alpha"),
     "sampler_class": (lambda: fbuf.init(ITEM, 8, sampler=fbuf.Uniform), "init.*sampler.*call it"),
     "fresh_most": (lambda: fbuf.FreshFirst(most=0), "FreshFirst.*most"),

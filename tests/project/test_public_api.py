@@ -112,6 +112,7 @@ def test_the_state_comes_first_and_options_by_name():
         "probability": ["state", "ids"],
         "ids_at": ["state", "slots"],
         "sequence_priority": ["priority", "loss_mask"],
+        "thin": ["batch", "key", "count", "error"],
     }
     for name, expected in positional.items():
         parameters = inspect.signature(getattr(fbuf, name)).parameters.values()

@@ -85,5 +85,7 @@ def test_other_functions_compute_no_infinity() -> None:
     with SWITCHES["infs"]():
         mixed = fbuf.sample_mixed([(state, 0.5), (full, 0.5)], key, 4)
         priority = fbuf.sequence_priority(jnp.ones((2, 3)), jnp.ones((2, 3), bool))
+        thin = fbuf.thin(mixed.sample, key, 2, jnp.ones(4))
     np.testing.assert_array_equal(mixed.sample.weight, [0, 0, 1, 1])
     np.testing.assert_allclose(priority, [1, 1])
+    np.testing.assert_array_equal(thin.weight, [1, 1])

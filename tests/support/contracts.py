@@ -47,6 +47,13 @@ def with_masks(state, key):
     return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask), consumed(batch)
 
 
+def sample_thin_update_add(state, key):
+    large = fbuf.sample(state, key, 4 * BATCH)
+    batch = fbuf.thin(large, key, BATCH, jnp.abs(large.data["reward"]))
+    state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
+    return fbuf.add(state, rows(16)), consumed(batch)
+
+
 def add_sample(state, key):
     state = fbuf.add(state, rows(16))
     return state, consumed(fbuf.sample(state, key, BATCH))

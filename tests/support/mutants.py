@@ -64,6 +64,7 @@ HALVES = "test_loops.py", "halves"
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
+THIN = "test_thin.py", ""
 FLOOR, OLDER = ("test_floor.py", ""), ("test_old_formats.py", "floor")
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
@@ -255,6 +256,26 @@ MUTANTS = [
         "ops/sequence_priority.py",
         ("priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(loss_mask.sum(axis=-1), 1)", "jnp.maximum(loss_mask.shape[-1], 1 + 0 * loss_mask.sum(axis=-1))", "weights", REDUCED),
+    ),
+    *of(
+        "ops/thin.py",
+        ("counts = batch.mask & (error >= 0)", "counts = (error >= 0)", "mask", THIN),
+        ("batch.mask & (error >= 0) & (error <=", "batch.mask & (error <=", "mask", THIN),
+        (" & (error <= float(jnp.finfo(jnp.float32).max))", "", "mask", THIN),
+        ("jnp.where(counts, error, 0)", "error", "mask", THIN),
+        ("share * jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)", "share * error.shape[0]", "count", THIN),
+        ("ids=only(cut.ids, mask)", "ids=cut.ids", "mask", THIN),
+        ("terminated=select(mask, cut.terminated)", "terminated=cut.terminated", "mask", THIN),
+        ("truncated=select(mask, cut.truncated)", "truncated=cut.truncated", "mask", THIN),
+        ("jnp.where(mask, cut.probability * times, 0)", "jnp.where(mask, cut.probability, 0)", "weights", THIN),
+        ("jnp.where(mask, cut.weight / times, 0)", "jnp.where(mask, 1 / times, 0)", "weights", THIN),
+        ("error * _scale(error.max())", "error * 1", "tree rounding", THIN),
+        ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "value", "weights", THIN),
+        ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "jnp.where(value.max() > 0, value, 1)", "mask", THIN),
+        ("value = jnp.where(value >= _SMALLEST, value, 0)", "value = value + 0", "tree rounding", THIN),
+        ("if steps == (size, size):", "if False:", "views", THIN),
+        ("        if jnp.shape(leaf)[:1] != (size,):", "        if False:", "views", THIN),
+        ("mask = jnp.broadcast_to(share.max() > 0, (count,))", "mask = jnp.ones(count, bool)", "mask", THIN),
     ),
     *of(
         "dispatch/read_before_write.py",

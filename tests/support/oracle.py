@@ -38,8 +38,8 @@ class Row:
 class Oracle:
     """Every row of every lane since the last clear. Without environments there is one lane.
 
-    `alpha`, `eps`, `floor` and `new_priority` are those of the sampler; without priorities they do not
-    matter. Each of `shards` has the next lanes, and its slots follow those of the one before.
+    `alpha`, `eps`, `floor` and `new_priority` are those of the sampler; without priorities they do
+    not matter. Each of `shards` has the next lanes, and its slots follow those of the one before.
     """
 
     def __init__(

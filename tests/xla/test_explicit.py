@@ -45,6 +45,7 @@ def everything(state):
         state = fbuf.write(state, batch.ids, {"x": ROWS["x"]})
     if state.sampler.keeps_priorities:
         state = fbuf.update_priority(state, batch.ids, batch.weight)
+        batch = fbuf.thin(batch, jax.random.key(1), 4, jnp.ones(4))
     found = [
         fbuf.size(state),
         fbuf.can_sample(state, 3),
