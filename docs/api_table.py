@@ -21,8 +21,8 @@ THEMES: dict[str, tuple[str, ...]] = {
         "sequence_priority",
     ),
     "Reading without drawing": (
-        *("read", "rows", "Batch", "newest_ids", "ids_at", "Ids", "probability"),
-        *("group_ids", "group_sizes", "uses"),
+        *("read", "rows", "Batch", "newest_ids", "ids_at", "neighbours", "Ids"),
+        *("group_ids", "group_sizes", "uses", "probability"),
     ),
     "Rows that are used once": (
         *("pop", "unread", "space", "rollout", "Rollout", "Pace", "PaceCounter"),
@@ -71,7 +71,7 @@ MESH = {
             "clear",
         ),
         *("after", "size", "can_sample", "stats", "raise_on_fault", "specs"),
-        *("save", "load", "reshard"),
+        *("neighbours", "save", "load", "reshard"),
         *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),
     ),
 }

@@ -33,6 +33,7 @@ from fbuf.ops.init import init as init
 from fbuf.ops.load import Checkpoint as Checkpoint
 from fbuf.ops.load import load as load
 from fbuf.ops.nbytes import nbytes as nbytes
+from fbuf.ops.neighbours import neighbours as neighbours
 from fbuf.ops.newest_ids import newest_ids as newest_ids
 from fbuf.ops.pop import pop as pop
 from fbuf.ops.probability import probability as probability
@@ -140,6 +141,7 @@ __all__ = [
     "init",
     "load",
     "nbytes",
+    "neighbours",
     "newest_ids",
     "pop",
     "probability",

@@ -15,6 +15,7 @@ from fbuf.mesh.count import Count
 from fbuf.mesh.draw import draw
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
+from fbuf.mesh.neighbours import neighbours
 from fbuf.mesh.reshard import reshard
 from fbuf.mesh.sample import sample
 from fbuf.mesh.save import save
@@ -45,6 +46,7 @@ __all__ = [
     "end_episode",
     "init",
     "load",
+    "neighbours",
     "raise_on_fault",
     "remove",
     "reshard",

@@ -392,6 +392,10 @@ class HostStore(Generic[Item]):
         """The number of times that rows were drawn, as `fbuf.uses`."""
         return self.contents.ask(fbuf.uses, ids)
 
+    def neighbours(self, ids: fbuf.Ids, steps: Any) -> fbuf.Ids:
+        """The ids of the rows around each row, as `fbuf.neighbours`."""
+        return self.contents.ask(fbuf.neighbours, ids, steps)
+
     def probability(self, ids: fbuf.Ids) -> jax.Array:
         """Return the probability that one draw is each row, as `fbuf.probability`."""
         return self.contents.ask(fbuf.probability, ids)

@@ -171,14 +171,8 @@ def _changed(
         of_all: A value for all ids; the same on all devices.
     """
     name = f"sharded.{function}"
-    flat_ids, shape = _flat(name, ids)
-    args = (flat_ids, parse.mask(name, mask, shape, "ids"), parsed(name, shape))
-    count = flat_ids.slot.shape[0]
-    if not per_device.is_inside(state) and count % state.num_devices:
-        raise ValueError(
-            f"fbuf.{name}: the number of ids must be a multiple of the {state.num_devices} devices "
-            f"along {state.axis!r}, got {count}; pad them, and leave the padding out with mask"
-        )
+    flat, shape = flat_ids(function, state, ids)
+    args = (flat, parse.mask(name, mask, shape, "ids"), parsed(name, shape))
 
     def run(
         state: ShardedState[Any], ids: ShardedIds, mask: jax.Array, values: Any, of_all: Any
@@ -188,10 +182,7 @@ def _changed(
         shard = jnp.where(exists, ids.shard, 0)
         slot = jnp.where(exists | (ids.slot == NO_SLOT), ids.slot, _NOWHERE)
         slot = jnp.where(mask, slot, NO_SLOT)
-        leaves, tree = jax.tree.flatten((shard, slot, ids.generation, values))
-        # The faults are known once all earlier reads of the buffer are done.
-        gathered = tie(lax.all_gather(words.packed(leaves), state.axis, tiled=True), state.fault)
-        every = jax.tree.unflatten(tree, words.unpacked(gathered, leaves))
+        every = gathered(state, (shard, slot, ids.generation, values))
         shard, slot, generation, all_values = every
 
         def one(mine: State[Any], number: jax.Array) -> State[Any]:
@@ -202,6 +193,29 @@ def _changed(
 
     specs = (*jax.tree.map(lambda _: state.spec, args), PartitionSpec())
     return per_device.on_devices(function, run, state, (*args, of_all), specs, state.spec)
+
+
+def gathered(state: ShardedState[Any], tree: Any) -> Any:
+    """Return arrays `[B, ...]` of all devices, in the order of the batch; in one exchange."""
+    leaves, structure = jax.tree.flatten(tree)
+    # The faults are known once all earlier reads of the buffer are done.
+    every = tie(lax.all_gather(words.packed(leaves), state.axis, tiled=True), state.fault)
+    return jax.tree.unflatten(structure, words.unpacked(every, leaves))
+
+
+def flat_ids(
+    function: str, state: ShardedState[Any], ids: Any
+) -> tuple[ShardedIds, tuple[int, ...]]:
+    """Return ids of rows over a mesh, flat, and their given shape; each device has as many."""
+    name = f"sharded.{function}"
+    flat, shape = _flat(name, ids)
+    count = flat.slot.shape[0]
+    if not per_device.is_inside(state) and count % state.num_devices:
+        raise ValueError(
+            f"fbuf.{name}: the number of ids must be a multiple of the {state.num_devices} devices "
+            f"along {state.axis!r}, got {count}; pad them with ids of slot -1"
+        )
+    return flat, shape
 
 
 def _flat(function: str, ids: Any) -> tuple[ShardedIds, tuple[int, ...]]:

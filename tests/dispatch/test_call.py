@@ -157,6 +157,7 @@ WIDE = {
     "read ids.slot": lambda: fbuf.read(filled(), fbuf.Ids(LARGE, LARGE)),
     "probability ids.slot": lambda: fbuf.probability(filled(), fbuf.Ids(LARGE, LARGE)),
     "ids_at slots": lambda: fbuf.ids_at(filled(), LARGE),
+    "neighbours ids.slot": lambda: fbuf.neighbours(filled(), fbuf.Ids(LARGE, LARGE), (1,)),
     "sequence_priority priority": lambda: fbuf.sequence_priority(LARGE, np.ones(2, bool)),
     "targets.gae reward": lambda: gae(LARGE),
     "thin error": lambda: fbuf.thin(fbuf.sample(filled(), KEY, 2), KEY, 1, LARGE),

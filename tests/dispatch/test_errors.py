@@ -133,6 +133,18 @@ MISUSE = {
         ),
         "update_priority.*ids is empty",
     ),
+    "neighbours_none": (
+        lambda: fbuf.neighbours(state_of(), drawn(state_of()), ()),
+        "neighbours.*steps must have at least one",
+    ),
+    "neighbours_float": (
+        lambda: fbuf.neighbours(state_of(), drawn(state_of()), (0.5,)),
+        "neighbours.*each of steps must be an int, got 0.5",
+    ),
+    "neighbours_far": (
+        lambda: fbuf.neighbours(state_of(), drawn(state_of()), (-9,)),
+        "neighbours.*steps span 10 steps.*room for 8.*fewer steps",
+    ),
     "thin_batch": (
         lambda: fbuf.thin(fbuf.rows(state_of()), jax.random.key(0), 2, jnp.ones(8)),
         "thin.*batch must be a fbuf.Sample, got Batch.*fbuf.sample",

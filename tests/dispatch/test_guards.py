@@ -33,6 +33,7 @@ CALLS = {
     "mask": (None, lambda state: fbuf.remove(state, ids(state), mask=True)),
     "numbers": (PER, lambda state: fbuf.add(state, {"x": 1.0}, terminated=True, priority=2.0)),
     "write": (None, lambda state: fbuf.write(state, ids(state), {"x": ONES}, mask=True)),
+    "neighbours": (None, lambda state: fbuf.neighbours(state, ids(state), (-1, 1))),
     "thin": (None, lambda state: fbuf.thin(fbuf.sample(state, KEY, 2), KEY, 1, ONES)),
     "eta": (None, lambda _: fbuf.sequence_priority(ONES, THERE, eta=0.5)),
     "gae": (

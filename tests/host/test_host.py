@@ -944,3 +944,18 @@ def test_an_argument_that_is_none_is_refused_by_its_name():
         store.pop(2, keep=None)
     with pytest.raises(TypeError, match="count must be an int, got None"):
         store.pop(None)
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.sweep)])
+def test_neighbours_in_any_history(seeds):
+    steps = (-2, 0, 1, 3)
+    for seed in seeds:
+        rng, pair = np.random.default_rng(seed), HostPair((3, 6, False), uniform(), "next_step")
+        for _ in range(10):
+            pair.step(rng, (3, 9), 0.3, odd=True)
+            names = (pair.ids(rng, 12, odd=True) + [(-1, 0)] * 12)[:12]
+            ids = pair.state.neighbours(pair.named(names), steps)
+            expected = [pair.oracle.neighbours(name, steps) for name in names]
+            assert np.stack([ids.slot, ids.generation], axis=-1).tolist() == [
+                list(map(list, of_row)) for of_row in expected
+            ]

@@ -145,6 +145,8 @@ def test_a_batch_without_rows_is_masked():
     nothing = [(batch, jnp.ones(12)), (large_batch(size=12), jnp.full(12, NAN))]
     nothing.append((large_batch(size=12, count=0), jnp.ones(12)))
     for large, error in nothing:
+        ended = jnp.ones_like(large.mask)
+        large = dataclasses.replace(large, terminated=ended, truncated=ended)
         thin = fbuf.thin(large, KEY, 3, error)
         assert not thin.mask.any()
         assert thin.weight.tolist() == thin.probability.tolist() == [0.0] * 3
@@ -279,5 +281,5 @@ def test_an_error_that_is_nothing_beside_another_counts_as_0():
         patch.setattr(
             fbuf.ops.thin.random_bits, "uniforms", lambda _, shape, after: jnp.zeros(shape)
         )
-        thin = jax.jit(lambda: fbuf.thin(batch, KEY, 4, error))()
+        thin = jax.jit(lambda *given: fbuf.thin(given[0], KEY, 4, given[1]))(batch, error)
     assert thin.data["at"].tolist() == [3] * 4

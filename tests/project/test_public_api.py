@@ -111,6 +111,7 @@ def test_the_state_comes_first_and_options_by_name():
         "rows": ["state"],
         "probability": ["state", "ids"],
         "ids_at": ["state", "slots"],
+        "neighbours": ["state", "ids", "steps"],
         "sequence_priority": ["priority", "loss_mask"],
         "thin": ["batch", "key", "count", "error"],
     }

@@ -47,6 +47,14 @@ def with_masks(state, key):
     return fbuf.update_priority(state, batch.ids, batch.weight, mask=mask), consumed(batch)
 
 
+def sample_spread_update_add(state, key):
+    ends = jax.random.bernoulli(key, 0.1, (16,))
+    batch = fbuf.sample(state, key, BATCH)
+    around = fbuf.neighbours(state, batch.ids, range(-4, 1))
+    state = fbuf.update_priority(state, around, jnp.ones((BATCH, 5)))
+    return fbuf.add(state, rows(16), truncated=ends), consumed(batch)
+
+
 def sample_thin_update_add(state, key):
     large = fbuf.sample(state, key, 4 * BATCH)
     batch = fbuf.thin(large, key, BATCH, jnp.abs(large.data["reward"]))

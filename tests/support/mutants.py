@@ -64,7 +64,8 @@ HALVES = "test_loops.py", "halves"
 STORAGE, REDUCED = ("test_storage.py", ""), ("test_sequence_priority.py", "")
 EPOCHS, NAMES = ("test_shuffled.py", ""), ("test_ids_at.py", "")
 OFTEN = "test_distribution.py", "often or alpha or sorted"
-THIN = "test_thin.py", ""
+THIN, AROUND = ("test_thin.py", ""), ("test_neighbours.py", "")
+SPREAD = "test_neighbours.py", "shards"
 FLOOR, OLDER = ("test_floor.py", ""), ("test_old_formats.py", "floor")
 EAGER = "test_contracts.py", "eager_calls"
 CONSUMED = "test_contracts.py", "consumed"
@@ -256,6 +257,23 @@ MUTANTS = [
         "ops/sequence_priority.py",
         ("priority = jnp.where(priority < 0, jnp.sqrt(priority), priority)", "priority = priority * 1", "weights", REDUCED),
         ("jnp.maximum(loss_mask.sum(axis=-1), 1)", "jnp.maximum(loss_mask.shape[-1], 1 + 0 * loss_mask.sum(axis=-1))", "weights", REDUCED),
+    ),
+    *of(
+        "ops/neighbours.py",
+        ("live[:, None] & (there == wished)", "(there == wished)", "generation check", AROUND),
+        ("live[:, None] & (there == wished)", "live[:, None]", "episode end", AROUND),
+        ("jnp.clip(wished, -before, jnp.maximum(after, 0))", "jnp.clip(wished, -before, last)", "episode end", AROUND),
+        ("jnp.clip(wished, -before, jnp.maximum(after, 0))", "jnp.clip(wished, first, jnp.maximum(after, 0))", "episode end", AROUND),
+        ("following(reader, slots, last + 1).same_episode", "following(reader, slots, last + 1).unbroken", "episode end", AROUND),
+        ('reader.check_lane("steps span", last - first + 1)', "reader.check_lane('steps span', 1)", "views", AROUND),
+        ("first, last = min(0, *steps), max(0, *steps)", "first, last = min(steps), max(0, *steps)", "views", AROUND),
+        ("if isinstance(value, tuple) and value == found else", "if isinstance(value, tuple | range) else", "seam", ("test_neighbours.py", "refused")),
+    ),
+    *of(
+        "mesh/neighbours.py",
+        ("jnp.where(every.shard == number, every.slot, NO_SLOT)", "every.slot", "generation check", SPREAD),
+        ("jnp.where(slot == NO_SLOT, -1, ids.shard[:, None])", "ids.shard[:, None] + 0 * slot", "mask", SPREAD),
+        ("found.slot - NO_SLOT", "found.slot", "seam", SPREAD),
     ),
     *of(
         "ops/thin.py",

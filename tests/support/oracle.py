@@ -258,6 +258,21 @@ class Oracle:
             found.insert(0, rows[at])
         return found
 
+    def neighbours(self, name, steps):
+        """The names `(slot, generation)` of the rows around a named row, `(-1, 0)` for none."""
+        slot, generation = name
+        row = self.at(slot) if 0 <= slot < self.capacity else None
+        if row is None or row.removed or row.dummy or row.generation != generation:
+            return [(-1, 0)] * len(steps)
+        rows, at = self.place(slot)
+        lane = next(number for number, of in enumerate(self.lanes) if of is rows)
+        before = len(self.back(slot, self.length)) - 1
+        after = len(self.ahead(slot, self.length)) - 1
+        return [
+            (self.slot(lane, at + n), rows[at + n].generation) if -before <= n <= after else (-1, 0)
+            for n in steps
+        ]
+
     # The rows that a sampler may draw, and how often.
 
     def power(self, priority):

@@ -15,7 +15,7 @@ from fbuf.dispatch.held import held
 from fbuf.views.stored import Stored
 
 WRITES = ("add", "update_priority", "remove", "clear")
-STATIC = {"add": ("time_major",), "sample": ("batch_size", "view")}
+STATIC = {"add": ("time_major",), "sample": ("batch_size", "view"), "neighbours": ("steps",)}
 
 
 @functools.cache

@@ -54,6 +54,7 @@ def everything(state):
         fbuf.rollout(state),
         fbuf.newest_ids(state, 2),
         fbuf.ids_at(state, jnp.arange(3, dtype=jnp.int32)),
+        fbuf.neighbours(state, fbuf.newest_ids(state, 2), (-1, 1)),
         fbuf.read(state, batch.ids),
         fbuf.resize(state, 128),
         fbuf.extend(state, state),
