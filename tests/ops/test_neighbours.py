@@ -18,12 +18,18 @@ SWEEP = pytest.mark.sweep
 STEPS = (-3, 0, 1, -1, 3, 2)
 ONE, THREE, APART = (None, 9, True), (3, 7, True), (3, 7, False)
 CASES = [
-    (APART, "next_step"),
-    pytest.param(ONE, "same_step", marks=SWEEP),
-    pytest.param(ONE, "next_step", marks=SWEEP),
-    pytest.param(THREE, "next_step", marks=SWEEP),
-    pytest.param(THREE, "disabled", marks=SWEEP),
-    pytest.param(APART, "same_step", marks=SWEEP),
+    (APART, "next_step", range(5)),
+    *(
+        pytest.param(shape, autoreset, range(5, 45), marks=SWEEP)
+        for shape, autoreset in [
+            (ONE, "same_step"),
+            (ONE, "next_step"),
+            (THREE, "next_step"),
+            (THREE, "disabled"),
+            (APART, "same_step"),
+            (APART, "next_step"),
+        ]
+    ),
 ]
 named = programs.compiled("neighbours")
 over_shards = programs.compiled("neighbours", module=sharded)
@@ -60,10 +66,9 @@ def plain(pair, ids):
     return named(pair.state, ids, steps=STEPS)
 
 
-@pytest.mark.parametrize(("shape", "autoreset"), CASES)
-def test_any_history(shape, autoreset, request):
-    quick = request.node.get_closest_marker("sweep") is None
-    for seed in range(5 if quick else 45):
+@pytest.mark.parametrize(("shape", "autoreset", "seeds"), CASES)
+def test_any_history(shape, autoreset, seeds):
+    for seed in seeds:
         history(Pair(shape, fbuf.Uniform(), autoreset), seed, plain)
 
 
@@ -83,13 +88,16 @@ def test_any_history_with_saves(tmp_path, shape):
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize(
-    ("shape", "autoreset"),
-    [((4, 7, False), "same_step"), pytest.param((8, 7, True), "next_step", marks=SWEEP)],
+    ("shape", "autoreset", "seeds"),
+    [
+        ((4, 7, False), "same_step", range(2)),
+        pytest.param((4, 7, False), "next_step", range(2, 27), marks=SWEEP),
+        pytest.param((8, 7, True), "next_step", range(25), marks=SWEEP),
+    ],
 )
-def test_any_history_over_shards(shape, autoreset, request):
-    quick = shape == (4, 7, False) and not request.config.option.markexpr.startswith("sweep")
+def test_any_history_over_shards(shape, autoreset, seeds):
     call = lambda pair, ids: over_shards(pair.state, ids, steps=STEPS)
-    for seed in range(2 if quick else 25):
+    for seed in seeds:
         history(ShardedPair(shape, fbuf.Uniform(), autoreset), seed, call, count=64)
 
 

@@ -44,7 +44,9 @@ def large_batch(sampler="prioritized", size=LARGE, **options):
 def listed(batch, error):
     """The share of each row, its weight and its probability, looked up row by row in float64."""
     error = np.asarray(error, np.float64)
-    counts = [bool(m) and math.isfinite(e) and e >= 0 for m, e in zip(batch.mask, error)]
+    counts = [
+        bool(m) and math.isfinite(e) and e >= 0 for m, e in zip(batch.mask, error, strict=True)
+    ]
     kept = [e if c else 0.0 for e, c in zip(error, counts, strict=True)]
     if not any(kept):
         kept = [float(c) for c in counts]
