@@ -34,7 +34,7 @@ THEMES: dict[str, tuple[str, ...]] = {
     "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": (
         *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped"),
-        *("Limited", "Fifo"),
+        *("Limited", "Reservoir", "EvictLowest", "Fifo"),
     ),
     "Views": (
         *("Item", "Transition", "TransitionStep", "NStep", "NStepTransition"),

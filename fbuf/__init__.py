@@ -60,12 +60,14 @@ from fbuf.ops.uses import uses as uses
 from fbuf.ops.write import write as write
 from fbuf.pace import Pace as Pace
 from fbuf.pace import PaceCounter as PaceCounter
+from fbuf.samplers import EvictLowest as EvictLowest
 from fbuf.samplers import Fifo as Fifo
 from fbuf.samplers import FreshFirst as FreshFirst
 from fbuf.samplers import Grouped as Grouped
 from fbuf.samplers import Limited as Limited
 from fbuf.samplers import Mixture as Mixture
 from fbuf.samplers import Prioritized as Prioritized
+from fbuf.samplers import Reservoir as Reservoir
 from fbuf.samplers import Shuffled as Shuffled
 from fbuf.samplers import Uniform as Uniform
 from fbuf.state import Batch as Batch
@@ -93,6 +95,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "CheckpointError",
+    "EvictLowest",
     "Fault",
     "Fifo",
     "FrameStack",
@@ -111,6 +114,7 @@ __all__ = [
     "Pace",
     "PaceCounter",
     "Prioritized",
+    "Reservoir",
     "ReturnToGo",
     "ReturnToGoStep",
     "Rollout",

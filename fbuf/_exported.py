@@ -15,6 +15,7 @@ import jax.export
 from fbuf.checkpoint import config, tree_json
 from fbuf.ops.sample_mixed import MixedSample
 from fbuf.pace import PaceCounter
+from fbuf.samplers.evict_lowest import EvictionIndex
 from fbuf.samplers.fifo import FifoIndex
 from fbuf.samplers.fresh_first import FreshIndex
 from fbuf.samplers.group_index import GroupIndex
@@ -22,6 +23,7 @@ from fbuf.samplers.limited import LimitedIndex
 from fbuf.samplers.mixture import MixedIndex
 from fbuf.samplers.priority_index import PriorityIndex
 from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.reservoir import ReservoirIndex
 from fbuf.samplers.segments import Segments
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import UniformIndex
@@ -48,7 +50,8 @@ _CLASSES = (
     *(State, Batch, Rollout, Sample, MixedSample, Ids, PaceCounter),
     *(Storage, Ring, Open, NextObs),
     *(UniformIndex, PriorityIndex, MixedIndex, FifoIndex, FreshIndex, GroupIndex),
-    *(LimitedIndex, Versions, StartIndex, Segments, BitTree, SumTree),
+    *(LimitedIndex, Versions, ReservoirIndex, EvictionIndex),
+    *(StartIndex, Segments, BitTree, SumTree),
     *(SequenceSteps, TransitionStep, HindsightStep, NStepTransition, ReturnToGoStep, WindowStep),
     *(Targets, Advantages),
 )

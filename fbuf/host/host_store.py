@@ -32,6 +32,7 @@ from fbuf.ops.sample import refuse_noting, require_step
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.samplers import Sampler
+from fbuf.samplers.placing import refuse
 from fbuf.storage import deferred
 from fbuf.storage.episodes import Autoreset
 from fbuf.storage.store import Item
@@ -350,11 +351,12 @@ class HostStore(Generic[Item]):
     def rows(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Batch[Data]:
         """Read all rows, the newest last, as `fbuf.rows` does; on the device they must fit."""
         with self.lock:
-            return self.read(self.newest_ids(self.contents.index.ring.lane_length), view=view)
+            return self.read(programs.all_rows(self.contents.index), view=view)
 
     def rollout(self, *, view: View[Data] = fbuf.Item()) -> fbuf.Rollout[Data]:
         """Read all rows, the oldest first, as `fbuf.rollout` does; on the device they must fit."""
         with self.lock:
+            refuse("rollout", self.contents.index.sampler)
             batch = self.read(programs.in_order(self.contents.index), view=view)
             return fbuf.Rollout.of(batch)
 

@@ -18,6 +18,7 @@ from fbuf.dispatch import parse
 from fbuf.dispatch.held import Form, held
 from fbuf.host.checkpoint_rows import SavedRows
 from fbuf.host.row_arrays import Rows as HostRows
+from fbuf.ops.newest_ids import newest
 from fbuf.ops.pop import popped
 from fbuf.ops.read import find_ids
 from fbuf.ops.rollout import ids_in_order
@@ -196,6 +197,12 @@ def next_ids(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> fbuf
 def pop(state: Any, mask: Any, *, count: int, keep: int, view: Any) -> Any:
     """The buffer with these rows read."""
     return popped(state, count, keep, mask, view)[0]
+
+
+@jax.jit
+def all_rows(state: Any) -> fbuf.Ids:
+    """The ids of all rows, the newest last."""
+    return newest(state.ring, state.ring.lane_length)
 
 
 @jax.jit

@@ -15,10 +15,12 @@ from fbuf.dispatch.call import operation
 from fbuf.dispatch.parse import Lead
 from fbuf.ops.end_episode import end_lanes
 from fbuf.samplers import queues, row_fields
+from fbuf.samplers.placing import PlacingSampler
 from fbuf.state import State
 from fbuf.storage.append import append, fitting, resets_after
 from fbuf.storage.faults import Fault, bits_where, collected
 from fbuf.storage.next_obs import NextObs
+from fbuf.storage.place import place
 from fbuf.storage.ring import TERMINATED, TRUNCATED
 from fbuf.storage.store import Item
 from fbuf.xla.tie import unfolded
@@ -149,10 +151,16 @@ def added(state: State[Item], given: GivenRows, time_major: bool) -> State[Item]
         mask, left_out = fitting(ring, mask, room, new.lead.size)
 
     # The fault is known once all earlier reads of the buffer are done.
-    ring, span = append(ring, flags, mask, before=state.fault)
+    index = state.index
+    if isinstance(sampler, PlacingSampler):
+        meant = jnp.ones(new.lead.size, bool) if mask is None else mask
+        index, slots = sampler.place(index, ring, meant, new.priority, given.alpha)
+        ring, span = place(ring, flags, slots, before=state.fault)
+    else:
+        ring, span = append(ring, flags, mask, before=state.fault)
     looked_at = row_fields.of_rows(sampler, state.storage.layout, new.rows)
     span = dataclasses.replace(span, fields=looked_at)
-    index, faults = sampler.add(state.index, ring, span, new.priority, given.alpha)
+    index, faults = sampler.add(index, ring, span, new.priority, given.alpha)
     next_obs = state.next_obs
     if next_obs is not None:
         field = state.storage.layout.find("add", "next_of", next_obs.field)

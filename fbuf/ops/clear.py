@@ -43,7 +43,8 @@ def clear(state: State[Item], *, donate: bool = True) -> State[Item]:
     ring = state.ring
     follow = ring.open is not None
     new = rings.empty(
-        ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, follow, ring.shards
+        *(ring.capacity, ring.num_envs, ring.lockstep, ring.autoreset, follow, ring.shards),
+        places=ring.writes is not None,
     )
     # Both go together, so that the new index takes the memory of the old one. Else jit drops that.
     _, index = lax.optimization_barrier(

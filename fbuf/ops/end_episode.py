@@ -24,7 +24,7 @@ def end_episode(
     The newest row of each environment becomes truncated, and the next row that you add begins an
     episode. An environment without rows stays as it is, and so does one whose newest row ended its
     episode. With `autoreset="next_step"`, the next row after an ended episode begins an episode,
-    and is no dummy.
+    and is no dummy. Rows of `fbuf.Reservoir` have no episodes: there the call changes nothing.
 
     Args:
         state: The buffer. A call from Python consumes it; see `donate`.
@@ -54,6 +54,8 @@ def end_episode(
     """
     state = read_before_write.tied("end_episode", state)
     ring = state.ring
+    if ring.writes is not None:
+        return state  # rows in no order are no steps of an episode
     shape = () if ring.num_envs is None else (ring.num_envs,)
     lanes = parse.mask("end_episode", mask, shape, "the environments")
     return ended(state, lanes)

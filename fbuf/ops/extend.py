@@ -14,6 +14,7 @@ from fbuf.ops.add import with_gap
 from fbuf.ops.end_episode import ended
 from fbuf.ops.lanes import Dealt, Lanes, Source, appended, dealt, in_one_lane, unread_of_lanes
 from fbuf.samplers import queues
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.faults import Fault, bits_where
@@ -84,6 +85,8 @@ def extend(state: State[Item], other: State[Item]) -> State[Item]:
     """
     require_state("extend", state)
     require_state("extend", other, "other")
+    refuse("extend", state.sampler)
+    refuse("extend", other.sampler)
     return settled(_extend((state, other)))
 
 

@@ -122,6 +122,17 @@ def maker(
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
     check.choice("init", "autoreset", autoreset, get_args(Autoreset))
+    if sampler.places and (num_envs is not None or next_of is not None or shards > 1):
+        given = "num_envs" if num_envs is not None else "next_of" if next_of else "a mesh"
+        raise ValueError(
+            f"fbuf.init: the rows of {type(sampler).__name__} lie in no order of time, so there is "
+            f"no row that follows another; leave {given} out, or take another sampler"
+        )
+    if sampler.places and autoreset == "next_step":
+        raise ValueError(
+            f"fbuf.init: {type(sampler).__name__} knows no steps of environments; leave out the "
+            'rows of resets by mask, and autoreset="next_step"'
+        )
     if max_ends is not None:
         if next_of is None:
             raise ValueError(
@@ -132,7 +143,8 @@ def maker(
 
     def make(capacity: int) -> State[Any]:
         follow = sampler.follows_episodes
-        ring = rings.empty(capacity, num_envs, lockstep, autoreset, follow, shards)
+        places = sampler.places
+        ring = rings.empty(capacity, num_envs, lockstep, autoreset, follow, shards, places)
         return of_ring(specs, ring, sampler, next_of, max_ends)
 
     return make

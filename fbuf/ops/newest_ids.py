@@ -11,8 +11,10 @@ from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import slots_back
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.ids import Ids
+from fbuf.storage.ring import Ring
 
 _IS_INT = functools.partial(check.integer, smallest=-check.LARGEST_INT)
 """A check of a static int; the largest depends on the buffer."""
@@ -44,9 +46,15 @@ def newest_ids(state: State[Any], count: int) -> Ids:
         >>> fbuf.newest_ids(state, 3).slot
         Array([3, 0, 1], dtype=int32)
     """
+    refuse("newest_ids", state.sampler)
     ring = state.ring
     check.integer("newest_ids", "count", count, ring.lane_length)
-    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
-    ids = ring.name_live(slots_back(ring, back, back < ring.lane_steps()[:, None]))
+    ids = newest(ring, count)
     read_before_write.note_read(state, ids.slot)
     return ids
+
+
+def newest(ring: Ring, count: int) -> Ids:
+    """Name the newest rows of each lane, oldest first; or the last slots, in their order."""
+    back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)[None]
+    return ring.name_live(slots_back(ring, back, back < ring.lane_steps()[:, None]))

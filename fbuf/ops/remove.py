@@ -13,6 +13,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch import read_before_write
 from fbuf.dispatch.call import operation
 from fbuf.ops.named import named
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import same_episodes
 from fbuf.storage.faults import collected
@@ -75,6 +76,8 @@ def remove(
         >>> int(fbuf.size(state))  # the first episode, of three rows, is gone
         1
     """
+    if episodes:
+        refuse("remove(episodes=True)", state.sampler)
     state = read_before_write.tied("remove", state, ids)
     slots, faults, _ = named("remove", state, ids, mask)
     slots = jnp.where(last_of_each(slots), slots, state.capacity)

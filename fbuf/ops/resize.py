@@ -6,6 +6,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation, require_state
 from fbuf.ops.init import check_room, empty_like, ends_by_default
 from fbuf.ops.lanes import Lanes, filled
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.store import Item
 from fbuf.xla.place import allocating, settled
@@ -60,6 +61,7 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
     require_state("resize", state)
     one_buffer("resize", state)
     capacity = check.integer("resize", "capacity", capacity, check.LARGEST_CAPACITY)
+    refuse("resize", state.sampler)
     lanes = state.ring.lanes
     if capacity % lanes:
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 from fbuf.dispatch.call import operation
 from fbuf.ops.lane_slots import oldest_slots
 from fbuf.ops.read import is_view, named_rows
+from fbuf.samplers.placing import refuse
 from fbuf.state import Rollout, State
 from fbuf.storage.ids import Ids
 from fbuf.storage.ring import Ring
@@ -56,6 +57,7 @@ def rollout(state: State[Any], *, view: View[Data] = Item()) -> Rollout[Data]:
     References:
         Schulman et al., arXiv:1707.06347 (PPO, which learns from one rollout for some epochs).
     """
+    refuse("rollout", state.sampler)
     if view.is_random:
         raise ValueError(
             f"fbuf.rollout: {type(view).__name__} is random, and fbuf.rollout takes no key; use "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fbuf.dispatch.call import operation
-from fbuf.ops.newest_ids import newest_ids
+from fbuf.ops.newest_ids import newest
 from fbuf.ops.read import is_view, named_rows
 from fbuf.state import Batch, State
 from fbuf.views.item import Item
@@ -46,5 +46,5 @@ def rows(state: State[Any], *, view: View[Data] = Item()) -> Batch[Data]:
             f"fbuf.rows: {type(view).__name__} is random, and fbuf.rows takes no key; use "
             "fbuf.read(state, fbuf.newest_ids(state, count), view=view, key=key)"
         )
-    ids = newest_ids(state, state.ring.lane_length)
+    ids = newest(state.ring, state.ring.lane_length)
     return named_rows("rows", state, ids, view, None)

@@ -14,6 +14,7 @@ from fbuf.checks import values as check
 from fbuf.dispatch.call import operation, refuse_consumed, require_state
 from fbuf.ops.init import empty_like
 from fbuf.ops.lanes import filled, in_one_lane
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.episode_order import whole_episodes
 from fbuf.storage.store import Item
@@ -108,6 +109,7 @@ def _check(state: Any, key: Any, fraction: Any) -> None:
             f"fbuf.split: the rows of {type(state.sampler).__name__} are used once, in their "
             "order; take them with fbuf.pop, or make the buffer with another sampler"
         )
+    refuse("split", state.sampler)
     refuse_consumed("split", state)
 
 

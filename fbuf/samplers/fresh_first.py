@@ -132,7 +132,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         if self.most is not None:
             check.integer("FreshFirst", "most", self.most)
         given = self.sampler
-        if given.is_queue or given.without_replacement or given.notes_draws:
+        if given.is_queue or given.places or given.without_replacement or given.notes_draws:
             raise ValueError(
                 f"fbuf.FreshFirst: {type(given).__name__} has an order or a count of its own, "
                 "which fresh rows would break; give fbuf.Uniform(), or another sampler that draws "

@@ -108,7 +108,7 @@ class Limited(Wrapper):
         if self.version is not None:
             check.name("Limited", "version", self.version)
         given, name = self.sampler, type(self.sampler).__name__
-        if given.is_queue or given.without_replacement or not given.can_retire:
+        if given.is_queue or given.places or given.without_replacement or not given.can_retire:
             raise ValueError(
                 f"fbuf.Limited: {name} has an order or groups of rows that a retired row would "
                 "break; give fbuf.Uniform(), or another sampler of single rows or windows"

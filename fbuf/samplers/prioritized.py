@@ -183,15 +183,24 @@ class Prioritized(WindowedSampler):
         alpha: Scalar,
     ) -> tuple[PriorityIndex, jax.Array]:
         """Store the priorities of new rows; a bad priority becomes the default."""
+        values, valid = self.values_of_new(index, ring, span.slots.shape, priority, alpha)
+        faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
+        return priority_index.add(index, ring, span, values, self._window), faults
+
+    def values_of_new(
+        self,
+        index: PriorityIndex,
+        ring: Ring,
+        shape: tuple[int, ...],
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the values to store for new rows, and which priorities are valid: `[B]` each."""
         default = priority_index.default(index, self._first_priority)
         if priority is None:
-            values = jnp.broadcast_to(default, span.slots.shape)
-            faults = jnp.zeros_like(span.slots, jnp.uint32)
-        else:
-            stored, valid = self._stored(priority, alpha, ring)
-            values = jnp.where(valid, stored, default)
-            faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
-        return priority_index.add(index, ring, span, values, self._window), faults
+            return jnp.broadcast_to(default, shape), jnp.ones(shape, bool)
+        stored, valid = self._stored(priority, alpha, ring)
+        return jnp.where(valid, stored, default), valid
 
     def update_priority(
         self, index: PriorityIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar

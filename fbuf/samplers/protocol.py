@@ -66,6 +66,7 @@ class Sampler(CurrentNames, abc.ABC):
         fields: The names of the fields of rows that the sampler looks at. It finds those of new
             rows in `span.fields`. Such a sampler has methods `check_field` and `written`.
         is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
+        places: Whether the sampler chooses the slots of new rows: see `PlacingSampler`.
         notes_draws: Whether the index remembers what was drawn, so that `fbuf.draw` takes the place
             of `fbuf.sample`. Such a sampler has a method `note`.
     """
@@ -76,6 +77,7 @@ class Sampler(CurrentNames, abc.ABC):
     keeps_priorities: ClassVar[bool] = False
     without_replacement: ClassVar[bool] = False
     is_queue: ClassVar[bool] = False
+    places: ClassVar[bool] = False
     notes_draws: ClassVar[bool] = False
 
     old_names: ClassVar[Mapping[str, OldName]] = {

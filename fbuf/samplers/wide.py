@@ -38,6 +38,12 @@ def of_halves(high: jax.Array, low: jax.Array) -> Wide:
     return Wide((high >> _SHORT) + carry, whole)
 
 
+def plus(number: Wide, more: jax.Array) -> Wide:
+    """Return a number and uint32 numbers together, modulo 2**64."""
+    carry, low = _add(jnp.broadcast_to(number.low, more.shape), more)
+    return Wide(number.high + carry, low)
+
+
 def below(words: jax.Array, total: Wide) -> Wide:
     """Return integers in `[0, total)`, from 96 random bits each; 0 if `total` is 0.
 
@@ -46,7 +52,7 @@ def below(words: jax.Array, total: Wide) -> Wide:
 
     Args:
         words: uint32 `[3, B]`; random, the highest word first.
-        total: Scalars.
+        total: Scalars, or `[B]` each.
 
     Returns:
         `[B]` each.

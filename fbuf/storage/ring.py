@@ -86,6 +86,8 @@ class Ring:
         removed: int32 scalar; the number of stored rows that have been removed.
         flags: uint8 `[capacity]`; the bits of each row, see above.
         open: The open episode of each lane; None if the ring does not follow episodes.
+        writes: int32 `[capacity]`; how often each slot was written, where a sampler chooses the
+            slots of new rows. It is then the generation. None where rows are written in order.
         num_envs: The number of environments; None if they are not told apart; static.
         lockstep: Whether environments always step together, so that one head serves all; static.
         autoreset: The behaviour of environments at an end, see `fbuf.storage.episodes`; static.
@@ -96,6 +98,7 @@ class Ring:
     removed: jax.Array
     flags: jax.Array
     open: Open | None
+    writes: jax.Array | None
     num_envs: int | None = dataclasses.field(metadata={"static": True})
     lockstep: bool = dataclasses.field(metadata={"static": True})
     autoreset: Autoreset = dataclasses.field(metadata={"static": True})
@@ -226,7 +229,13 @@ class Ring:
     # Names of rows.
 
     def generation_of(self, slots: jax.Array) -> jax.Array:
-        """Return the lap that wrote each slot: this lap before the head, the last one behind it."""
+        """Return the lap that wrote each slot: this lap before the head, the last one behind it.
+
+        In slots of choice, a row is told from others by how often its slot was written.
+        """
+        if self.writes is not None:
+            flat = read_rows(self.writes, slots.reshape(-1))
+            return flat.reshape(slots.shape)
         offset, cursor = self._under_head(slots)
         return cursor[1] - (offset >= cursor[0]).astype(jnp.int32)
 
@@ -332,8 +341,13 @@ def empty(
     autoreset: Autoreset,
     follow: bool,
     shards: int = 1,
+    places: bool = False,
 ) -> Ring:
-    """Return a ring without rows; `follow` to know where in its episode each row is."""
+    """Return a ring without rows.
+
+    With `follow` it knows where in its episode each row is, with `places` how often each slot was
+    written.
+    """
     follow |= autoreset == "next_step"
     heads = 1 if lockstep else num_envs or 1
     return Ring(
@@ -341,6 +355,7 @@ def empty(
         removed=jnp.int32(0),
         flags=jnp.zeros(capacity, jnp.uint8),
         open=episodes.none_open(num_envs or 1) if follow else None,
+        writes=jnp.zeros(capacity, jnp.int32) if places else None,
         num_envs=num_envs,
         lockstep=lockstep,
         autoreset=autoreset,

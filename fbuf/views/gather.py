@@ -77,6 +77,12 @@ def request_rows(
     part: BatchPart | None = None,
 ) -> tuple[Requested, list[jax.Array]]:
     """Run the first half of a view. Return the request, and the flags that were read for it."""
+    if state.ring.writes is not None and not view.reads_one_row:
+        raise ValueError(
+            f"fbuf.{type(view).__name__}: the rows of {type(state.sampler).__name__} lie in no "
+            "order of time, so none follows another; read single rows with fbuf.Item(), and store "
+            "with a row all that belongs to it"
+        )
     reader = Reader(type(view).__name__, state, mask, part)
     request = view.request(reader, slots, key)
     return Requested(request, state.ring.name(slots, mask), mask), reader.reads

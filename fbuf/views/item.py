@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -34,6 +34,8 @@ class Item(View):
     """
 
     fields: Fields = None
+
+    reads_one_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check.names("Item", "fields", self.fields)

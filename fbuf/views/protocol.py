@@ -63,11 +63,14 @@ class View(CurrentNames, abc.ABC, Generic[Data]):
     Attributes:
         is_random: Whether the view is random, and so needs a key. It may follow from the view's
             arguments.
+        reads_one_row: Whether the view reads the drawn row alone. Other views need rows in the
+            order of time.
         time_major: Whether `data` is `[T, B, ...]`. The view returns flags as `[B, T]` all the
             same.
     """
 
     is_random: bool = False
+    reads_one_row: ClassVar[bool] = False
     time_major: bool = False
 
     old_names: ClassVar[Mapping[str, OldName]] = {

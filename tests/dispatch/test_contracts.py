@@ -77,6 +77,8 @@ COMMON = [
     (draw_update_add, FRESH),
     (sample_write_add, GROUPED),
     (add_draw_expire, LIMITED),
+    (add_sample_remove, fbuf.Reservoir()),
+    (add_sample_update, fbuf.EvictLowest()),
 ]
 SWEPT = [
     (windows(fbuf.ReturnToGo(0.9), then_remove=True), UNIFORM),
@@ -113,14 +115,14 @@ SWEPT = [
     (sample_remove_add(GOALS), UNIFORM),
     (sample_remove_add(GOALS), UNIFORM, APART),
 ]
-QUICK = (3, 5, 7, 8, 9, 10)
+QUICK = (3, 5, 7, 8, 9, 10, 11, 12)
 """The places of `make test`, by their numbers."""
 PLACES = [
     *(
         pytest.param(case, 0, id=f"common{n}", marks=[pytest.mark.sweep] * (n not in QUICK))
         for n, case in enumerate(COMMON)
     ),
-    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], *COMMON[-3:-1])),
+    *(pytest.param(case, 8, marks=pytest.mark.sweep) for case in (*COMMON[:3], *COMMON[8:10])),
     *(
         pytest.param(case, 0, id=f"swept{n:02}", marks=pytest.mark.sweep)
         for n, case in enumerate(SWEPT)

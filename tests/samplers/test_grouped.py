@@ -182,6 +182,19 @@ def test_groups_of_all_shards(shape, sampler, autoreset):
         history(GroupShards(shape, sampler, autoreset), (3, 9), seed)
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_rows_of_a_group_are_drawn_alike_over_a_mesh():
+    mesh = jax.make_mesh((2,), ("data",))
+    state = sharded.init(ITEM, 64, mesh=mesh, shards=4, sampler=grouped())
+    state = sharded.add(state, items(np.arange(48)))
+    batch = sharded.sample(state, jax.random.key(7), 24_000)
+    number, group = (np.asarray(batch.data[name]) for name in ("number", "group"))
+    for which in range(GROUPS):
+        counts = np.bincount(number[group == which], minlength=48)
+        counts = counts[group_at_first(np.arange(48)) == which]
+        assert scipy_stats.chisquare(counts).pvalue > 1e-4
+
+
 @SWEEP
 def test_groups_are_kept_by_save_and_load(tmp_path):
     for seed in range(10):

@@ -53,6 +53,7 @@ GOALS = "test_hindsight.py", "every_row"
 SHARES = "test_hindsight.py", "each_share or gives_the_goals"
 ANY_ROW = "test_hindsight.py", "few_are_left"
 COPIES = "test_hindsight.py", "copies"
+PLACED = "test_placing.py", "puts"
 FIFO = "test_fifo.py", "history or left_out or kept"
 SEVERAL = "test_mixture.py", "several or counts or empty or anew"
 MIXTURE = "test_mixture.py", "as_likely"
@@ -204,7 +205,7 @@ MUTANTS = [
         "ops/add.py",
         ("flags |= jnp.where(given", "flags = jnp.where(given", "episode end", FLAT),
         ("faults |= lost", "faults |= lost & 0", "fault bit", LED_TO),
-        ("before=state.fault)", "before=state.fault[None][:0])", "order", OUTSIDE),
+        ("append(ring, flags, mask, before=state.fault)", "append(ring, flags, mask, before=state.fault[None][:0])", "order", OUTSIDE),
     ),
     *of(
         "dispatch/read_before_write.py",
@@ -484,7 +485,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/prioritized.py",
-        ("values = jnp.where(valid, stored, default)", "values = stored", "fault bit", FLAT_PER),
+        ("return jnp.where(valid, stored, default), valid", "return stored, valid", "fault bit", FLAT_PER),
         ("bits_where(~valid & span.drawable", "bits_where(~valid", "fault bit", FLAT_PER),
         ("jnp.maximum(raised, float(_FLOAT32.tiny))", "raised", "tree rounding", FAULTS),
         ("jnp.where(base > 0, jnp.maximum(raised, float(_FLOAT32.tiny)), 0)", "jnp.maximum(raised, float(_FLOAT32.tiny))", "weights", ONE_SLOT),
@@ -547,8 +548,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/grouped.py",
-        ("group = jnp.where(shares[group] > 0, group, jnp.argmax(shares).astype(jnp.int32))", "group = group * 1", "mask", ("test_grouped.py", "share or row")),
-        ("return Plan(shard, GroupPicks(group, rank - before))", "return Plan(shard, GroupPicks(group, rank))", "exchange", ("test_grouped.py", "shards")),
+        ("return Plan(shard, GroupPicks(group, rank - before))", "return Plan(shard, GroupPicks(group, rank))", "exchange", ("test_grouped.py", "mesh")),
         ("return jnp.where(counts > 0, shares, 0)", "return shares", "mask", GROUP),
         ("relative = jnp.where(mask, likely * total, 1)", "relative = jnp.where(mask, 1 / likely, 1)", "weights", GROUP),
         ("return jnp.where(group_index.is_start(index, ring, slots), likely, 0)", "return likely", "read", GROUP),
@@ -593,6 +593,41 @@ MUTANTS = [
         "xla/duplicates.py",
         ("position[:, None] > position[None, :]", "position[:, None] >= position[None, :]", "count", ("test_limited.py", "earlier")),
         ("set(position - begin, unique", "set(begin, unique", "count", ("test_limited.py", "earlier")),
+    ),
+    *of(
+        "storage/place.py",
+        ("stored = ring.stored[0] + count", "stored = ring.stored[0] + jnp.sum(kept, dtype=jnp.int32)", "count", PLACED),
+        ("count = jnp.sum(kept & ~held, dtype=jnp.int32)", "count = jnp.sum(~held, dtype=jnp.int32)", "count", PLACED),
+        ("removed=ring.removed - jnp.sum(was_removed, dtype=jnp.int32)", "removed=ring.removed", "count", PLACED),
+        ("was_removed = held & (old & REMOVED > 0)", "was_removed = old & REMOVED > 0", "count", PLACED),
+        ("evicted=held & ~was_removed", "evicted=held", "count", PLACED),
+        ("write_rows(ring.writes, slots, writes + 1)", "write_rows(ring.writes, slots, writes)", "generation check", PLACED),
+        ("flags | jnp.where(held, changed, unchanged)", "flags", "mask", ("test_placing.py", "loaded")),
+        ("lap = ring.lap[0] + is_full.astype(jnp.int32)", "lap = ring.lap[0]", "seam", ("test_placing.py", "loaded")),
+    ),
+    *of(
+        "samplers/reservoir.py",
+        ("fits = (drawn.high == 0) & (drawn.low < ring.capacity)", "fits = drawn.low < ring.capacity", "seam", ("test_placing.py", "word")),
+        ("is_free = (so_far.high == 0) & (so_far.low <= ring.capacity)", "is_free = so_far.low <= ring.capacity", "seam", ("test_placing.py", "word")),
+        ("slots = jnp.where(mask, slots.astype(jnp.int32), ring.capacity)", "slots = slots.astype(jnp.int32)", "mask", PLACED),
+        ("slots = jnp.where(last_of_each(slots), slots, ring.capacity)", "slots = slots * 1", "count", ("test_placing.py", "puts or population or host")),
+        ("jnp.where(fits, drawn.low, ring.capacity)", "drawn.low % ring.capacity", "order", ("test_placing.py", "ever_added")),
+        ("ring.lap[0], *index.added)", "ring.lap[0])", "order", ("test_placing.py", "ever_added")),
+        ("return jnp.where(start_index.is_start(index.rows, slots), _likely(ring.live()), 0)", "return jnp.where(ring.holds(slots), _likely(ring.live()), 0)", "read", PLACED),
+    ),
+    *of(
+        "samplers/evict_lowest.py",
+        ("(value >= least)", "(value > least)", "order", PLACED),
+        ("jnp.where(any_free, hole, lowest)", "lowest", "mask", PLACED),
+        ("free = start_index.retire(free, ring, jnp.where(fills, slot, ring.capacity))", "free = start_index.retire(free, ring, jnp.where(fills & False, slot, ring.capacity))", "count", PLACED),
+        ("slots = jnp.where(last_of_each(slots), slots, ring.capacity)", "slots = slots * 1", "count", PLACED),
+        ("kept = meant & (has_room", "kept = (has_room", "mask", PLACED),
+        ("jnp.where(kept, values, 0).max()", "values.max()", "order", PLACED),
+        ("bits_where(~valid & span.drawable, Fault", "bits_where(valid & span.drawable, Fault", "fault bit", ("test_placing.py", "faults")),
+    ),
+    *of(
+        "ops/end_episode.py",
+        ("    if ring.writes is not None:", "    if ring.writes is None and False:", "mask", ("test_placing.py", "loaded")),
     ),
     *of(
         "samplers/mixture.py",

@@ -1,0 +1,206 @@
+"""The rows of the highest priorities: a new row takes the place of the lowest one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fbuf.checks import values as check
+from fbuf.samplers import priority_index, start_index, starts
+from fbuf.samplers.placing import PlacingSampler
+from fbuf.samplers.prioritized import Prioritized, PriorityIndex
+from fbuf.samplers.protocol import Draw, Scalar, Step
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.windows import Window
+from fbuf.samplers.wrapper import Wrapper
+from fbuf.storage.faults import Fault, bits_where
+from fbuf.storage.ring import Ring, Span
+from fbuf.trees import bit_tree, sum_tree
+from fbuf.trees.sum_tree import Aggregate, SumTree
+from fbuf.xla.duplicates import last_of_each
+from fbuf.xla.tie import tie
+
+_EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EvictionIndex:
+    """The priorities, and the slots of removed rows.
+
+    Attributes:
+        priorities: The index of the priorities.
+        free: The slots of removed rows, which new rows take first.
+    """
+
+    priorities: PriorityIndex
+    free: StartIndex
+
+
+@dataclasses.dataclass(frozen=True)
+class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
+
+    A new row takes the slot of a removed row, or else that of the row with the lowest priority. If
+    its own priority is lower than that one, the new row is not stored. The rows of a batch come one
+    after another. Draws are those of `sampler`, and `fbuf.update_priority` changes what is lowest.
+
+    Rows lie in no order of time: what `fbuf.Reservoir` says of environments, views and ids holds
+    here, too.
+
+    Attributes:
+        sampler: The priorities: a `fbuf.Prioritized` without a window. Its `eps` or its `floor` is
+            above 0, so that no row has priority 0.
+
+    Cost: O(B log N) to add B rows, one after another; else that of `fbuf.Prioritized`. A row takes
+        4.8 bytes with the defaults, and 4 for the ids.
+
+    Raises:
+        TypeError: If `sampler` is no `fbuf.Prioritized`.
+        ValueError: If `sampler` has a window, or if it allows a priority of 0. In `fbuf.init`, as
+            for `fbuf.Reservoir`.
+
+    Examples:
+        >>> import fbuf, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=3, sampler=fbuf.EvictLowest())
+        >>> priority = jnp.array([5.0, 1.0, 3.0, 4.0, 2.0])
+        >>> state = fbuf.add(state, jnp.arange(5, dtype=jnp.int32), priority=priority)
+        >>> sorted(fbuf.rows(state).data.tolist())
+        [0, 2, 3]
+    """
+
+    sampler: Prioritized = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=Prioritized
+    )
+
+    def __post_init__(self) -> None:
+        given = self.sampler
+        check.instance("EvictLowest", "sampler", given, Prioritized, "fbuf.Prioritized()")
+        if given.window > 1 or given.stride > 1 or given.first_only:
+            raise ValueError(
+                "fbuf.EvictLowest: sampler draws windows, and rows lie in no order of time; leave "
+                "window, stride and first_only out"
+            )
+        if given.may_draw_nothing:
+            raise ValueError(
+                "fbuf.EvictLowest: a row of priority 0 is no lowest one; give fbuf.Prioritized an "
+                "eps or a floor above 0"
+            )
+
+    @property
+    def follows_episodes(self) -> bool:
+        """Whether the ring must know where in its episode each row is."""
+        return False
+
+    @property
+    def can_retire(self) -> bool:
+        """Whether starts can be retired: their slots would be taken at once."""
+        return False
+
+    @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch."""
+        return self.sampler.weighs_by_batch
+
+    def init(self, ring: Ring) -> EvictionIndex:
+        """Return an index without priorities."""
+        keeps = [Aggregate.SUM, Aggregate.LARGEST_INVERSE]
+        ever = self.sampler.new_priority == "largest_ever"
+        if not ever:
+            keeps.insert(1, Aggregate.LARGEST)
+        priorities = priority_index.empty(ring, _EVERY_ROW, tuple(keeps), ever)
+        return EvictionIndex(priorities, StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)))
+
+    def place(
+        self,
+        index: EvictionIndex,
+        ring: Ring,
+        mask: jax.Array,
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[EvictionIndex, jax.Array]:
+        """Choose slots one after another, and store the values there."""
+        values, _ = self.sampler.values_of_new(index.priorities, ring, mask.shape, priority, alpha)
+
+        def one(
+            carry: tuple[SumTree, StartIndex, jax.Array], row: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[SumTree, StartIndex, jax.Array], jax.Array]:
+            (tree, free, stored), (value, meant) = carry, row
+            has_room, any_free = stored < ring.capacity, start_index.total(free, ring) > 0
+            lowest, least = sum_tree.smallest(tree)
+            hole = bit_tree.select(free.bits, jnp.zeros(1, jnp.int32))[0]
+            slot = jnp.where(has_room, stored, jnp.where(any_free, hole, lowest))
+            kept = meant & (has_room | any_free | (value >= least))
+            fills = kept & ~has_room & any_free
+            slot = tie(jnp.where(kept, slot, ring.capacity)[None], least, hole)
+            free = start_index.retire(free, ring, jnp.where(fills, slot, ring.capacity))
+            tree = sum_tree.write(tree, slot, value[None])
+            return (tree, free, stored + (kept & has_room).astype(jnp.int32)), slot[0]
+
+        carry = (index.priorities.tree, index.free, ring.stored[0])
+        (tree, free, _), slots = lax.scan(one, carry, (values, mask))
+        kept = slots < ring.capacity
+        ever = index.priorities.largest_ever
+        ever = None if ever is None else jnp.maximum(ever, jnp.where(kept, values, 0).max())
+        priorities = dataclasses.replace(index.priorities, tree=tree, largest_ever=ever)
+        # A later row of the batch may have taken the place of an earlier one.
+        slots = jnp.where(last_of_each(slots), slots, ring.capacity)
+        return EvictionIndex(priorities, free), slots
+
+    def add(
+        self,
+        index: EvictionIndex,
+        ring: Ring,
+        span: Span,
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[EvictionIndex, jax.Array]:
+        """Return the faults: the values are stored already."""
+        shape = span.slots.shape
+        _, valid = self.sampler.values_of_new(index.priorities, ring, shape, priority, alpha)
+        return index, bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
+
+    def update_priority(
+        self, index: EvictionIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+    ) -> tuple[EvictionIndex, jax.Array]:
+        """Store the valid priorities."""
+        changed = self.sampler.update_priority(index.priorities, ring, slots, priority, alpha)
+        return dataclasses.replace(index, priorities=changed[0]), changed[1]
+
+    def remove(self, index: EvictionIndex, ring: Ring, slots: jax.Array) -> EvictionIndex:
+        """Take the priorities out, and free the slots."""
+        priorities = self.sampler.remove(index.priorities, ring, slots)
+        freed, total = (slots < ring.capacity).astype(jnp.int32), index.free.total
+        assert total is not None
+        bits = bit_tree.change(index.free.bits, ring.clamp(slots), freed)
+        free = StartIndex(bits, total + starts.int32_sum(freed))
+        return EvictionIndex(priorities, free)
+
+    def can_sample(self, index: EvictionIndex, ring: Ring) -> jax.Array:
+        """Return whether there is a row."""
+        return self.sampler.can_sample(index.priorities, ring)
+
+    def draw(
+        self,
+        index: EvictionIndex,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: Scalar,
+        step: Step | None,
+    ) -> Draw:
+        """Draw by priority."""
+        return self.sampler.draw(index.priorities, ring, key, batch_size, beta, step)
+
+    def probability(self, index: EvictionIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return the probability of each row."""
+        return self.sampler.probability(index.priorities, ring, slots)
+
+    def stats(self, index: EvictionIndex, ring: Ring) -> dict[str, jax.Array]:
+        """Return the figures of the priorities, and the lowest one as it is stored."""
+        lowest = sum_tree.aggregate(index.priorities.tree, Aggregate.LARGEST_INVERSE)
+        lowest = jnp.where(lowest > 0, 1 / jnp.where(lowest > 0, lowest, 1), 0)
+        return {"lowest": lowest} | self.sampler.stats(index.priorities, ring)

@@ -1,0 +1,49 @@
+"""Samplers that choose the slot of each new row, in place of the oldest one."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+import jax
+
+from fbuf.samplers.protocol import Index, Sampler, Scalar
+from fbuf.storage.ring import Ring
+
+
+class PlacingSampler(Sampler):
+    """Choose the slots of new rows. Rows then lie in no order of time."""
+
+    places: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def place(
+        self,
+        index: Index,
+        ring: Ring,
+        mask: jax.Array,
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[Index, jax.Array]:
+        """Choose a slot for each new row, before the rows are written.
+
+        Args:
+            index: The index.
+            ring: The ring, without the rows.
+            mask: bool `[B]`; which rows are meant.
+            priority: As for `add`.
+            alpha: As for `add`.
+
+        Returns:
+            The index, and int32 `[B]` slots, none twice; the capacity for a row that is not kept.
+            As long as the buffer is not full, kept rows take new slots from the first one on.
+        """
+
+
+def refuse(function: str, sampler: Sampler) -> None:
+    """Refuse a buffer whose rows lie in no order of time, where an order is needed."""
+    if sampler.places:
+        raise ValueError(
+            f"fbuf.{function}: the rows of {type(sampler).__name__} lie in no order of time, and "
+            f"fbuf.{function} needs one; make the buffer with another sampler"
+        )

@@ -1,0 +1,155 @@
+"""A reservoir: every row that was ever added is as likely to be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.checks import values as check
+from fbuf.samplers import random_bits, start_index, weights, wide
+from fbuf.samplers.placing import PlacingSampler
+from fbuf.samplers.protocol import Draw, Scalar, Step
+from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.wide import Wide
+from fbuf.samplers.windows import Window
+from fbuf.storage.ring import Ring, Span
+from fbuf.xla.duplicates import last_of_each
+
+_EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReservoirIndex:
+    """The stored rows, and how many were added.
+
+    Attributes:
+        rows: The rows that have not been removed.
+        added: uint32 `[2]`; the number of rows ever added, the high word first.
+    """
+
+    rows: StartIndex
+    added: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservoir(PlacingSampler):
+    """Keep each row that was ever added with the same probability, and draw each kept row alike.
+
+    After `t` rows the buffer holds a random `capacity` of them. Each row is there with the
+    probability `capacity / t`. So one learns the average over all of training: the average policy
+    of NFSP, or the average strategy of deep CFR. From a ring one learns the average over the newest
+    rows, which is another one.
+
+    Rows lie in no order of time. So there are no environments and episodes, and a view reads single
+    rows. `fbuf.rows` shows them in the order of slots. An id names a row until another row takes
+    its place, as always.
+
+    Attributes:
+        seed: The seed of the choice which rows to keep, an int. Buffers with one seed, such as the
+            members under `vmap`, make the same choice for their own rows.
+
+    Cost: O(B log N) to add B rows, O(B) to draw them; 0.134 bytes a row, and 4 for the ids.
+
+    Raises:
+        TypeError: If `seed` is no int.
+        ValueError: In `fbuf.init`, with `num_envs`, `next_of` or `autoreset="next_step"`. When
+            traced, if a view reads several rows, and in functions that need the order of rows.
+
+    Examples:
+        >>> import fbuf, jax, jax.numpy as jnp
+        >>> state = fbuf.init(jnp.int32(0), capacity=100, sampler=fbuf.Reservoir())
+        >>> for start in range(0, 1000, 50):
+        ...     state = fbuf.add(state, jnp.arange(start, start + 50, dtype=jnp.int32))
+        >>> int(fbuf.size(state)), bool(400 < fbuf.rows(state).data.mean() < 600)
+        (100, True)
+
+    References:
+        Vitter, Random Sampling with a Reservoir, TOMS 11, 1985 (algorithm R); Heinrich and Silver,
+        arXiv:1603.01121 (NFSP); Brown et al., Deep Counterfactual Regret Minimization,
+        arXiv:1811.00164.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check.integer("Reservoir", "seed", self.seed, largest=2**32 - 1, smallest=0)
+
+    def init(self, ring: Ring) -> ReservoirIndex:
+        """Return an index without rows."""
+        return ReservoirIndex(start_index.empty(ring, _EVERY_ROW), jnp.zeros(2, jnp.uint32))
+
+    def place(
+        self,
+        index: ReservoirIndex,
+        ring: Ring,
+        mask: jax.Array,
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[ReservoirIndex, jax.Array]:
+        """Choose slots: those that are free, then any number below that of the rows so far."""
+        batch = mask.shape[0]
+        rank = jnp.cumsum(mask, dtype=jnp.uint32)  # of each row, from 1
+        so_far = wide.plus(Wide(index.added[0], index.added[1]), rank)
+        # Another life of the buffer, after `clear`, makes other choices.
+        key = random_bits.fold_in(jax.random.key(self.seed), ring.lap[0], *index.added)
+        drawn = wide.below(random_bits.bits(key, (3, batch)), so_far)
+        fits = (drawn.high == 0) & (drawn.low < ring.capacity)
+        is_free = (so_far.high == 0) & (so_far.low <= ring.capacity)
+        slots = jnp.where(is_free, so_far.low - 1, jnp.where(fits, drawn.low, ring.capacity))
+        slots = jnp.where(mask, slots.astype(jnp.int32), ring.capacity)
+        # The last of several rows for a slot is kept, as if they had come one by one.
+        slots = jnp.where(last_of_each(slots), slots, ring.capacity)
+        added = wide.plus(Wide(index.added[0], index.added[1]), rank[-1])
+        return dataclasses.replace(index, added=jnp.stack([added.high, added.low])), slots
+
+    def add(
+        self,
+        index: ReservoirIndex,
+        ring: Ring,
+        span: Span,
+        priority: jax.Array | None,
+        alpha: Scalar,
+    ) -> tuple[ReservoirIndex, jax.Array]:
+        """Index the new rows, and drop the replaced ones."""
+        rows, _ = start_index.add(index.rows, ring, span, _EVERY_ROW)
+        return dataclasses.replace(index, rows=rows), jnp.zeros_like(span.slots, jnp.uint32)
+
+    def remove(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> ReservoirIndex:
+        """Take out rows; their slots get other rows by chance, as all slots do."""
+        rows, _ = start_index.remove(index.rows, ring, slots, _EVERY_ROW)
+        return dataclasses.replace(index, rows=rows)
+
+    def can_sample(self, index: ReservoirIndex, ring: Ring) -> jax.Array:
+        """Return whether there is a row."""
+        return ring.live() > 0
+
+    def draw(
+        self,
+        index: ReservoirIndex,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: Scalar,
+        step: Step | None,
+    ) -> Draw:
+        """Draw rows, each alike."""
+        total = ring.live()
+        plan = start_index.plan(index.rows, ring, total[None], key, batch_size)
+        slots = start_index.pick(index.rows, ring, plan.picks)
+        mask = jnp.broadcast_to(total > 0, slots.shape)
+        return weights.equal(slots, jnp.where(mask, _likely(total), 0), mask)
+
+    def probability(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return 1 / rows."""
+        return jnp.where(start_index.is_start(index.rows, slots), _likely(ring.live()), 0)
+
+    def stats(self, index: ReservoirIndex, ring: Ring) -> dict[str, jax.Array]:
+        """Count the rows that were ever added, as float32."""
+        return {"added": wide.as_float(Wide(index.added[0], index.added[1]))}
+
+
+def _likely(total: jax.Array) -> jax.Array:
+    return 1 / jnp.maximum(total, 1).astype(jnp.float32)

@@ -1,0 +1,58 @@
+"""Placing rows: in slots of choice, and not behind the newest row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fbuf.storage.ring import REMOVED, WRITTEN, Ring, Span
+from fbuf.xla.rows import read_rows, write_rows
+from fbuf.xla.tie import once, tie
+
+
+def place(ring: Ring, flags: jax.Array, slots: jax.Array, before: jax.Array) -> tuple[Ring, Span]:
+    """Make room for a batch of rows in slots of choice, and write their flags.
+
+    Args:
+        ring: The ring; it counts the writes of each slot.
+        flags: uint8 `[B]`; the flags of the new rows.
+        slots: int32 `[B]`, none twice; `capacity` for a row that is not kept. As long as the buffer
+            is not full, new slots are taken from the first one on.
+        before: An array that must have been read before anything is written, see `fbuf.xla.tie`.
+
+    Returns:
+        The ring, and the slots of the rows.
+    """
+    assert ring.writes is not None
+    kept, inside = slots < ring.capacity, ring.clamp(slots)
+    old = once(read_rows(ring.flags, inside))
+    writes = once(read_rows(ring.writes, inside))
+    held = ring.holds(slots)
+    was_removed = held & (old & REMOVED > 0)
+    slots = tie(slots, old, writes, before)
+    count = jnp.sum(kept & ~held, dtype=jnp.int32)
+    stored = ring.stored[0] + count
+    is_full = (stored == ring.capacity) & (count > 0)
+    lap = ring.lap[0] + is_full.astype(jnp.int32)
+    cursor = jnp.stack([stored % ring.capacity, lap, stored, ring.save_id[0]])
+    # A row in the place of another one is for a save like a changed row: it is written again.
+    changed, unchanged = jnp.uint8(WRITTEN), jnp.uint8(0)
+    placed = dataclasses.replace(
+        ring,
+        cursor=cursor[:, None].astype(jnp.int32),
+        removed=ring.removed - jnp.sum(was_removed, dtype=jnp.int32),
+        flags=write_rows(ring.flags, slots, flags | jnp.where(held, changed, unchanged)),
+        writes=write_rows(ring.writes, slots, writes + 1),
+    )
+    return placed, Span(
+        slots=slots,
+        first=slots[0],
+        drawable=kept,
+        evicted=held & ~was_removed,
+        in_episode=None,
+        count=count[None],
+        fields={},
+        most=slots.shape[0],
+    )

@@ -1,0 +1,315 @@
+"""Rows in slots of choice: a reservoir, and the rows of the highest priorities."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+import fbuf
+
+SWEEP = pytest.mark.sweep
+CAPACITY = 12
+LOWEST = fbuf.EvictLowest(fbuf.Prioritized(alpha=1.0, eps=1e-3))
+EVER = fbuf.EvictLowest(fbuf.Prioritized(alpha=0.5, floor=0.25, new_priority="largest_ever"))
+ADD, REMOVE = jax.jit(fbuf.add), jax.jit(fbuf.remove)
+SAMPLE = jax.jit(fbuf.sample, static_argnums=2)
+READ, UPDATE, ROWS = jax.jit(fbuf.read), jax.jit(fbuf.update_priority), jax.jit(fbuf.rows)
+PROBABILITY = jax.jit(fbuf.probability)
+
+
+class Pair:
+    """A buffer, and the rows by slot: `[number, priority, whether it was removed]`.
+
+    A reservoir chooses at random, so its slots are looked up; all else is known beforehand.
+    """
+
+    def __init__(self, sampler, seed):
+        self.rng = np.random.default_rng(seed)
+        self.state = fbuf.init(jnp.int32(0), CAPACITY, sampler=sampler)
+        self.sampler, self.per = sampler, getattr(sampler, "sampler", None)
+        self.slots, self.number, self.names, self.ever = {}, 0, {}, 0.0
+
+    def stored(self, priority):
+        """Return the value that is stored for a priority."""
+        return max(priority + self.per.eps, self.per.floor) ** self.per.alpha
+
+    def default(self):
+        live = [value for _, value, gone in self.slots.values() if not gone]
+        largest = self.ever if self.per.new_priority == "largest_ever" else max(live, default=0.0)
+        return largest if largest > 0 else max(self.per.floor, 1.0) ** self.per.alpha
+
+    def add(self):
+        count = int(self.rng.choice([1, 4, 20]))
+        numbers = self.number + np.arange(count, dtype=np.int32)
+        mask, given = self.rng.random(count) < 0.8, {}
+        self.number += count
+        if self.per:
+            given["priority"] = self.rng.choice([0.0, 0.5, 1.0, 2.0, 3.0, np.nan], count)
+            given["priority"] = given["priority"].astype(np.float32)
+            default = self.default()
+            for number, priority, meant in zip(numbers, given["priority"], mask, strict=True):
+                good = np.isfinite(priority)
+                if meant:
+                    self.put(int(number), self.stored(float(priority)) if good else default)
+        self.state = ADD(self.state, numbers, mask=mask, **given)
+        if not self.per:
+            self.look_up(numbers[mask])
+
+    def put(self, number, value):
+        free = [slot for slot in range(CAPACITY) if slot not in self.slots]
+        holes = [slot for slot, row in sorted(self.slots.items()) if row[2]]
+        live = {slot: row[1] for slot, row in self.slots.items() if not row[2]}
+        slot = (free or holes or [min(live, key=lambda slot: (live[slot], slot))])[0]
+        if not free and not holes and value < live[slot]:
+            return
+        self.slots[slot] = [number, value, False]
+        self.ever = max(self.ever, value)
+
+    def look_up(self, new):
+        """Take over where the rows of a reservoir are: each was there, or is new."""
+        found = self.state.storage.read(jnp.arange(CAPACITY)).tolist()
+        for slot in range(int(self.state.ring.stored[0])):
+            if slot not in self.slots or self.slots[slot][0] != found[slot]:
+                assert found[slot] in new
+                self.slots[slot] = [found[slot], 1.0, False]
+        numbers = [row[0] for row in self.slots.values()]
+        assert len(set(numbers)) == len(numbers)
+
+    def remove(self):
+        live = self.live()
+        if live:
+            slots = self.rng.choice(live, 3)
+            ids = fbuf.ids_at(self.state, jnp.asarray(slots, jnp.int32))
+            self.state = REMOVE(self.state, ids)
+            for slot in slots:
+                self.slots[slot][2] = True
+
+    def update(self):
+        live = self.live()
+        if live and self.per:
+            slots = self.rng.choice(live, 3)
+            new = self.rng.choice([0.25, 1.5, 7.0], 3).astype(np.float32)
+            ids = fbuf.ids_at(self.state, jnp.asarray(slots, jnp.int32))
+            self.state = UPDATE(self.state, ids, new)
+            for slot, priority in zip(slots, new, strict=True):
+                self.slots[slot][1] = self.stored(float(priority))
+                self.ever = max(self.ever, self.slots[slot][1])
+
+    def clear(self):
+        self.state = fbuf.clear(self.state)
+        self.slots, self.ever = {}, 0.0
+
+    def live(self):
+        return [slot for slot, row in sorted(self.slots.items()) if not row[2]]
+
+    def step(self):
+        kinds = ["add", "remove", "update", "clear"]
+        getattr(self, self.rng.choice(kinds, p=[0.55, 0.2, 0.2, 0.05]))()
+
+    def agree(self):
+        live = self.live()
+        assert int(fbuf.size(self.state)) == len(live)
+        rows = jax.tree.map(np.asarray, ROWS(self.state))
+        assert rows.data[rows.mask].tolist() == [self.slots[slot][0] for slot in live]
+        # A name is good until its row is replaced or removed.
+        ids = jax.tree.map(np.asarray, fbuf.ids_at(self.state, jnp.arange(CAPACITY)))
+        for slot in live:
+            self.names[(slot, int(ids.generation[slot]))] = self.slots[slot][0]
+        names = list(self.names)[-60:]
+        padded = np.array(names + [(-1, 0)] * (60 - len(names)), np.int32).T
+        read = READ(self.state, fbuf.Ids(*map(jnp.asarray, padded)))
+        for at, (slot, generation) in enumerate(names):
+            number = self.names[slot, generation]
+            there = slot in live and self.slots[slot][0] == number
+            assert bool(read.mask[at]) == there
+            assert not there or int(read.data[at]) == number
+        self.agree_draws(live)
+
+    def agree_draws(self, live):
+        values = {slot: self.slots[slot][1] for slot in live}
+        total = sum(values.values())
+        expected = [values.get(slot, 0) / max(total, 1e-9) for slot in range(CAPACITY)]
+        ids = fbuf.ids_at(self.state, jnp.arange(CAPACITY))
+        np.testing.assert_allclose(PROBABILITY(self.state, ids), expected, rtol=1e-5)
+        batch = SAMPLE(self.state, jax.random.key(int(self.rng.integers(99))), 16)
+        batch = jax.tree.map(np.asarray, batch)
+        assert batch.mask.all() == batch.mask.any() == bool(live)
+        if live:
+            assert batch.data.tolist() == [self.slots[slot][0] for slot in batch.ids.slot]
+            np.testing.assert_allclose(
+                batch.probability, np.array(expected)[batch.ids.slot], rtol=1e-5
+            )
+
+
+def same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Reservoir(3), LOWEST, EVER], ids=["any", "low", "ever"])
+@pytest.mark.parametrize("seeds", [3, pytest.param(70, marks=SWEEP)])
+def test_rows_are_where_the_sampler_puts_them(sampler, seeds):
+    for seed in range(seeds):
+        pair = Pair(sampler, seed)
+        pair.agree()
+        for _ in range(14):
+            pair.step()
+            pair.agree()
+
+
+@pytest.mark.parametrize("sampler", [fbuf.Reservoir(5), LOWEST], ids=["any", "low"])
+def test_a_loaded_buffer_goes_on_in_the_same_way(tmp_path, sampler):
+    one, two = Pair(sampler, 0), Pair(sampler, 0)
+    for turn in range(6):
+        for pair in (one, two):
+            pair.add()
+        if turn == 2:
+            one.remove()
+            two.remove()
+        two.state = fbuf.save(tmp_path, two.state)
+        two.state = fbuf.load(tmp_path).state
+        assert not fbuf.rows(two.state).truncated.any()
+    same(ROWS(one.state), ROWS(two.state))
+
+
+@pytest.mark.parametrize("sizes", [(10,) * 4, pytest.param((3, 20, 9, 8), marks=SWEEP)])
+def test_every_row_ever_added_is_as_likely_to_be_there(sizes):
+    """Over the keys of many laps: each row, alone and in pairs."""
+    size = 6
+
+    def kept(lap):
+        state = fbuf.init(jnp.int32(0), size, sampler=fbuf.Reservoir(1))
+        ring = state.ring
+        ring = ring.__class__(**(vars(ring) | {"cursor": ring.cursor.at[1].set(lap)}))
+        state = state.__class__(**(state.__getstate__() | {"ring": ring}))
+        if len(set(sizes)) == 1:
+            rows = jnp.arange(40, dtype=jnp.int32).reshape(len(sizes), -1)
+            state = jax.lax.scan(lambda state, rows: (fbuf.add(state, rows), 0), state, rows)[0]
+        else:
+            for first, count in zip(np.cumsum(sizes) - sizes, sizes, strict=True):
+                state = fbuf.add(state, jnp.int32(first) + jnp.arange(count, dtype=jnp.int32))
+        return state.storage.read(jnp.arange(size, dtype=jnp.int32))
+
+    runs = 6000
+    rows = np.asarray(jax.jit(jax.vmap(kept))(jnp.arange(runs, dtype=jnp.int32)))
+    counts = np.bincount(rows.reshape(-1), minlength=40)
+    # The rows of a run are drawn without replacement: their counts vary less than independent ones.
+    spread = ((counts - runs * size / 40) ** 2).sum() / (runs * size / 40) / (1 - size / 40)
+    assert 1e-4 < scipy_stats.chi2.sf(spread, 39) < 1 - 1e-4
+    both = ((rows == 3).any(1) & (rows == 37).any(1)).mean()
+    np.testing.assert_allclose(both, 6 * 5 / (40 * 39), atol=4 * (0.02 / runs) ** 0.5)
+
+
+def test_more_rows_than_a_word_counts():
+    state = fbuf.init(jnp.int32(0), 4, sampler=fbuf.Reservoir())
+    state = fbuf.add(state, jnp.arange(4, dtype=jnp.int32))
+    index = state.index.__class__(state.index.rows, jnp.array([3, 2**32 - 2], jnp.uint32))
+    state = state.__class__(**(state.__getstate__() | {"index": index}))
+    state = fbuf.add(state, jnp.arange(100, 105, dtype=jnp.int32))
+    assert state.index.added.tolist() == [4, 3]
+    assert fbuf.rows(state).data.tolist() == [0, 1, 2, 3]
+
+
+def test_bad_priorities_are_faults_where_rows_are_kept():
+    state = fbuf.init(jnp.int32(0), 2, sampler=LOWEST)
+    rows = jnp.arange(2, dtype=jnp.int32)
+    state = fbuf.add(state, rows, priority=jnp.array([2.0, 1.0]))
+    assert int(state.fault) == 0
+    state = fbuf.add(state, rows, priority=jnp.array([0.5, 0.5]))
+    assert int(state.fault) == 0
+    assert fbuf.rows(state).truncated.tolist() == [False, False]
+    state = fbuf.add(state, rows, priority=jnp.array([jnp.nan, 1.0]))
+    assert fbuf.Fault(int(state.fault)) == fbuf.Fault.BAD_PRIORITY
+
+
+def test_a_population_keeps_its_own_rows():
+    def run(offset, sampler):
+        state = fbuf.init(jnp.int32(0), 6, sampler=sampler)
+        for turn in range(4):
+            rows = jnp.arange(5, dtype=jnp.int32) + 5 * turn + offset
+            given = {"priority": (rows % 7).astype(jnp.float32)} if sampler is LOWEST else {}
+            state = fbuf.add(state, rows, **given)
+        return fbuf.rows(state).data, fbuf.sample(state, jax.random.key(0), 4).data
+
+    for sampler in (fbuf.Reservoir(), LOWEST):
+        many = jax.jit(jax.vmap(lambda offset, s=sampler: run(offset, s)))(100 * jnp.arange(3))
+        for member in range(3):
+            alone = run(100 * member, sampler)
+            for a, b in zip(alone, many, strict=True):
+                np.testing.assert_array_equal(a, b[member])
+
+
+def test_rows_on_the_host_are_placed_alike():
+    for sampler in (fbuf.Reservoir(), LOWEST):
+        store = fbuf.host.HostStore(jnp.int32(0), 6, sampler=sampler)
+        plain = fbuf.init(jnp.int32(0), 6, sampler=sampler)
+        for turn in range(4):
+            rows = np.arange(5, dtype=np.int32) + 5 * turn
+            given = {"priority": (rows % 7).astype(np.float32)} if sampler is LOWEST else {}
+            store.add(rows, **given)
+            plain = fbuf.add(plain, rows, **given)
+        key = jax.random.key(1)
+        same(store.sample(key, 8), fbuf.sample(plain, key, 8))
+        same(store.rows(), fbuf.rows(plain))
+        with pytest.raises(ValueError, match="no order of time"):
+            store.rollout()
+
+
+def filled(sampler=fbuf.Reservoir()):
+    state = fbuf.init({"x": jnp.zeros(2)}, 8, sampler=sampler)
+    return fbuf.add(state, {"x": jnp.ones((3, 2))})
+
+
+MISUSE = {
+    "envs": (lambda: fbuf.init(0, 8, num_envs=2, sampler=fbuf.Reservoir()), "leave num_envs out"),
+    "next_of": (
+        lambda: fbuf.init({"x": 0}, 8, next_of="x", sampler=fbuf.Reservoir()),
+        "leave next_of out",
+    ),
+    "resets": (
+        lambda: fbuf.init(0, 8, autoreset="next_step", sampler=LOWEST),
+        "EvictLowest knows no steps",
+    ),
+    "mesh": (
+        lambda: fbuf.sharded.init(
+            0, 8, mesh=jax.make_mesh((1,), ("data",)), shards=2, sampler=fbuf.Reservoir()
+        ),
+        "sharded.init.*Reservoir cannot draw",
+    ),
+    "view": (
+        lambda: fbuf.sample(filled(), jax.random.key(0), 2, view=fbuf.Sequence(2)),
+        "Sequence.*Reservoir lie in no order.*fbuf.Item",
+    ),
+    "newest": (lambda: fbuf.newest_ids(filled(), 2), "newest_ids.*no order"),
+    "rollout": (lambda: fbuf.rollout(filled()), "rollout.*no order"),
+    "resize": (lambda: fbuf.resize(filled(), 16), "resize.*no order"),
+    "extend": (
+        lambda: fbuf.extend(fbuf.init({"x": jnp.zeros(2)}, 8), filled()),
+        "extend.*no order",
+    ),
+    "split": (lambda: fbuf.split(filled(), None, 0.5), "split.*no order"),
+    "episodes": (
+        lambda: fbuf.remove(filled(), fbuf.ids_at(filled(), jnp.arange(1)), episodes=True),
+        "remove.*no order",
+    ),
+    "priority": (
+        lambda: fbuf.add(filled(), {"x": jnp.ones((3, 2))}, priority=jnp.ones(3)),
+        "add.*Reservoir keeps no priorities",
+    ),
+    "seed": (lambda: fbuf.Reservoir(-1), "Reservoir.*seed"),
+    "zero": (lambda: fbuf.EvictLowest(fbuf.Prioritized(eps=0.0)), "EvictLowest.*eps or a floor"),
+    "window": (lambda: fbuf.EvictLowest(fbuf.Prioritized(window=2)), "EvictLowest.*window"),
+    "uniform": (lambda: fbuf.EvictLowest(fbuf.Uniform()), "EvictLowest.*Prioritized"),
+    "fresh": (lambda: fbuf.FreshFirst(fbuf.Reservoir()), "FreshFirst.*Reservoir"),
+    "limited": (lambda: fbuf.Limited(LOWEST, max_uses=2), "Limited.*EvictLowest"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_of_placed_rows_is_refused_by_name(name):
+    call, message = MISUSE[name]
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        call()
