@@ -1,22 +1,31 @@
-"""Data sets into buffers and out of them: Minari, D4RL's HDF5, npz files and plain arrays.
+"""Data sets into buffers and out of them: Minari, LeRobot, D4RL's HDF5, npz files and arrays.
 
-Minari, Gymnasium and h5py are imported by the functions that need them, when they are called.
+Minari, Gymnasium, h5py, pyarrow and Pillow are imported by the functions that need them, when they
+are called.
 """
 
 from fbuf_adapters.datasets._arrays import from_arrays as from_arrays
 from fbuf_adapters.datasets._d4rl import from_d4rl as from_d4rl
 from fbuf_adapters.datasets._errors import DatasetError as DatasetError
 from fbuf_adapters.datasets._from_npz import from_npz as from_npz
+from fbuf_adapters.datasets._lerobot import from_lerobot as from_lerobot
+from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata as LeRobotMetadata
+from fbuf_adapters.datasets._lerobot_metadata import VideoFrames as VideoFrames
+from fbuf_adapters.datasets._lerobot_metadata import lerobot_metadata as lerobot_metadata
 from fbuf_adapters.datasets._minari import from_minari as from_minari
 from fbuf_adapters.datasets._to_minari import to_minari as to_minari
 from fbuf_adapters.datasets._to_npz import to_npz as to_npz
 
 __all__ = [
     "DatasetError",
+    "LeRobotMetadata",
+    "VideoFrames",
     "from_arrays",
     "from_d4rl",
+    "from_lerobot",
     "from_minari",
     "from_npz",
+    "lerobot_metadata",
     "to_minari",
     "to_npz",
 ]

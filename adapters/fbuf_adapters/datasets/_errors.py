@@ -33,14 +33,14 @@ class DatasetError(ValueError):
 DatasetError.__module__ = "fbuf_adapters.datasets"  # where users find it
 
 
-def needed(where: str, name: str) -> Any:
-    """Return a package, or raise an error that says how to install it."""
+def needed(where: str, name: str, extra: str = "datasets") -> Any:
+    """Return a package, or raise an error that says which extra of fbuf installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:  # the package is there, and lacks another one
             raise
-        raise ImportError(f'{where} needs {name}: pip install "fbuf[datasets]"') from error
+        raise ImportError(f'{where} needs {name}: pip install "fbuf[{extra}]"') from error
 
 
 def unreadable(

@@ -1,0 +1,143 @@
+"""LeRobot's data sets into a buffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fbuf.adapter_api import Sampler, check
+from fbuf_adapters.datasets._ends import Ends
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import flags
+from fbuf_adapters.datasets._flat import Flat
+from fbuf_adapters.datasets._lerobot_columns import Images, Numbers, Videos
+from fbuf_adapters.datasets._lerobot_metadata import (
+    LeRobotMetadata,
+    VideoFrames,
+    read_metadata,
+)
+from fbuf_adapters.datasets._lerobot_rows import Rows
+from fbuf_adapters.datasets._loading import Options, load
+
+
+def from_lerobot(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    *,
+    episodes: Sequence[int] | None = None,
+    decode: Callable[[VideoFrames], Any] | None = None,
+    terminated: str | None = None,
+    sampler: Sampler | None = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
+    progress: bool | None = None,
+) -> Any:
+    """Load a data set of LeRobot, of format v3.0 or v2.1, into a buffer.
+
+    Each feature becomes a field. A dot in its name makes a dict: `observation.state` is the field
+    `state` of `observation`. A feature of shape (1,) is one number, as in LeRobot's own items.
+    `timestamp`, `frame_index`, `episode_index`, `index` and `task_index` are fields, too. The last
+    four are int32; all other dtypes are those of the files.
+
+    Images become uint8 `[height, width, channels]`. Videos are left out, unless you give `decode`:
+    `episode_index` and `frame_index` say which frame belongs to a row, and
+    `lerobot_metadata(path).video_frames` says where the frame is.
+
+    The last row of each episode is truncated. Its next observation is not known: views that return
+    next observations mask it.
+
+    Args:
+        path: The directory of the data set, with `meta` and `data` in it.
+        into: As for `from_arrays`.
+        episodes: The numbers of the episodes to load, from 0; None is all. They are loaded in the
+            order of the data set, each once.
+        decode: Decodes videos: gets `VideoFrames` of one file, and returns an array `[n, ...]` with
+            a frame for each of `index`. All frames of a feature must have one shape and one dtype,
+            which need not be those of the file. The files are asked for in their order.
+        terminated: The feature that says that an episode ended by itself, such as `"next.done"`:
+            bools, or numbers 0 and 1. A row where it is True ends its episode, and has discount 0.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`; a name with dots is a part: `"observation.state"`.
+        casts: As for `from_arrays`.
+        drop: As for `from_arrays`. Features of words cannot be stored: leave them out.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`. And if a file is missing or damaged, or has other
+            episodes or steps than the metadata say. If images differ in size, or if `decode`
+            returns another number of frames, or another shape, than before.
+        FileNotFoundError: If there is no such data set.
+        TypeError: As from `from_arrays`; and if `episodes` are no ints.
+        ValueError: If there is no such episode.
+        ImportError: If pyarrow, or for images Pillow, is not installed.
+
+    Cost: as for `from_arrays`, and the memory of one row group of each feature: in most files that
+    is an episode. The number of the episode of each row is read first.
+
+    Examples:
+        >>> import fbuf
+        >>> from fbuf_adapters.datasets import from_lerobot
+        >>> state = from_lerobot("pusht")  # doctest: +SKIP
+        >>> view = fbuf.Window({"observation.state": (-1, 0), "action": range(16)})
+
+    References:
+        Cadene et al., 2024: LeRobot. https://github.com/huggingface/lerobot
+    """
+    where = "from_lerobot"
+    metadata = read_metadata(where, path)
+    if decode is not None and not callable(decode):
+        raise TypeError(f"{where}: decode must be a function of VideoFrames, got {decode!r}")
+    rows = Rows(where, metadata, _episodes(where, metadata, episodes))
+    fields = _fields(where, metadata, rows, decode)
+    last = np.diff(rows.episode, append=-1) != 0
+    ended = np.zeros_like(last) if terminated is None else _flag(where, fields, terminated)
+    data = Flat(where, fields, Ends(ended, last & ~ended, True, ""), following={})
+    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+
+
+def _episodes(where: str, metadata: LeRobotMetadata, given: Sequence[int] | None) -> list[int]:
+    """Return the numbers of the episodes to load."""
+    count = len(metadata.lengths)
+    if given is None:
+        return list(range(count))
+    wanted = [check.integer(where, "episodes", number, count - 1, 0) for number in given]
+    return sorted(set(wanted))
+
+
+def _fields(
+    where: str,
+    metadata: LeRobotMetadata,
+    rows: Rows,
+    decode: Callable[[VideoFrames], Any] | None,
+) -> dict[str, Any]:
+    """Return the features as arrays, not read yet."""
+    fields: dict[str, Any] = {}
+    if not len(rows.episode):
+        return fields
+    for name, feature in metadata.features.items():
+        if feature["dtype"] == "video":
+            if decode is not None:
+                fields[name] = Videos(where, metadata, rows, name, decode)
+        elif feature["dtype"] == "image":
+            fields[name] = Images(where, rows, name)
+        else:
+            fields[name] = Numbers(where, rows, name, tuple(feature["shape"]))
+    return fields
+
+
+def _flag(where: str, fields: Mapping[str, Any], name: str) -> Any:
+    """Return a feature as a flag of each row."""
+    if name not in fields:
+        raise DatasetError(
+            f"{where}: terminated is {name!r}, which no feature is called; there are "
+            f"{', '.join(fields)}"
+        )
+    column = fields[name]
+    return flags(where, name, column[slice(0, column.shape[0])])
