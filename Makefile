@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 PEERS := .venv-peers
+LEROBOT := .venv-lerobot
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix lint docs bench peers-tests gpu-build clean
+.PHONY: demo test switches sweep matrix lint docs bench peers-tests lerobot gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -60,12 +61,16 @@ ablations: $(READY)  ## Measure one way to do a thing beside another.
 peers-tests: $(PEERS)/.installed  ## Run the peers' own tests with fbuf in place of their buffers.
 	$(PEERS)/bin/python -m tests.peers $(ARGS)
 
+lerobot: $(LEROBOT)/.installed  ## Compare data sets with LeRobot's and OGBench's own classes, and measure.
+	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench" tests/adapters/datasets
+	$(LEROBOT)/bin/python -m benchmarks.evidence.lerobot $(ARGS)
+
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)
 	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
-	rm -rf $(VENV) $(PEERS) .venv-matrix site outputs
+	rm -rf $(VENV) $(PEERS) $(LEROBOT) .venv-matrix site outputs
 
 # Installed anew only when the pins change.
 $(READY): requirements.lock pyproject.toml
@@ -80,4 +85,12 @@ $(PEERS)/.installed: benchmarks/requirements.lock pyproject.toml
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(PIP) -r benchmarks/requirements.lock
 	$(PEERS)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+# LeRobot asks for much that its data sets do not use, and for an older torch.
+$(LEROBOT)/.installed: benchmarks/lerobot.lock pyproject.toml
+	test -x $(LEROBOT)/bin/python || $(PYTHON) -m venv $(LEROBOT)
+	$(LEROBOT)/bin/python $(PIP) -r benchmarks/lerobot.lock
+	$(LEROBOT)/bin/python $(PIP) --no-deps lerobot==0.4.4 torchvision==0.28.0 ogbench==1.2.2
+	$(LEROBOT)/bin/python $(PIP) --no-deps --no-build-isolation --editable .
 	touch $@

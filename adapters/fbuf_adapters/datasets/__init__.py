@@ -1,4 +1,4 @@
-"""Data sets into buffers and out of them: Minari, LeRobot, D4RL's HDF5, npz files and arrays.
+"""Data sets into buffers and out of them: Minari, LeRobot, OGBench, D4RL's HDF5, npz, arrays.
 
 Minari, Gymnasium, h5py, pyarrow and Pillow are imported by the functions that need them, when they
 are called.
@@ -13,6 +13,7 @@ from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata as LeRobotM
 from fbuf_adapters.datasets._lerobot_metadata import VideoFrames as VideoFrames
 from fbuf_adapters.datasets._lerobot_metadata import lerobot_metadata as lerobot_metadata
 from fbuf_adapters.datasets._minari import from_minari as from_minari
+from fbuf_adapters.datasets._ogbench import from_ogbench as from_ogbench
 from fbuf_adapters.datasets._to_minari import to_minari as to_minari
 from fbuf_adapters.datasets._to_npz import to_npz as to_npz
 
@@ -25,6 +26,7 @@ __all__ = [
     "from_lerobot",
     "from_minari",
     "from_npz",
+    "from_ogbench",
     "lerobot_metadata",
     "to_minari",
     "to_npz",

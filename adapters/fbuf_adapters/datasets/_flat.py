@@ -23,12 +23,12 @@ class Last:
     """The last observations of some episodes.
 
     Attributes:
-        leaves: Leaves `[n, ...]`, named as by `under`.
+        leaves: Leaves `[n, ...]`, named as by `under`: anything with `shape`, `dtype` and items.
         rows: int `[n]`; the numbers of the last rows of these episodes.
         of: The field whose next values the observations are; None stands for any field.
     """
 
-    leaves: Mapping[str, Array]
+    leaves: Mapping[str, Any]
     rows: Array
     of: str | None
 

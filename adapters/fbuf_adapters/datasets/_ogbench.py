@@ -1,0 +1,186 @@
+"""OGBench's npz files into a buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fbuf.adapter_api import Sampler, local_path
+from fbuf_adapters.datasets._blocks import rows_at_once
+from fbuf_adapters.datasets._ends import Ends
+from fbuf_adapters.datasets._errors import DatasetError, unreadable
+from fbuf_adapters.datasets._fields import Array, flags, info_names, spec
+from fbuf_adapters.datasets._flat import Flat, Last
+from fbuf_adapters.datasets._loading import Options, load
+from fbuf_adapters.datasets._npz_members import Member
+
+_CALLED = {"observation": "observations", "action": "actions"}
+
+
+def from_ogbench(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    *,
+    infos: Sequence[str] = (),
+    sampler: Sampler | None = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
+    progress: bool | None = None,
+) -> Any:
+    """Load an npz file of OGBench into a buffer.
+
+    The file has `observations`, `actions` and `terminals`, which become the fields `observation`
+    and `action`. `terminals` mark the last state of each trajectory, whose action led nowhere. So
+    this state is no row: it is the next observation of the row before, as in OGBench's own loader,
+    and the row before is truncated. No row terminates, because the data were collected without a
+    task: rewards and goals are the learner's.
+
+    Args:
+        path: The file, such as `~/.ogbench/data/antmaze-large-navigate-v0.npz`.
+        into: As for `from_arrays`.
+        infos: More fields to load: `"qpos"`, `"qvel"` or `"button_states"`.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        drop: As for `from_arrays`.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if the file is cut off, damaged, no npz, or lacks
+            an array.
+        FileNotFoundError: If there is no such file.
+        TypeError: As from `from_arrays`; and if `infos` is no list of names.
+
+    Cost: as of `from_npz`. With `next_of`, the observations are read once more, and those of the
+    last states are in memory.
+
+    Examples:
+        >>> import numpy as np, os, tempfile
+        >>> from fbuf_adapters.datasets import from_ogbench
+        >>> path = os.path.join(tempfile.mkdtemp(), "walk-v0.npz")
+        >>> states, ends = np.zeros((6, 2), np.float32), np.arange(6) % 3 == 2
+        >>> np.savez_compressed(path, observations=states, actions=states, terminals=ends)
+        >>> from_ogbench(path, next_of="observation")
+        State(Uniform, 4 of 4 rows)
+
+    References:
+        Park et al., 2024: OGBench: Benchmarking Offline Goal-Conditioned RL.
+        https://arxiv.org/abs/2410.20092
+    """
+    where = "from_ogbench"
+    names = info_names(where, infos)
+    if taken := {*_CALLED}.intersection(names):
+        raise DatasetError(f"{where}: infos has {taken.pop()!r}, which is a field already")
+    path = local_path(where, path)
+    try:
+        with zipfile.ZipFile(path) as file, contextlib.ExitStack() as held:
+            data = _flat(where, file, names, held)
+            return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+    except (zipfile.BadZipFile, zlib.error, EOFError, _Unreadable) as error:
+        raise unreadable(where, path, "npz", error) from error
+
+
+class _Unreadable(Exception):
+    """An array that cannot be read."""
+
+
+def _flat(
+    where: str, file: zipfile.ZipFile, infos: tuple[str, ...], held: contextlib.ExitStack
+) -> Flat:
+    """Return the arrays of a file, which are open as long as `held` is."""
+
+    def member(name: str) -> Member:
+        if f"{name}.npy" not in file.namelist():
+            there = ", ".join(sorted(found.removesuffix(".npy") for found in file.namelist()))
+            raise DatasetError(f"{where}: the file has no {name!r}; it has {there or 'nothing'}")
+        try:
+            return Member(lambda: held.enter_context(file.open(f"{name}.npy")), name, None)
+        except ValueError as error:
+            raise _Unreadable(str(error)) from error
+
+    ends = member("terminals")
+    last = flags(where, "terminals", ends[slice(0, ends.shape[0])])
+    kept, fields = np.flatnonzero(~last), dict[str, Any]()
+    called = _CALLED | {name: name for name in infos}
+    for name, theirs in called.items():
+        found = member(theirs)
+        if found.shape[:1] != last.shape:
+            raise DatasetError(
+                f"{where}: {theirs} has shape {found.shape}, and terminals has {len(last)} rows"
+            )
+        fields[name] = _Some(found, kept)
+    # Each row before a last state; there may be states that no row led to.
+    before = np.flatnonzero(~last[:-1] & last[1:])
+    truncated = np.isin(kept, before)
+    observed = _Seldom(lambda: member("observations"), before + 1)
+    led_to = Last({"": observed}, np.flatnonzero(truncated), "observation")
+    return Flat(
+        where,
+        fields,
+        Ends(np.zeros_like(truncated), truncated, True, ""),
+        following={},
+        last=led_to,
+        called=called,
+    )
+
+
+class _Some:
+    """Some rows of an array that is read in order.
+
+    Args:
+        array: The array.
+        rows: The numbers of the rows, ascending.
+    """
+
+    def __init__(self, array: Member, rows: Array) -> None:
+        self._array, self._rows = array, rows
+        self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+
+    def __getitem__(self, part: slice) -> Array:
+        """Read the rows, and those between them, which are left out."""
+        rows = self._rows[part]
+        # From behind the last row of the part before: all rows are read, one after another.
+        begin = int(self._rows[part.start - 1]) + 1 if part.start else 0
+        end = int(rows[-1]) + 1 if len(rows) else begin
+        return self._array[slice(begin, end)][rows - begin]
+
+
+class _Seldom:
+    """A few rows of an array, which is read when the first of them is asked for.
+
+    Args:
+        open_array: Opens the array at its first row.
+        rows: The numbers of the rows, ascending.
+    """
+
+    def __init__(self, open_array: Callable[[], Member], rows: Array) -> None:
+        self._open, self._rows = open_array, rows
+        array = open_array()
+        self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
+
+    def __getitem__(self, place: int) -> Array:
+        """Return one of the rows."""
+        return self._found[place]
+
+    @functools.cached_property
+    def _found(self) -> Array:
+        array = self._open()
+        count = array.shape[0]
+        found = np.empty(self.shape, self.dtype)
+        size = rows_at_once([spec(array)], count)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            here = slice(*np.searchsorted(self._rows, (start, stop)))
+            found[here] = array[slice(start, stop)][self._rows[here] - start]
+        return found
