@@ -142,6 +142,49 @@ def goals() -> None:
     _save(fig, "goals.png")
 
 
+def window() -> None:
+    """Two episodes, and the window of three rows: at a beginning, in the middle, at an end."""
+    lengths, offsets = (6, 7), {"observation": (-3, 0), "action": tuple(range(4))}
+    count = sum(lengths)
+    number = np.arange(count, dtype=np.int32)
+    state = fbuf.init({"observation": jnp.int32(0), "action": jnp.int32(0)}, count)
+    ends = np.isin(number, np.cumsum(lengths) - 1)
+    state = fbuf.add(state, {"observation": number, "action": number}, truncated=ends)
+    drawn = np.array([2, 6, 11])
+    ids = jax.tree.map(lambda leaf: leaf[drawn], fbuf.newest_ids(state, count))
+    data = fbuf.read(state, ids, view=fbuf.Window(offsets)).data
+    fig, ax = plt.subplots(figsize=(8, 2.9))
+
+    def cell(x: float, y: float, text: str, colour: str, there: bool = True) -> None:
+        form = {"facecolor": colour} if there else {"fill": False, "hatch": "////"}
+        ax.add_patch(plt.Rectangle((x, y), 0.9, 0.7, edgecolor=colour, lw=1.2, **form))
+        background = None if there else {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.text(x + 0.45, y + 0.34, text, ha="center", va="center", fontsize=9, bbox=background,
+                color="white" if there and colour != GREY else "black")  # fmt: skip
+
+    for row in range(count):
+        later = row >= lengths[0]
+        cell(row + 0.6 * later, 3.6, str(row), ORANGE if row in drawn else GREY)
+    for first, last, name in ((0, 5, "an episode"), (6, 12, "the next one")):
+        middle = (first + last + 1) / 2 + 0.6 * (first > 0)
+        ax.text(middle, 4.5, name, ha="center", fontsize=9)
+    ax.text(-0.3, 3.95, "rows", ha="right", va="center", fontsize=9)
+    for place, row in enumerate(drawn):
+        y = 2.1 - place
+        ax.text(-0.3, y + 0.35, f"row {row} drawn", ha="right", va="center", fontsize=9)
+        for name, x in (("observation", 0.6), ("action", 4.6)):
+            values, valid = np.asarray(data.item[name])[place], data.valid[name][place]
+            for at, value in enumerate(values):
+                cell(x + at, y, str(value), BLUE, bool(valid[at]))
+    ax.text(0.6, 3.05, "observation (-3, 0)", fontsize=9)
+    ax.text(4.6, 3.05, "action range(4)", fontsize=9)
+    ax.text(9.4, 1.4, "hatched: valid is False.\nThe nearest step of the\nepisode is repeated.",
+            fontsize=9, va="center")  # fmt: skip
+    ax.set(xlim=(-2.6, 13.8), ylim=(-0.1, 4.9))
+    ax.axis("off")
+    _save(fig, "window.png")
+
+
 def _save(fig: plt.Figure, name: str) -> None:
     OUT.mkdir(exist_ok=True)
     fig.savefig(OUT / name, bbox_inches="tight", dpi=150)
@@ -154,3 +197,4 @@ if __name__ == "__main__":
     tree()
     reach()
     goals()
+    window()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fbuf.adapter_api import Sampler, check
+from fbuf.adapter_api import Sampler, check, warn
 from fbuf_adapters.datasets._ends import Ends
 from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import flags
@@ -46,6 +46,9 @@ def from_lerobot(
     Images become uint8 `[height, width, channels]`. Videos are left out, unless you give `decode`:
     `episode_index` and `frame_index` say which frame belongs to a row, and
     `lerobot_metadata(path).video_frames` says where the frame is.
+
+    Rows follow one another as `frame_index` says. A warning counts those whose timestamps say
+    something else.
 
     The last row of each episode is truncated. Its next observation is not known: views that return
     next observations mask it.
@@ -95,6 +98,8 @@ def from_lerobot(
     if decode is not None and not callable(decode):
         raise TypeError(f"{where}: decode must be a function of VideoFrames, got {decode!r}")
     rows = Rows(where, metadata, _episodes(where, metadata, episodes))
+    if doubt := rows.doubt(metadata):
+        warn(f"{where}: {doubt}")
     fields = _fields(where, metadata, rows, decode)
     last = np.diff(rows.episode, append=-1) != 0
     ended = np.zeros_like(last) if terminated is None else _flag(where, fields, terminated)

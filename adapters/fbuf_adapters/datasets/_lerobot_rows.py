@@ -38,19 +38,15 @@ class Rows:
         parquet = needed(where, "pyarrow.parquet", EXTRA)
         self._open = functools.lru_cache(_OPEN_FILES)(parquet.ParquetFile)
         self._groups: dict[str, tuple[Any, Any]] = {}
-        self._stretches: list[tuple[pathlib.Path, int, int]] = []
-        numbers: dict[str, list[Array]] = {"episode_index": [], "frame_index": []}
-        for file in dict.fromkeys(metadata.data[episode] for episode in sorted(episodes)):
-            of_file = self._counted(file, "episode_index", slice(None))
-            wanted = np.isin(of_file, episodes)
-            edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
-            for start, stop in edges.reshape(-1, 2).tolist():
-                self._stretches.append((file, start, stop - start))
-                for name, parts in numbers.items():
-                    parts.append(self._counted(file, name, slice(start, stop)))
+        self._stretches = self._found(metadata, sorted(set(episodes)))
         self._starts = np.cumsum([0, *(count for _, _, count in self._stretches)])
-        empty = [np.zeros(0, np.int64)]
-        self.episode, self.frame = (np.concatenate(parts or empty) for parts in numbers.values())
+        self.episode, self.frame = (
+            np.concatenate(
+                [self._counted(file, name, slice(n, n + m)) for file, n, m in self._stretches]
+                or [np.zeros(0, np.int64)]
+            )
+            for name in ("episode_index", "frame_index")
+        )
         self._check(metadata, episodes)
 
     def read(self, name: str, part: slice) -> Iterator[Any]:
@@ -86,6 +82,46 @@ class Rows:
                 f"{self._where}: {self.at(row)} stands where frame {expected[row]} should; the "
                 "steps of an episode must follow one another: write the data set anew with LeRobot"
             )
+
+    def doubt(self, metadata: LeRobotMetadata) -> str:
+        """Return a warning if the times of rows are not those of steps; else an empty string."""
+        if "timestamp" not in metadata.features or not len(self.frame):
+            return ""
+        parts = self.read("timestamp", slice(0, len(self.frame)))
+        seconds = np.concatenate([part.to_numpy(zero_copy_only=False) for part in parts])
+        late = np.abs(seconds - self.frame / metadata.fps) > 0.5 / metadata.fps
+        if not late.any():
+            return ""
+        return (
+            f"the timestamps of {late.sum()} rows, first of {self.at(int(np.argmax(late)))}, are "
+            f"more than half a step from frame_index / {metadata.fps:g}, as if frames were lost; "
+            "windows and next observations count rows, and not seconds"
+        )
+
+    def _found(
+        self, metadata: LeRobotMetadata, episodes: list[int]
+    ) -> list[tuple[pathlib.Path, int, int]]:
+        """Return where rows of episodes are: file, first row, and how many follow one another."""
+        files = list(dict.fromkeys(metadata.data))
+        numbers = {file: number for number, file in enumerate(files)}
+        named = {numbers[metadata.data[episode]] for episode in episodes}
+        places: list[tuple[int, int, int]] = []
+        seen: set[int] = set()
+
+        def look(number: int) -> None:
+            of_row = self._counted(files[number], "episode_index", slice(None))
+            wanted = np.isin(of_row, episodes)
+            seen.update(of_row[wanted].tolist())
+            edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False))
+            places.extend((number, n, m - n) for n, m in edges.reshape(-1, 2).tolist())
+
+        for number in named:
+            look(number)
+        # A converter of LeRobot 0.4.0 named the file before, in huggingface/lerobot#2401.
+        lacking = {numbers[metadata.data[n]] + 1 for n in episodes if n not in seen} - named
+        for number in lacking & set(range(len(files))):
+            look(number)
+        return [(files[number], first, count) for number, first, count in sorted(places)]
 
     def _counted(self, file: pathlib.Path, name: str, part: slice) -> Array:
         """Return rows of a file, of a column of single numbers."""

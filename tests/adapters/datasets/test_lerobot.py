@@ -259,6 +259,49 @@ def test_steps_in_another_order(unpacked):
         from_lerobot(folder)
 
 
+@pytest.mark.parametrize("episodes", [None, [2], [0, 2]])
+def test_metadata_that_name_the_file_before(unpacked, episodes):
+    """As a converter of LeRobot 0.4.0 wrote them; the rows tell their episodes themselves."""
+    folder = unpacked()
+    for file in (folder / "meta/episodes").glob("*/*.parquet"):
+        stale = lambda t: with_column(t, "data/file_index", pa.array([0] * len(t)))
+        rewrite(file, stale)
+    other = first(folder).with_name("file-001.parquet")
+    for file in sorted((folder / "meta/episodes").glob("*/*.parquet"))[-1:]:
+        # Another episode behind it, in the file that the metadata do not name for it.
+        last = pq.read_table(file).to_pylist()[0]
+        added = {**last, "episode_index": 3, "data/file_index": 1, "length": 1}
+        pq.write_table(pa.Table.from_pylist([last, added], pq.read_schema(file)), file)
+    counted = pa.array([2] * 9 + [3]), pa.array([*range(9), 0])
+    rewrite(other, lambda t: with_column(with_column(
+        pa.concat_tables([t, t.slice(0, 1)]), "episode_index", counted[0]),
+        "frame_index", counted[1]))  # fmt: skip
+    state = from_lerobot(folder, episodes=[0, 1, 2, 3] if episodes is None else episodes)
+    chosen = [0, 1, 2] if episodes is None else episodes
+    found = field(state, files.STATE)[: sum(files.LENGTHS[n] for n in chosen)]
+    np.testing.assert_array_equal(found, known(files.STATE, chosen))
+
+
+def test_a_part_of_the_files_is_enough_for_a_part_of_the_episodes(unpacked):
+    folder = unpacked()
+    first(folder).with_name("file-001.parquet").unlink()
+    state = from_lerobot(folder, episodes=[0, 1])
+    np.testing.assert_array_equal(field(state, files.STATE), known(files.STATE, [0, 1]))
+
+
+def test_times_that_say_something_else_than_steps(unpacked):
+    folder = unpacked()
+    times = pq.read_table(first(folder))["timestamp"].to_numpy()
+    shaken = lambda by: pa.array((times + np.float32(by)).astype(np.float32))
+    rewrite(first(folder), lambda t: with_column(t, "timestamp", shaken(0.04)))
+    from_lerobot(folder)
+    later = np.where(np.arange(11) >= 9, 0.1, 0)  # a frame was lost before frame 2 of episode 1
+    rewrite(first(folder), lambda t: with_column(t, "timestamp", shaken(later)))
+    with pytest.warns(UserWarning, match=r"timestamps of 2 rows, first of episode 1, frame 2"):
+        state = from_lerobot(folder)
+    np.testing.assert_array_equal(field(state, files.STATE), known(files.STATE))
+
+
 def test_missing_damaged_and_foreign_files(unpacked):
     folder = unpacked()
     first(folder).write_bytes(first(folder).read_bytes()[:-9])
