@@ -63,7 +63,9 @@ peers-tests: $(PEERS)/.installed  ## Run the peers' own tests with fbuf in place
 
 lerobot: $(LEROBOT)/.installed  ## Compare data sets with LeRobot's and OGBench's own classes, and measure.
 	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench" tests/adapters/datasets
-	$(LEROBOT)/bin/python -m benchmarks.evidence.lerobot $(ARGS)
+	for name in evidence.lerobot publish; do \
+		$(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
 	$(BIN)/python -m benchmarks.evidence.gpu_build $(ARGS)

@@ -25,7 +25,14 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import compare, host, report, sb3, sharded, slices
-from benchmarks.evidence import exchange_rounds, fronts_brax, gpu_speed, large, sb3_learning
+from benchmarks.evidence import (
+    exchange_rounds,
+    fronts_brax,
+    gpu_speed,
+    large,
+    lerobot,
+    sb3_learning,
+)
 from benchmarks.harness import ROOT, Record
 from benchmarks.report import Find
 
@@ -50,6 +57,7 @@ REPORTS = (
     "torchrl_td_mpc2",
     "fronts_brax",
     "fronts_flashbax",
+    "lerobot",
     "gpu_build",
     "gpu_build_sharded",
     "gpu_speed",
@@ -97,6 +105,7 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "mapped": host.mapped_table,
         }
     },
+    "datasets.md": {"lerobot": {"batches": lerobot.batch_table}},
     "thousands_of_environments.md": {"large": {"step": large.step_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""

@@ -34,15 +34,18 @@ def test_data_sets_import_what_reads_them_when_they_are_read():
     run("""
 import sys
 import numpy as np
-from fbuf_adapters.datasets import from_arrays, from_d4rl, from_minari
+from fbuf_adapters.datasets import from_arrays, from_d4rl, from_lerobot, from_minari
 sys.modules["h5py"] = sys.modules["minari"] = None  # as if they were not installed
+sys.modules["pyarrow"] = sys.modules["pyarrow.parquet"] = None
 from_arrays({"x": np.zeros(3, np.float32)}, terminated=np.zeros(3, bool))
 assert not {"torch", "gymnasium", "h5py._hl"} & set(sys.modules), "imported too early"
-for load, package in ((from_d4rl, "h5py"), (from_minari, "minari")):
+needs = ((from_d4rl, "h5py", "datasets"), (from_minari, "minari", "datasets"),
+         (from_lerobot, "pyarrow", "lerobot"))
+for load, package, extra in needs:
     try:
         load("x")
     except ImportError as error:
-        assert str(error) == f'{load.__name__} needs {package}: pip install "fbuf[datasets]"', error
+        assert str(error) == f'{load.__name__} needs {package}: pip install "fbuf[{extra}]"', error
     else:
         raise AssertionError("loaded without " + package)
 """)

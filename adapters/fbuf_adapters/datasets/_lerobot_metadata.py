@@ -181,6 +181,7 @@ def lerobot_metadata(path: str | os.PathLike[str]) -> LeRobotMetadata:
 
 def read_metadata(where: str, path: str | os.PathLike[str]) -> LeRobotMetadata:
     """Return the metadata of a data set; see `lerobot_metadata`."""
+    needed(where, "pyarrow", EXTRA)
     root = pathlib.Path(local_path(where, path))
     file = root / "meta" / "info.json"
     if not file.exists():

@@ -39,8 +39,8 @@ def from_ogbench(
 
     The file has `observations`, `actions` and `terminals`, which become the fields `observation`
     and `action`. `terminals` mark the last state of each trajectory, whose action led nowhere. So
-    this state is no row: it is the next observation of the row before, as in OGBench's own loader,
-    and the row before is truncated. No row terminates, because the data were collected without a
+    this state is no row. As in OGBench's own loader it is the next observation of the row before,
+    which is truncated. No row terminates, because the data were collected without a
     task: rewards and goals are the learner's.
 
     Args:
