@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_windows_are_padded_within_the_episode(unpacked):
 
 def test_offsets_between_two_steps_are_refused(unpacked):
     metadata = lerobot_metadata(unpacked())
-    assert metadata.offsets({"action": [0.10009]}) == {"action": (1,)}
+    assert metadata.offsets({"action": [0.10009, 0.09991]}) == {"action": (1, 1)}
     with pytest.raises(ValueError, match=r"'action' has 0.15, which lies between two steps"):
         metadata.offsets({"action": [0, 0.15]})
 
@@ -250,6 +251,30 @@ def test_another_number_of_steps_than_the_metadata_say(unpacked, version):
     np.testing.assert_array_equal(
         field(from_lerobot(folder, episodes=[1]), files.STATE), known(files.STATE, [1])
     )
+
+
+@pytest.mark.parametrize("length", [6, 8])
+def test_metadata_that_say_another_number_of_steps(unpacked, length):
+    folder = unpacked("v2.1")
+    file = folder / "meta/episodes.jsonl"
+    file.write_text(file.read_text().replace('"length": 7', f'"length": {length}'))
+    with pytest.raises(DatasetError, match=f"say that episode 0 has {length} steps.*have 7"):
+        from_lerobot(folder)
+
+
+def test_old_files_in_several_chunks(unpacked):
+    folder = unpacked("v2.1")
+    info = folder / "meta/info.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), "chunks_size": 2}))
+    for kind in ("data", "videos"):
+        for file in (folder / kind).rglob("episode_000002.*"):
+            to = pathlib.Path(str(file).replace("chunk-000", "chunk-001"))
+            to.parent.mkdir(parents=True)
+            file.rename(to)
+    asked = []
+    state = from_lerobot(folder, decode=lambda frames: asked.append(frames.path) or gray(frames))
+    assert all(path.exists() for path in asked)
+    np.testing.assert_array_equal(field(state, files.STATE), known(files.STATE))
 
 
 def test_steps_in_another_order(unpacked):
