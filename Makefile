@@ -61,8 +61,8 @@ ablations: $(READY)  ## Measure one way to do a thing beside another.
 peers-tests: $(PEERS)/.installed  ## Run the peers' own tests with fbuf in place of their buffers.
 	$(PEERS)/bin/python -m tests.peers $(ARGS)
 
-lerobot: $(LEROBOT)/.installed  ## Compare data sets with LeRobot's and OGBench's own classes, and measure.
-	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench" tests/adapters/datasets
+lerobot: $(LEROBOT)/.installed  ## Compare data sets with LeRobot's, OGBench's and TFDS's own, and measure.
+	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench or rlds" tests/adapters/datasets
 	for name in evidence.lerobot publish; do \
 		$(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \
 	done

@@ -109,8 +109,15 @@ BRAX = {
 DATASETS = {
     "fbuf.host": ("HostStore", "Batches"),
     "fbuf_adapters.datasets": (
-        *("from_minari", "from_lerobot", "from_ogbench", "from_d4rl", "from_npz", "from_arrays"),
-        *("to_minari", "to_npz", "lerobot_metadata", "LeRobotMetadata", "VideoFrames"),
+        *("from_minari", "from_lerobot", "from_ogbench", "from_rlds", "from_d4rl", "from_npz"),
+        *(
+            "from_arrays",
+            "to_minari",
+            "to_npz",
+            "lerobot_metadata",
+            "LeRobotMetadata",
+            "VideoFrames",
+        ),
         "DatasetError",
     ),
 }

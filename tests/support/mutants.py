@@ -1448,4 +1448,11 @@ MUTANTS = [
         ("np.zeros_like(truncated), truncated, True", "truncated, np.zeros_like(truncated), True", "episode end", ("test_ogbench.py", "last_states")),
         ("[self._rows[here] - start]", "[self._rows[here] - start - 1]", "next observations", ("test_ogbench.py", "any_length")),
     ),
+    *of(
+        f"{DATASETS}/_rlds.py",
+        ("leaves[name][:-1] for name in names", "leaves[name][1:] for name in names", "next observations", ("test_rlds.py", "last_steps")),
+        ("terminated=ended & self._terminal[number]", "terminated=ended & (not self._terminal[number])", "episode end", ("test_rlds.py", "last_steps")),
+        ("steps[len(steps) - 1] if len(steps)", "steps[0] if len(steps)", "episode end", ("test_rlds.py", "last_steps")),
+        ("if step.get(\"is_last\", False):", "if False:", "episode end", ("test_rlds.py", "refused")),
+    ),
 ]

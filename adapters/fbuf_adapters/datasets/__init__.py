@@ -1,4 +1,4 @@
-"""Data sets into buffers and out of them: Minari, LeRobot, OGBench, D4RL's HDF5, npz, arrays.
+"""Data sets into buffers and out of them: Minari, LeRobot, OGBench, RLDS, D4RL, npz, arrays.
 
 Minari, Gymnasium, h5py, pyarrow and Pillow are imported by the functions that need them, when they
 are called.
@@ -14,6 +14,7 @@ from fbuf_adapters.datasets._lerobot_metadata import VideoFrames as VideoFrames
 from fbuf_adapters.datasets._lerobot_metadata import lerobot_metadata as lerobot_metadata
 from fbuf_adapters.datasets._minari import from_minari as from_minari
 from fbuf_adapters.datasets._ogbench import from_ogbench as from_ogbench
+from fbuf_adapters.datasets._rlds import from_rlds as from_rlds
 from fbuf_adapters.datasets._to_minari import to_minari as to_minari
 from fbuf_adapters.datasets._to_npz import to_npz as to_npz
 
@@ -27,6 +28,7 @@ __all__ = [
     "from_minari",
     "from_npz",
     "from_ogbench",
+    "from_rlds",
     "lerobot_metadata",
     "to_minari",
     "to_npz",

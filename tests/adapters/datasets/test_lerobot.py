@@ -357,7 +357,7 @@ def test_metadata_that_lack_an_episode(unpacked):
 def test_values_that_are_missing_or_ragged(unpacked):
     folder = unpacked()
     state = pq.read_table(first(folder))[files.STATE].to_pylist()
-    for wrong in ([*state[:3], None, *state[4:]], [[0.0], [0.0] * 5, *state[2:]],
+    for wrong in ([*state[:3], None, *state[4:]], [*state[:3], [0.0], [0.0] * 5, *state[5:]],
                   [[None, 0.0, 0.0], *state[1:]]):  # fmt: skip
         column = pa.array(wrong, pa.list_(pa.float32()))
         rewrite(first(folder), lambda t, c=column: with_column(t, files.STATE, c))

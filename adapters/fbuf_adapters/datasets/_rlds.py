@@ -1,0 +1,172 @@
+"""Episodes of RLDS into a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf.adapter_api import Sampler
+from fbuf_adapters.datasets._blocks import Block
+from fbuf_adapters.datasets._errors import DatasetError
+from fbuf_adapters.datasets._fields import Array, named, native, nested, spec, under
+from fbuf_adapters.datasets._loading import Options, load
+
+_FLAGS = ("is_first", "is_last", "is_terminal")
+
+
+def from_rlds(
+    episodes: Sequence[Mapping[str, Any]],
+    into: Any = None,
+    *,
+    sampler: Sampler | None = None,
+    next_of: str | None = None,
+    casts: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
+    progress: bool | None = None,
+) -> Any:
+    """Load episodes in the form of RLDS into a buffer, one after another.
+
+    The last step of an episode has an observation, and no action that was taken. So it is no row.
+    Its observation is the next observation of the row before, which is terminated if the last step
+    `is_terminal`, and else truncated. All other fields of a step are fields of a row.
+
+    Args:
+        episodes: A data source of TensorFlow Datasets:
+            `tfds.builder_from_directory(path).as_data_source("train")`. TensorFlow is not needed,
+            but the files must be array_record, not TFRecord. Any sequence of dicts will do, which
+            have `steps`: a sequence of dicts with `is_terminal`, arrays and numbers.
+        into: As for `from_arrays`.
+        sampler: As for `from_arrays`.
+        next_of: As for `from_arrays`.
+        casts: As for `from_arrays`.
+        drop: As for `from_arrays`. Words cannot be stored: leave them out.
+        progress: As for `from_arrays`.
+
+    Returns:
+        The buffer, or the store.
+
+    Raises:
+        DatasetError: As from `from_arrays`; and if a step `is_last` before the last one, if it has
+            another shape than the first one, or lacks a field.
+        TypeError: As from `from_arrays`; and if `episodes` is no sequence of dicts with `steps`.
+
+    Cost: as for `from_arrays`, and the memory of one episode. Each episode is opened twice, the
+    first time for its last step alone.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fbuf_adapters.datasets import from_rlds
+        >>> step = {"observation": np.zeros(2, np.float32), "is_terminal": False}
+        >>> from_rlds([{"steps": [step] * 4}, {"steps": [step] * 3}], next_of="observation")
+        State(Uniform, 5 of 5 rows)
+
+    References:
+        Ramos et al., 2021: RLDS: an Ecosystem to Generate, Share and Use Datasets in Reinforcement
+        Learning. https://arxiv.org/abs/2111.02767
+    """
+    where = "from_rlds"
+    if not (hasattr(episodes, "__getitem__") and hasattr(episodes, "__len__")):
+        raise TypeError(
+            f"{where}: episodes must be a sequence, such as builder.as_data_source('train') of "
+            f"TensorFlow Datasets, got {type(episodes).__name__}"
+        )
+    data = _Episodes(where, episodes)
+    return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
+
+
+class _Episodes:
+    """Episodes, see `Data`. Their last observations are all there."""
+
+    unknown = needless = 0
+
+    def __init__(self, where: str, episodes: Any) -> None:
+        self._where, self._episodes = where, episodes
+        self._lengths: list[int] = []
+        self._terminal: list[bool] = []
+        for number in range(len(episodes)):
+            steps = self._steps(number)
+            self._lengths.append(max(len(steps) - 1, 0))
+            last = steps[len(steps) - 1] if len(steps) else {}
+            self._terminal.append(bool(last.get("is_terminal", False)))
+        self.rows, self.ends = sum(self._lengths), sum(length > 0 for length in self._lengths)
+        self.item: Any = {}
+        if self.rows:
+            first = next(number for number, length in enumerate(self._lengths) if length)
+            leaves = self._leaves(first, [self._steps(first)[0]])
+            self.item = nested({name: spec(leaf) for name, leaf in leaves.items()})
+
+    def settle(self, of: str, size: int) -> list[str]:
+        """Return no doubts: each episode tells its end."""
+        return []
+
+    def blocks(self, names: list[str], of: str | None, size: int) -> Iterator[Block]:
+        """Yield each episode as a block."""
+        row = 0
+        for number, length in enumerate(self._lengths):
+            if not length:
+                continue
+            steps = list(self._steps(number))
+            for place, step in enumerate(steps[:-1]):
+                if step.get("is_last", False):
+                    raise DatasetError(
+                        f"{self._where}: episode {number}: step {place} of {length + 1} is_last; "
+                        "split the episode there"
+                    )
+            leaves = self._leaves(number, steps)
+            ended = np.arange(length) == length - 1
+            yield Block(
+                fields={name: leaves[name][:-1] for name in names},
+                following={}
+                if of is None
+                else {name: leaf[1:] for name, leaf in under(leaves, of).items()},
+                terminated=ended & self._terminal[number],
+                truncated=ended & (not self._terminal[number]),
+                unknown=np.zeros(length, np.bool_),
+                stands_in=np.zeros(length, np.bool_),
+                episode=number,
+                first=row,
+            )
+            row += length
+
+    def _steps(self, number: int) -> Any:
+        episode = self._episodes[number]
+        if not isinstance(episode, Mapping) or "steps" not in episode:
+            raise TypeError(
+                f"{self._where}: episode {number} must be a dict with 'steps', got "
+                f"{type(episode).__name__}"
+            )
+        return episode["steps"]
+
+    def _leaves(self, number: int, steps: list[Any]) -> dict[str, Array]:
+        """Return the fields of steps as arrays, [n, ...], by name."""
+        rows = [
+            named({name: part for name, part in step.items() if name not in _FLAGS})
+            for step in steps
+        ]
+        wanted = named(self.item) or rows[0]
+        found: dict[str, Array] = {}
+        for name in wanted:
+            for place, row in enumerate(rows):
+                if name not in row:
+                    raise DatasetError(
+                        f"{self._where}: episode {number}: step {place} has no {name!r}; drop it, "
+                        "or write it into all steps"
+                    )
+            try:
+                found[name] = native(np.stack([np.asarray(row[name]) for row in rows]))
+            except ValueError:
+                shapes = sorted({np.shape(row[name]) for row in rows})
+                raise DatasetError(
+                    f"{self._where}: episode {number}: {name} has the shapes {shapes}; they must "
+                    "be alike"
+                ) from None
+            usual = wanted[name].shape if isinstance(wanted[name], jax.ShapeDtypeStruct) else None
+            if usual is not None and found[name].shape[1:] != usual:
+                raise DatasetError(
+                    f"{self._where}: episode {number}: {name} has shape {found[name].shape[1:]}, "
+                    f"and in the first step it has {usual}"
+                )
+        return found
