@@ -66,7 +66,8 @@ def from_lerobot(
         sampler: As for `from_arrays`.
         next_of: As for `from_arrays`; a name with dots is a part: `"observation.state"`.
         casts: As for `from_arrays`.
-        drop: As for `from_arrays`. Features of words cannot be stored: leave them out.
+        drop: As for `from_arrays`; names of videos may be among them. Features of words cannot be
+            stored: leave them out.
         progress: As for `from_arrays`.
 
     Returns:
@@ -104,14 +105,21 @@ def from_lerobot(
     last = np.diff(rows.episode, append=-1) != 0
     ended = np.zeros_like(last) if terminated is None else _flag(where, fields, terminated)
     data = Flat(where, fields, Ends(ended, last & ~ended, True, ""), following={})
+    if decode is None and not isinstance(drop, str):  # they are left out already
+        drop = tuple(name for name in drop if name not in metadata.videos)
     return load(where, data, into, Options(sampler, next_of, casts, drop, progress))
 
 
-def _episodes(where: str, metadata: LeRobotMetadata, given: Sequence[int] | None) -> list[int]:
+def _episodes(where: str, metadata: LeRobotMetadata, given: Any) -> list[int]:
     """Return the numbers of the episodes to load."""
     count = len(metadata.lengths)
     if given is None:
         return list(range(count))
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"{where}: episodes must be a sequence of ints, such as [0, 3] or range(40), got "
+            f"{given!r}"
+        )
     wanted = [check.integer(where, "episodes", number, count - 1, 0) for number in given]
     return sorted(set(wanted))
 

@@ -91,6 +91,7 @@ class LeRobotMetadata:
             For each feature, steps from the row.
 
         Raises:
+            TypeError: If a feature has a single time, and no sequence of them.
             ValueError: If a time is no whole number of steps, to a ten-thousandth of a second.
 
         Examples:
@@ -101,7 +102,7 @@ class LeRobotMetadata:
         """
         found: dict[str, tuple[int, ...]] = {}
         for key, seconds in delta_timestamps.items():
-            found[key] = tuple(self._steps(key, float(time)) for time in seconds)
+            found[key] = tuple(self._steps(key, float(time)) for time in _times(key, seconds))
         return found
 
     def video_frames(
@@ -153,6 +154,14 @@ class LeRobotMetadata:
                 f"seconds; give {steps / self.fps!r}, or the offset {steps} to fbuf.Window"
             )
         return steps
+
+
+def _times(key: str, given: Any) -> Iterable[float]:
+    if isinstance(given, Iterable):
+        return given
+    raise TypeError(
+        f"offsets: {key!r} must have a sequence of seconds, such as [{given}], got {given!r}"
+    )
 
 
 def lerobot_metadata(path: str | os.PathLike[str]) -> LeRobotMetadata:

@@ -68,7 +68,8 @@ def from_rlds(
         Learning. https://arxiv.org/abs/2111.02767
     """
     where = "from_rlds"
-    if not (hasattr(episodes, "__getitem__") and hasattr(episodes, "__len__")):
+    is_sequence = hasattr(episodes, "__getitem__") and hasattr(episodes, "__len__")
+    if not is_sequence or isinstance(episodes, str | Mapping):
         raise TypeError(
             f"{where}: episodes must be a sequence, such as builder.as_data_source('train') of "
             f"TensorFlow Datasets, got {type(episodes).__name__}"

@@ -78,6 +78,8 @@ def test_episodes_that_are_refused():
             from_rlds(steps)
     with pytest.raises(TypeError, match=r"builder.as_data_source\('train'\).*got generator"):
         from_rlds(one for one in steps)
+    with pytest.raises(TypeError, match=r"must be a sequence, such as .* got str"):
+        from_rlds("robot/1.0.0")
     with pytest.raises(TypeError, match="episode 0 must be a dict with 'steps', got int"):
         from_rlds([3])
     with pytest.raises(DatasetError, match="the data set has no rows"):
