@@ -36,7 +36,7 @@ class Rows:
         self._where = where
         self._arrow = needed(where, "pyarrow", EXTRA)
         parquet = needed(where, "pyarrow.parquet", EXTRA)
-        self._open = functools.lru_cache(_OPEN_FILES)(parquet.ParquetFile)
+        self._open = functools.lru_cache(_OPEN_FILES)(lambda file: _opened(parquet, file))
         self._groups: dict[str, tuple[Any, Any]] = {}
         self._stretches = self._found(metadata, sorted(set(episodes)))
         self._starts = np.cumsum([0, *(count for _, _, count in self._stretches)])
@@ -131,17 +131,15 @@ class Rows:
     def _read(self, file: pathlib.Path, name: str, part: slice) -> list[Any]:
         """Return rows of a file, of one column."""
         try:
-            opened = self._open(file)
-            groups = [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
+            _, starts = self._open(file)
+            low, high, _ = part.indices(int(starts[-1]))
+            first = int(np.searchsorted(starts, low, "right")) - 1
             parts: list[Any] = []
-            begin = 0
-            low, high, _ = part.indices(sum(groups))
-            for number, count in enumerate(groups):
-                if begin < high and begin + count > low:
-                    group = self._group(file, number, name)
-                    start = max(low - begin, 0)
-                    parts.append(group.slice(start, min(high - begin, count) - start))
-                begin += count
+            for number in range(first, int(np.searchsorted(starts, high))):
+                begin, end = int(starts[number]), int(starts[number + 1])
+                group = self._group(file, number, name)
+                start = max(low - begin, 0)
+                parts.append(group.slice(start, min(high, end) - begin - start))
             return parts
         except FileNotFoundError as error:
             raise DatasetError(
@@ -154,13 +152,20 @@ class Rows:
     def _group(self, file: pathlib.Path, number: int, name: str) -> Any:
         """Return a column of a group of rows; the one that was read last is kept."""
         if self._groups.get(name, (None, None))[0] != (file, number):
-            opened = self._open(file)
+            opened, _ = self._open(file)
             if name not in opened.schema_arrow.names:
                 raise DatasetError(
                     f"{self._where}: the file {str(file)!r} has no column {name!r}, which the "
                     "metadata name; write the data set anew with LeRobot"
                 )
-            column = opened.read_row_group(number, columns=[name]).column(0).combine_chunks()
+            column = opened.read_row_group(number, columns=[name]).column(name).combine_chunks()
             plain = column.storage if hasattr(column, "storage") else column
             self._groups[name] = ((file, number), plain)
         return self._groups[name][1]
+
+
+def _opened(parquet: Any, file: pathlib.Path) -> tuple[Any, Array]:
+    """Return a file, and the numbers of the first rows of its row groups, and of all rows."""
+    opened = parquet.ParquetFile(file)
+    counts = [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
+    return opened, np.cumsum([0, *counts])
