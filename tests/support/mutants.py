@@ -1413,13 +1413,16 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_lerobot_metadata.py",
-        ("np.rint(np.array(seconds) * fps)", "np.rint(np.array(seconds) * 0)", "seam", ("test_lerobot.py", "windows or every_number")),
         ("VideoFrames(key, path, index[places],", "VideoFrames(key, path, frame[places],", "seam", ("test_lerobot.py", "windows or every_number")),
         ("np.lexsort((index, file))", "np.argsort(file, kind=\"stable\")", "seam", ("test_lerobot.py", "windows")),
         ("videos.first[episode] + frame", "videos.first[0] + frame", "seam", ("test_lerobot.py", "every_number")),
         ("(frame >= self.lengths", "(frame > self.lengths", "mask", ("test_lerobot.py", "not_there")),
         ("round(seconds * self.fps)", "int(seconds * self.fps)", "seam", ("test_lerobot.py", "between_two")),
         ("if abs(steps / self.fps - seconds) > _TOLERANCE:", "if False:", "seam", ("test_lerobot.py", "between_two")),
+    ),
+    *of(
+        f"{DATASETS}/_lerobot_formats.py",
+        ("np.rint(np.array(seconds) * fps)", "np.rint(np.array(seconds) * 0)", "seam", ("test_lerobot.py", "windows or every_number")),
         ("\"episode_chunk\": number // chunk", "\"episode_chunk\": 0", "seam", ("test_lerobot.py", "several_chunks")),
     ),
     *of(

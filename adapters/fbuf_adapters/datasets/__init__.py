@@ -9,9 +9,9 @@ from fbuf_adapters.datasets._d4rl import from_d4rl as from_d4rl
 from fbuf_adapters.datasets._errors import DatasetError as DatasetError
 from fbuf_adapters.datasets._from_npz import from_npz as from_npz
 from fbuf_adapters.datasets._lerobot import from_lerobot as from_lerobot
+from fbuf_adapters.datasets._lerobot_formats import lerobot_metadata as lerobot_metadata
 from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata as LeRobotMetadata
 from fbuf_adapters.datasets._lerobot_metadata import VideoFrames as VideoFrames
-from fbuf_adapters.datasets._lerobot_metadata import lerobot_metadata as lerobot_metadata
 from fbuf_adapters.datasets._minari import from_minari as from_minari
 from fbuf_adapters.datasets._ogbench import from_ogbench as from_ogbench
 from fbuf_adapters.datasets._rlds import from_rlds as from_rlds

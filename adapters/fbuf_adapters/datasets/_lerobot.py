@@ -14,11 +14,8 @@ from fbuf_adapters.datasets._errors import DatasetError
 from fbuf_adapters.datasets._fields import flags
 from fbuf_adapters.datasets._flat import Flat
 from fbuf_adapters.datasets._lerobot_columns import Images, Numbers, Videos
-from fbuf_adapters.datasets._lerobot_metadata import (
-    LeRobotMetadata,
-    VideoFrames,
-    read_metadata,
-)
+from fbuf_adapters.datasets._lerobot_formats import read_metadata
+from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata, VideoFrames
 from fbuf_adapters.datasets._lerobot_rows import Rows
 from fbuf_adapters.datasets._loading import Options, load
 

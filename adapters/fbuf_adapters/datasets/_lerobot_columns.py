@@ -11,7 +11,8 @@ import numpy as np
 from fbuf_adapters._narrow import Misfit, narrow
 from fbuf_adapters.datasets._errors import DatasetError, needed
 from fbuf_adapters.datasets._fields import Array, refuse_foreign
-from fbuf_adapters.datasets._lerobot_metadata import EXTRA, LeRobotMetadata, VideoFrames
+from fbuf_adapters.datasets._lerobot_formats import EXTRA
+from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata, VideoFrames
 from fbuf_adapters.datasets._lerobot_rows import Rows
 
 COUNTERS = ("frame_index", "episode_index", "index", "task_index", "subtask_index")

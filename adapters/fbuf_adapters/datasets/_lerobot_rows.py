@@ -11,7 +11,8 @@ import numpy as np
 
 from fbuf_adapters.datasets._errors import DatasetError, needed, unreadable
 from fbuf_adapters.datasets._fields import Array
-from fbuf_adapters.datasets._lerobot_metadata import EXTRA, LeRobotMetadata
+from fbuf_adapters.datasets._lerobot_formats import EXTRA
+from fbuf_adapters.datasets._lerobot_metadata import LeRobotMetadata
 
 _OPEN_FILES = 16
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fbuf_adapters.datasets import DatasetError, VideoFrames, from_lerobot, lerobot_metadata
 from fbuf_adapters.datasets._lerobot_columns import Numbers
-from fbuf_adapters.datasets._lerobot_metadata import read_metadata
+from fbuf_adapters.datasets._lerobot_formats import read_metadata
 from fbuf_adapters.datasets._lerobot_rows import Rows
 from support import lerobot_files as files
 
