@@ -63,7 +63,7 @@ peers-tests: $(PEERS)/.installed  ## Run the peers' own tests with fbuf in place
 
 lerobot: $(LEROBOT)/.installed $(READY)  ## Compare data sets with LeRobot's, OGBench's and TFDS's own, and measure.
 	$(LEROBOT)/bin/python -m pytest -q -k "lerobot or ogbench or rlds" tests/adapters/datasets
-	for name in evidence.lerobot; do $(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	for name in evidence.lerobot ; do $(LEROBOT)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 	$(BIN)/python -m benchmarks.publish $(ARGS)
 
 gpu-build: $(READY)  ## Report what the GPU build of each function is made of; needs no GPU.
