@@ -259,7 +259,5 @@ class Grouped(WindowedSampler):
 
 
 def _as_int32(groups: jax.Array) -> jax.Array:
-    """Return groups as int32; those of uint32 beyond it are no groups."""
-    if groups.dtype == jnp.uint32:
-        groups = jnp.minimum(groups, jnp.uint32(2**31 - 1))
+    """Return groups as int32; those of uint32 beyond it become negative, and so no groups."""
     return groups.astype(jnp.int32)

@@ -114,7 +114,9 @@ class LimitedPair(Pair):
     def draw(self, seed, beta=0.7):
         live, key = self.live(), jax.random.key(seed)
         share = self.oracle.by_priority(live) if self.per else self.oracle.evenly(live)
-        assert int(STATS(self.state)["live"]) == len(live)
+        stats = STATS(self.state)
+        assert int(stats["live"]) == len(live)
+        assert "num_starts" not in stats or int(stats["num_starts"]) == len(live)
         slots = jnp.arange(self.oracle.capacity, dtype=jnp.int32)
         likely = LIKELY(self.state, fbuf.ids_at(self.state, slots))
         expected = [share.get(slot, 0) for slot in range(self.oracle.capacity)]
@@ -259,6 +261,21 @@ def test_draws_of_a_batch_are_made_one_after_another():
         assert counts[likely == 0].sum() == 0
         expected = likely[likely > 0] / likely.sum() * both.sum()
         assert scipy_stats.chisquare(counts[likely > 0], expected).pvalue > 1e-4
+
+
+def test_a_batch_looks_at_twice_as_many_candidates():
+    sampler = fbuf.Limited(max_uses=1)
+    state = fbuf.add(fbuf.init(jnp.int32(0), 64, sampler=sampler), jnp.arange(64, dtype=jnp.int32))
+    keys = jax.random.split(jax.random.key(0), 50)
+    masks = jax.jit(jax.vmap(lambda key: fbuf.draw(state, key, 32)[1].mask))(keys)
+    assert masks.all()  # of 64 draws from 64 rows about 40 are different; of 32 about 25
+
+
+def test_a_lower_version_than_before_changes_nothing():
+    state = fbuf.init(ITEM, 8, sampler=fbuf.Limited(version="version"))
+    state = fbuf.expire(fbuf.expire(state, 5), 2)
+    state = fbuf.add(state, {"number": jnp.int32([1, 2]), "version": jnp.int32([3, 5])})
+    assert set(fbuf.sample(state, jax.random.key(0), 9).data["number"].tolist()) == {2}
 
 
 @pytest.mark.parametrize("batch", [7, 3000])
