@@ -17,3 +17,4 @@ from fbuf.samplers.reservoir import Reservoir as Reservoir
 from fbuf.samplers.shuffled import Shuffled as Shuffled
 from fbuf.samplers.uniform import Uniform as Uniform
 from fbuf.samplers.windows import WindowedSampler as WindowedSampler
+from fbuf.samplers.wrapper import Wrapper as Wrapper

@@ -100,11 +100,6 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
         """Whether starts can be retired: their slots would be taken at once."""
         return False
 
-    @property
-    def weighs_by_batch(self) -> bool:
-        """Whether weights are divided by the largest in the batch."""
-        return self.sampler.weighs_by_batch
-
     def init(self, ring: Ring) -> EvictionIndex:
         """Return an index without priorities."""
         keeps = [Aggregate.SUM, Aggregate.LARGEST_INVERSE]

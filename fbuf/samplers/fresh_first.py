@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,8 +125,6 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     _: dataclasses.KW_ONLY
     most: int | None = None
 
-    notes_draws: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check.instance("FreshFirst", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
         if self.most is not None:
@@ -153,6 +151,16 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     def _planned(self) -> PlannedSampler:
         assert isinstance(self.sampler, PlannedSampler)
         return self.sampler
+
+    @property
+    def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether draws are remembered: always."""
+        return True
+
+    @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch: always."""
+        return True
 
     def init(self, ring: Ring) -> FreshIndex:
         """Return an index without starts."""
@@ -243,7 +251,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     ) -> Draw:
         """Draw from this buffer alone."""
         if isinstance(self.sampler, PlannedSampler):
-            return super().draw(index, ring, key, batch_size, beta, step)
+            return PlannedSampler.draw(self, index, ring, key, batch_size, beta, step)
         drawn = self.sampler.draw(index.others, ring, key, batch_size, beta, None)
         position = jnp.arange(batch_size, dtype=jnp.int32)
         is_fresh = position < self._in_batch(_count(index)[None], batch_size)

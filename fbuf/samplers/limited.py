@@ -133,14 +133,14 @@ class Limited(Wrapper):
         return tuple(dict.fromkeys((*self.sampler.fields, *own)))
 
     @property
+    def can_retire(self) -> bool:
+        """Whether starts can be retired: by its own limits alone."""
+        return False
+
+    @property
     def may_draw_nothing(self) -> bool:
         """Whether a full buffer can have no row to draw: all may be retired."""
         return True
-
-    @property
-    def weighs_by_batch(self) -> bool:
-        """Whether weights are divided by the largest in the batch."""
-        return self.sampler.weighs_by_batch
 
     def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
         """Check the version; have the sampler check its own fields."""

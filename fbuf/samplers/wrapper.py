@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
-from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.protocol import Draw, Index, Sampler, Scalar, Step
 from fbuf.samplers.windows import Window, window_of
+from fbuf.storage.ring import Ring, Span
 
 
 class Wrapper(Sampler):
     """Draw as `sampler` does, but for something of its own.
+
+    A subclass is a dataclass with a field `sampler`. Here the index is that of the wrapped sampler.
+    A subclass with more in its index overrides all methods that get it.
 
     Attributes:
         sampler: The wrapped sampler.
@@ -39,6 +45,11 @@ class Wrapper(Sampler):
         return self.sampler.keeps_priorities
 
     @property
+    def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the wrapped sampler remembers what was drawn."""
+        return self.sampler.notes_draws
+
+    @property
     def follows_episodes(self) -> bool:
         """Whether the ring must know where in its episode each row is: always, to tell starts."""
         return True
@@ -54,6 +65,11 @@ class Wrapper(Sampler):
         return self.sampler.may_draw_nothing
 
     @property
+    def weighs_by_batch(self) -> bool:
+        """Whether weights are divided by the largest in the batch."""
+        return self.sampler.weighs_by_batch
+
+    @property
     def can_retire(self) -> bool:
         """Whether the wrapped sampler can retire starts."""
         return self.sampler.can_retire
@@ -65,3 +81,75 @@ class Wrapper(Sampler):
     def check_field(self, name: str, spec: jax.ShapeDtypeStruct) -> None:
         """Have the wrapped sampler check the field."""
         self.sampler.check_field(name, spec)
+
+    def init(self, ring: Ring) -> Index:
+        """Return the index of the wrapped sampler."""
+        return self.sampler.init(ring)
+
+    def add(
+        self, index: Index, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
+    ) -> tuple[Index, jax.Array]:
+        """Have the wrapped sampler index the new rows."""
+        return self.sampler.add(index, ring, span, priority, alpha)
+
+    def update_priority(
+        self, index: Index, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
+    ) -> tuple[Index, jax.Array]:
+        """Have the wrapped sampler change priorities."""
+        return self.sampler.update_priority(index, ring, slots, priority, alpha)
+
+    def written(
+        self, index: Index, ring: Ring, slots: jax.Array, fields: dict[str, jax.Array]
+    ) -> Index:
+        """Have the wrapped sampler look at changed fields."""
+        return self.sampler.written(index, ring, slots, fields)
+
+    def take_over(
+        self,
+        index: Index,
+        ring: Ring,
+        slots: jax.Array,
+        other: Sampler,
+        old: Any,
+        old_slots: jax.Array,
+    ) -> tuple[Index, jax.Array]:
+        """Have the wrapped sampler take over from that of another buffer."""
+        if isinstance(other, Wrapper) and type(other) is type(self):
+            other = other.sampler
+        return self.sampler.take_over(index, ring, slots, other, old, old_slots)
+
+    def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Have the wrapped sampler remove rows."""
+        return self.sampler.remove(index, ring, slots)
+
+    def retire(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
+        """Have the wrapped sampler retire starts."""
+        return self.sampler.retire(index, ring, slots)
+
+    def can_sample(self, index: Index, ring: Ring) -> jax.Array:
+        """Return whether the wrapped sampler has a row to draw."""
+        return self.sampler.can_sample(index, ring)
+
+    def draw(
+        self,
+        index: Index,
+        ring: Ring,
+        key: jax.Array,
+        batch_size: int,
+        beta: Scalar,
+        step: Step | None,
+    ) -> Draw:
+        """Draw as the wrapped sampler does."""
+        return self.sampler.draw(index, ring, key, batch_size, beta, step)
+
+    def note(self, index: Index, ring: Ring, draw: Draw) -> Index:
+        """Have the wrapped sampler note a batch."""
+        return self.sampler.note(index, ring, draw)
+
+    def probability(self, index: Index, ring: Ring, slots: jax.Array) -> jax.Array:
+        """Return the probability in a draw of the wrapped sampler."""
+        return self.sampler.probability(index, ring, slots)
+
+    def stats(self, index: Index, ring: Ring) -> dict[str, jax.Array]:
+        """Return the figures of the wrapped sampler."""
+        return self.sampler.stats(index, ring)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from scipy import stats
 from support import contracts, meshes, programs
 from support.contracts import BATCH, ITEM, consumed, in_place, rows
-from support.own import Hot, Newest, Surprising
+from support.own import Hot, Newest, Surprising, Tempered
 
 import fbuf
 
@@ -51,6 +52,7 @@ def then_add(state, key):
                 (contracts.clear_between, HOT, 0),
                 (contracts.windows(VIEW, then_remove=True), fbuf.Prioritized(window=2), 0),
                 (contracts.windows(VIEW, then_remove=True), fbuf.Uniform(window=2), 8),
+                (contracts.draw_update_add, fbuf.FreshFirst(HOT), 0),
             )
         ),
     ],
@@ -118,6 +120,56 @@ def test_the_view_over_samplers_of_fbuf_and_over_rows_by_name():
     np.testing.assert_array_equal(batch.data.surprise, [0, 1, 9])
     with pytest.raises(ValueError, match=r"^fbuf\.Surprising: reward names 'x'"):
         fbuf.read(state, batch.ids, view=Surprising("x"))
+
+
+GROUPED = fbuf.Grouped("task", 3)
+COMPOSED = {
+    "hot": fbuf.FreshFirst(HOT, most=3),
+    "tempered": Tempered(GROUPED),
+    "both": fbuf.FreshFirst(Tempered(GROUPED), most=3),
+    "limited": fbuf.Limited(fbuf.FreshFirst(Tempered(GROUPED), most=3), max_uses=10**9),
+}
+"""Samplers of a user inside of fbuf's, and around them."""
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_samplers_of_users_compose_with_fresh_rows_and_groups(name):
+    sampler, count = COMPOSED[name], 40_000
+    item = {"number": jnp.int32(0), "task": jnp.int32(0)}
+    state = fbuf.init(item, 24, sampler=sampler)
+    numbers = np.arange(20, dtype=np.int32)
+    rows = {"number": numbers, "task": np.where(numbers < 14, 0, numbers % 2 + 1)}
+    given = {"priority": numbers / 10} if sampler.keeps_priorities else {}
+    rows = jax.tree.map(lambda leaf: leaf.astype(np.int32), rows)
+    state = fbuf.add(state, rows, **jax.tree.map(np.float32, given))
+    state = fbuf.remove(state, fbuf.ids_at(state, jnp.int32([3, 17])))
+    fresh = 3 if sampler.notes_draws else 0
+    if fresh:
+        state, batch = fbuf.draw(state, jax.random.key(0), count)
+        assert batch.data["number"][:3].tolist() == [0, 1, 2]
+        assert int(fbuf.stats(state)["fresh"]) == 18 - 3
+    else:
+        batch = fbuf.sample(state, jax.random.key(0), count)
+    likely = np.asarray(fbuf.probability(state, fbuf.ids_at(state, jnp.arange(20))), float)
+    there = np.asarray(batch.mask)[fresh:]
+    found = np.asarray(batch.data["number"])[fresh:][there]
+    probability = np.asarray(batch.probability)[fresh:][there]
+    np.testing.assert_allclose(probability, likely[found], rtol=1e-5)
+    counts, drawable = np.bincount(found, minlength=20), likely > 0
+    assert counts[~drawable].sum() == 0
+    expected = likely[drawable] / likely.sum() * found.size
+    assert stats.chisquare(counts[drawable], expected).pvalue > 1e-4
+
+
+def test_a_sampler_of_a_user_draws_beside_fresh_rows_over_a_mesh():
+    mesh = jax.make_mesh((1,), ("data",))
+    sampler = fbuf.FreshFirst(Newest(steps=2), most=4)
+    state = fbuf.sharded.init(jnp.int32(0), 32, mesh=mesh, shards=4, sampler=sampler)
+    state = fbuf.sharded.add(state, jnp.arange(16, dtype=jnp.int32))
+    state, batch = fbuf.sharded.draw(state, jax.random.key(0), 12)
+    assert batch.data[:4].tolist() == [0, 4, 8, 12]
+    assert set(batch.data[4:].tolist()) <= {2, 3, 6, 7, 10, 11, 14, 15}
+    assert int(fbuf.sharded.stats(state)["fresh"]) == 12
 
 
 def test_what_it_cannot_do_is_refused_by_its_name():

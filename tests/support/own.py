@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fbuf.samplers import Draw, Plan, PlannedSampler, Sampler, random_bits, shards
+from fbuf.samplers import Draw, Plan, PlannedSampler, Sampler, Wrapper, random_bits, shards
 from fbuf.storage.ring import REMOVED
 from fbuf.trees import bit_tree
 from fbuf.trees.bit_tree import BitTree
@@ -133,6 +133,37 @@ class Newest(PlannedSampler):
         slots = ring.later(newest[None], -age).reshape(-1)
         stored = (any_[None] & (age <= ring.older(newest)[None])).reshape(-1)
         return slots, stored & (ring.flags[slots] & REMOVED == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tempered(Wrapper):
+    """Another sampler, but each draw is the likelier one of two: made around any sampler."""
+
+    sampler: Sampler
+
+    def draw(self, index, ring, key, batch_size, beta, step):
+        twice = self.sampler.draw(index, ring, key, 2 * batch_size, beta, step)
+        first, second = (
+            jax.tree.map(lambda leaf, part=part: leaf[part::2], twice) for part in (0, 1)
+        )
+        better = second.probability > first.probability
+        slots = jnp.where(better, second.slots, first.slots)
+        likely, one = self.probability(index, ring, slots), first.mask.astype(jnp.float32)
+        return Draw(slots, jnp.where(first.mask, likely, 0), one, jnp.zeros_like(one), first.mask)
+
+    def probability(self, index, ring, slots):
+        """Return `F(p)**2 - F(<p)**2`, shared by the rows that are as likely."""
+        everything = jnp.arange(ring.capacity, dtype=jnp.int32)
+        each = jnp.where(
+            ring.holds(everything), self.sampler.probability(index, ring, everything), 0
+        )
+        own = self.sampler.probability(index, ring, slots)
+        alike = jnp.abs(each[None] - own[:, None]) < 1e-6
+        same = jnp.where(alike, each[None], 0).sum(1)
+        less = jnp.where(~alike & (each[None] < own[:, None]), each[None], 0).sum(1)
+        share = (less + same) ** 2 - less**2
+        # A slot may come first or second; of two that are alike the first is taken.
+        return share * own / jnp.where(same > 0, same, 1)
 
 
 @jax.tree_util.register_dataclass
