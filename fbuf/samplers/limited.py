@@ -108,13 +108,13 @@ class Limited(Wrapper):
         if self.version is not None:
             check.name("Limited", "version", self.version)
         given, name = self.sampler, type(self.sampler).__name__
+        if isinstance(given, Limited):
+            raise ValueError("fbuf.Limited: sampler is limited already; give one all limits")
         if given.is_queue or given.places or given.without_replacement or not given.can_retire:
             raise ValueError(
                 f"fbuf.Limited: {name} has an order or groups of rows that a retired row would "
                 "break; give fbuf.Uniform(), or another sampler of single rows or windows"
             )
-        if isinstance(given, Limited):
-            raise ValueError("fbuf.Limited: sampler is limited already; give one all limits")
         if given.notes_draws and self.version is not None:
             raise ValueError(
                 f"fbuf.Limited: {name} counts its rows by their places in the batch, which stale "
