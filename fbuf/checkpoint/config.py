@@ -77,8 +77,18 @@ def _with_new_options(data: Data) -> Data:
     """Return an encoded sampler with the defaults of options that its version did not have."""
     if not is_known(data):
         return data
-    options = {**sampler_data(_SAMPLERS[data["name"]]())["options"], **data["options"]}
+    options: dict[str, Data] = dict(data["options"])
+    for field in _options(_SAMPLERS[data["name"]]):
+        if field.name not in options and field.default is not dataclasses.MISSING:
+            options[field.name] = _encoded(field.name, data["name"], field.default, known=True)
+        elif field.name not in options and field.default_factory is not dataclasses.MISSING:
+            options[field.name] = sampler_data(field.default_factory())
     return {**data, "options": {name: _with_new_options(of) for name, of in options.items()}}
+
+
+def _options(kind: Any) -> list[dataclasses.Field[Any]]:
+    """Return the options of a class of samplers."""
+    return [field for field in dataclasses.fields(kind) if field.init]
 
 
 def is_known(data: Data) -> bool:
@@ -91,29 +101,29 @@ def sampler_data(sampler: Any) -> Data:
     kind = type(sampler)
     known = _SAMPLERS.get(kind.__name__) is kind
     name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
-    options = {
-        field.name: getattr(sampler, field.name)
-        for field in dataclasses.fields(sampler)
-        if field.init
+    options = {of.name: getattr(sampler, of.name) for of in _options(kind)}
+    encoded = {
+        option: _encoded(option, kind.__name__, value, known) for option, value in options.items()
     }
-    found: dict[str, Data] = {}
-    for option, value in options.items():
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, Sampler):
-            found[option] = sampler_data(value)
-        elif isinstance(value, bool | int | float | str | None):
-            found[option] = value
-        elif isinstance(value, tuple) and all(isinstance(n, int | float) for n in value):
-            found[option] = list(value)
-        elif known:
-            raise TypeError(
-                f"fbuf.save: {option} of {kind.__name__} is a {type(value).__name__}, {value!r}; "
-                "use a plain number"
-            )
-        else:  # an option of a sampler of your own is for people to read
-            found[option] = repr(value)
-    return {"name": name, "options": found}
+    return {"name": name, "options": encoded}
+
+
+def _encoded(option: str, name: str, value: Any, known: bool) -> Data:
+    """Encode an option of a sampler, of one of fbuf's or not."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Sampler):
+        return sampler_data(value)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, tuple) and all(isinstance(number, int | float) for number in value):
+        return list(value)
+    if known:
+        raise TypeError(
+            f"fbuf.save: {option} of {name} is a {type(value).__name__}, {value!r}; use a plain "
+            "number"
+        )
+    return repr(value)  # an option of a sampler of your own is for people to read
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:

@@ -23,14 +23,28 @@ SAMPLERS = {
     "mixture": fbuf.Mixture(0.5, recent=2, priorities=fbuf.Prioritized(alpha=0.5)),
     "shuffled": fbuf.Shuffled(),
     "fifo": fbuf.Fifo(),
+    "fresh": fbuf.FreshFirst(fbuf.Uniform(window=2)),
+    "grouped": fbuf.Grouped("group", 3, shares=(1.0, 2.0, 0.5)),
+    "limited": fbuf.Limited(fbuf.Prioritized(), max_uses=3, version="group"),
+    "reservoir": fbuf.Reservoir(),
+    "lowest": fbuf.EvictLowest(),
 }
-ITEM = {"obs": (jnp.zeros(2), [jnp.zeros((), jnp.bfloat16), None]), "reward": jnp.zeros(())}
+ITEM = {
+    "group": jnp.int32(0),
+    "obs": (jnp.zeros(2), [jnp.zeros((), jnp.bfloat16), None]),
+    "reward": jnp.zeros(()),
+}
 
 
 def program(view):
     def step(state, words):
         one = jax.tree.map(lambda leaf: jnp.ones((2, *leaf.shape), leaf.dtype), ITEM)
+        if state.sampler.places:
+            state = fbuf.add(state, one)
+            return state, fbuf.sample(state, jax.random.wrap_key_data(words), 2)
         state = fbuf.add(state, one, next_observation=one["obs"])
+        if state.sampler.notes_draws:
+            return fbuf.draw(state, jax.random.wrap_key_data(words), 2, view=view)
         if state.sampler.is_queue:
             return fbuf.pop(state, 2)
         number = 0 if state.sampler.without_replacement else None
@@ -44,7 +58,9 @@ def program(view):
 @pytest.mark.sweep
 @pytest.mark.parametrize("sampler", few(SAMPLERS, "prioritized"))
 def test_a_step_comes_back(sampler):
-    state = fbuf.init(ITEM, 8, num_envs=2, sampler=SAMPLERS[sampler], next_of="obs")
+    kind = SAMPLERS[sampler]
+    lanes = {} if kind.places else {"num_envs": 2, "next_of": "obs"}
+    state = fbuf.init(ITEM, 8, sampler=kind, **lanes)
     words = jax.random.key_data(jax.random.key(0))
     step = program(fbuf.Transition())
     exported = jax.export.export(jax.jit(step))(state, words)

@@ -586,7 +586,6 @@ MUTANTS = [
     *of(
         "samplers/priority_index.py",
         ("num_starts=index.num_starts - starts.int32_sum(lost)", "num_starts=index.num_starts", "count", LIVES),
-        ("lost = _is_start(old) & (slots < ring.capacity)\n    slots = tie", "lost = slots < ring.capacity\n    slots = tie", "count", LIVES),
     ),
     *of(
         "xla/duplicates.py",

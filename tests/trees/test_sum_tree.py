@@ -135,7 +135,7 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
 def with_span(tree, first, activated):
     """Ten values from a slot on, around the end."""
     slots = (first + jnp.arange(10, dtype=jnp.int32)) % tree.capacity
-    span = Span(slots, first, slots >= 0, slots < 0, None, jnp.int32([10]), 10)
+    span = Span(slots, first, slots >= 0, slots < 0, None, jnp.int32([10]), {}, 10)
     return sum_tree.write_span(tree, span, jnp.full(10, -2.0, jnp.float32), activated)
 
 
@@ -172,6 +172,7 @@ def test_both_forms_give_the_same_bits():
             ~always,
             None,
             jnp.int32([100]),
+            {},
             100,
         )
         tree = sum_tree.write_span(tree, span, jnp.ones(100))

@@ -126,6 +126,23 @@ class Of:
         )
         self.another_store, self.closed_store = (HostStore(jnp.float32(0), 16) for _ in range(2))
         self.pace = fbuf.Pace(0.5)
+        item, made = {"made": jnp.int32(0)}, {"made": np.arange(8, dtype=np.int32) % 2}
+        samplers = {
+            "fresh": fbuf.FreshFirst(),
+            "limited": fbuf.Limited(max_uses=9, version="made"),
+            "grouped": fbuf.Grouped("made", 2),
+        }
+        for name, sampler in samplers.items():
+            setattr(self, name, fbuf.add(fbuf.init(item, 16, sampler=sampler), made))
+            store = HostStore(item, 16, sampler=sampler)
+            store.add(made)
+            setattr(self, f"{name}_store", store)
+        self.named = fbuf.ids_at(self.limited, self.slots)
+        self.large_batch = fbuf.sample(self.state, KEY, 8)
+        self.error = jnp.ones(8)
+        sampler = fbuf.FreshFirst()
+        self.sharded_fresh = fbuf.sharded.init(jnp.float32(0), 16, mesh=mesh, sampler=sampler)
+        self.sharded_fresh = fbuf.sharded.add(self.sharded_fresh, jnp.arange(8.0))
 
 
 CORE = {
@@ -135,7 +152,14 @@ CORE = {
     "capacity_for": lambda of: fbuf.capacity_for("1 MiB", of.item),
     "check_in_place": lambda of: fbuf.check_in_place(of.adding, of.large),
     "clear": lambda of: fbuf.clear(of.state, donate=False),
+    "draw": lambda of: fbuf.draw(of.fresh, KEY, 4, donate=False),
     "end_episode": lambda of: fbuf.end_episode(of.state, donate=False),
+    "expire": lambda of: fbuf.expire(of.limited, 1, donate=False),
+    "group_ids": lambda of: fbuf.group_ids(of.grouped, 1, 2),
+    "group_sizes": lambda of: fbuf.group_sizes(of.grouped),
+    "neighbours": lambda of: fbuf.neighbours(of.state, of.ids, (-1, 1)),
+    "thin": lambda of: fbuf.thin(of.large_batch, KEY, 4, of.error),
+    "uses": lambda of: fbuf.uses(of.limited, of.named),
     "extend": lambda of: fbuf.extend(of.state, of.another_state),
     "ids_at": lambda of: fbuf.ids_at(of.state, of.slots),
     "init": lambda of: fbuf.init(of.item, 16),
@@ -182,7 +206,9 @@ SHARDED = {
     "after": lambda of: fbuf.sharded.after(of.sharded, of.sharded_ids),
     "can_sample": lambda of: fbuf.sharded.can_sample(of.sharded),
     "clear": lambda of: fbuf.sharded.clear(of.sharded, donate=False),
+    "draw": lambda of: fbuf.sharded.draw(of.sharded_fresh, KEY, 4, donate=False),
     "end_episode": lambda of: fbuf.sharded.end_episode(of.sharded, donate=False),
+    "neighbours": lambda of: fbuf.sharded.neighbours(of.sharded, of.sharded_ids, (-1, 1)),
     "init": lambda of: fbuf.sharded.init(of.item, 16, mesh=of.mesh),
     "load": lambda of: fbuf.sharded.load(of.folder / "many", mesh=of.mesh, item=of.item),
     "raise_on_fault": lambda of: fbuf.sharded.raise_on_fault(of.sharded),
@@ -281,7 +307,13 @@ STORE = {
     "capacity": lambda of: of.store.capacity,
     "clear": lambda of: of.another_store.clear(),
     "close": lambda of: of.closed_store.close(),
+    "draw": lambda of: of.fresh_store.draw(KEY, 4),
     "end_episode": lambda of: of.store.end_episode(),
+    "expire": lambda of: of.limited_store.expire(1),
+    "group_ids": lambda of: of.grouped_store.group_ids(1, 2),
+    "group_sizes": lambda of: of.grouped_store.group_sizes(),
+    "neighbours": lambda of: of.store.neighbours(of.ids, (-1, 1)),
+    "uses": lambda of: of.limited_store.uses(of.named),
     "folder": lambda of: of.store.folder,
     "ids_at": lambda of: of.store.ids_at(of.slots),
     "item": lambda of: of.store.item,
