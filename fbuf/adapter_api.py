@@ -5,7 +5,7 @@ core may change all other names. These names are for adapters, not for programs:
 from one version to the next, together with the adapters of this repository.
 """
 
-from fbuf.checkpoint.config import NO_ITEM
+from fbuf.checkpoint.config import unknown_item
 from fbuf.checkpoint.files import write as write_files
 from fbuf.checkpoint.free_space import explained as explain_full_disk
 from fbuf.checkpoint.free_space import require as require_free_space
@@ -47,7 +47,6 @@ from fbuf.views.steps import following
 
 __all__ = [
     "DUMMY",
-    "NO_ITEM",
     "NO_SLOT",
     "REMOVED",
     "STANDS_IN",
@@ -98,6 +97,7 @@ __all__ = [
     "stored_lanes",
     "tree_classes",
     "uninterrupted",
+    "unknown_item",
     "wait_for",
     "waiting_steps",
     "warn",

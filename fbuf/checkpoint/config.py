@@ -24,8 +24,28 @@ _SAMPLERS: dict[str, type[Sampler]] = {
 """The samplers of `fbuf`, by name."""
 
 
-NO_ITEM = {"not known yet": jax.ShapeDtypeStruct((), np.int32)}
-"""The item of a buffer of an adapter that learns its item from the first row, and has none yet."""
+_UNKNOWN = "not known yet"
+
+
+def unknown_item(sampler: Sampler) -> dict[str, Any]:
+    """Return the item of a buffer that learns its item from the first row, and has none yet.
+
+    It has the fields that the sampler looks at.
+    """
+    number = jax.ShapeDtypeStruct((), np.int32)
+    item: dict[str, Any] = {_UNKNOWN: number}
+    for name in sampler.fields:
+        *outer, last = name.split(".")
+        inside = item
+        for part in outer:
+            inside = inside.setdefault(part, {})
+        inside[last] = number
+    return item
+
+
+def is_unknown(item: Data) -> bool:
+    """Return whether this encoded item stands for one that is not known yet."""
+    return isinstance(item, dict) and any(name == _UNKNOWN for name, _ in item.get("dict", ()))
 
 
 def item_data(item: Any) -> Data:
@@ -77,18 +97,15 @@ def _with_new_options(data: Data) -> Data:
     """Return an encoded sampler with the defaults of options that its version did not have."""
     if not is_known(data):
         return data
-    options: dict[str, Data] = dict(data["options"])
-    for field in _options(_SAMPLERS[data["name"]]):
-        if field.name not in options and field.default is not dataclasses.MISSING:
-            options[field.name] = _encoded(field.name, data["name"], field.default, known=True)
-        elif field.name not in options and field.default_factory is not dataclasses.MISSING:
-            options[field.name] = sampler_data(field.default_factory())
+    defaults: dict[str, Data] = {}
+    for field in dataclasses.fields(_SAMPLERS[data["name"]]):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = _option_data(data["name"], field.name, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = _option_data(data["name"], field.name, field.default_factory())
+    new = {name: value for name, value in defaults.items() if name not in data["options"]}
+    options = {**data["options"], **new}
     return {**data, "options": {name: _with_new_options(of) for name, of in options.items()}}
-
-
-def _options(kind: Any) -> list[dataclasses.Field[Any]]:
-    """Return the options of a class of samplers."""
-    return [field for field in dataclasses.fields(kind) if field.init]
 
 
 def is_known(data: Data) -> bool:
@@ -101,29 +118,30 @@ def sampler_data(sampler: Any) -> Data:
     kind = type(sampler)
     known = _SAMPLERS.get(kind.__name__) is kind
     name = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
-    options = {of.name: getattr(sampler, of.name) for of in _options(kind)}
-    encoded = {
-        option: _encoded(option, kind.__name__, value, known) for option, value in options.items()
-    }
-    return {"name": name, "options": encoded}
+    found: dict[str, Data] = {}
+    for field in dataclasses.fields(sampler):
+        if field.init:
+            value = getattr(sampler, field.name)
+            found[field.name] = _option_data(kind.__name__ if known else None, field.name, value)
+    return {"name": name, "options": found}
 
 
-def _encoded(option: str, name: str, value: Any, known: bool) -> Data:
-    """Encode an option of a sampler, of one of fbuf's or not."""
+def _option_data(sampler: str | None, option: str, value: Any) -> Data:
+    """Encode an option of a sampler of fbuf, by its name, or of one of your own: None."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Sampler):
         return sampler_data(value)
     if isinstance(value, bool | int | float | str | None):
         return value
-    if isinstance(value, tuple) and all(isinstance(number, int | float) for number in value):
+    if isinstance(value, tuple) and all(isinstance(n, int | float) for n in value):
         return list(value)
-    if known:
-        raise TypeError(
-            f"fbuf.save: {option} of {name} is a {type(value).__name__}, {value!r}; use a plain "
-            "number"
-        )
-    return repr(value)  # an option of a sampler of your own is for people to read
+    if sampler is None:  # an option of a sampler of your own is for people to read
+        return repr(value)
+    raise TypeError(
+        f"fbuf.save: {option} of {sampler} is a {type(value).__name__}, {value!r}; use a plain "
+        "number"
+    )
 
 
 def _sampler(data: Data, given: Sampler | None) -> Sampler:

@@ -208,7 +208,7 @@ def _newest(folder: pathlib.Path, numbers: list[int], item: Data) -> Manifest | 
         ) from None
     except CheckpointError:
         return None
-    if found.config["item"] not in (item, config.item_data(config.NO_ITEM)):
+    if found.config["item"] != item and not config.is_unknown(found.config["item"]):
         raise CheckpointError(
             f"fbuf.save: {folder} has checkpoints of items "
             f"{tree_json.words(found.config['item'])}, and those of this buffer are "

@@ -172,6 +172,37 @@ def test_every_save_is_the_buffer_of_that_moment(
             run.state = run.state if path == whole else saved
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.FreshFirst(fbuf.Grouped("group", 2, shares=(0.5, 0.5)), most=3),
+        fbuf.Limited(fbuf.FreshFirst(), max_uses=3, max_age=20),
+        fbuf.Limited(fbuf.Prioritized(window=2), version="group"),
+        fbuf.Grouped("group", 2),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_samplers_with_fields_and_samplers_in_them_go_on(tmp_path, sampler):
+    """Options without defaults are read, too, and so is all that draws have changed."""
+    draw = lambda state, key: (
+        fbuf.draw(state, key, 5) if sampler.notes_draws else (state, fbuf.sample(state, key, 5))
+    )
+    row = lambda n: {"n": n, "group": n % 3}
+    state = fbuf.init(row(jnp.int32(0)), 24, sampler=sampler)
+    for turn in range(5):
+        state = fbuf.add(state, row(8 * turn + jnp.arange(8, dtype=jnp.int32)))
+        state, _ = draw(state, jax.random.key(turn))
+        state = fbuf.save(tmp_path, state)
+    loaded = fbuf.load(tmp_path, episodes="keep").state
+    assert loaded.sampler == sampler
+    same(loaded, state)
+    for given in (None, sampler):
+        loaded = fbuf.load(tmp_path, sampler=given, episodes="keep").state
+        same(
+            draw(loaded, jax.random.key(9)), draw(jax.tree.map(jnp.copy, state), jax.random.key(9))
+        )
+
+
 @SWEEP
 @pytest.mark.parametrize(("envs", "sampler", "autoreset", "lockstep", "next_of"), CASES)
 def test_training_goes_on_as_if_it_had_never_stopped(

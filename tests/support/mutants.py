@@ -917,7 +917,7 @@ MUTANTS = [
     ),
     *of(
         "checkpoint/writer.py",
-        ("not in (item, config.item_data(config.NO_ITEM))", "!= item", "seam", ("test_replay_buffer.py", "before_the_first_row")),
+        (' and not config.is_unknown(found.config["item"])', "", "seam", ("test_replay_buffer.py", "before_the_first_row")),
         ("        files.sync(folder)\n", "", "order", ("test_save_crash.py", "moment")),
         ("            save_id=save_id,\n", "            save_id=carried,\n", "seam", ("test_incremental.py", "returned_one")),
         ("rewrites=base is None and newest is not None and _is_wasteful(newest, described),", "rewrites=base is None and newest is not None,", "seam", ("test_incremental.py", "nobody")),

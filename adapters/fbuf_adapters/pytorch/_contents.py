@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import fbuf
-from fbuf.adapter_api import Calls
+from fbuf.adapter_api import Calls, unknown_item
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _containers
 from fbuf_adapters.pytorch._backend import Backend
@@ -219,9 +218,10 @@ class Contents:
 
     # Memory.
 
-    def empty_state(self, item: Any = np.float32(0)) -> fbuf.State[Any]:
-        """Return a state of some item, for what does not depend on it."""
-        return self.spec.buffer.init(item, next_of=None, max_ends=None)
+    def empty_state(self) -> fbuf.State[Any]:
+        """Return a state without the item, for what does not depend on it."""
+        buffer = self.spec.buffer
+        return buffer.init(unknown_item(buffer.sampler), next_of=None, max_ends=None)
 
     def make(self, learned: Learned, state: Any = None, written: bool = False) -> Stored:
         """Return the rows of an item, in a loaded state or store, or in memory taken for them.

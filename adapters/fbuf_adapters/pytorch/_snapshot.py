@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fbuf
-from fbuf.adapter_api import NO_ITEM, Episodes, check_episodes, encode_tree, resumed, tree_classes
+from fbuf.adapter_api import Episodes, check_episodes, encode_tree, resumed, tree_classes
 from fbuf.host import HostStore
 from fbuf_adapters.pytorch import _containers, _dtypes, _tensor_json
 from fbuf_adapters.pytorch._contents import Contents
@@ -117,7 +117,7 @@ def save(contents: Contents, path: Any, extra: Any, keep: int, background: bool)
         }
         options: dict[str, Any] = {"keep": keep, "background": background, "extra": beside}
         if stored is None:  # a directory has the rows of some buffer
-            fbuf.save(path, contents.empty_state(NO_ITEM), **options)
+            fbuf.save(path, contents.empty_state(), **options)
             return
         stored.backend.save(path, **options)
         if not figures["written"]:

@@ -899,3 +899,26 @@ def test_a_directory_saved_before_the_first_row_takes_the_rows_that_come(tmp_pat
         other.extend({"y": torch.arange(3.0)})
     with pytest.raises(fbuf.CheckpointError, match="save to another directory"):
         fbuf.save(tmp_path, fbuf.init(jnp.int32(0), 20))  # any other item is refused as before
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [fbuf.Grouped("info.of", 2), fbuf.Limited(version="info.of")],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_a_sampler_that_looks_at_a_field_waits_for_the_first_row(tmp_path, sampler):
+    """Figures and checkpoints before that, too."""
+    buffer, again = (ReplayBuffer(20, batch_size=4, sampler=sampler, seed=0) for _ in range(2))
+    assert buffer.stats()["num_starts" if isinstance(sampler, fbuf.Grouped) else "live"] == 0
+    buffer.save(tmp_path)
+    again.load(tmp_path)
+    for one in (buffer, again):
+        group = torch.tensor([0, 1, 1], dtype=torch.int32)
+        one.extend({"x": torch.arange(3.0), "info": {"of": group}})
+    assert_same(buffer.sample(), again.sample())
+    again.save(tmp_path)
+    third = ReplayBuffer(20, batch_size=4, sampler=sampler)
+    with pytest.raises(ValueError, match=r"names 'info\.of'.* no such field"):
+        third.extend({"x": torch.arange(3.0)})
+    third.load(tmp_path)
+    assert third[:]["x"].tolist() == [0, 1, 2]
