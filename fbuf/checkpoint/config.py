@@ -98,7 +98,8 @@ def _with_new_options(data: Data) -> Data:
     if not is_known(data):
         return data
     defaults: dict[str, Data] = {}
-    for field in dataclasses.fields(_SAMPLERS[data["name"]]):
+    kind: Any = _SAMPLERS[data["name"]]
+    for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:
             defaults[field.name] = _option_data(data["name"], field.name, field.default)
         elif field.default_factory is not dataclasses.MISSING:
@@ -174,7 +175,10 @@ def sampler_of(data: Data) -> Sampler:
 
 def _differing(saved: Data, given: Data) -> str:
     """Return the difference between a given sampler and the saved one."""
-    advice = "leave sampler out, or give the same one"
+    advice = (
+        "leave sampler out, or give the same one; fbuf.extend adds the rows to a buffer with "
+        "another sampler"
+    )
     if saved["name"] != given["name"] or saved["options"].keys() != given["options"].keys():
         return (
             f"fbuf.load: the checkpoint has the sampler {sampler_words(saved)}, and sampler is "

@@ -85,5 +85,5 @@ def require_noting(function: str, sampler: Sampler) -> None:
         raise ValueError(
             f"fbuf.{function}: {type(sampler).__name__} does not remember what was drawn; draw "
             f"with batch = fbuf.{name}(state, key, batch_size), or make the buffer with "
-            "sampler=fbuf.FreshFirst(...)"
+            "sampler=fbuf.FreshFirst(...) or fbuf.Limited(max_uses=...)"
         )

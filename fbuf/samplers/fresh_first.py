@@ -15,6 +15,7 @@ from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
+from fbuf.samplers.windows import Window
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -81,7 +82,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     Draw with `state, batch = fbuf.draw(state, key, batch_size)`, which keeps count of the fresh
     rows. `fbuf.sample` would return the same fresh rows again, and is refused. With a `window` in
-    `sampler`, a window is fresh as soon as its last row is written.
+    `sampler`, a window is fresh as soon as its last row is written. Each row begins a window, so
+    there are as many as rows. With `every`, fewer are fresh: those that do not overlap, say.
 
     A fresh row has `probability` 1. Its weight is that of a row drawn uniformly, because every row
     is fresh once. The weights of the other draws are those of `sampler`, and all are divided by the
@@ -95,13 +97,16 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         sampler: The sampler of the other draws: any but `fbuf.Fifo` and `fbuf.Shuffled`.
         most: The most fresh rows in a batch, at least 1; more wait for the next batch. None is the
             batch size.
+        every: Only rows, or windows, that begin at every `every`-th step of a lane are fresh. It
+            must divide the length of a lane, and be a multiple of the stride of `sampler`. With
+            the length of the window, no two fresh windows overlap. None is the stride of `sampler`.
 
     Cost: that of `sampler`, and O(log N) for each added row and each fresh draw; 0.134 bytes a row.
         Over a mesh every shard gives a like number of fresh rows, if it has as many.
 
     Raises:
-        ValueError: If `most` is below 1, or if `sampler` has an order of its own. When traced, if
-            you call `fbuf.sample`.
+        ValueError: If `most` is below 1, if `every` does not fit, or if `sampler` has an order of
+            its own. When traced, if you call `fbuf.sample`.
         TypeError: If `sampler` is no sampler.
 
     Examples:
@@ -124,28 +129,46 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
     _: dataclasses.KW_ONLY
     most: int | None = None
+    every: int | None = None
 
     def __post_init__(self) -> None:
         check.instance("FreshFirst", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
         if self.most is not None:
             check.integer("FreshFirst", "most", self.most)
         given = self.sampler
+        if isinstance(given, Limited):
+            raise ValueError(
+                "fbuf.FreshFirst: fresh rows would pass the limits of fbuf.Limited; put the limits "
+                "outside: fbuf.Limited(fbuf.FreshFirst(...), ...)"
+            )
         if given.is_queue or given.places or given.without_replacement or given.notes_draws:
             raise ValueError(
                 f"fbuf.FreshFirst: {type(given).__name__} has an order or a count of its own, "
                 "which fresh rows would break; give fbuf.Uniform(), or another sampler that draws "
                 "with replacement"
             )
-        if isinstance(given, Limited):
-            raise ValueError(
-                "fbuf.FreshFirst: fresh rows would pass the limits of fbuf.Limited; put the limits "
-                "outside: fbuf.Limited(fbuf.FreshFirst(...), ...)"
-            )
+        if self.every is not None:
+            check.integer("FreshFirst", "every", self.every)
+            if self.every % given.stride:
+                raise ValueError(
+                    f"fbuf.FreshFirst: every={self.every} must be a multiple of the sampler's "
+                    f"stride, {given.stride}; leave it out, or give the sampler another stride"
+                )
 
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Those of the sampler."""
         return self._planned.largest_stats
+
+    @property
+    def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The steps between fresh starts: a lane must be a multiple of them."""
+        return self.sampler.stride if self.every is None else self.every
+
+    @property
+    def _fresh_window(self) -> Window:
+        """The conditions for a row to be fresh."""
+        return dataclasses.replace(self._window, stride=self.stride)
 
     @property
     def _planned(self) -> PlannedSampler:
@@ -169,6 +192,11 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
                 f"fbuf.sharded.init: FreshFirst({type(self.sampler).__name__}) cannot draw from "
                 "shards; derive your sampler from fbuf.samplers.PlannedSampler"
             )
+        if self.every is not None and ring.lane_length % self.every:
+            raise ValueError(
+                f"fbuf.init: FreshFirst(every={self.every}) must divide the length of a lane, "
+                f"{ring.lane_length} rows; take another capacity, or another number of steps"
+            )
         fresh = StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0))
         others = self.sampler.init(ring)
         return FreshIndex(fresh, jnp.int32(0), jnp.int32(0), others, ring.lanes)
@@ -177,7 +205,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         self, index: FreshIndex, ring: Ring, span: Span, priority: jax.Array | None, alpha: Scalar
     ) -> tuple[FreshIndex, jax.Array]:
         """Mark the new starts as fresh, and count the fresh ones that were overwritten."""
-        fresh, change = start_index.add(index.fresh, ring, span, self._window)
+        fresh, change = start_index.add(index.fresh, ring, span, self._fresh_window)
         lost = starts.int32_sum(change.evicted) + _never_stored(ring, span)
         others, faults = self.sampler.add(index.others, ring, span, priority, alpha)
         missed = _counted(index.missed, lost)
@@ -213,7 +241,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             index.others, ring, slots, other.sampler, old.others, old_slots
         )
         fresh, missed = index.fresh, index.missed
-        window = self._window
+        window = self._fresh_window
         for earlier in {window.length - 1} | (set() if window.strict else {0}):
             there = slots < ring.capacity
             found = ring.later(ring.clamp(slots), -earlier)
@@ -225,7 +253,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     def remove(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> FreshIndex:
         """Take out the starts of all windows with these rows; they do not count as missed."""
-        fresh, _ = start_index.remove(index.fresh, ring, slots, self._window)
+        fresh, _ = start_index.remove(index.fresh, ring, slots, self._fresh_window)
         others = self.sampler.remove(index.others, ring, slots)
         return dataclasses.replace(index, fresh=fresh, others=others)
 

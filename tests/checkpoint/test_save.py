@@ -1018,7 +1018,9 @@ def test_misuse(tmp_path, monkeypatch):
     fbuf.save(path, state)
     with pytest.raises(fbuf.CheckpointError, match=r"\{x: float32\[2\]\}, and item is"):
         restored.load(path, item={"x": jnp.zeros(3)})
-    with pytest.raises(fbuf.CheckpointError, match=r"Prioritized\(alpha=0.6.*, and sampler is Uni"):
+    with pytest.raises(
+        fbuf.CheckpointError, match=r"Prioritized\(alpha=0.6.*, and sampler is Uni.*fbuf.extend"
+    ):
         restored.load(path, sampler=fbuf.Uniform())
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda state: fbuf.save(path, state))(state)

@@ -167,6 +167,19 @@ MISUSE = {
     "fresh_sampler": (lambda: fbuf.FreshFirst(fbuf.Uniform), "FreshFirst.*sampler.*call it"),
     "fresh_shuffled": (lambda: fbuf.FreshFirst(fbuf.Shuffled()), "FreshFirst.*Shuffled.*Uniform"),
     "fresh_twice": (lambda: fbuf.FreshFirst(fbuf.FreshFirst()), "FreshFirst.*FreshFirst.*Uniform"),
+    "fresh_limited": (
+        lambda: fbuf.FreshFirst(fbuf.Limited(max_uses=2)),
+        r"FreshFirst.*limits.*outside: fbuf.Limited\(fbuf.FreshFirst",
+    ),
+    "fresh_every": (lambda: fbuf.FreshFirst(every=0), "FreshFirst.*every"),
+    "fresh_every_of_stride": (
+        lambda: fbuf.FreshFirst(fbuf.Uniform(stride=2), every=3),
+        "FreshFirst.*every=3.*multiple.*stride, 2",
+    ),
+    "fresh_every_of_lane": (
+        lambda: fbuf.init(ITEM, 8, sampler=fbuf.FreshFirst(every=3)),
+        "init.*every=3.*divide.*lane, 8",
+    ),
     "fresh_sample": (
         lambda: fbuf.sample(state_of(fbuf.FreshFirst()), jax.random.key(0), 2),
         "sample.*FreshFirst remembers.*state, batch = fbuf.draw",
@@ -177,7 +190,7 @@ MISUSE = {
     ),
     "plain_draw": (
         lambda: fbuf.draw(state_of(fbuf.Uniform()), jax.random.key(0), 2),
-        "draw.*Uniform does not remember.*fbuf.sample",
+        "draw.*Uniform does not remember.*fbuf.sample.*max_uses",
     ),
     "not_a_state": (lambda: fbuf.size({}), "size.*State"),
     "batch_of_states": (

@@ -64,7 +64,16 @@ SWEEP = pytest.mark.sweep
 CASES = [
     (ONE, fbuf.FreshFirst(PER_WINDOW), "same_step", (3, 9)),
     (APART, fbuf.FreshFirst(SHORT, most=2), "next_step", (3, 9)),
+    (THREE, fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step", (3, 9)),
     pytest.param((None, 17, True), fbuf.FreshFirst(), "same_step", (6, 37), marks=SWEEP),
+    pytest.param(ONE, fbuf.FreshFirst(SHORT, every=3), "next_step", (3, 9), marks=SWEEP),
+    pytest.param(
+        APART,
+        fbuf.FreshFirst(fbuf.Prioritized(1.0, eps=0.0, window=2, stride=2), every=4, most=2),
+        "same_step",
+        (3, 9),
+        marks=SWEEP,
+    ),
     pytest.param(THREE, fbuf.FreshFirst(most=1), "next_step", (3, 9), marks=SWEEP),
     pytest.param(THREE, fbuf.FreshFirst(EXACT), "disabled", (3, 9), marks=SWEEP),
     pytest.param(APART, fbuf.FreshFirst(EXACT), "same_step", (1, 3), marks=SWEEP),
@@ -107,6 +116,7 @@ def test_fresh_starts_come_first_and_once(shape, sampler, autoreset, sizes, requ
         ((8, 4, True), fbuf.FreshFirst(EXACT), "next_step"),
         ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), most=5), "same_step"),
         ((8, 4, True), fbuf.FreshFirst(fbuf.Uniform(window=2), most=1), "same_step"),
+        ((4, 6, False), fbuf.FreshFirst(fbuf.Uniform(window=2), every=2), "same_step"),
     ],
 )
 def test_fresh_starts_of_all_shards(shape, sampler, autoreset):

@@ -37,7 +37,7 @@ class Fresh:
 
     def changed(self):
         """Find the new starts, and those that are none any more."""
-        starts = {self.start(slot) for slot in self.starts()}
+        starts = {self.start(slot) for slot in self.starts(self.sampler.every)}
         for start in self.waiting:
             self.missed += start not in starts and self.is_gone(start)
         self.waiting = [start for start in self.waiting if start in starts]
@@ -45,10 +45,11 @@ class Fresh:
         self.waiting.sort(key=lambda start: start[::-1])
         self.known |= starts
 
-    def starts(self):
-        """Slots of the rows that the other sampler may draw."""
+    def starts(self, stride=None):
+        """Slots of the rows that the other sampler may draw, or of another stride."""
         given = self.sampler.sampler
-        return self.oracle.starts(given.window, given.stride, given.first_only, given.strict)
+        stride = stride or given.stride
+        return self.oracle.starts(given.window, stride, given.first_only, given.strict)
 
     def start(self, slot):
         rows, at = self.oracle.place(slot)

@@ -489,7 +489,7 @@ class ReplayBuffer:
             detailed: Also return what takes a look at every row.
 
         As long as nothing has been added to a buffer without an `item`, they are those of a buffer
-        of one number, and of the fields that the sampler looks at.
+        of one number. It also has the fields that the sampler looks at.
 
         Raises:
             RuntimeError: If the buffer is closed, or if a function has consumed its `state`.

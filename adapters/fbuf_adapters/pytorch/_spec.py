@@ -61,7 +61,7 @@ class Spec:
             )
         if sampler.notes_draws:
             raise ValueError(
-                f"{where('__init__')} this object draws batches ahead, and "
+                f"{where('__init__')} this object may draw batches that you never take, and "
                 f"{type(sampler).__name__} remembers what was drawn; use state, batch = "
                 "fbuf.draw(state, key, batch_size) and to_torch(batch)"
             )

@@ -32,7 +32,13 @@ def sampler(value: Any) -> None:
         raise TypeError(
             f"{WHERE}: sampler must be one of fbuf, such as fbuf.Prioritized(), got {value!r}"
         )
-    if value.without_replacement or value.is_queue or value.notes_draws:
+    if value.notes_draws:
+        raise ValueError(
+            f"{WHERE}: sampler={type(value).__name__} remembers what was drawn, and this buffer "
+            "draws with fbuf.sample, which keeps nothing of it; use fbuf.Uniform, fbuf.Prioritized "
+            "or fbuf.Mixture(recent=...)"
+        )
+    if value.without_replacement or value.is_queue:
         raise ValueError(
             f"{WHERE}: sampler={type(value).__name__} draws in an order, and off-policy "
             "algorithms draw at random; use fbuf.Uniform, fbuf.Prioritized or fbuf.Mixture"

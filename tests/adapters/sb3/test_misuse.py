@@ -28,6 +28,8 @@ ACTIONS = spaces.Discrete(2)
         ({"n_stack": 4, "observation_space": DICT}, ValueError, "one array"),
         ({"sampler": fbuf.Shuffled()}, ValueError, "draws in an order"),
         ({"sampler": fbuf.Fifo()}, ValueError, "draws in an order"),
+        ({"sampler": fbuf.FreshFirst()}, ValueError, "FreshFirst remembers what was drawn"),
+        ({"sampler": fbuf.Limited(max_uses=2)}, ValueError, "Limited remembers.*Mixture"),
         ({"sampler": "prioritized"}, TypeError, "must be one of fbuf"),
         ({"arrays": "numpy"}, ValueError, "arrays must be one of"),
         ({"rows_on": "tpu"}, ValueError, "rows_on must be one of"),
