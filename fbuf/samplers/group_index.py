@@ -57,7 +57,8 @@ def add(index: GroupIndex, ring: Ring, span: Span, groups: jax.Array, window: Wi
     before = once(read_rows(index.groups, written)).astype(jnp.int32)
     gone = _places(ring, before, written)
     evicted = once(bit_tree.read(index.bits, gone) & (span.slots < ring.capacity))
-    slots = tie(span.slots, before)
+    # The bits depend on all earlier reads of groups, also those of a row that was retired.
+    slots = tie(span.slots, before, evicted)
     stored = write_rows(index.groups, slots, _stored(index, groups).astype(index.groups.dtype))
     begin, is_start = starts.completed(ring, span, window)
     of_start = read_rows(stored, begin).astype(jnp.int32)
@@ -73,7 +74,9 @@ def move(index: GroupIndex, ring: Ring, slots: jax.Array, groups: jax.Array) -> 
     before = read_rows(index.groups, inside).astype(jnp.int32)
     old, after = _places(ring, before, inside), _stored(index, groups)
     is_start = bit_tree.read(index.bits, old) & named
-    stored = write_rows(index.groups, tie(slots, before), after.astype(index.groups.dtype))
+    stored = write_rows(
+        index.groups, tie(slots, before, is_start), after.astype(index.groups.dtype)
+    )
     place = jnp.concatenate([old, _places(ring, after, inside)])
     by = jnp.concatenate([-is_start.astype(jnp.int32), is_start.astype(jnp.int32)])
     return _changed(index, stored, tie(place, is_start), jnp.concatenate([before, after]), by)

@@ -171,10 +171,12 @@ class Limited(Wrapper):
         if self._window.every_row:  # retired rows count as removed, also where they are overwritten
             span = dataclasses.replace(span, evicted=change.evicted)
         uses, of_rows = index.uses, index.versions
+        # What is read of uses and versions decides about the life of rows: these bits come after.
+        slots = tie(span.slots, change.evicted)
         if uses is not None:
-            uses = write_rows(uses, span.slots, jnp.zeros_like(span.slots))
+            uses = write_rows(uses, slots, jnp.zeros_like(slots))
         if of_rows is not None and self.version is not None:
-            of_rows = versions.write(of_rows, span.slots, span.fields[self.version])
+            of_rows = versions.write(of_rows, slots, span.fields[self.version])
         index = dataclasses.replace(index, live=live, uses=uses, versions=of_rows)
         seen = self._seen(index, ring)
         others, faults = self.sampler.add(index.others, seen, span, priority, alpha)

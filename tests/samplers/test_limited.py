@@ -379,6 +379,30 @@ MISUSE = {
 }
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Limited(fbuf.Grouped("group", 3), max_uses=2, version="version"),
+        fbuf.FreshFirst(fbuf.Grouped("group", 3, window=2), every=2),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_learning_before_acting_copies_nothing(sampler):
+    """Batches, labels and limits come before the next row, all in one trace."""
+    row = {"x": jnp.zeros(4), "group": jnp.int32(1), "version": jnp.int32(3)}
+
+    def step(state, key):
+        state, batch = fbuf.draw(state, key, 16)
+        if "version" in sampler.fields:
+            state = fbuf.expire(state, batch.data["version"].max() - 1)
+        state = fbuf.write(state, batch.ids, {"group": jnp.full(16, 2, jnp.int32)})
+        state, batch = fbuf.draw(state, key, 16)
+        return fbuf.add(state, row), batch.weight
+
+    state = fbuf.init(row, 1 << 16, sampler=sampler)
+    fbuf.check_in_place(jax.jit(step, donate_argnums=0), state, jax.random.key(0))
+
+
 @pytest.mark.parametrize("name", MISUSE)
 def test_misuse_of_limits_is_refused_by_name(name):
     call, message = MISUSE[name]

@@ -49,6 +49,7 @@ RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
+BEFORE_ACTING = "test_limited.py", "before_acting"
 GOALS = "test_hindsight.py", "every_row"
 SHARES = "test_hindsight.py", "each_share or gives_the_goals"
 ANY_ROW = "test_hindsight.py", "few_are_left"
@@ -541,6 +542,8 @@ MUTANTS = [
         "samplers/group_index.py",
         ("& (span.slots < ring.capacity))", ")", "mask", GROUP),
         ("jnp.where((groups >= 0) & (groups < number), groups, number)", "jnp.where(groups >= 0, jnp.minimum(groups, number - 1), number)", "mask", GROUP),
+        ("slots = tie(span.slots, before, evicted)", "slots = tie(span.slots, before)", "order", BEFORE_ACTING),
+        ("tie(slots, before, is_start)", "tie(slots, before)", "order", BEFORE_ACTING),
         ("is_start = bit_tree.read(index.bits, old) & named", "is_start = bit_tree.read(index.bits, old)", "mask", GROUP),
         ("before = jnp.cumsum(index.counts, dtype=jnp.int32) - index.counts", "before = jnp.cumsum(index.counts, dtype=jnp.int32)", "seam", GROUP),
         ("older = before[1] - before[0]", "older = before[1] * 0", "order", GROUP),
@@ -565,7 +568,8 @@ MUTANTS = [
     *of(
         "samplers/limited.py",
         ("span = dataclasses.replace(span, evicted=change.evicted)", "span = dataclasses.replace(span)", "count", LIVES),
-        ("uses = write_rows(uses, span.slots, jnp.zeros_like(span.slots))", "uses = uses * 1", "count", LIVES),
+        ("uses = write_rows(uses, slots, jnp.zeros_like(slots))", "uses = uses * 1", "count", LIVES),
+        ("slots = tie(span.slots, change.evicted)", "slots = span.slots", "order", BEFORE_ACTING),
         ("(ring.older(written) >= self.max_age)", "(ring.older(written) > self.max_age)", "seam", LIVES),
         ("is_stale = change.is_start & ~versions", "is_stale = ~change.is_start & ~versions", "mask", ("test_limited.py", "beyond or late")),
         ("gone &= last_of_each(jnp.where(gone, draw.slots, ring.capacity))", "gone &= True", "count", LIVES),
