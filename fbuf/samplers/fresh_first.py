@@ -245,7 +245,9 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         for earlier in {window.length - 1} | (set() if window.strict else {0}):
             there = slots < ring.capacity
             found = ring.later(ring.clamp(slots), -earlier)
-            before = (old_slots - earlier * old.lanes) % old.fresh.bits.capacity
+            # A stride may begin at other steps now. A start then stands for the last old one.
+            into = (old_slots // old.lanes - earlier) % other.stride
+            before = (old_slots - (earlier + into) * old.lanes) % old.fresh.bits.capacity
             had = ~bit_tree.read(old.fresh.bits, before) & bit_tree.read(fresh.bits, found)
             fresh = _without(fresh, found, had & there)
         missed = jnp.maximum(missed, old.missed)  # the same in each of several calls

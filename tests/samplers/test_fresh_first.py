@@ -163,6 +163,19 @@ def test_a_resize_serves_no_row_again(sampler):
     np.testing.assert_array_equal(rest.data[:waiting], kept.data[:waiting])
 
 
+@pytest.mark.parametrize("options", [{"every": 4}, {"sampler": fbuf.Uniform(window=4, stride=4)}])
+def test_windows_that_do_not_overlap_wait_behind_a_resize(options):
+    """They begin at other steps there, and as many are fresh."""
+    sampler = fbuf.FreshFirst(**{"sampler": fbuf.Uniform(window=4)} | options)
+    for rows in (20, 51, 54, 63):
+        state = fbuf.init(jnp.int32(0), 32, sampler=sampler)
+        state = fbuf.add(state, jnp.arange(rows, dtype=jnp.int32))
+        state, _ = fbuf.draw(state, jax.random.key(0), 3)
+        for capacity in (32, 64):
+            found = fbuf.stats(fbuf.resize(state, capacity))
+            assert int(found["fresh"]) == int(fbuf.stats(state)["fresh"]) > 0
+
+
 def test_missed_rows_are_counted_and_stay_counted_in_a_resize():
     state = fbuf.init(jnp.int32(0), 4, sampler=fbuf.FreshFirst())
     state = fbuf.add(state, jnp.arange(10, dtype=jnp.int32))
