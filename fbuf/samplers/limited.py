@@ -171,7 +171,7 @@ class Limited(Wrapper):
         if self._window.every_row:  # retired rows count as removed, also where they are overwritten
             span = dataclasses.replace(span, evicted=change.evicted)
         uses, of_rows = index.uses, index.versions
-        # What is read of uses and versions decides about the life of rows: these bits come after.
+        # The bits of live rows depend on all earlier reads of uses and versions.
         slots = tie(span.slots, change.evicted)
         if uses is not None:
             uses = write_rows(uses, slots, jnp.zeros_like(slots))
