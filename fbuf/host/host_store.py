@@ -28,7 +28,7 @@ from fbuf.ops.draw import require_noting
 from fbuf.ops.load import newest
 from fbuf.ops.read import require_key
 from fbuf.ops.resume import Episodes
-from fbuf.ops.sample import refuse_noting, require_step
+from fbuf.ops.sample import require_step
 from fbuf.ops.spec import BufferSpec
 from fbuf.runtime import fixed_arguments, processes, wait
 from fbuf.samplers import Sampler
@@ -254,7 +254,7 @@ class HostStore(Generic[Item]):
             TypeError: As `fbuf.sample`.
         """
         with self.lock:
-            refuse_noting("sample", self.contents.index.sampler)
+            _refuse_noting(self.contents.index.sampler)
             return self._draw(self._asked(key, batch_size, view, beta, step, count), view)[0]
 
     def draw(
@@ -324,7 +324,7 @@ class HostStore(Generic[Item]):
         """
         check.key("HostStore.batches", key)
         with self.lock:
-            refuse_noting("sample", self.contents.index.sampler)
+            _refuse_noting(self.contents.index.sampler)
             first = 0 if self.contents.index.sampler.without_replacement else None
             given = self._asked(key, batch_size, view, beta, first, None)
         draw = numbered(self.contents, given["key"], given["batch_size"], view, given.get("beta"))
@@ -599,6 +599,15 @@ class HostStore(Generic[Item]):
 
 
 processes.stays(HostStore)
+
+
+def _refuse_noting(sampler: Sampler) -> None:
+    """Refuse a sampler that remembers what was drawn, where nothing notes a batch."""
+    if sampler.notes_draws:
+        raise ValueError(
+            f"HostStore: {type(sampler).__name__} remembers what was drawn; draw with "
+            "store.draw(key, batch_size), which notes it, one batch at a time"
+        )
 
 
 def _given(**options: Any) -> dict[str, Any]:

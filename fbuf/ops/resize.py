@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from fbuf.checks import values as check
 from fbuf.dispatch.call import one_buffer, operation, require_state
 from fbuf.ops.init import check_room, empty_like, ends_by_default
@@ -86,7 +88,8 @@ def resize(state: State[Item], capacity: int, *, max_ends: int | None = None) ->
 def _resize(state: State[Item], *, capacity: int, max_ends: int | None) -> State[Item]:
     """Act as `resize`, for checked arguments."""
     whole = Lanes(state, 0, state.ring.lanes)
-    return filled(varying(empty_as(state, capacity, max_ends)), [whole])
+    new = filled(varying(empty_as(state, capacity, max_ends)), [whole])
+    return dataclasses.replace(new, index=state.sampler.resized(new.index, state.index))
 
 
 def empty_as(state: State[Item], capacity: int, max_ends: int | None = None) -> State[Item]:

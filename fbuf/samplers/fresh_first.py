@@ -253,6 +253,12 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         missed = jnp.maximum(missed, old.missed)  # the same in each of several calls
         return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
 
+    def resized(self, index: FreshIndex, old: FreshIndex) -> FreshIndex:
+        """Count the fresh starts that did not fit as missed."""
+        left = jnp.maximum(_count(old) - _count(index), 0)
+        others = self.sampler.resized(index.others, old.others)
+        return dataclasses.replace(index, missed=_counted(index.missed, left), others=others)
+
     def remove(self, index: FreshIndex, ring: Ring, slots: jax.Array) -> FreshIndex:
         """Take out the starts of all windows with these rows; they do not count as missed."""
         fresh, _ = start_index.remove(index.fresh, ring, slots, self._fresh_window)

@@ -247,6 +247,10 @@ class Limited(Wrapper):
             index = self._retired(index, ring, jnp.where(gone, found, ring.capacity))
         return index, faults
 
+    def resized(self, index: LimitedIndex, old: LimitedIndex) -> LimitedIndex:
+        """Have the sampler look at what did not fit."""
+        return dataclasses.replace(index, others=self.sampler.resized(index.others, old.others))
+
     def remove(self, index: LimitedIndex, ring: Ring, slots: jax.Array) -> LimitedIndex:
         """Take out the starts of all windows with these rows."""
         live, _ = start_index.remove(index.live, ring, slots, self._window)

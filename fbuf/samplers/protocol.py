@@ -230,6 +230,13 @@ class Sampler(CurrentNames, abc.ABC):
         """
         raise NotImplementedError
 
+    def resized(self, index: Index, old: Index) -> Index:
+        """Return the index after `fbuf.resize`; `old` is that of the buffer before.
+
+        Rows that did not fit are in the old one alone.
+        """
+        return index
+
     def epoch_size(self, index: Index, ring: Ring) -> jax.Array:
         """Count the draws of an epoch: int32 scalar. Only called if `without_replacement`."""
         raise NotImplementedError

@@ -118,6 +118,10 @@ class Wrapper(Sampler):
             other = other.sampler
         return self.sampler.take_over(index, ring, slots, other, old, old_slots)
 
+    def resized(self, index: Index, old: Index) -> Index:
+        """Have the wrapped sampler look at what did not fit."""
+        return self.sampler.resized(index, old)
+
     def remove(self, index: Index, ring: Ring, slots: jax.Array) -> Index:
         """Have the wrapped sampler remove rows."""
         return self.sampler.remove(index, ring, slots)

@@ -117,7 +117,8 @@ class Pair:
         # A name is good until its row is replaced or removed.
         ids = jax.tree.map(np.asarray, fbuf.ids_at(self.state, jnp.arange(CAPACITY)))
         for slot in live:
-            self.names[(slot, int(ids.generation[slot]))] = self.slots[slot][0]
+            name = slot, int(ids.generation[slot])
+            assert self.names.setdefault(name, self.slots[slot][0]) == self.slots[slot][0]
         names = list(self.names)[-60:]
         padded = np.array(names + [(-1, 0)] * (60 - len(names)), np.int32).T
         read = READ(self.state, fbuf.Ids(*map(jnp.asarray, padded)))
@@ -211,6 +212,16 @@ def test_more_rows_than_a_word_counts():
     state = fbuf.add(state, jnp.arange(100, 105, dtype=jnp.int32))
     assert state.index.added.tolist() == [4, 3]
     assert fbuf.rows(state).data.tolist() == [0, 1, 2, 3]
+
+
+def test_a_choice_among_more_rows_than_a_word_counts():
+    """Of 4,096 rows behind 2**40 ones, about one in 64 runs gets one of 2**22 slots."""
+    ring = jax.eval_shape(lambda: fbuf.init(jnp.int8(0), 2**22, sampler=fbuf.Reservoir()).ring)
+    ring = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), ring)
+    index = fbuf.Reservoir().init(ring)
+    index = index.__class__(index.rows, jnp.array([2**8, 0], jnp.uint32))
+    slots = fbuf.Reservoir().place(index, ring, jnp.ones(4096, bool), None, None)[1]
+    assert (slots == 2**22).all()
 
 
 def test_bad_priorities_are_faults_where_rows_are_kept():

@@ -617,7 +617,6 @@ MUTANTS = [
         ("slots = jnp.where(last_of_each(slots), slots, ring.capacity)", "slots = slots * 1", "count", ("test_placing.py", "puts or population or host")),
         ("jnp.where(fits, drawn.low, ring.capacity)", "drawn.low % ring.capacity", "order", ("test_placing.py", "ever_added")),
         ("ring.lap[0], *index.added)", "ring.lap[0])", "order", ("test_placing.py", "ever_added")),
-        ("return jnp.where(start_index.is_start(index.rows, slots), _likely(ring.live()), 0)", "return jnp.where(ring.holds(slots), _likely(ring.live()), 0)", "read", PLACED),
     ),
     *of(
         "samplers/evict_lowest.py",
