@@ -144,21 +144,34 @@ def in_scan(
         A program of all steps, and the temporary bytes of the program. It takes the state out of
         the box, and puts the last one back.
     """
+    compiled = compiled_scan(step, (box.state, *rest), inputs)
+    run = run_of_scan(compiled, box, rest, inputs)
+    return run, compiled.memory_analysis().temp_size_in_bytes
+
+
+def compiled_scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> Any:
+    """Return the compiled program of `in_scan`: of a carry and inputs, the last carry."""
     import jax
 
     def run_all(carry: Any, inputs: Any) -> Any:
         return jax.lax.scan(lambda c, x: (step(c, x), None), carry, inputs)[0]
 
+    jitted: Any = jax.jit(run_all, donate_argnums=0)
+    return jitted.lower(carry, inputs).compile()
+
+
+def run_of_scan(compiled: Any, box: Box, rest: Sequence[Any], inputs: Any) -> Run:
+    """Return a program that runs `compiled_scan`, with the state of the box."""
+    import jax
+
     steps = len(jax.tree.leaves(inputs)[0])
-    compiled: Any = jax.jit(run_all, donate_argnums=0)
-    compiled = compiled.lower((box.state, *rest), inputs).compile()
 
     def run() -> int:
         nonlocal rest
         box.state, *rest = jax.block_until_ready(compiled((box.state, *rest), inputs))
         return steps
 
-    return run, compiled.memory_analysis().temp_size_in_bytes
+    return run
 
 
 def draws_in_scan(

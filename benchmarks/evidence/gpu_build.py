@@ -123,7 +123,9 @@ WANTED = {
     ),
 }
 """The kernels that we would like, at N = SMALL, and the reason why there are more."""
-IN_PLACE = ("add", "update_priority", "remove", "clear", "step in scan")
+IN_PLACE = (
+    "add", "update_priority", "remove", "clear", "write", "expire", "draw", "step in scan",
+)  # fmt: skip
 """The functions that must write in place: all bytes aliased, nothing copied."""
 
 WITH_NEXT = {**ITEM, "next_observation": ITEM["observation"]}
@@ -160,6 +162,16 @@ VIEWS: tuple[tuple[Any, dict[str, jax.ShapeDtypeStruct]], ...] = (
 """The views that are sampled with, each with the item it is for."""
 UNDER_VIEWS: tuple[Any, ...] = (fbuf.Uniform(), fbuf.Prioritized())
 """The samplers that draw for them."""
+LIVES = {**ITEM, "version": jax.ShapeDtypeStruct((), jnp.int32)}
+CHOOSERS: tuple[Any, ...] = (
+    fbuf.Prioritized(floor=1.0),
+    fbuf.Grouped("done", 2),
+    fbuf.FreshFirst(),
+    fbuf.FreshFirst(fbuf.Prioritized()),
+    fbuf.Limited(max_uses=4),
+    fbuf.Limited(fbuf.Prioritized(), max_uses=4, max_age=2**19, version="version"),
+)
+"""The samplers that choose among the rows, each with functions of its own; see `choices`."""
 
 # --- reading a compiled program ------------------------------------------------------------------
 
@@ -397,7 +409,14 @@ def views(capacity: int, sampler: Any) -> Cases:
 
 
 def _named(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        return brief(value)
     return getattr(value, "__name__", repr(value))
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    has_maker = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if has_maker else field.default
 
 
 def brief(value: Any) -> str:
@@ -405,7 +424,7 @@ def brief(value: Any) -> str:
     given = [
         f"{field.name}={_named(getattr(value, field.name))}"
         for field in dataclasses.fields(value)
-        if getattr(value, field.name) != field.default
+        if getattr(value, field.name) != _default(field)
     ]
     return type(value).__name__ + (f"({', '.join(given)})" if given else "")
 
@@ -455,6 +474,50 @@ def cases(capacity: int, sampler: Any) -> Cases:
         del found["update_priority"]
     if getattr(sampler, "window", 1) > 1:
         found = {name: found[name] for name in OF_WINDOWS if name in found}
+    return found
+
+
+def choices(capacity: int, sampler: Any) -> Cases:
+    """The functions for samplers that choose: draws that count, groups, lives, and neighbours."""
+    spec = jax.ShapeDtypeStruct
+    state = jax.eval_shape(lambda: fbuf.init(LIVES, capacity, sampler=sampler))
+    rows = jax.tree.map(lambda x: spec((ADDED, *x.shape), x.dtype), LIVES)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), STEPS))
+    ids = fbuf.Ids(spec((BATCH,), jnp.int32), spec((BATCH,), jnp.int32))
+    number, flags = spec((), jnp.int32), spec((BATCH,), jnp.bool_)
+    counts, expires = sampler.notes_draws, getattr(sampler, "version", None) is not None
+
+    sample = lambda state, key: fbuf.sample(state, key, BATCH)
+
+    def taken(state: Any, key: Any) -> tuple[Any, Any]:
+        return fbuf.draw(state, key, BATCH) if counts else (state, sample(state, key))
+
+    def step(state: Any, key: Any) -> tuple[Any, Any]:
+        new = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), rows)
+        state, batch = taken(fbuf.add(state, new), key)
+        if sampler.keeps_priorities:
+            state = fbuf.update_priority(state, batch.ids, jnp.abs(batch.data["reward"]))
+        state = fbuf.expire(state, batch.data["version"].max()) if expires else state
+        return state, sum(leaf.sum() for leaf in jax.tree.leaves((batch.data, batch.weight)))
+
+    def thinned(state: Any, key: Any) -> Any:
+        large = fbuf.sample(state, key, 4 * BATCH)
+        return fbuf.thin(large, jax.random.fold_in(key, 1), BATCH, jnp.abs(large.data["reward"]))
+
+    found: Cases = {"add": (lambda s, x: fbuf.add(s, x), (state, rows))}
+    found["draw" if counts else "sample"] = taken if counts else sample, (state, key)
+    if isinstance(sampler, fbuf.Prioritized):
+        found["sample, thin"] = thinned, (state, key)
+        found["neighbours"] = lambda s, i: fbuf.neighbours(s, i, range(-4, 1)), (state, ids)
+    if isinstance(sampler, fbuf.Grouped):
+        found["write"] = lambda s, i, f: fbuf.write(s, i, {"done": f}), (state, ids, flags)
+        found["group_ids"] = lambda s, g: fbuf.group_ids(s, g, BATCH), (state, number)
+    if isinstance(sampler, fbuf.Limited):
+        found["uses"] = fbuf.uses, (state, ids)
+    if expires:
+        found["expire"] = lambda s, v: fbuf.expire(s, v), (state, number)
+    found["step in scan"] = lambda s, k: jax.lax.scan(step, s, k), (state, keys)
     return found
 
 
@@ -572,6 +635,7 @@ def main() -> None:
 
     rows = [row for sampler in SAMPLERS for row in measure(sampler, cases)]
     rows += [row for sampler in UNDER_VIEWS for row in measure(sampler, views)]
+    rows += [row for sampler in CHOOSERS for row in measure(sampler, choices)]
     about = {
         **harness.about("fbuf", "jax", "jax-cuda12-plugin"),
         "device": "NVIDIA H200, compiled for without one",
