@@ -46,7 +46,7 @@ docs: $(READY)  ## Build the site into site/.
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
 	for name in compare agents slices saving host torch_buffers sb3 collect processes sharded \
-			evidence.large evidence.calls evidence.draw_parts evidence.bridge evidence.exchange_rounds \
+			evidence.large evidence.flat_in_capacity evidence.calls evidence.draw_parts evidence.bridge evidence.exchange_rounds \
 			evidence.fronts_brax evidence.fronts_flashbax evidence.sb3_learning \
 			$(addprefix evidence.torchrl_,dqn td3 td_mpc2) publish; do \
 		$(PEERS)/bin/python -m benchmarks.$$name $(ARGS) || exit 1; \

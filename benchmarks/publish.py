@@ -8,7 +8,8 @@ It needs nothing beside the files of a run of the benchmarks; `make bench` ends 
 `docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
 `docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
 some tables of the exchange, and `docs/host.md` those of rows on the host.
-`docs/thousands_of_environments.md` gets that of large batches. A report that is not there is left
+`docs/thousands_of_environments.md` gets that of large batches, and `docs/sampling.md` that of small
+and large buffers. A report that is not there is left
 out. One of a quick run is never published in the repository.
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 from benchmarks import compare, host, report, sb3, sharded, slices
 from benchmarks.evidence import (
     exchange_rounds,
+    flat_in_capacity,
     fronts_brax,
     gpu_speed,
     large,
@@ -40,6 +42,7 @@ REPORTS = (
     "compare",
     "draw_parts",
     "calls",
+    "flat_in_capacity",
     "agents",
     "slices",
     "saving",
@@ -106,6 +109,7 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
         }
     },
     "datasets.md": {"lerobot": {"batches": lerobot.batch_table}},
+    "sampling.md": {"flat_in_capacity": {"flat": flat_in_capacity.time_table}},
     "thousands_of_environments.md": {"large": {"step": large.step_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""

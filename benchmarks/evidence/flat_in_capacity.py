@@ -381,6 +381,11 @@ def pairs(records: list[Record]) -> list[tuple[Record, Record]]:
     return [(pair[0], pair[1]) for pair in found.values() if len(pair) == 2]
 
 
+def sizes(records: list[Record]) -> list[str]:
+    """Return the names of the sizes, the smaller one first."""
+    return [f"{report.rows_text(n)} rows" for n in sorted({record["n"] for record in records})]
+
+
 def grows(small: Record, large: Record) -> bool:
     """Whether temporaries grow with N: by more than a bit for 16 rows."""
     return large["temporary"] - small["temporary"] > (large["n"] - small["n"]) // 128
@@ -398,23 +403,34 @@ def missed(small: Record, large: Record) -> list[str]:
     return found
 
 
-def flat_table(records: list[Record]) -> Table:
-    """The time of each operation in both buffers, and its temporaries."""
-    both, lines = pairs(records), []
-    sizes = [report.rows_text(record["n"]) for record in both[0]]
-    head = ["buffer", "operation", *(f"us, {n} rows" for n in sizes), "times"]
-    head += [*(f"temporary bytes, {n}" for n in sizes), "bars"]
-    for small, large in both:
-        line = [small["buffer"], small["what"], *(report.number(r["us"]) for r in (small, large))]
-        line += [report.number(large["us"] / small["us"])]
-        line += [f"{r['temporary']:,}" for r in (small, large)]
-        lines.append([*line, ", ".join(missed(small, large)) or "held"])
+def time_table(records: list[Record]) -> Table:
+    """The time of each operation in both buffers."""
+    head = ["buffer", "operation", *sizes(records), "times"]
+    lines: list[list[str]] = []
+    for small, large in pairs(records):
+        times = [report.number(us) for us in (small["us"], large["us"], large["us"] / small["us"])]
+        lines.append([small["buffer"], small["what"], *times])
+    return head, lines
+
+
+def program_table(records: list[Record]) -> Table:
+    """The memory of each program, and the bars that it misses."""
+    head = ["buffer", "operation", *sizes(records), "of the larger state", "not in place", "bars"]
+    lines: list[list[str]] = []
+    for small, large in pairs(records):
+        temporary = [f"{r['temporary']:,}" for r in (small, large)]
+        state = [f"{large['state']:,}", f"{small['not_in_place'] + large['not_in_place']:,}"]
+        bars = ", ".join(missed(small, large)) or "held"
+        lines.append([small["buffer"], small["what"], *temporary, *state, bars])
     return head, lines
 
 
 def tables(records: list[Record]) -> list[str]:
-    """The table, as lines of Markdown."""
-    return report.section("Small and large buffers", *flat_table(records))
+    """The tables, as lines of Markdown."""
+    return [
+        *report.section("Small and large buffers: microseconds", *time_table(records)),
+        *report.section("Their programs: temporary bytes", *program_table(records)),
+    ]
 
 
 def bars(records: list[Record]) -> list[str]:

@@ -169,7 +169,7 @@ def write(
         activated: int32 `[W]` in `[0, capacity]`; slots whose values then lose their minus sign, if
             they have one. None is no slot.
     """
-    slots = _after_last_write(tree, slots)
+    slots = _fetched_above(tree, _after_last_write(tree, slots))
     leaves = levels.set_leaves(tree.leaves, slots, jnp.where(slots < tree.capacity, new, 0))
     touched = slots
     if activated is not None:
@@ -333,6 +333,15 @@ def _pick(
 def _after_last_write(tree: SumTree, slots: jax.Array) -> jax.Array:
     """Return the slots, ordered after the computation of the top, which reads every level."""
     return tie(slots, first_of(tree.nodes[-1])[0, 0])
+
+
+def _fetched_above(tree: SumTree, slots: jax.Array) -> jax.Array:
+    """Return the slots, on CPU known only once the rows of large levels above them are cached."""
+    row = slots
+    for level in (tree.leaves, *tree.nodes):
+        row = row_and_child(row)[0]
+        slots = fetched(level, row, slots)
+    return slots
 
 
 def _activated(leaves: jax.Array, slots: jax.Array) -> jax.Array:

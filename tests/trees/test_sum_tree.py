@@ -131,6 +131,39 @@ def test_the_last_of_duplicates_wins(capacity, batch, form):
     assert float(sum_tree.aggregate(tree, Aggregate.LARGEST)) == expected[:-1].max()
 
 
+LARGE = 2**21 + 5
+"""The slots of a tree whose leaves, and the nodes above them, are larger than a core's cache."""
+
+
+def test_a_write_into_large_levels_is_right_and_in_place():
+    """It looks at their rows beforehand. Slots are far apart, doubled, or left out."""
+    rng = np.random.default_rng(5)
+    slots = rng.integers(0, LARGE, 300).astype(np.int32)
+    slots[:40], slots[-40:-20], slots[-20:] = LARGE, slots[100:120], LARGE - 1
+    new = rng.random(300).astype(np.float32)
+    expected = np.zeros(LARGE, np.float32)
+    for slot, value in zip(slots, new, strict=True):
+        if slot < LARGE:
+            expected[slot] = value
+    tree = sum_tree.empty(LARGE, ALL[:2])
+    compiled = jax.jit(sum_tree.write, donate_argnums=0).lower(tree, slots, new).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    assert memory.temp_size_in_bytes < 100_000
+    tree = compiled(tree, slots, new)
+    np.testing.assert_array_equal(inside.values(tree), expected)
+    inside.check(tree)
+
+
+@pytest.mark.parametrize(("capacity", "lines"), [(1000, 0), (2**19, 1), (LARGE, 3)])
+def test_a_write_looks_at_each_cache_line_of_large_levels_beforehand(capacity, lines):
+    """A row of values is a line, and a row of nodes with two aggregates is two."""
+    tree = jax.eval_shape(lambda: sum_tree.empty(capacity, ALL[:2]))
+    slots, new = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((64,), jnp.float32)
+    program = jax.jit(sum_tree.write).lower(tree, slots, new).as_text()
+    assert program.count('"stablehlo.gather"(') == lines
+
+
 @jax.jit
 def with_span(tree, first, activated):
     """Ten values from a slot on, around the end."""
