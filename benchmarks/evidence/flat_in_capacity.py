@@ -12,9 +12,8 @@ draws 256,000 rows: those of the larger buffer are in no cache when the next rou
 are medians over processes of medians over rounds.
 
 A step adds 64 rows, or draws 256, or names 256 rows and does something with them. Rows are of 28 to
-36 bytes, in episodes of 50 steps. A buffer that remembers its draws has drawn four rows for each
-row added. So with `max_uses=4` some rows are used up. `max_age` and versions retire half of the
-rows.
+36 bytes, in episodes of 50 steps. A buffer that remembers its draws has drawn its rows twice on
+average, so with `max_uses=4` some are used up. `max_age` and versions retire half of the rows.
 
 Temporary bytes, and whether the state is written where it is, are those of the compiled programs.
 Temporaries grow with N if the larger program has over a bit more for 16 rows more. A level more of
@@ -39,7 +38,9 @@ from benchmarks.harness import Box, Measured, Record, Task
 
 SMALL, LARGE, QUICK = 10_000, 10_000_000, 100_000
 ADDED, BATCH, STEPS = 64, 256, 1000
-EPISODE, GROUPS = 50, 8
+EPISODE, GROUPS, USES = 50, 8, 2
+ADDS = 200
+"""The steps of a scan that only adds: few rows are left that the next draws have to serve first."""
 TIMES = 4
 """The most times as long that an operation may take in the larger buffer."""
 
@@ -296,7 +297,7 @@ def filled(buffer: Buffer, capacity: int) -> tuple[Any, Any]:
         if buffer.stale:
             state = fbuf.expire(state, oldest_version(state, first + part))
         if state.sampler.notes_draws:
-            state, _ = fbuf.draw(state, key, BATCH * part // ADDED)
+            state, _ = fbuf.draw(state, key, USES * part)
         return state, first + part
 
     item = jax.tree.map(lambda leaf: leaf[0], rows(buffer.fields, 0, 1)[0])
@@ -318,12 +319,12 @@ def step_of(name: str, operation: Operation) -> Callable[[Any, Any], Any]:
     return step
 
 
-def inputs(capacity: int) -> Given:
+def inputs(capacity: int, steps: int) -> Given:
     """Return the inputs of all steps."""
     rng = np.random.default_rng(2)
-    slots = rng.integers(0, capacity, (STEPS, BATCH), np.int32)
-    priority = rng.random((STEPS, BATCH), np.float32)
-    return Given(jax.random.split(jax.random.key(3), STEPS), jnp.array(slots), jnp.array(priority))
+    slots = rng.integers(0, capacity, (steps, BATCH), np.int32)
+    priority = rng.random((steps, BATCH), np.float32)
+    return Given(jax.random.split(jax.random.key(3), steps), jnp.array(slots), jnp.array(priority))
 
 
 def bytes_of(tree: Any) -> int:
@@ -335,9 +336,10 @@ def measure(task: Task) -> Measured:
     programs: dict[tuple[str, int], harness.Run] = {}
     facts: dict[tuple[str, int], Record] = {}
     for n in task["sizes"]:
-        buffer, given = buffers(n)[task["buffer"]], inputs(n)
+        buffer = buffers(n)[task["buffer"]]
         box = Box(filled(buffer, n))
         for name, operation in buffer.operations.items():
+            given = inputs(n, ADDS if name == "add" else STEPS)
             of_one = jax.tree.map(lambda leaf: leaf[0], given)
             result = jax.eval_shape(operation, *box.state, of_one)[1]
             used = harness.zeros_like(result)
