@@ -41,9 +41,12 @@ import optax
 
 import fbuf
 
-# What a player knows is a number, 4 * card + situation. Cards are 0, 1 and 2; the highest wins.
+# A player knows a card and a situation; both are one number, 4 * card + situation.
+# The cards are 0, 1 and 2; the highest wins.
 CARDS, SITUATIONS = 3, 4
-FIRST, PASSED, BETTED, ANSWER = range(SITUATIONS)  # the second player is asked in the middle two
+FIRST, AFTER_PASS, AFTER_BET, ANSWER = range(
+    SITUATIONS
+)  # the second player is asked in the middle two
 PASS, BET = 0, 1
 OVER = -1  # in place of what the player knows next
 
@@ -55,14 +58,15 @@ BATCH_SIZE = 128
 HIDDEN = 64
 LEARNING_RATE = 3e-3
 
-ROUNDS, QUICK_ROUNDS = 10_000, 2_500
+ROUNDS, QUICK_ROUNDS = 8_000, 2_500
 SEEDS, QUICK_SEEDS = 5, 2
-CAPACITIES, QUICK_CAPACITIES = (200, 2_000, 20_000, 200_000), (2_000,)
-SHOWN = 2_000  # the capacity whose learning curves are drawn
+SHOWN, QUICK_SHOWN = 20_000, 2_000  # the capacity that is judged, and whose curves are drawn
+CAPACITIES, QUICK_CAPACITIES = (200, 2_000, SHOWN, 200_000), (QUICK_SHOWN,)
 EVALUATIONS = 40
-BAR, QUICK_BAR = 0.04, 0.12  # the exploitability from a reservoir of so many must be below
-GAIN = 3.0  # and that from a ring so many times as high
+BAR, QUICK_BAR = 0.04, 0.12  # an average policy from a reservoir is less exploitable than this
+GAIN = 3.0  # and one from a ring at least so many times as exploitable
 
+# The seeds of a training share the choice which steps to keep; the steps are their own.
 MEMORIES = {"reservoir": fbuf.Reservoir(), "ring": fbuf.Uniform()}
 
 Layers = list[tuple[jax.Array, jax.Array]]
@@ -88,33 +92,33 @@ def payoff(sign: Any, first: Any, second: Any, answer: Any) -> Any:
     Each action is 0 for a pass and 1 for a bet, or the probability of a bet: then it is the mean.
     `sign` is 1 if the first player has the higher card, and -1 otherwise.
     """
-    betted = second * 2 * sign + (1 - second)
-    passed = second * (answer * 2 * sign - (1 - answer)) + (1 - second) * sign
-    return first * betted + (1 - first) * passed
+    after_bet = second * 2 * sign + (1 - second)
+    after_pass = second * (answer * 2 * sign - (1 - answer)) + (1 - second) * sign
+    return first * after_bet + (1 - first) * after_pass
 
 
 def value(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     """The mean winnings of the first player over all deals.
 
-    Of `one` `[..., 3, 2]` are the probabilities of a bet, by card: first, and as an answer. Of
-    `two` they are those of the second player: after a pass, and after a bet.
+    Both policies are probabilities of a bet, `[..., CARDS, 2]`: `one` at first and as an answer,
+    `two` after a pass and after a bet.
     """
-    won = 0.0
+    won = []
     for mine, yours in itertools.permutations(range(CARDS), 2):
         sign = 1 if mine > yours else -1
         first, answer = one[..., mine, 0], one[..., mine, 1]
         after_pass, after_bet = two[..., yours, 0], two[..., yours, 1]
-        won += (1 - first) * payoff(sign, 0, after_pass, answer)
-        won += first * payoff(sign, 1, after_bet, answer)
-    return won / 6
+        betting, passing = payoff(sign, 1, after_bet, answer), payoff(sign, 0, after_pass, answer)
+        won.append(first * betting + (1 - first) * passing)
+    return np.mean(won, axis=0)
 
 
 def exploitability(bet: np.ndarray) -> float:
-    """What the best reply to a policy wins a hand, on average over both seats; 0 at equilibrium.
+    """The chips a hand that the best reply wins, the mean of both seats; 0 at an equilibrium.
 
     `bet` is the probability of a bet in each place, `[CARDS, SITUATIONS]`.
     """
-    one, two = bet[:, [FIRST, ANSWER]], bet[:, [PASSED, BETTED]]
+    one, two = bet[:, [FIRST, ANSWER]], bet[:, [AFTER_PASS, AFTER_BET]]
     replies = np.array(list(itertools.product((0, 1), repeat=6))).reshape(-1, CARDS, 2)
     return (value(replies, two).max() - value(one, replies).min()) / 2
 
@@ -184,7 +188,7 @@ def play(weights: Weights, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Ar
         return jnp.where(responds, best, average).astype(jnp.int32)
 
     first = act(mine + FIRST, responds[0], keys[0])
-    reply = jnp.where(first == BET, yours + BETTED, yours + PASSED)
+    reply = jnp.where(first == BET, yours + AFTER_BET, yours + AFTER_PASS)
     second = act(reply, responds[1], keys[1])
     answer = act(mine + ANSWER, responds[0], keys[2])
     asked = (first == PASS) & (second == BET)  # the first player has to answer
@@ -263,7 +267,13 @@ def late(curves: np.ndarray) -> np.ndarray:
     return curves[:, -EVALUATIONS // 4 :].mean(axis=1)
 
 
-def plot(found: dict[tuple[str, int], np.ndarray], rounds: int, path: pathlib.Path) -> None:
+def plot(
+    found: dict[tuple[str, int], np.ndarray],
+    shown: int,
+    steps: float,
+    rounds: int,
+    path: pathlib.Path,
+) -> None:
     """Save the curves from memories of one capacity, and what came of all capacities."""
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -272,27 +282,30 @@ def plot(found: dict[tuple[str, int], np.ndarray], rounds: int, path: pathlib.Pa
     hands = (1 + np.arange(EVALUATIONS)) * (rounds // EVALUATIONS) * HANDS / 1000
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for name, color in zip(MEMORIES, ("tab:blue", "tab:grey"), strict=True):
-        curves = found[name, SHOWN]
+        curves = found[name, shown]
         left.plot(hands, curves.mean(axis=0), color=color, linewidth=2, label=name)
         left.fill_between(hands, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2)
         ends = {capacity: late(curves) for (n, capacity), curves in found.items() if n == name}
         right.plot(list(ends), [end.mean() for end in ends.values()], color=color, linewidth=2)
         for capacity, end in ends.items():
             right.plot([capacity] * len(end), end, "o", color=color, alpha=0.5)
+    marked = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
+    left.axvline(hands[-1] * shown / steps, label="the memory is full", **marked)
     left.set(
         xlabel="hands played (thousands)",
         ylabel="exploitability (chips a hand)",
         xlim=(0, hands[-1]),
-        ylim=(0, None),
-        title=f"room for {SHOWN:,} steps: mean and range",
+        ylim=(0, 1.4 * left.get_ylim()[1]),  # room for the legends
+        title=f"room for {shown:,} steps: mean and range",
     )
+    right.axvline(steps, label="steps in all", **marked)
     right.set(
         xscale="log",
         xlabel="steps that the memory has room for",
         title="last quarter of training, each seed",
     )
-    left.legend(frameon=False, loc="upper right")
-    for axes in (left, right):
+    for axes, corner in ((left, "upper right"), (right, "upper left")):
+        axes.legend(frameon=False, loc=corner)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -304,9 +317,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="NFSP in Kuhn poker, whose average policy learns from a reservoir or from a "
         "ring, of several capacities. Prints the exploitability of the average policy, the mean "
-        "over the last quarter of training. Exits with an error if, with room for "
-        f"{SHOWN:,} steps, it is above {BAR} from a reservoir, or less than {GAIN:.0f} times as "
-        "high from a ring.",
+        f"over the last quarter of training. With room for {SHOWN:,} steps, it has to be below "
+        f"{BAR} from a reservoir, and at least {GAIN:.0f} times as high from a ring. If not, the "
+        "script exits with an error.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything")
@@ -319,8 +332,8 @@ def main() -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{QUICK_ROUNDS} rounds, {QUICK_SEEDS} seeds, and room for {SHOWN:,} steps alone; an "
-        f"exploitability of {QUICK_BAR} will do",
+        help=f"{QUICK_ROUNDS} rounds, {QUICK_SEEDS} seeds, and room for {QUICK_SHOWN:,} steps "
+        f"alone; an exploitability of {QUICK_BAR} will do",
     )
     parser.add_argument(
         "--plot",
@@ -329,28 +342,33 @@ def main() -> None:
         help="where the picture goes",
     )
     options = parser.parse_args()
-    rounds, seeds, capacities, bar = options.rounds, SEEDS, CAPACITIES, BAR
+    rounds, seeds = options.rounds, SEEDS
+    capacities, shown, bar = CAPACITIES, SHOWN, BAR
     if options.quick:
-        rounds, seeds, capacities, bar = QUICK_ROUNDS, QUICK_SEEDS, QUICK_CAPACITIES, QUICK_BAR
+        rounds, seeds = QUICK_ROUNDS, QUICK_SEEDS
+        capacities, shown, bar = QUICK_CAPACITIES, QUICK_SHOWN, QUICK_BAR
     if rounds < EVALUATIONS:
         parser.error(f"there must be at least {EVALUATIONS} rounds")
     rounds -= rounds % EVALUATIONS  # as many as are made
     started = time.perf_counter()
     keys = jax.random.split(jax.random.key(options.seed), seeds)
     print("exploitability from a memory: the mean, and each seed")
-    found = {}
+    found, steps = {}, 0.0
     for capacity in capacities:
         for name, sampler in MEMORIES.items():
             memories, policies = train(keys, sampler, capacity, rounds)
             fbuf.raise_on_fault(memories)
+            if name == "reservoir":  # a ring does not count
+                steps = float(jax.vmap(fbuf.stats)(memories)["added"].mean())
             each = [[exploitability(bet) for bet in seed] for seed in np.asarray(policies)]
             found[name, capacity] = np.array(each)
             ends = late(found[name, capacity])
             seen = " ".join(f"{end:.3f}" for end in ends)
             print(f"  {name + f' of {capacity:,}':<22}{ends.mean():.3f}   {seen}", flush=True)
+    print(f"steps to copy         {steps:,.0f} in all")
     print(f"seconds               {time.perf_counter() - started:.0f}")
-    plot(found, rounds, options.plot)
-    reservoir, ring = (float(late(found[name, SHOWN]).mean()) for name in MEMORIES)
+    plot(found, shown, steps, rounds, options.plot)
+    reservoir, ring = (float(late(found[name, shown]).mean()) for name in MEMORIES)
     if reservoir > bar:
         sys.exit(f"failed: {reservoir:.3f} from a reservoir is above {bar}")
     if ring < GAIN * reservoir:
