@@ -44,9 +44,8 @@ import fbuf
 # A player knows a card and a situation; both are one number, 4 * card + situation.
 # The cards are 0, 1 and 2; the highest wins.
 CARDS, SITUATIONS = 3, 4
-FIRST, AFTER_PASS, AFTER_BET, ANSWER = range(
-    SITUATIONS
-)  # the second player is asked in the middle two
+# The second player is asked in the middle two.
+FIRST, AFTER_PASS, AFTER_BET, ANSWER = range(SITUATIONS)
 PASS, BET = 0, 1
 OVER = -1  # in place of what the player knows next
 
