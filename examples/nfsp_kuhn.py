@@ -278,14 +278,15 @@ def plot(
     import matplotlib.pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    capacities = sorted({capacity for _, capacity in found})
     hands = (1 + np.arange(EVALUATIONS)) * (rounds // EVALUATIONS) * HANDS / 1000
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for name, color in zip(MEMORIES, ("tab:blue", "tab:grey"), strict=True):
         curves = found[name, shown]
         left.plot(hands, curves.mean(axis=0), color=color, linewidth=2, label=name)
         left.fill_between(hands, curves.min(axis=0), curves.max(axis=0), color=color, alpha=0.2)
-        ends = {capacity: late(curves) for (n, capacity), curves in found.items() if n == name}
-        right.plot(list(ends), [end.mean() for end in ends.values()], color=color, linewidth=2)
+        ends = {capacity: late(found[name, capacity]) for capacity in capacities}
+        right.plot(capacities, [end.mean() for end in ends.values()], color=color, linewidth=2)
         for capacity, end in ends.items():
             right.plot([capacity] * len(end), end, "o", color=color, alpha=0.5)
     marked = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
@@ -303,6 +304,8 @@ def plot(
         xlabel="steps that the memory has room for",
         title="last quarter of training, each seed",
     )
+    right.set_xticks(capacities, [f"{capacity:,}" for capacity in capacities])
+    right.minorticks_off()
     for axes, corner in ((left, "upper right"), (right, "upper left")):
         axes.legend(frameon=False, loc=corner)
         axes.spines[["top", "right"]].set_visible(False)
