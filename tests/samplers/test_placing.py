@@ -215,7 +215,7 @@ def test_more_rows_than_a_word_counts():
 
 
 def test_a_choice_among_more_rows_than_a_word_counts():
-    """Of 4,096 rows behind 2**40 ones, about one in 64 runs gets one of 2**22 slots."""
+    """Among 2**40 rows, about one in 64 runs gives one of 4,096 rows one of so many slots."""
     ring = jax.eval_shape(lambda: fbuf.init(jnp.int8(0), 2**22, sampler=fbuf.Reservoir()).ring)
     ring = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), ring)
     index = fbuf.Reservoir().init(ring)
