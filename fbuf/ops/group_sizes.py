@@ -43,7 +43,7 @@ def group_index_of(function: str, state: State[Any]) -> GroupIndex:
     """Return the index of the groups; refuse a buffer without groups."""
     sampler, index = state.sampler, state.index
     while isinstance(sampler, Wrapper):
-        sampler, index = sampler.sampler, index.others
+        sampler, index = sampler.sampler, getattr(index, "others", index)
     if not isinstance(sampler, Grouped):
         raise ValueError(
             f"fbuf.{function}: {type(sampler).__name__} has no groups; make the buffer with "

@@ -13,6 +13,7 @@ import numpy as np
 from fbuf.checks import values as check
 from fbuf.dispatch import parse, read_before_write
 from fbuf.dispatch.call import operation
+from fbuf.samplers.placing import refuse
 from fbuf.state import State
 from fbuf.storage.ids import Ids
 from fbuf.views.reader import Reader
@@ -89,6 +90,7 @@ def neighbours(state: State[Any], ids: Ids, steps: Steps) -> Ids:
         Schrittwieser et al., Online and Offline Reinforcement Learning by Planning with a Learned
         Model, arXiv:2104.06294 (Reanalyse).
     """
+    refuse("neighbours", state.sampler)
     flat, shape = parse.ids("neighbours", ids)
     found = around("neighbours", state, flat, steps)
     read_before_write.note_read(state, found.slot)

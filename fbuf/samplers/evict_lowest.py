@@ -45,8 +45,9 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
 
     A new row takes the slot of a removed row, or else that of the row with the lowest priority. If
-    its own priority is lower than that one, the new row is not stored. The rows of a batch come one
-    after another. Draws are those of `sampler`, and `fbuf.update_priority` changes what is lowest.
+    several rows are lowest, the one in the lowest slot goes. If its own priority is lower than
+    that, the new row is not stored. The rows of a batch come one after another. Draws are those of
+    `sampler`, and `fbuf.update_priority` changes what is lowest.
 
     Rows lie in no order of time: what `fbuf.Reservoir` says of environments, views and ids holds
     here, too.

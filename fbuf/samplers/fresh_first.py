@@ -91,7 +91,8 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
 
     Rows that are overwritten before a batch had them are counted:
     `fbuf.stats(state)["missed"]`, up to 2**31 - 1. `"fresh"` says how many wait. So draw at least
-    as many rows as you add.
+    as many rows as you add. A row of another buffer
+    that does not fit in `fbuf.extend` is not counted.
 
     Attributes:
         sampler: The sampler of the other draws: any but `fbuf.Fifo` and `fbuf.Shuffled`.
@@ -242,9 +243,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         )
         fresh, missed = index.fresh, index.missed
         window = self._fresh_window
-        for earlier in {window.length - 1} | (set() if window.strict else {0}):
-            there = slots < ring.capacity
-            found = ring.later(ring.clamp(slots), -earlier)
+        for earlier, found, there in starts.of_moved_rows(ring, slots, window):
             # A stride may begin at other steps now. A start then stands for the last old one.
             into = (old_slots // old.lanes - earlier) % other.stride
             before = (old_slots - (earlier + into) * old.lanes) % old.fresh.bits.capacity

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.samplers import start_index, versions
+from fbuf.samplers import start_index, starts, versions
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
@@ -34,12 +34,14 @@ class LimitedIndex:
         uses: int32 `[N]`; how often each row was drawn; None if nothing is counted.
         versions: The versions of the rows; None without a field for it.
         others: The index of the sampler.
+        lanes: The number of lanes of the buffer; static.
     """
 
     live: StartIndex
     uses: jax.Array | None
     versions: Versions | None
     others: Any
+    lanes: int = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Limited(Wrapper):
 
     Raises:
         ValueError: If no limit is given, or one is out of range, or if `sampler` cannot be limited.
-            In `fbuf.init`, if `max_age` is not below the length of a lane.
+            In `fbuf.init`, if `max_age` is below the window, or not below the length of a lane.
         TypeError: If an argument has the wrong type. In `fbuf.init`, if the version is no integer.
 
     Examples:
@@ -97,6 +99,8 @@ class Limited(Wrapper):
     max_uses: int | None = None
     max_age: int | None = None
     version: str | None = None
+
+    can_be_wrapped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check.instance("Limited", "sampler", self.sampler, Sampler, "fbuf.Uniform()")
@@ -151,6 +155,11 @@ class Limited(Wrapper):
 
     def init(self, ring: Ring) -> LimitedIndex:
         """Return an index without starts."""
+        if self.max_age is not None and self.max_age < self.window:
+            raise ValueError(
+                f"fbuf.init: Limited(max_age={self.max_age}) must be at least the window, "
+                f"{self.window}: a row can be drawn once its window is complete"
+            )
         if self.max_age is not None and self.max_age >= ring.lane_length:
             raise ValueError(
                 f"fbuf.init: Limited(max_age={self.max_age}) must be less than a lane has, "
@@ -161,6 +170,7 @@ class Limited(Wrapper):
             uses=None if self.max_uses is None else jnp.zeros(ring.capacity, jnp.int32),
             versions=None if self.version is None else versions.empty(ring),
             others=self.sampler.init(ring),
+            lanes=ring.lanes,
         )
 
     def add(
@@ -226,7 +236,7 @@ class Limited(Wrapper):
         old: Any,
         old_slots: jax.Array,
     ) -> tuple[LimitedIndex, jax.Array]:
-        """Take over uses and versions; a row that was used up there is retired."""
+        """Take over uses and versions; a row that was retired there is retired here."""
         if not isinstance(other, Limited):
             return index, jnp.zeros(slots.shape, jnp.uint32)
         others, faults = self.sampler.take_over(
@@ -236,14 +246,18 @@ class Limited(Wrapper):
         if index.versions is not None and old.versions is not None:
             raised = versions.raised(index.versions, old.versions.lowest)
             index = dataclasses.replace(index, versions=raised)
-        if index.uses is None or old.uses is None:
-            return index, faults
-        uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))
-        index = dataclasses.replace(index, uses=uses)
+        if index.uses is not None and old.uses is not None:
+            uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))
+            index = dataclasses.replace(index, uses=uses)
         window = self._window  # a start is live once the last row of its window has come
-        for earlier in {window.length - 1} | (set() if window.strict else {0}):
-            found = ring.later(ring.clamp(slots), -earlier)
-            gone = (slots < ring.capacity) & self._used_up(uses, found)
+        for earlier, found, there in starts.of_moved_rows(ring, slots, window):
+            gone = jnp.zeros(slots.shape, bool)
+            if index.uses is not None:
+                gone |= self._used_up(index.uses, found)
+            if window.stride == 1:  # else other rows are starts than before
+                before = (old_slots - earlier * old.lanes) % old.live.bits.capacity
+                gone |= ~bit_tree.read(old.live.bits, before)
+            gone &= there
             index = self._retired(index, ring, jnp.where(gone, found, ring.capacity))
         return index, faults
 

@@ -67,6 +67,7 @@ class Sampler(CurrentNames, abc.ABC):
             rows in `span.fields`. Such a sampler has methods `check_field` and `written`.
         is_queue: Whether `fbuf.pop` reads each row once, and none is drawn: see `QueueSampler`.
         places: Whether the sampler chooses the slots of new rows: see `PlacingSampler`.
+        can_be_wrapped: Whether a sampler around this one may draw other rows than it says.
         notes_draws: Whether the index remembers what was drawn, so that `fbuf.draw` takes the place
             of `fbuf.sample`. Such a sampler has a method `note`.
     """
@@ -79,6 +80,7 @@ class Sampler(CurrentNames, abc.ABC):
     is_queue: ClassVar[bool] = False
     places: ClassVar[bool] = False
     notes_draws: ClassVar[bool] = False
+    can_be_wrapped: ClassVar[bool] = True
 
     old_names: ClassVar[Mapping[str, OldName]] = {
         "in_order": OldName("without_replacement", arguments=None),

@@ -12,6 +12,8 @@ the episode.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -48,6 +50,26 @@ def completed(ring: Ring, span: Span, window: Window) -> tuple[jax.Array, jax.Ar
     if window.stride > 1:
         is_start &= (slots // ring.lanes) % window.stride == 0
     return slots, is_start
+
+
+def of_moved_rows(
+    ring: Ring, slots: jax.Array, window: Window
+) -> Iterator[tuple[int, jax.Array, jax.Array]]:
+    """Yield the starts whose windows rows may have completed, for `take_over`.
+
+    Args:
+        ring: The ring.
+        slots: int32 `[B]`; the rows, or `capacity`.
+        window: The window.
+
+    Yields:
+        How many steps earlier the starts are; their slots, int32 `[B]` in range; and which of them
+        there are.
+    """
+    inside = ring.clamp(slots)
+    for earlier in {window.length - 1} | (set() if window.strict else {0}):
+        there = (slots < ring.capacity) & (ring.older(inside) >= earlier)
+        yield earlier, ring.later(inside, -earlier), there
 
 
 def containing(ring: Ring, slots: jax.Array, window: Window) -> jax.Array:

@@ -23,6 +23,19 @@ class Wrapper(Sampler):
 
     sampler: Sampler
 
+    def __post_init__(self) -> None:
+        self._check_wrapped()
+
+    def _check_wrapped(self) -> None:
+        """Refuse a sampler that has an order of its own."""
+        given = self.sampler
+        if given.is_queue or given.places or given.without_replacement or not given.can_be_wrapped:
+            raise ValueError(
+                f"fbuf.{type(self).__name__}: {type(given).__name__} has an order or limits of its "
+                "own, which a sampler around it would break; wrap another sampler, and put "
+                "fbuf.Limited outside"
+            )
+
     # Other samplers have fields by these names; to read them is all that anybody may do.
     @property
     def window(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

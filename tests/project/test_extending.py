@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 
@@ -159,6 +160,30 @@ def test_samplers_of_users_compose_with_fresh_rows_and_groups(name):
     assert counts[~drawable].sum() == 0
     expected = likely[drawable] / likely.sum() * found.size
     assert stats.chisquare(counts[drawable], expected).pvalue > 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Same(fbuf.samplers.Wrapper):
+    """A wrapper that changes nothing."""
+
+    sampler: fbuf.samplers.Sampler
+
+
+@pytest.mark.parametrize(
+    "sampler", [fbuf.Fifo(), fbuf.Shuffled(), fbuf.Reservoir(), fbuf.Limited(max_uses=1)], ids=repr
+)
+def test_an_order_or_a_limit_is_not_wrapped(sampler):
+    with pytest.raises(ValueError, match=r"fbuf\.Same: .* has an order or limits of its own"):
+        Same(sampler)
+
+
+def test_groups_are_found_inside_of_a_sampler_of_a_user():
+    rows = {"task": jnp.int32([0, 2, 2])}
+    for sampler in (Same(GROUPED), fbuf.FreshFirst(Same(GROUPED))):
+        state = fbuf.add(fbuf.init({"task": jnp.int32(0)}, 8, sampler=sampler), rows)
+        assert fbuf.group_sizes(state).tolist() == [1, 0, 2]
+    with pytest.raises(ValueError, match="has no groups"):
+        fbuf.group_sizes(fbuf.init({"task": jnp.int32(0)}, 8, sampler=fbuf.EvictLowest()))
 
 
 def test_a_sampler_of_a_user_draws_beside_fresh_rows_over_a_mesh():

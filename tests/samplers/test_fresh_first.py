@@ -139,6 +139,20 @@ def test_what_waits_is_kept_by_save_and_load(tmp_path, case):
         history(FreshPair(*case), (3, 9), seed, 0.3, saved)
 
 
+@SWEEP
+@pytest.mark.parametrize(
+    "sampler", [fbuf.Uniform(), PER_WINDOW, SHORT], ids=["one", "two", "short"]
+)
+@pytest.mark.parametrize("shape", [(None, 9, True), (3, 6, True), (3, 6, False)], ids=str)
+def test_what_waits_is_kept_by_a_resize_at_any_time(shape, sampler):
+    def resized(pair, rng):
+        if rng.random() < 0.25:
+            pair.resize(int(rng.choice([4, shape[1], 12])))
+
+    for seed in range(8):
+        history(FreshPair(shape, fbuf.FreshFirst(sampler)), (3, 9), seed, 0.3, resized)
+
+
 @pytest.mark.parametrize(
     "sampler",
     [

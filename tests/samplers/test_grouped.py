@@ -182,6 +182,17 @@ def test_groups_of_all_shards(shape, sampler, autoreset):
         history(GroupShards(shape, sampler, autoreset), (3, 9), seed)
 
 
+@SWEEP
+@pytest.mark.parametrize("shape", [(None, 9, True), (3, 6, True), (3, 6, False)], ids=str)
+def test_groups_are_kept_by_a_resize_at_any_time(shape):
+    def resized(pair, rng):
+        if rng.random() < 0.25:
+            pair.resize(int(rng.choice([4, shape[1], 12])))
+
+    for seed in range(10):
+        history(GroupPair(shape, grouped(window=2)), (3, 9), seed, resized)
+
+
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_rows_of_a_group_are_drawn_alike_over_a_mesh():
     mesh = jax.make_mesh((2,), ("data",))

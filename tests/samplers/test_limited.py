@@ -62,6 +62,17 @@ class LimitedPair(Pair):
         self.uses, self.retired = collections.Counter(), set()
         self.lowest = -(10**9)
 
+    def resize(self, length):
+        live, behind = self.live(), super().resize
+        live = {self.row(slot) for slot in live}
+        behind = behind(length)
+        moved = lambda starts: {(lane, at - behind[lane]) for lane, at in starts}
+        uses = {(lane, at - behind[lane]): n for (lane, at), n in self.uses.items()}
+        self.uses = collections.Counter(uses)
+        self.retired = {self.row(slot) for slot in self.starts()} - moved(live)
+        self.oracle.default = self.default
+        return behind
+
     def grown_old(self):
         """Retire what is too old, in steps or in versions."""
         for slot in self.starts():
@@ -221,6 +232,19 @@ def test_lives_are_kept_by_save_and_load(tmp_path):
 
 
 @SWEEP
+@pytest.mark.parametrize("shape", [(None, 9, True), (3, 6, True), (3, 6, False)], ids=str)
+@pytest.mark.parametrize("sampler", [fbuf.Uniform(), PER_WINDOW], ids=["one", "two"])
+def test_lives_are_kept_by_a_resize_at_any_time(shape, sampler):
+    def resized(pair, rng):
+        if rng.random() < 0.25:
+            pair.resize(int(rng.choice([5, shape[1], 12])))
+
+    for seed in range(8):
+        sampler_ = fbuf.Limited(sampler, max_uses=2, max_age=4, version="version")
+        history(LimitedPair(shape, sampler_), (3, 9), seed, resized)
+
+
+@SWEEP
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_resize_keeps_uses_and_retires_again(window):
     sampler = fbuf.Limited(fbuf.Uniform(window=window), max_uses=1)
@@ -346,6 +370,10 @@ MISUSE = {
     "age": (
         lambda: fbuf.init(ITEM, 8, sampler=fbuf.Limited(max_age=8)),
         "init.*max_age=8.*less than a lane",
+    ),
+    "young": (
+        lambda: fbuf.init(ITEM, 32, sampler=fbuf.Limited(fbuf.Uniform(window=8), max_age=4)),
+        "init.*max_age=4.*at least the window, 8",
     ),
     "version": (
         lambda: fbuf.init({"version": 0.0}, 8, sampler=fbuf.Limited(version="version")),

@@ -294,6 +294,10 @@ MISUSE = {
         lambda: fbuf.sample(filled(), jax.random.key(0), 2, view=fbuf.Sequence(2)),
         "Sequence.*Reservoir lie in no order.*fbuf.Item",
     ),
+    "neighbours": (
+        lambda: fbuf.neighbours(filled(), fbuf.ids_at(filled(), jnp.arange(2)), (0, 1)),
+        "neighbours.*no order",
+    ),
     "newest": (lambda: fbuf.newest_ids(filled(), 2), "newest_ids.*no order"),
     "rollout": (lambda: fbuf.rollout(filled()), "rollout.*no order"),
     "resize": (lambda: fbuf.resize(filled(), 16), "resize.*no order"),

@@ -35,6 +35,16 @@ class Fresh:
         super().clear()
         self.known, self.waiting, self.missed, self.served = set(), [], 0, 0
 
+    def resize(self, length):
+        waiting, behind = len(self.waiting), super().resize(length)
+        moved = lambda starts: [(lane, at - behind[lane]) for lane, at in starts]
+        there = {self.start(slot) for slot in self.starts()}
+        self.waiting = [start for start in moved(self.waiting) if start in there]
+        self.known = {start for start in moved(self.known) if start[1] >= 0} | there
+        self.missed += waiting - len(self.waiting)
+        self.served = 0
+        return behind
+
     def changed(self):
         """Find the new starts, and those that are none any more."""
         starts = {self.start(slot) for slot in self.starts(self.sampler.every)}

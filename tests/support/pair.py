@@ -145,6 +145,20 @@ class Pair:
         self.oracle.clear()
         self.state = self.operations.clear(self.state)
 
+    def resize(self, length):
+        """Return how many rows of each lane were left behind."""
+        old, state = self.oracle, fbuf.resize(self.state, length * self.oracle.envs)
+        self.state = state
+        options = {name: getattr(old, name) for name in ("alpha", "eps", "new_priority")}
+        self.oracle = Oracle(length, old.envs, old.autoreset, **options)
+        for lane in range(old.envs):
+            lap = int(state.ring.lap[lane % state.ring.heads])
+            self.oracle.laps[lane] = lap - len(old.kept(lane)[-length:]) // length
+        self.oracle.extend(old)
+        self.seen = []
+        pairs = zip(old.lanes, self.oracle.lanes, strict=True)
+        return [len(before) - len(after) for before, after in pairs]
+
     def step(self, rng, sizes, often, odd=False):
         """One random operation; `sizes` are the steps of an add, the first of a plain one."""
         kind = rng.choice(
