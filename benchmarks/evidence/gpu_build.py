@@ -4,8 +4,8 @@
     python -m benchmarks.evidence.gpu_build [--kernels]
 
 It needs fbuf, jax==X (private interfaces are used; known to work with X = 0.10.1) and the plugin.
-It takes two minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it says
-so in one line, and exits with 0.
+It takes five minutes, and exits with 1 if a bar is missed. Where the plugin is not installed it
+says so in one line, and exits with 0.
 
 No GPU is needed and nothing runs: the functions are compiled for a described device, and the
 optimised program is read. So kernel counts, temporary bytes, bytes written in place and copies of
@@ -14,7 +14,8 @@ whole arrays are those of the GPU build. There are no times.
 A kernel is a device operation of the scheduled program; those in a loop count once a turn. Kernels
 are launches a call, and of the step in scan, launches a step. Large copies are those of N / 8 bytes
 or more, and larger than a batch. Rows are 17 + 6 + 1 float32 and a bool. For NStep they have a next
-observation, too, and for FrameStack an observation of 84 x 84 uint8.
+observation, too, and for FrameStack an observation of 84 x 84 uint8. From `Prioritized(floor=1.0)`
+on they have a version.
 """
 
 from __future__ import annotations
