@@ -15,6 +15,9 @@ A step adds 64 rows, or draws 256, or names 256 rows and does something with the
 36 bytes, in episodes of 50 steps. A buffer that remembers its draws has drawn its rows twice on
 average, so with `max_uses=4` some are used up. `max_age` and versions retire half of the rows.
 
+"Read of given rows" draws nothing: it takes what 256 rows take to come from memory, or from a
+cache. No operation can do with less.
+
 Temporary bytes, and whether the state is written where it is, are those of the compiled programs.
 Temporaries grow with N if the larger program has over a bit more for 16 rows more. A level more of
 a tree takes a little for each drawn row.
@@ -199,6 +202,7 @@ def buffers(capacity: int) -> dict[str, Buffer]:
     )
     put = changed(lambda s, ids, given: fbuf.update_priority(s, ids, given.priority))
     move = changed(lambda s, ids, given: fbuf.write(s, ids, {"task": given.slots % GROUPS}))
+    given_rows = named(lambda s, ids, given: fbuf.read(s, ids))
     around = named(lambda s, ids, given: fbuf.neighbours(s, ids, range(-4, 1)))
     counted = named(lambda s, ids, given: fbuf.uses(s, ids))
     window = fbuf.Window({"observation": (-3, 0), "action": range(16)})
@@ -210,6 +214,7 @@ def buffers(capacity: int) -> dict[str, Buffer]:
             WALK,
             {
                 "add": add,
+                "read of given rows": given_rows,
                 "sample": sampled(),
                 "sample, Window": sampled(window),
                 "sample, NStep((1, 5))": sampled(steps),
