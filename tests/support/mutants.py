@@ -578,10 +578,14 @@ MUTANTS = [
         ("removed=ring.count() - index.live.total", "removed=ring.removed", "count", LIVES),
         ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
         ("candidates = 2 * batch_size if refuses else batch_size", "candidates = batch_size", "count", ("test_limited.py", "twice_as_many")),
-        ("gone = (slots < ring.capacity) & self._used_up(uses, found)", "gone = (slots < 0) & self._used_up(uses, found)", "resize", ("test_limited.py", "resize")),
+        ("if window.stride == 1:", "if window.stride == 0:", "resize", ("test_limited.py", "resize_at_any_time")),
         ("uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))", "uses = index.uses", "resize", ("test_limited.py", "resize")),
         ("place = jnp.where(allowed & (place < count), place, count)", "place = jnp.where(place < count, place, count)", "mask", LIVES),
         ("is_stale = ~versions.may_be_drawn(of_rows, ring.clamp(slots))", "is_stale = versions.may_be_drawn(of_rows, ring.clamp(slots))", "mask", LIVES),
+    ),
+    *of(
+        "samplers/starts.py",
+        ("(ring.older(inside) >= earlier)", "(ring.older(inside) >= 0)", "resize", ("test_fresh_first.py", "resize_at_any_time")),
     ),
     *of(
         "samplers/versions.py",
