@@ -63,20 +63,20 @@ def thin(batch: Sample[Data], key: chex.PRNGKey, count: int, error: chex.Array) 
     Returns:
         A batch of `count` rows, cut alike in all its parts. Let `n` rows of `batch` count, and `p`
         be the share of a row's error in their sum. Let `x` be a value of each row that is 0 where
-        the error is:
+        the error is.
 
-        - `weight` is that of the row in `batch`, divided by `n * p`. The mean of `weight * x` is an
-          unbiased estimate of the mean of `batch.weight * x` over the `n` rows. A weight may be
-          above 1.
-        - `probability` is that of the row in `batch`, times `n * p`. The mean of `x / probability`
-          is an unbiased estimate of the sum of `x` over the buffer. It says how likely a row is to
-          be drawn and to stay, and may be above 1.
+        The `weight` is that of the row in `batch`, divided by `n * p`. The mean of `weight * x` is
+        an unbiased estimate of the mean of `batch.weight * x` over the `n` rows. A weight may be
+        above 1.
+
+        The `probability` is that of the row in `batch`, times `n * p`. The mean of
+        `x / probability` is an unbiased estimate of the sum of `x` over the buffer. It says how
+        likely a row is to be drawn and to stay, and may be above 1.
 
         A row of error 0 counts in `n`, and is never drawn; below 2**-64 of the largest an error is
-        taken for 0. If all errors are 0, each row is as
-        likely. A row whose `mask` is False does not count, nor does one whose error is negative,
-        infinite or NaN. If no row counts, the result is masked, its weights are 0, and its ids
-        name no row.
+        taken for 0. If all errors are 0, each row is as likely. A row whose `mask` is False does
+        not count, nor does one whose error is negative, infinite or NaN. If no row counts, the
+        result is masked, its weights are 0, and its ids name no row.
 
     Raises:
         ValueError: When traced, if `count` is below 1, or if `error` is not `[B]`. Also if a leaf
