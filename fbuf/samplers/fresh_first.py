@@ -119,7 +119,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         Array([0, 1], dtype=int32)
         >>> state, batch = fbuf.draw(state, jax.random.key(1), 4)
         >>> int(batch.data[0]), batch.probability
-        (2, Array([1.       , 0.3333333, 0.3333333, 0.3333333], dtype=float32))
+        (2, Array([1.        , 0.33333334, 0.33333334, 0.33333334], dtype=float32))
 
     References:
         Hafner et al., Mastering Diverse Domains through World Models, arXiv:2301.04104 (the online
