@@ -14,7 +14,7 @@ from fbuf.samplers.placing import PlacingSampler
 from fbuf.samplers.prioritized import Prioritized, PriorityIndex
 from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
-from fbuf.samplers.windows import Window
+from fbuf.samplers.windows import EVERY_ROW
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.faults import Fault, bits_where
 from fbuf.storage.ring import Ring, Span
@@ -22,8 +22,6 @@ from fbuf.trees import bit_tree, sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
-
-_EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
 
 
 @jax.tree_util.register_dataclass
@@ -40,6 +38,7 @@ class EvictionIndex:
     free: StartIndex
 
 
+# What one base class has as a value, the other has as a property.
 @dataclasses.dataclass(frozen=True)
 class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
@@ -73,6 +72,7 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
         [0, 2, 3]
     """
 
+    # Only this kind of sampler has a lowest priority.
     sampler: Prioritized = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=Prioritized
     )
@@ -107,7 +107,7 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
         ever = self.sampler.new_priority == "largest_ever"
         if not ever:
             keeps.insert(1, Aggregate.LARGEST)
-        priorities = priority_index.empty(ring, _EVERY_ROW, tuple(keeps), ever)
+        priorities = priority_index.empty(ring, EVERY_ROW, tuple(keeps), ever)
         return EvictionIndex(priorities, StartIndex(bit_tree.empty(ring.capacity), jnp.int32(0)))
 
     def place(

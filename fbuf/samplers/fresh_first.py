@@ -20,7 +20,6 @@ from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
 from fbuf.xla.across import largest
-from fbuf.xla.tie import tie
 
 _TURN = 3
 """The number folded into the key of a batch for the shard that comes first; see `shards`."""
@@ -71,6 +70,7 @@ class FreshPicks:
     others: Any
 
 
+# What one base class has as a value, the other has as a property.
 @dataclasses.dataclass(frozen=True)
 class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
@@ -156,11 +156,13 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
                     f"stride, {given.stride}; leave it out, or give the sampler another stride"
                 )
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Those of the sampler."""
         return self._planned.largest_stats
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def stride(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The steps between fresh starts: a lane must be a multiple of them."""
@@ -176,6 +178,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         assert isinstance(self.sampler, PlannedSampler)
         return self.sampler
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether draws are remembered: always."""
@@ -248,7 +251,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
             into = (old_slots // old.lanes - earlier) % other.stride
             before = (old_slots - (earlier + into) * old.lanes) % old.fresh.bits.capacity
             had = ~bit_tree.read(old.fresh.bits, before) & bit_tree.read(fresh.bits, found)
-            fresh = _without(fresh, found, had & there)
+            fresh = start_index.retire(fresh, ring, jnp.where(had & there, found, ring.capacity))
         missed = jnp.maximum(missed, old.missed)  # the same in each of several calls
         return dataclasses.replace(index, fresh=fresh, missed=missed, others=others), faults
 
@@ -299,7 +302,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         size = draw.slots.shape[0]
         position = jnp.arange(size, dtype=jnp.int32)
         served = (position < self._in_batch(_count(index)[None], size)) & draw.mask
-        return self._served(index, draw.slots, served)
+        return self._served(index, ring, draw.slots, served)
 
     def note_picks(
         self, index: FreshIndex, ring: Ring, picks: FreshPicks, there: jax.Array
@@ -307,7 +310,7 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         """Have the fresh starts of this shard that a batch has be fresh no more."""
         served = picks.fresh & there
         slots = self._oldest(index, ring, served, picks.ranks)
-        return self._served(index, slots, served)
+        return self._served(index, ring, slots, served)
 
     def shard_totals(self, index: FreshIndex, ring: Ring) -> FreshTotals:
         """Count the fresh starts."""
@@ -394,26 +397,22 @@ class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatible
         last = jnp.max(jnp.where(wanted, position + 1, 0))
         return bit_tree.select_first(index.fresh.bits, ranks, last)
 
-    def _served(self, index: FreshIndex, slots: jax.Array, served: jax.Array) -> FreshIndex:
+    def _served(
+        self, index: FreshIndex, ring: Ring, slots: jax.Array, served: jax.Array
+    ) -> FreshIndex:
         """Return the index once these fresh starts, none twice, were drawn."""
         position = jnp.arange(slots.shape[0], dtype=jnp.int32)
         last = slots[jnp.argmax(jnp.where(served, position, -1))] + 1
         behind = jnp.where(served.any(), last, index.served)
-        return dataclasses.replace(index, fresh=_without(index.fresh, slots, served), served=behind)
+        gone = jnp.where(served, slots, ring.capacity)
+        fresh = start_index.retire(index.fresh, ring, gone)
+        return dataclasses.replace(index, fresh=fresh, served=behind)
 
 
 def _count(index: FreshIndex) -> jax.Array:
     """Count the fresh starts: int32 scalar."""
     assert index.fresh.total is not None
     return index.fresh.total
-
-
-def _without(fresh: StartIndex, slots: jax.Array, gone: jax.Array) -> StartIndex:
-    """Take out starts, each of them there and none twice: those of `[B]` slots that are gone."""
-    assert fresh.total is not None
-    change = -gone.astype(jnp.int32)
-    bits = bit_tree.change(fresh.bits, tie(slots, gone), change)
-    return StartIndex(bits, fresh.total + starts.int32_sum(change))
 
 
 def _counted(missed: jax.Array, more: jax.Array) -> jax.Array:

@@ -107,6 +107,7 @@ class Grouped(WindowedSampler):
         if not sum(self.shares):
             raise ValueError("fbuf.Grouped: all shares are 0; give at least one of them")
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The field with the group."""

@@ -125,11 +125,13 @@ class Limited(Wrapper):
                 "versions would change; leave version out"
             )
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether draws are counted."""
         return self.max_uses is not None or self.sampler.notes_draws
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The fields that the sampler looks at, and the version."""

@@ -13,11 +13,9 @@ from fbuf.samplers.placing import PlacingSampler
 from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.wide import Wide
-from fbuf.samplers.windows import Window
+from fbuf.samplers.windows import EVERY_ROW
 from fbuf.storage.ring import Ring, Span
 from fbuf.xla.duplicates import last_of_each
-
-_EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +77,7 @@ class Reservoir(PlacingSampler):
 
     def init(self, ring: Ring) -> ReservoirIndex:
         """Return an index without rows."""
-        return ReservoirIndex(start_index.empty(ring, _EVERY_ROW), jnp.zeros(2, jnp.uint32))
+        return ReservoirIndex(start_index.empty(ring, EVERY_ROW), jnp.zeros(2, jnp.uint32))
 
     def place(
         self,
@@ -114,12 +112,12 @@ class Reservoir(PlacingSampler):
         alpha: Scalar,
     ) -> tuple[ReservoirIndex, jax.Array]:
         """Index the new rows, and drop the replaced ones."""
-        rows, _ = start_index.add(index.rows, ring, span, _EVERY_ROW)
+        rows, _ = start_index.add(index.rows, ring, span, EVERY_ROW)
         return dataclasses.replace(index, rows=rows), jnp.zeros_like(span.slots, jnp.uint32)
 
     def remove(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> ReservoirIndex:
         """Take out rows; their slots get other rows by chance, as all slots do."""
-        rows, _ = start_index.remove(index.rows, ring, slots, _EVERY_ROW)
+        rows, _ = start_index.remove(index.rows, ring, slots, EVERY_ROW)
         return dataclasses.replace(index, rows=rows)
 
     def can_sample(self, index: ReservoirIndex, ring: Ring) -> jax.Array:

@@ -34,6 +34,10 @@ class Window:
         return self.length == 1 and self.stride == 1 and not self.first_only and not self.by_episode
 
 
+EVERY_ROW = Window(length=1, stride=1, first_only=False, strict=True)
+"""The conditions of samplers of single rows."""
+
+
 class WindowedSampler(PlannedSampler):
     """Draw only starts: rows from which enough steps of one episode follow.
 

@@ -117,6 +117,7 @@ class NStep(View[NStepTransition[Any]]):
         check.name_or_none("NStep", "next_of", self.next_of)
         check.names("NStep", "fields", self.fields)
 
+    # A property where other classes have a value: it follows from the arguments.
     @property
     def is_random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether n is drawn for each row."""
