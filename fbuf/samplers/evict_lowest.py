@@ -38,7 +38,7 @@ class EvictionIndex:
     free: StartIndex
 
 
-# What one base class has as a value, the other has as a property.
+# One base class has as a value what the other has as a property.
 @dataclasses.dataclass(frozen=True)
 class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.

@@ -70,7 +70,7 @@ class FreshPicks:
     others: Any
 
 
-# What one base class has as a value, the other has as a property.
+# One base class has as a value what the other has as a property.
 @dataclasses.dataclass(frozen=True)
 class FreshFirst(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw each new row, or window, once soon after it was written; all else as another sampler.
