@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import chex
 import jax
@@ -16,6 +17,8 @@ from fbuf.mesh.read_before_write import tied
 from fbuf.mesh.state import ShardedState
 from fbuf.ops.add import GivenRows, added, parsed
 from fbuf.ops.add import add as plain_add
+from fbuf.samplers.planned import PlannedSampler
+from fbuf.state import State
 from fbuf.storage.store import Item
 
 
@@ -64,6 +67,7 @@ def add(
     """
     given = GivenRows(items, terminated, truncated, next_observation, priority, mask, alpha)
     lead = _fits(state, given, time_major)
+    sampler = cast(PlannedSampler, state.blocks.sampler)
     state = tied("add", state)
     of_steps = mask is not None and state.num_envs is not None and state.blocks.ring.lockstep
     at = int(time_major and len(lead.shape) == 2)  # one step may come without an axis of steps
@@ -76,8 +80,13 @@ def add(
         each = per_device.by_shard(state, given, at)
         if of_steps:
             each = each._replace(mask=per_device.for_all(state, given.mask))
-        change = lambda shard, given: added(informed(shard), given, time_major)
-        return per_device.changed(change, state, each)
+
+        def change(shard: State[Item], given: GivenRows, number: jax.Array) -> State[Item]:
+            shard = informed(shard)
+            index = sampler.of_shard(shard.index, number)
+            return added(dataclasses.replace(shard, index=index), given, time_major)
+
+        return per_device.changed(change, state, each, per_device.shard_numbers(state))
 
     return per_device.on_devices("add", run, state, (given,), (specs,), state.spec)
 

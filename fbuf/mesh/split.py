@@ -206,6 +206,8 @@ def _stats(state: ShardedState[Any]) -> dict[str, jax.Array]:
         every = lax.all_gather(figures, state.axis, tiled=True)
         if count.is_wide(state):  # sums of counts may pass int32
             every = every.astype(jnp.float32)
+        if name in sampler.smallest_stats:
+            return smallest(every.min(), axes)
         return largest(every.max() if name in sampler.largest_stats else every.sum(), axes)
 
     size_, removed = count.total(state, each["size"]), count.total(state, each["removed"])

@@ -122,8 +122,8 @@ def maker(
     check.instance("init", "sampler", sampler, Sampler, "fbuf.Uniform()")
     num_envs = _environments(num_envs, capacity, lockstep)
     check.choice("init", "autoreset", autoreset, get_args(Autoreset))
-    if sampler.places and (num_envs is not None or next_of is not None or shards > 1):
-        given = "num_envs" if num_envs is not None else "next_of" if next_of else "a mesh"
+    if sampler.places and (num_envs is not None or next_of is not None):
+        given = "next_of" if num_envs is None else "num_envs"
         raise ValueError(
             f"fbuf.init: the rows of {type(sampler).__name__} lie in no order of time, so there is "
             f"no row that follows another; leave {given} out, or take another sampler"

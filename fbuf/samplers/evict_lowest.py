@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,13 @@ from jax import lax
 from fbuf.checks import values as check
 from fbuf.samplers import priority_index, start_index, starts
 from fbuf.samplers.placing import PlacingSampler
-from fbuf.samplers.prioritized import Prioritized, PriorityIndex
+from fbuf.samplers.planned import Plan, PlannedSampler
+from fbuf.samplers.prioritized import (
+    Prioritized,
+    PriorityIndex,
+    PriorityPicks,
+    PriorityTotals,
+)
 from fbuf.samplers.protocol import Draw, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.windows import EVERY_ROW
@@ -22,6 +29,7 @@ from fbuf.trees import bit_tree, sum_tree
 from fbuf.trees.sum_tree import Aggregate, SumTree
 from fbuf.xla.duplicates import last_of_each
 from fbuf.xla.tie import tie
+from fbuf.xla.varying import varying
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +48,9 @@ class EvictionIndex:
 
 # One base class has as a value what the other has as a property.
 @dataclasses.dataclass(frozen=True)
-class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
+class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
+    Wrapper, PlacingSampler, PlannedSampler
+):
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
 
     A new row takes the slot of a removed row, or else that of the row with the lowest priority. If
@@ -49,7 +59,8 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
     `sampler`, and `fbuf.update_priority` changes what is lowest.
 
     Rows lie in no order of time: what `fbuf.Reservoir` says of environments, views and ids holds
-    here, too.
+    here, too. Over a mesh each shard evicts the lowest of its own rows, and draws are made from the
+    rows of all shards.
 
     Attributes:
         sampler: The priorities: a `fbuf.Prioritized` without a window. Its `eps` or its `floor` is
@@ -76,6 +87,9 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
     sampler: Prioritized = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default_factory=Prioritized
     )
+
+    largest_stats: ClassVar[frozenset[str]] = Prioritized.largest_stats
+    smallest_stats: ClassVar[frozenset[str]] = frozenset({"lowest"})
 
     def __post_init__(self) -> None:
         given = self.sampler
@@ -127,7 +141,7 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
             (tree, free, stored), (value, meant) = carry, row
             has_room, any_free = stored < ring.capacity, start_index.total(free, ring) > 0
             lowest, least = sum_tree.smallest(tree)
-            hole = bit_tree.select(free.bits, jnp.zeros(1, jnp.int32))[0]
+            hole = bit_tree.select(free.bits, varying(jnp.zeros(1, jnp.int32), stored))[0]
             slot = jnp.where(has_room, stored, jnp.where(any_free, hole, lowest))
             kept = meant & (has_room | any_free | (value >= least))
             fills = kept & ~has_room & any_free
@@ -157,7 +171,9 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
         """Return the faults: the values are stored already."""
         shape = span.slots.shape
         _, valid = self.sampler.values_of_new(index.priorities, ring, shape, priority, alpha)
-        return index, bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
+        priorities = dataclasses.replace(index.priorities, largest_of_shards=None)
+        faults = bits_where(~valid & span.drawable, Fault.BAD_PRIORITY)
+        return EvictionIndex(priorities, index.free), faults
 
     def update_priority(
         self, index: EvictionIndex, ring: Ring, slots: jax.Array, priority: jax.Array, alpha: Scalar
@@ -179,17 +195,49 @@ class EvictLowest(Wrapper, PlacingSampler):  # pyright: ignore[reportIncompatibl
         """Return whether there is a row."""
         return self.sampler.can_sample(index.priorities, ring)
 
-    def draw(
+    def largest_priority(self, index: EvictionIndex) -> jax.Array:
+        """Return the largest priority, now or ever."""
+        return self.sampler.largest_priority(index.priorities)
+
+    def with_largest_priority(self, index: EvictionIndex, largest: jax.Array) -> EvictionIndex:
+        """Return the index with the maximum over all shards."""
+        priorities = self.sampler.with_largest_priority(index.priorities, largest)
+        return dataclasses.replace(index, priorities=priorities)
+
+    def shard_totals(self, index: EvictionIndex, ring: Ring) -> PriorityTotals:
+        """Return the sum of the stored values, and the number of rows."""
+        return self.sampler.shard_totals(index.priorities, ring)
+
+    def plan(
         self,
         index: EvictionIndex,
         ring: Ring,
+        totals: PriorityTotals,
         key: jax.Array,
         batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Choose shards by their totals."""
+        return self.sampler.plan(index.priorities, ring, totals, key, batch_size, step)
+
+    def pick(
+        self, index: EvictionIndex, ring: Ring, picks: PriorityPicks
+    ) -> tuple[jax.Array, jax.Array]:
+        """Find the rows and their values."""
+        return self.sampler.pick(index.priorities, ring, picks)
+
+    def weigh(
+        self,
+        totals: PriorityTotals,
+        slots: jax.Array,
+        aux: jax.Array,
+        positions: jax.Array,
         beta: Scalar,
         step: Step | None,
+        axes: tuple[str, ...],
     ) -> Draw:
-        """Draw by priority."""
-        return self.sampler.draw(index.priorities, ring, key, batch_size, beta, step)
+        """Weigh rows by `probability ** -beta`."""
+        return self.sampler.weigh(totals, slots, aux, positions, beta, step, axes)
 
     def probability(self, index: EvictionIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the probability of each row."""

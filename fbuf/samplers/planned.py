@@ -41,10 +41,16 @@ class PlannedSampler(Sampler):
 
     Attributes:
         largest_stats: The names of those `stats` of several shards that are the maximum over the
-            shards; all others are the sum.
+            shards.
+        smallest_stats: Those that are the minimum; all others are the sum.
     """
 
     largest_stats: ClassVar[frozenset[str]] = frozenset()
+    smallest_stats: ClassVar[frozenset[str]] = frozenset()
+
+    def of_shard(self, index: Index, number: jax.Array) -> Index:
+        """Return the index with the number of the shard, an int32 scalar, for the next `place`."""
+        return index
 
     def largest_priority(self, index: Index) -> jax.Array | None:
         """Return the value that new rows need the maximum over all shards of: a float32 scalar.

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fbuf.checks import values as check
-from fbuf.samplers import random_bits, start_index, weights, wide
+from fbuf.samplers import random_bits, shards, start_index, weights, wide
 from fbuf.samplers.placing import PlacingSampler
+from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Scalar, Step
-from fbuf.samplers.start_index import StartIndex
+from fbuf.samplers.start_index import StartIndex, StartPicks
 from fbuf.samplers.wide import Wide
 from fbuf.samplers.windows import EVERY_ROW
 from fbuf.storage.ring import Ring, Span
@@ -26,14 +27,30 @@ class ReservoirIndex:
     Attributes:
         rows: The rows that have not been removed.
         added: uint32 `[2]`; the number of rows ever added, the high word first.
+        shard: The number of this shard, for one `place`; otherwise None.
     """
 
     rows: StartIndex
     added: jax.Array
+    shard: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReservoirTotals:
+    """The totals of a shard.
+
+    Attributes:
+        rows: int32; the rows that are left.
+        meant: float32; the number of rows ever added that these stand for.
+    """
+
+    rows: jax.Array
+    meant: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Reservoir(PlacingSampler):
+class Reservoir(PlacingSampler, PlannedSampler):
     """Keep each row that was ever added with the same probability, and draw each kept row alike.
 
     After `t` rows the buffer holds a random `capacity` of them. Each row is there with the
@@ -44,6 +61,10 @@ class Reservoir(PlacingSampler):
     Rows lie in no order of time. So there are no environments and episodes, and a view reads single
     rows. `fbuf.rows` shows them in the order of slots. An id names a row until another row takes
     its place, as always.
+
+    Over a mesh each shard is a reservoir of the rows that were added there. A shard is drawn in
+    proportion to the number of those rows. So each row that was ever added to any shard is as
+    likely to be there and to be drawn, even if a mask gave the shards different numbers of rows.
 
     Attributes:
         seed: The seed of the choice which rows to keep, an int. Buffers with one seed, such as the
@@ -93,6 +114,8 @@ class Reservoir(PlacingSampler):
         so_far = wide.plus(Wide(index.added[0], index.added[1]), rank)
         # Another life of the buffer, after `clear`, makes other choices.
         key = random_bits.fold_in(jax.random.key(self.seed), ring.lap[0], *index.added)
+        if index.shard is not None:
+            key = random_bits.fold_in(key, index.shard)
         drawn = wide.below(random_bits.bits(key, (3, batch)), so_far)
         fits = (drawn.high == 0) & (drawn.low < ring.capacity)
         is_free = (so_far.high == 0) & (so_far.low <= ring.capacity)
@@ -101,7 +124,11 @@ class Reservoir(PlacingSampler):
         # The last of several rows for a slot is kept, as if they had come one by one.
         slots = jnp.where(last_of_each(slots), slots, ring.capacity)
         added = wide.plus(Wide(index.added[0], index.added[1]), rank[-1])
-        return dataclasses.replace(index, added=jnp.stack([added.high, added.low])), slots
+        return ReservoirIndex(index.rows, jnp.stack([added.high, added.low])), slots
+
+    def of_shard(self, index: ReservoirIndex, number: jax.Array) -> ReservoirIndex:
+        """Return the index with the number of the shard, by which its choices differ."""
+        return dataclasses.replace(index, shard=number)
 
     def add(
         self,
@@ -124,21 +151,52 @@ class Reservoir(PlacingSampler):
         """Return whether there is a row."""
         return ring.live() > 0
 
-    def draw(
+    def shard_totals(self, index: ReservoirIndex, ring: Ring) -> ReservoirTotals:
+        """Count the rows, and those that they stand for."""
+        rows = ring.live()
+        return ReservoirTotals(rows, rows.astype(jnp.float32) * _stands_for(index, ring))
+
+    def plan(
         self,
         index: ReservoirIndex,
         ring: Ring,
+        totals: ReservoirTotals,
         key: jax.Array,
         batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Choose a shard by the rows that were added there, and one of the rows that it has."""
+        if totals.rows.shape[0] == 1:
+            return start_index.plan(index.rows, ring, totals.rows, key, batch_size)
+        shard = shards.by_total(totals.meant, key, batch_size)
+        words = random_bits.bits(key, (2, batch_size), totals.rows)
+        return Plan(shard, StartPicks(random_bits.below(words, totals.rows[shard]), None))
+
+    def pick(
+        self, index: ReservoirIndex, ring: Ring, picks: StartPicks
+    ) -> tuple[jax.Array, jax.Array]:
+        """Find the rows, and how many rows each stands for."""
+        slots = start_index.pick(index.rows, ring, picks)
+        return slots, jnp.broadcast_to(_stands_for(index, ring), slots.shape)
+
+    def weigh(
+        self,
+        totals: ReservoirTotals,
+        slots: jax.Array,
+        aux: jax.Array,
+        positions: jax.Array,
         beta: Scalar,
         step: Step | None,
+        axes: tuple[str, ...],
     ) -> Draw:
-        """Draw rows, each alike."""
-        total = ring.live()
-        plan = start_index.plan(index.rows, ring, total[None], key, batch_size)
-        slots = start_index.pick(index.rows, ring, plan.picks)
-        mask = jnp.broadcast_to(total > 0, slots.shape)
-        return weights.equal(slots, jnp.where(mask, _likely(total), 0), mask)
+        """Weigh all rows by 1."""
+        mask = jnp.broadcast_to((totals.rows > 0).any(), slots.shape)
+        if totals.rows.shape[0] == 1:
+            likely = _likely(totals.rows[0])
+        else:
+            total = shards.sum_of_totals(totals.meant)
+            likely = aux / jnp.where(total > 0, total, 1)
+        return weights.equal(slots, jnp.where(mask, likely, 0), mask)
 
     def probability(self, index: ReservoirIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return 1 / rows."""
@@ -151,3 +209,9 @@ class Reservoir(PlacingSampler):
 
 def _likely(total: jax.Array) -> jax.Array:
     return 1 / jnp.maximum(total, 1).astype(jnp.float32)
+
+
+def _stands_for(index: ReservoirIndex, ring: Ring) -> jax.Array:
+    """Return how many rows ever added each stored row stands for: a float32 scalar."""
+    added = wide.as_float(Wide(index.added[0], index.added[1]))
+    return added / jnp.maximum(ring.stored[0], 1).astype(jnp.float32)
