@@ -13,6 +13,7 @@ from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
 from fbuf.mesh.add import add
 from fbuf.mesh.count import Count
 from fbuf.mesh.draw import draw
+from fbuf.mesh.expire import expire
 from fbuf.mesh.init import init
 from fbuf.mesh.load import ShardedCheckpoint, load
 from fbuf.mesh.neighbours import neighbours
@@ -30,7 +31,9 @@ from fbuf.mesh.split import (
     stats,
 )
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
+from fbuf.mesh.thin import thin
 from fbuf.mesh.update_by_id import remove, update_priority, write
+from fbuf.mesh.uses import uses
 
 __all__ = [
     "Count",
@@ -44,6 +47,7 @@ __all__ = [
     "clear",
     "draw",
     "end_episode",
+    "expire",
     "init",
     "load",
     "neighbours",
@@ -55,7 +59,9 @@ __all__ = [
     "size",
     "specs",
     "stats",
+    "thin",
     "update_priority",
+    "uses",
     "write",
 ]
 __dir__ = __all__.copy  # `dir` shows the public names alone

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fbuf.dispatch.call import StateType, operation, options_of
+from fbuf.dispatch.call import Check, StateType, operation, options_of
 from fbuf.mesh.state import ShardedState
 
 P = ParamSpec("P")
@@ -18,14 +18,17 @@ R = TypeVar("R")
 
 
 def sharded_operation(
-    like: Callable[..., Any] | None = None,
+    like: Callable[..., Any] | None = None, **checks: Check
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Act as `fbuf.dispatch.call.operation` for functions of a `ShardedState`.
 
     Args:
         like: The operation of one buffer, whose static arguments and checks it has.
+        checks: Other checks than those, by the name of the argument.
     """
     options = {} if like is None else options_of(like)
+    if checks:
+        options = options | {"checks": options["checks"] | checks}
     if check := options.get("host_check"):
         of_blocks = lambda function, state, given: check(function, state.blocks, given)
         options = options | {"host_check": of_blocks}

@@ -27,6 +27,8 @@ from fbuf.views.gather import gather
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
 from fbuf.views.reader import BatchPart
+from fbuf.xla.across import summed
+from fbuf.xla.varying import varying
 
 
 @sharded_operation(plain_sample)
@@ -85,13 +87,15 @@ def sample(
     return batch
 
 
-def require_multiple(function: str, state: ShardedState[Any], batch_size: int) -> None:
+def require_multiple(
+    function: str, state: ShardedState[Any], size: int, argument: str = "batch_size"
+) -> None:
     """Refuse a batch that cannot be divided among the devices."""
     devices = state.num_devices
-    if batch_size % devices:
+    if size % devices:
         raise ValueError(
-            f"fbuf.sharded.{function}: batch_size must be a multiple of the {devices} devices "
-            f"along {state.axis!r}, got {batch_size}; take {-(-batch_size // devices) * devices}"
+            f"fbuf.sharded.{function}: {argument} must be a multiple of the {devices} devices "
+            f"along {state.axis!r}, got {size}; take {-(-size // devices) * devices}"
         )
 
 
@@ -109,6 +113,20 @@ def layout_of_batch(state: ShardedState[Any], view: View) -> Any:
         weight=rows,
         fault=cast(Any, PartitionSpec()),
     )
+
+
+def _settled(
+    state: ShardedState[Any], sampler: PlannedSampler, totals: Any, plan: Plan, batch_size: int
+) -> tuple[Any, Plan]:
+    """Have each shard look at its own picks, and return the plan of those that are allowed."""
+
+    def one(shard: State[Any], number: jax.Array) -> jax.Array:
+        own = plan.shards == number
+        return own & sampler.allowed(shard.index, shard.ring, plan.picks, own)
+
+    each = per_device.in_shards(one, state, per_device.shard_numbers(state))
+    allowed = summed(each.sum(axis=0, dtype=jnp.int32), (state.axis,)) > 0
+    return sampler.settled(totals, plan, varying(allowed, each), batch_size)
 
 
 def _turned(batch: Any, view: View) -> Any:
@@ -137,6 +155,8 @@ def drawn(
     # The values of a single shard are used; with several shards only their shapes are.
     one = per_device.shards_of(state) if state.num_shards == 1 else state.shard
     plan = sampler.plan(one.index, one.ring, totals, key, batch_size, place)
+    if sampler.refuses_picks:
+        totals, plan = _settled(state, sampler, totals, plan, batch_size)
     view_key = random_bits.fold_in(key, 1) if view.is_random else None
 
     def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax.numpy as jnp
@@ -51,11 +52,21 @@ def expire(state: State[Item], version: chex.Array | int, *, donate: bool = True
         [2, 3]
     """
     state = read_before_write.tied("expire", state)
-    sampler, index = limited_of("expire", state)
-    if index.versions is None:
+    with_versions("expire", state)
+    return without_older(state, version)
+
+
+def with_versions(function: str, state: State[Any]) -> None:
+    """Refuse a buffer without versions."""
+    if limited_of(function, state)[1].versions is None:
         raise ValueError(
-            "fbuf.expire: Limited has no versions; make the buffer with "
+            f"fbuf.{function}: Limited has no versions; make the buffer with "
             'sampler=fbuf.Limited(version="version"), the name of the field with the version'
         )
+
+
+def without_older(state: State[Item], version: chex.Array | int) -> State[Item]:
+    """Retire the rows of lower versions."""
+    sampler, index = limited_of("expire", state)
     lowest = tie(jnp.asarray(version, jnp.int32), state.ring.removed)
     return dataclasses.replace(state, index=sampler.expired(index, state.ring, lowest))

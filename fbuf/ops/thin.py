@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import jax
@@ -21,6 +21,8 @@ from fbuf.trees import sum_tree
 from fbuf.views.protocol import Data
 from fbuf.xla.explicit import on_automatic_axes
 
+SampleT = TypeVar("SampleT", bound=Any)
+
 _SMALLEST = 2.0**-64
 """Smaller errors, beside a largest of 1, count as 0. Their weights could be infinite."""
 
@@ -32,7 +34,7 @@ def _is_sample(function: str, argument: str, value: Any) -> Any:
     name = type(value).__name__
     remedy = "give what fbuf.sample returns"
     if name == "ShardedSample":
-        remedy = "it does not work over a mesh: draw by priority there"
+        remedy = "over a mesh use fbuf.sharded.thin"
     elif name == "MixedSample":
         remedy = "thin a batch of each buffer, as fbuf.sample returns it"
     raise TypeError(f"fbuf.{function}: {argument} must be a fbuf.Sample, got {name}; {remedy}")
@@ -100,23 +102,47 @@ def thin(batch: Sample[Data], key: chex.PRNGKey, count: int, error: chex.Array) 
         weights of its LaBER-mean.
     """
     size = batch.ids.slot.shape[0]
-    _check_axes(batch, size)
+    check_axes("thin", batch, size)
     error = parse.priorities("thin", error, (size,), "batch.ids.slot", "error")
-    counts = batch.mask & (error >= 0) & (error <= float(jnp.finfo(jnp.float32).max))
-    rows, share = _drawn(jnp.where(counts, error, 0), counts, key, count)
-    mask = jnp.broadcast_to(share.max() > 0, (count,))
-    # `n * p`: above 1 for a row that is drawn more often than the others.
-    times = jnp.where(mask, share * jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32), 1)
-    cut = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), batch)
-    return dataclasses.replace(
-        cut,
-        ids=only(cut.ids, mask),
-        mask=mask,
-        terminated=select(mask, cut.terminated),
-        truncated=select(mask, cut.truncated),
-        probability=jnp.where(mask, cut.probability * times, 0),
-        weight=jnp.where(mask, cut.weight / times, 0),
-    )
+    rows = drawn_rows(error, batch.mask, key, count)
+    cut = jax.tree.map(lambda leaf: jnp.take(leaf, rows.numbers, axis=0, mode="clip"), batch)
+    return reweighed(dataclasses.replace(cut, ids=only(cut.ids, rows.mask)), rows)
+
+
+class DrawnRows(NamedTuple):
+    """Rows drawn from a batch.
+
+    Attributes:
+        numbers: int32 `[count]`; the place of each in the batch.
+        times: float32 `[count]`; `n * p`: above 1 for a row that is drawn more often than others.
+        mask: bool `[count]`; False where no row counts.
+    """
+
+    numbers: jax.Array
+    times: jax.Array
+    mask: jax.Array
+
+
+def drawn_rows(error: jax.Array, mask: jax.Array, key: jax.Array, count: int) -> DrawnRows:
+    """Draw rows of a batch in proportion to their errors; `mask` says which there are."""
+    counts = mask & (error >= 0) & (error <= float(jnp.finfo(jnp.float32).max))
+    numbers, share = _drawn(jnp.where(counts, error, 0), counts, key, count)
+    there = jnp.broadcast_to(share.max() > 0, (count,))
+    of_all = jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)
+    return DrawnRows(numbers, jnp.where(there, share * of_all, 1), there)
+
+
+def reweighed(cut: SampleT, rows: DrawnRows) -> SampleT:
+    """Return the rows of a batch that were drawn, with their weights; without ids of others."""
+    mask = rows.mask
+    parts: dict[str, Any] = {
+        "mask": mask,
+        "terminated": select(mask, cut.terminated),
+        "truncated": select(mask, cut.truncated),
+        "probability": jnp.where(mask, cut.probability * rows.times, 0),
+        "weight": jnp.where(mask, cut.weight / rows.times, 0),
+    }
+    return dataclasses.replace(cut, **parts)
 
 
 def _drawn(
@@ -143,18 +169,18 @@ def _scale(largest: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.clip(254 - exponent, 1, 254) << 23, jnp.float32)
 
 
-def _check_axes(batch: Sample[Any], size: int) -> None:
+def check_axes(function: str, batch: Any, size: int) -> None:
     """Refuse a batch whose rows do not come first."""
     steps = jnp.shape(batch.terminated)
     if steps == (size, size):
         raise ValueError(
-            f"fbuf.thin: batch has {size} rows of {size} steps, so nothing says which of the two "
-            "comes first; draw another number of rows"
+            f"fbuf.{function}: batch has {size} rows of {size} steps, so nothing says which of the "
+            "two comes first; draw another number of rows"
         )
     for path, leaf in jax.tree.leaves_with_path(batch):
         if jnp.shape(leaf)[:1] != (size,):
             raise ValueError(
-                f"fbuf.thin: batch{jax.tree_util.keystr(path)} is of shape {jnp.shape(leaf)}, and "
-                f"not [{size}, ...], like ids; leave time_major out of the view, and turn what "
-                "comes out"
+                f"fbuf.{function}: batch{jax.tree_util.keystr(path)} is of shape {jnp.shape(leaf)},"
+                f" and not [{size}, ...], like ids; leave time_major out of the view, and turn "
+                "what comes out"
             )

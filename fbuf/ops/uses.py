@@ -42,16 +42,29 @@ def uses(state: State[Any], ids: Ids) -> jax.Array:
         >>> int(fbuf.uses(state, fbuf.ids_at(state, jnp.arange(3))).sum())
         5
     """
-    _, index = limited_of("uses", state)
+    with_uses("uses", state)
+    flat, shape = parse.ids("uses", ids)
+    found = counted(state, flat)
+    read_before_write.note_read(state, found)
+    return found.reshape(shape)
+
+
+def counted(state: State[Any], ids: Ids) -> jax.Array:
+    """Return the uses of rows by `[B]` ids; 0 for an id that names no stored row."""
+    uses = with_uses("uses", state)
+    live, _, _ = state.ring.find(ids)
+    return jnp.where(live, read_rows(uses, jnp.where(live, ids.slot, 0)), 0)
+
+
+def with_uses(function: str, state: State[Any]) -> jax.Array:
+    """Return the uses of all slots; refuse a buffer that counts none."""
+    _, index = limited_of(function, state)
     if index.uses is None:
         raise ValueError(
-            "fbuf.uses: Limited counts no draws; make the buffer with fbuf.Limited(max_uses=...)"
+            f"fbuf.{function}: Limited counts no draws; make the buffer with "
+            "fbuf.Limited(max_uses=...)"
         )
-    flat, shape = parse.ids("uses", ids)
-    live, _, _ = state.ring.find(flat)
-    counted = read_rows(index.uses, jnp.where(live, flat.slot, 0))
-    read_before_write.note_read(state, counted)
-    return jnp.where(live, counted, 0).reshape(shape)
+    return index.uses
 
 
 def limited_of(function: str, state: State[Any]) -> tuple[Limited, LimitedIndex]:

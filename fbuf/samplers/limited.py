@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fbuf.checks import values as check
-from fbuf.samplers import start_index, starts, versions
+from fbuf.samplers import candidates, start_index, starts, versions
+from fbuf.samplers.candidates import Taken
+from fbuf.samplers.planned import Plan, PlannedSampler
 from fbuf.samplers.protocol import Draw, Sampler, Scalar, Step
 from fbuf.samplers.start_index import StartIndex
 from fbuf.samplers.uniform import Uniform
 from fbuf.samplers.versions import Versions
-from fbuf.samplers.weights import renormalised
 from fbuf.samplers.wrapper import Wrapper
 from fbuf.storage.ring import Ring, Span
 from fbuf.trees import bit_tree
@@ -44,8 +45,23 @@ class LimitedIndex:
     lanes: int = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Limited(Wrapper):
+class LimitedTotals:
+    """The totals of a shard, and the candidates that a batch has taken.
+
+    Attributes:
+        others: The totals of the sampler.
+        taken: The candidates; None where every candidate is taken.
+    """
+
+    others: Any
+    taken: Taken | None = None
+
+
+# One base class has as a value what the other has as a property.
+@dataclasses.dataclass(frozen=True)
+class Limited(Wrapper, PlannedSampler):  # pyright: ignore[reportIncompatibleVariableOverride]
     """Draw as another sampler does, but no row more often, or at a higher age, than you allow.
 
     A row that has reached a limit is retired: it is not drawn again. It stays stored, so windows
@@ -127,6 +143,23 @@ class Limited(Wrapper):
 
     # A property where other classes have a value: it follows from the arguments.
     @property
+    def largest_stats(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of the sampler."""
+        return self._planned.largest_stats
+
+    # A property where other classes have a value: it follows from the arguments.
+    @property
+    def refuses_picks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a candidate may not be allowed: old rows alone are no candidates."""
+        return self.max_uses is not None or self.version is not None
+
+    @property
+    def _planned(self) -> PlannedSampler:
+        assert isinstance(self.sampler, PlannedSampler)
+        return self.sampler
+
+    # A property where other classes have a value: it follows from the arguments.
+    @property
     def notes_draws(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether draws are counted."""
         return self.max_uses is not None or self.sampler.notes_draws
@@ -157,6 +190,11 @@ class Limited(Wrapper):
 
     def init(self, ring: Ring) -> LimitedIndex:
         """Return an index without starts."""
+        if ring.shards > 1 and not isinstance(self.sampler, PlannedSampler):
+            raise ValueError(
+                f"fbuf.sharded.init: Limited({type(self.sampler).__name__}) cannot draw from "
+                "shards; derive your sampler from fbuf.samplers.PlannedSampler"
+            )
         if self.max_age is not None and self.max_age < self.window:
             raise ValueError(
                 f"fbuf.init: Limited(max_age={self.max_age}) must be at least the window, "
@@ -288,28 +326,91 @@ class Limited(Wrapper):
         step: Step | None,
     ) -> Draw:
         """Draw candidates, and take the first ones that are allowed."""
-        refuses = index.uses is not None or index.versions is not None
-        candidates = 2 * batch_size if refuses else batch_size
         seen = self._seen(index, ring)
-        drawn = self.sampler.draw(index.others, seen, key, candidates, beta, None)
-        allowed = drawn.mask & self._allowed(index, drawn.slots)
-        if index.uses is not None and self.max_uses is not None:
-            counted = read_rows(index.uses, drawn.slots) + earlier_of_each(drawn.slots)
-            allowed &= counted < self.max_uses
-        return _first(drawn, allowed, batch_size, self.weighs_by_batch)
+        count = self._candidates(batch_size)
+        drawn = self.sampler.draw(index.others, seen, key, count, beta, None)
+        allowed = drawn.mask & self._still_allowed(index, drawn.slots, drawn.slots)
+        taken = candidates.first(allowed, batch_size)
+        return candidates.of_draw(drawn, taken, self.weighs_by_batch)
+
+    def shard_totals(self, index: LimitedIndex, ring: Ring) -> LimitedTotals:
+        """Return the totals of the sampler."""
+        return LimitedTotals(self._planned.shard_totals(index.others, self._seen(index, ring)))
+
+    def plan(
+        self,
+        index: LimitedIndex,
+        ring: Ring,
+        totals: LimitedTotals,
+        key: jax.Array,
+        batch_size: int,
+        step: Step | None,
+    ) -> Plan:
+        """Plan the candidates."""
+        count = self._candidates(batch_size)
+        return self._planned.plan(index.others, ring, totals.others, key, count, None)
+
+    def allowed(self, index: LimitedIndex, ring: Ring, picks: Any, own: jax.Array) -> jax.Array:
+        """Return which candidates of a shard may be drawn, one after another."""
+        slots, _ = self.pick(index, ring, picks)
+        return self._still_allowed(index, slots, jnp.where(own, slots, ring.capacity))
+
+    def settled(
+        self, totals: LimitedTotals, plan: Plan, allowed: jax.Array, batch_size: int
+    ) -> tuple[LimitedTotals, Plan]:
+        """Take the first candidates that are allowed."""
+        taken = candidates.first(allowed, batch_size)
+        picks = candidates.pick_of(plan.picks, taken)
+        return LimitedTotals(totals.others, taken), Plan(plan.shards[taken.places], picks)
+
+    def pick(self, index: LimitedIndex, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:
+        """Find the rows as the sampler does."""
+        return self._planned.pick(index.others, self._seen(index, ring), picks)
+
+    def weigh(
+        self,
+        totals: LimitedTotals,
+        slots: jax.Array,
+        aux: Any,
+        positions: jax.Array,
+        beta: Scalar,
+        step: Step | None,
+        axes: tuple[str, ...],
+    ) -> Draw:
+        """Weigh the candidates that were taken as the sampler does."""
+        taken = totals.taken
+        if taken is None:
+            return self._planned.weigh(totals.others, slots, aux, positions, beta, None, axes)
+        number = taken.places[positions]
+        drawn = self._planned.weigh(totals.others, slots, aux, number, beta, None, axes)
+        return candidates.masked(drawn, positions < taken.draws, self.weighs_by_batch, axes)
+
+    def largest_priority(self, index: LimitedIndex) -> jax.Array | None:
+        """Return that of the sampler."""
+        return self._planned.largest_priority(index.others)
+
+    def with_largest_priority(self, index: LimitedIndex, largest: jax.Array) -> LimitedIndex:
+        """Return the index with the maximum over all shards."""
+        others = self._planned.with_largest_priority(index.others, largest)
+        return dataclasses.replace(index, others=others)
 
     def note(self, index: LimitedIndex, ring: Ring, draw: Draw) -> LimitedIndex:
         """Count the draws, and retire the rows that are used up."""
         if self.sampler.notes_draws:
             others = self.sampler.note(index.others, self._seen(index, ring), draw)
             index = dataclasses.replace(index, others=others)
-        if index.uses is None:
-            return index
-        uses = index.uses.at[draw.slots].add(draw.mask.astype(jnp.int32), mode="promise_in_bounds")
-        index = dataclasses.replace(index, uses=uses)
-        gone = draw.mask & self._used_up(uses, draw.slots)
-        gone &= last_of_each(jnp.where(gone, draw.slots, ring.capacity))
-        return self._retired(index, ring, jnp.where(gone, draw.slots, ring.capacity))
+        return self._counted(index, ring, draw.slots, draw.mask)
+
+    def note_picks(
+        self, index: LimitedIndex, ring: Ring, picks: Any, there: jax.Array
+    ) -> LimitedIndex:
+        """Count the draws of this shard, and retire the rows that are used up."""
+        slots, _ = self.pick(index, ring, picks)
+        if self.sampler.notes_draws:
+            seen = self._seen(index, ring)
+            others = self._planned.note_picks(index.others, seen, picks, there)
+            index = dataclasses.replace(index, others=others)
+        return self._counted(index, ring, slots, there)
 
     def expired(self, index: LimitedIndex, ring: Ring, lowest: jax.Array) -> LimitedIndex:
         """Retire the rows of versions below `lowest`, an int32 scalar, for ever."""
@@ -353,6 +454,31 @@ class Limited(Wrapper):
             return live
         return live & versions.may_be_drawn(index.versions, slots)
 
+    def _candidates(self, batch_size: int) -> int:
+        """Return how many candidates there are for a batch."""
+        return 2 * batch_size if self.refuses_picks else batch_size
+
+    def _still_allowed(
+        self, index: LimitedIndex, slots: jax.Array, counted: jax.Array
+    ) -> jax.Array:
+        """Return whether rows may be drawn one after another; `counted` are those that count."""
+        allowed = self._allowed(index, slots)
+        if index.uses is None or self.max_uses is None:
+            return allowed
+        return allowed & (read_rows(index.uses, slots) + earlier_of_each(counted) < self.max_uses)
+
+    def _counted(
+        self, index: LimitedIndex, ring: Ring, slots: jax.Array, drawn: jax.Array
+    ) -> LimitedIndex:
+        """Count draws of rows, and retire those that are used up."""
+        if index.uses is None:
+            return index
+        uses = index.uses.at[slots].add(drawn.astype(jnp.int32), mode="promise_in_bounds")
+        index = dataclasses.replace(index, uses=uses)
+        gone = drawn & self._used_up(uses, slots)
+        gone &= last_of_each(jnp.where(gone, slots, ring.capacity))
+        return self._retired(index, ring, jnp.where(gone, slots, ring.capacity))
+
     def _used_up(self, uses: jax.Array, slots: jax.Array) -> jax.Array:
         return read_rows(uses, slots) >= jnp.int32(self.max_uses)
 
@@ -364,18 +490,3 @@ class Limited(Wrapper):
         index = dataclasses.replace(index, live=live)
         others = self.sampler.retire(index.others, self._seen(index, ring), slots)
         return dataclasses.replace(index, others=others)
-
-
-def _first(drawn: Draw, allowed: jax.Array, count: int, by_batch: bool) -> Draw:
-    """Return the first `count` draws that are allowed, masked behind them."""
-    place = jnp.cumsum(allowed, dtype=jnp.int32) - 1
-    place = jnp.where(allowed & (place < count), place, count)
-    put = lambda values: (
-        jnp.zeros((count, *values.shape[1:]), values.dtype).at[place].set(values, mode="drop")
-    )
-    mask = jnp.arange(count, dtype=jnp.int32) <= jnp.max(jnp.where(place < count, place, -1))
-    slots, log_weight = put(drawn.slots), put(drawn.log_weight)
-    weight = put(drawn.weight)
-    if by_batch:
-        weight = renormalised(log_weight, mask)
-    return Draw(slots, put(drawn.probability), jnp.where(mask, weight, 0), log_weight, mask)

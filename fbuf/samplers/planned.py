@@ -43,10 +43,12 @@ class PlannedSampler(Sampler):
         largest_stats: The names of those `stats` of several shards that are the maximum over the
             shards.
         smallest_stats: Those that are the minimum; all others are the sum.
+        refuses_picks: Whether a shard may refuse picks. A plan then has more picks than draws.
     """
 
     largest_stats: ClassVar[frozenset[str]] = frozenset()
     smallest_stats: ClassVar[frozenset[str]] = frozenset()
+    refuses_picks: ClassVar[bool] = False
 
     def of_shard(self, index: Index, number: jax.Array) -> Index:
         """Return the index with the number of the shard, an int32 scalar, for the next `place`."""
@@ -87,6 +89,32 @@ class PlannedSampler(Sampler):
             batch_size: As for `draw`.
             step: As for `draw`.
         """
+
+    def allowed(self, index: Index, ring: Ring, picks: Any, own: jax.Array) -> jax.Array:
+        """Return which picks a shard allows: bool `[C]`. Only called if `refuses_picks`.
+
+        Args:
+            index: The index of this shard.
+            ring: The ring of this shard.
+            picks: All picks of the plan, leaves `[..., C]`.
+            own: bool `[C]`; which of them are of this shard. The result counts for these alone.
+        """
+        raise NotImplementedError
+
+    def settled(
+        self, totals: Any, plan: Plan, allowed: jax.Array, batch_size: int
+    ) -> tuple[Any, Plan]:
+        """Return the plan of a batch, of picks that all shards have looked at.
+
+        Only called if `refuses_picks`. The totals for `weigh` may get more leaves, of any shape.
+
+        Args:
+            totals: The totals of all shards, leaves `[S]`.
+            plan: The plan, of `C` picks.
+            allowed: bool `[C]`.
+            batch_size: `B`, the number of draws.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def pick(self, index: Index, ring: Ring, picks: Any) -> tuple[jax.Array, Any]:

@@ -62,8 +62,10 @@ def of_batch(
     return Draw(slots, jnp.where(mask, probability, 0), weight, log_weight, mask)
 
 
-def renormalised(log_weight: jax.Array, mask: jax.Array) -> jax.Array:
-    """Return the weights of a batch, the largest unmasked one being 1: float32 `[B]`."""
+def renormalised(log_weight: jax.Array, mask: jax.Array, axes: tuple[str, ...] = ()) -> jax.Array:
+    """Return the weights of a batch along `axes`, the largest unmasked one being 1."""
     # No infinity: `jax_debug_infs` would report it.
-    log_weight = jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)
-    return jnp.exp(log_weight - jnp.where(mask.any(), log_weight.max(), 0))
+    none = jnp.finfo(jnp.float32).min
+    log_weight = jnp.where(mask, log_weight, none)
+    most = largest(log_weight.max(), axes)
+    return jnp.exp(log_weight - jnp.where(most > none, most, 0))
