@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from fbuf.dispatch import read_before_write
 from fbuf.mesh import exchange, per_device
+from fbuf.mesh.any_rows import read_any
 from fbuf.mesh.call import sharded_operation
 from fbuf.mesh.gather_totals import gather_totals
 from fbuf.mesh.state import ShardedIds, ShardedSample, ShardedState
@@ -29,6 +30,9 @@ from fbuf.views.protocol import Data, View
 from fbuf.views.reader import BatchPart
 from fbuf.xla.across import summed
 from fbuf.xla.varying import varying
+
+_ANYWHERE = 4
+"""The number folded into the key of a batch for any rows; samplers and views have 1 to 3."""
 
 
 @sharded_operation(plain_sample)
@@ -115,6 +119,18 @@ def layout_of_batch(state: ShardedState[Any], view: View) -> Any:
     )
 
 
+def _anywhere(
+    state: ShardedState[Any], view: View, key: jax.Array, batch_size: int
+) -> list[jax.Array]:
+    """Read what a view wants of any rows of all shards, for all draws of the batch."""
+    wanted = view.leaves_of_any(state.blocks.storage.layout)
+    if wanted is None or state.num_shards == 1:
+        return []
+    copies, leaves = wanted
+    shape = (batch_size,) if copies is None else (batch_size, copies)
+    return read_any(state, random_bits.fold_in(key, _ANYWHERE), shape, leaves)
+
+
 def _settled(
     state: ShardedState[Any], sampler: PlannedSampler, totals: Any, plan: Plan, batch_size: int
 ) -> tuple[Any, Plan]:
@@ -158,12 +174,13 @@ def drawn(
     if sampler.refuses_picks:
         totals, plan = _settled(state, sampler, totals, plan, batch_size)
     view_key = random_bits.fold_in(key, 1) if view.is_random else None
+    anywhere = _anywhere(state, view, key, batch_size)
 
     def read(shard: State[Any], numbers: jax.Array, there: jax.Array) -> Any:
         picks = jax.tree.map(lambda leaf: leaf[..., numbers], plan.picks)
         slots, found = sampler.pick(shard.index, shard.ring, picks)
-        reads = tuple(jax.tree.leaves(found))
-        own = BatchPart(numbers, batch_size)
+        reads = (*jax.tree.leaves(found), *anywhere)
+        own = BatchPart(numbers, batch_size, anywhere)
         batch = gather(shard, slots, there, view, view_key, reads, part=own)
         return _turned(noted(shard, batch), view), found
 

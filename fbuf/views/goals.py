@@ -94,24 +94,34 @@ class GoalRows:
     nearest: int
     copies: int | None
 
-    def choose(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
-        """Choose the slots of the goals of rows at `[B]` slots: int32 `[B]` or `[B, copies]`."""
+    def choose(
+        self, reader: Reader, slots: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Choose the rows of the goals of rows at `[B]` slots.
+
+        Returns:
+            int32 slots, and bool: whether the goal is of any row. `[B]` or `[B, copies]` each. Over
+            several shards any row may be in another one, so its slot is of no use.
+        """
         which, inside, anywhere = (key, key, key)
         if len(self.shares) > 1:
             which, inside, anywhere = random_bits.split(key, 3)
         steps = self._steps(reader, slots, inside)
+        words: list[Strategy] = [word for word, _ in self.shares]
         ways = [
             self._any_rows(reader, slots, anywhere)
             if word == "random"
             else reader.ring.later(self.each(slots), steps[word])
-            for word, _ in self.shares
+            for word in words
         ]
-        chosen = ways[0]
+        chosen, of_any = ways[0], jnp.bool_(words[0] == "random")
         if len(ways) > 1:
             number = self._number(self.words(reader, which, 1, slots)[0])
             for at, way in enumerate(ways[1:], start=1):
                 chosen = jnp.where(number == at, way, chosen)
-        return jnp.broadcast_to(chosen, self._shape(slots))
+                of_any = jnp.where(number == at, words[at] == "random", of_any)
+        shape = self._shape(slots)
+        return jnp.broadcast_to(chosen, shape), jnp.broadcast_to(of_any, shape)
 
     def words(self, reader: Reader, key: jax.Array, words: int, slots: jax.Array) -> jax.Array:
         """Return random bits for each choice: uint32 `[words, B]` or `[words, B, copies]`."""
@@ -163,14 +173,9 @@ class GoalRows:
         return least + jnp.minimum(geometric(words, self.discount), reach)
 
     def _any_rows(self, reader: Reader, slots: jax.Array, key: jax.Array) -> jax.Array:
-        """Choose any rows of the buffer."""
+        """Choose any rows of the buffer; over several shards the drawn rows stand for them."""
         if reader.ring.shards > 1:
-            raise ValueError(
-                'fbuf.Hindsight: strategy "random" takes goals of all rows, but over a mesh a view '
-                "reads the shard of the drawn row alone; draw the goals as a second batch, with "
-                'fbuf.sharded.sample(state, other_key, batch_size, view=fbuf.Item(fields=("'
-                'achieved_goal",)))'
-            )
+            return self.each(slots)
 
         def words(turn: jax.Array | int) -> jax.Array:
             return self.words(reader, random_bits.fold_in(key, turn), 2, slots)

@@ -109,15 +109,15 @@ class Hindsight(View[HindsightStep[Any]]):
     its episode; with `"episode"` also to its first row. `"current"` and `"random"` go no way. One
     row is read for each draw, and one for each goal. `"random"` draws again where a row was
     removed: O(B) reads while a twentieth of the rows is left. With fewer it may read all N flags
-    once, a byte each.
+    once, a byte each. Over a mesh, each shard reads a row for each goal of `"random"`, and an
+    `all_reduce` brings the achievements to all devices.
 
     Raises:
         ValueError: If `strategy`, `ratio`, `discount`, `nearest` or `copies` is out of range, or if
             no strategy has a share. Also if there is a `discount` or `nearest` without `"future"`.
             When traced, if the items have no such fields, or if `goal` and `achieved` differ in
             tree, shapes or dtypes. When traced, if `reward_fn` does not return one number that the
-            reward's dtype can hold. When traced, if `"random"` has a share in a buffer of several
-            shards (`fbuf.sharded`): a view reads the shard of the drawn row alone.
+            reward's dtype can hold.
         TypeError: If `reward_fn` cannot be called or hashed, or if a number is none. If `strategy`
             is neither a word nor a dict. If `next_of` is not a str, or if `fields` is not a tuple
             of names.
@@ -177,6 +177,12 @@ class Hindsight(View[HindsightStep[Any]]):
         check.name_or_none("Hindsight", "next_of", self.next_of)
         check.names("Hindsight", "fields", self.fields)
 
+    def leaves_of_any(self, layout: Layout) -> tuple[int | None, tuple[int, ...]] | None:
+        """Return the leaves of the achievement, if goals are taken from any row."""
+        if all(word != "random" for word, _ in self._shares):
+            return None
+        return self.copies, tuple(self._leaves(layout)[1])
+
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Choose the rows of the new goals."""
         assert key is not None
@@ -185,21 +191,28 @@ class Hindsight(View[HindsightStep[Any]]):
         rows = GoalRows(self._shares, self.discount, self.nearest, self.copies)
         whether, which = random_bits.split(key, 2)
         chance = random_bits.as_uniforms(rows.words(reader, whether, 1, slots)[0])
+        goal_slots, of_any = rows.choose(reader, slots, which)
         wanted: dict[str, Wanted] = {
             "own": reader.leaves(slots, own),
-            "chosen": reader.leaves(rows.choose(reader, slots, which), achieved),
+            "chosen": reader.leaves(goal_slots, achieved),
         }
         flags, known = reader.flags(slots), None
+        elsewhere = None
+        if reader.ring.shards > 1 and self.leaves_of_any(reader.layout) is not None:
+            elsewhere = of_any, reader.anywhere()
         if self.next_of is not None or reader.next_of is not None:
             wanted["next"], known = reader.next_observation(slots, flags, self.next_of)
-        return Request(wanted, (chance < self.ratio, flags, known))
+        return Request(wanted, (chance < self.ratio, flags, known, elsewhere))
 
     def build(self, layout: Layout, rows: dict[str, Any], seen: Any) -> Reading:
         """Put in the new goals, and their rewards."""
-        relabelled, flags, known = seen
+        relabelled, flags, known, elsewhere = seen
         goal, achieved, tree, reward, numbers = self._leaves(layout)
         leaves = dict(zip(numbers, rows["own"], strict=True))
         mine, new = [leaves[leaf] for leaf in achieved], rows["chosen"]
+        if elsewhere is not None:
+            of_any, anywhere = elsewhere
+            new = [select(of_any, there, here) for there, here in zip(anywhere, new, strict=True)]
         judged = self._judge(tree, mine, new, leaves[reward].dtype)
 
         for leaf, value in zip([*goal, reward], [*new, judged], strict=True):

@@ -78,6 +78,14 @@ class View(CurrentNames, abc.ABC, Generic[Data]):
         "make": OldName("build", arguments=3),
     }
 
+    def leaves_of_any(self, layout: Layout) -> tuple[int | None, tuple[int, ...]] | None:
+        """Return what the view reads of any rows, which may be in other shards; None for nothing.
+
+        They are the number of rows for each draw, or None for one without an axis, and the numbers
+        of their leaves. Over several shards `reader.anywhere()` has these leaves.
+        """
+        return None
+
     @abc.abstractmethod
     def request(self, reader: Reader, slots: jax.Array, key: jax.Array | None) -> Request:
         """Request rows for the rows at `[B]` slots; every slot is in range.

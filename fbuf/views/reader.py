@@ -22,10 +22,17 @@ from fbuf.xla.rows import read_rows
 
 
 class BatchPart(NamedTuple):
-    """Some draws of a batch: their positions, int32 `[B]`, and the size of the batch."""
+    """Some draws of a batch of a buffer over a mesh.
+
+    Attributes:
+        positions: int32 `[B]`; their positions in the batch.
+        of: The size of the batch.
+        anywhere: Leaves of any rows of all shards, for all draws of the batch: `[of, ...]` each.
+    """
 
     positions: jax.Array
     of: int
+    anywhere: Sequence[jax.Array] = ()
 
 
 class Reader:
@@ -87,6 +94,12 @@ class Reader:
             return random_bits.bits(key, (words, batch_size))
         whole = random_bits.bits(key, (words, self._part.of))
         return whole[:, self._part.positions]
+
+    def anywhere(self) -> list[jax.Array]:
+        """Return the leaves of any rows that the view asked for, of each draw: `[B, ...]` each."""
+        assert self._part is not None
+        positions = self._part.positions
+        return [leaf[positions] for leaf in self._part.anywhere]
 
     def flags(self, slots: jax.Array) -> jax.Array:
         """Read the flags of rows (see `fbuf.storage.ring`): uint8, shaped like the slots."""
