@@ -49,7 +49,7 @@ class EvictionIndex:
 # One base class has as a value what the other has as a property.
 @dataclasses.dataclass(frozen=True)
 class EvictLowest(  # pyright: ignore[reportIncompatibleVariableOverride]
-    Wrapper, PlacingSampler, PlannedSampler
+    PlacingSampler, PlannedSampler, Wrapper
 ):
     """Keep the rows of the highest priorities: a full buffer evicts the lowest, not the oldest.
 

@@ -44,12 +44,7 @@ class FreshShards(FreshPair, ShardedPair):
     def draw(self, seed, beta=0.7):
         before = OVER_SHARDS.stats(self.state)
         self.state, batch = OVER_SHARDS.draw(self.state, jax.random.key(seed), BATCH, beta=beta)
-        ids = batch.ids
-        slot = np.where(ids.slot < 0, ids.slot, ids.shard * self.slots_of_shard + ids.slot)
-        named = fbuf.Ids(slot, np.asarray(ids.generation))
-        fields = ("data", "mask", "terminated", "truncated", "probability", "weight")
-        plain = fbuf.Sample(ids=named, **{name: getattr(batch, name) for name in fields})
-        self.agree(plain, before, beta)
+        self.agree(self.plain(batch), before, beta)
 
 
 DRAW = jax.jit(fbuf.draw, static_argnums=2)

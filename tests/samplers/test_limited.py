@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 from support import own, restored
-from support.pair import Pair, priorities_of
+from support.pair import Pair, ShardedPair, priorities_of
 
 import fbuf
+from fbuf import sharded
 from fbuf.xla.duplicates import earlier_of_each
 
 ONE, THREE, APART = (None, 6, True), (3, 5, True), (3, 5, False)
@@ -21,10 +23,7 @@ PER_WINDOW = fbuf.Prioritized(alpha=1.0, eps=0.0, window=2)
 ITEM = {"number": jnp.int32(0), "version": jnp.int32(0)}
 BATCH = 8
 SWEEP = pytest.mark.sweep
-DRAW = jax.jit(fbuf.draw, static_argnums=2)
-SAMPLE = jax.jit(fbuf.sample, static_argnums=2)
-EXPIRE, WRITE, USES = jax.jit(fbuf.expire), jax.jit(fbuf.write), jax.jit(fbuf.uses)
-LIKELY, STATS = jax.jit(fbuf.probability), jax.jit(fbuf.stats)
+LIKELY = jax.jit(fbuf.probability)
 
 
 def version_at_first(number):
@@ -41,8 +40,20 @@ def items(numbers):
     }
 
 
+def calls(module):
+    """The functions of a module, compiled."""
+    compiled = {
+        name: jax.jit(getattr(module, name)) for name in ("expire", "write", "uses", "stats")
+    }
+    for name in ("draw", "sample"):
+        compiled[name] = jax.jit(getattr(module, name), static_argnums=2)
+    return types.SimpleNamespace(**compiled)
+
+
 class LimitedPair(Pair):
     """A buffer, its oracle, and the lives of its rows, by `(lane, number of the row)`."""
+
+    calls = calls(fbuf)
 
     def __init__(self, shape, sampler, autoreset="same_step", **options):
         self.uses, self.retired = collections.Counter(), set()
@@ -108,7 +119,7 @@ class LimitedPair(Pair):
         newest = max((row.item for rows in self.oracle.lanes for row in rows), default=0)
         version = max(int(version_at_first(newest)) - int(rng.integers(0, 3)), 0)
         self.lowest = max(self.lowest, version)
-        self.state = EXPIRE(self.state, jnp.int32(version))
+        self.state = self.calls.expire(self.state, jnp.int32(version))
         self.grown_old()
 
     def write(self, rng):
@@ -119,29 +130,41 @@ class LimitedPair(Pair):
         for row, version in zip(self.oracle.named(ids), new, strict=True):
             if row is not None:
                 self.moved[row.item] = version
-        self.state = WRITE(self.state, self.named(ids), {"version": new})
+        self.state = self.calls.write(self.state, self.named(ids), {"version": new})
         self.grown_old()
 
     def draw(self, seed, beta=0.7):
         live, key = self.live(), jax.random.key(seed)
         share = self.oracle.by_priority(live) if self.per else self.oracle.evenly(live)
-        stats = STATS(self.state)
+        stats = self.calls.stats(self.state)
         assert int(stats["live"]) == len(live)
         assert "num_starts" not in stats or int(stats["num_starts"]) == len(live)
+        self.agree_probability(share)
+        if self.sampler.notes_draws:
+            self.state, batch = self.calls.draw(self.state, key, BATCH, beta=beta)
+        else:
+            batch = self.calls.sample(self.state, key, BATCH, beta=beta)
+        self.agree(self.plain(batch), share, beta)
+
+    def agree_probability(self, share):
         slots = jnp.arange(self.oracle.capacity, dtype=jnp.int32)
         likely = LIKELY(self.state, fbuf.ids_at(self.state, slots))
         expected = [share.get(slot, 0) for slot in range(self.oracle.capacity)]
         np.testing.assert_allclose(likely, expected, rtol=1e-5)
-        if self.sampler.notes_draws:
-            self.state, batch = DRAW(self.state, key, BATCH, beta=beta)
-        else:
-            batch = SAMPLE(self.state, key, BATCH, beta=beta)
+
+    def plain(self, batch):
+        return batch
+
+    def agree(self, batch, share, beta):
         batch = jax.tree.map(np.asarray, batch)
         assert batch.mask.tolist() == sorted(batch.mask.tolist(), reverse=True)
         assert batch.mask[0] == bool(share)
         drawn = batch.ids.slot[batch.mask].tolist()
         found = np.array([share[slot] for slot in drawn])
         np.testing.assert_allclose(batch.probability[batch.mask], found, rtol=1e-5)
+        assert batch.data["number"][batch.mask].tolist() == [
+            self.oracle.at(slot).item for slot in drawn
+        ]
         power = beta if self.per else 0
         if drawn:
             weight = (found.min() / found) ** power
@@ -161,8 +184,19 @@ class LimitedPair(Pair):
                 self.retired.add(self.row(slot))
         stored = self.oracle.stored()
         if stored:
-            ids = self.named([(slot, self.oracle.at(slot).generation) for slot in stored])
-            assert USES(self.state, ids).tolist() == [self.uses[self.row(s)] for s in stored]
+            names = [(slot, self.oracle.at(slot).generation) for slot in stored]
+            names += [(-1, 0)] * (self.oracle.capacity - len(names))
+            uses = self.calls.uses(self.state, self.named(names))[: len(stored)]
+            assert uses.tolist() == [self.uses[self.row(slot)] for slot in stored]
+
+
+class LimitedShards(ShardedPair, LimitedPair):
+    """The same over four shards on two devices."""
+
+    calls = calls(sharded)
+
+    def agree_probability(self, share):
+        """Nobody asks for it over a mesh."""
 
 
 def history(pair, sizes, seed, between=None):
@@ -215,6 +249,22 @@ def test_no_row_is_drawn_beyond_its_limits(shape, sampler, autoreset, sizes, req
     quick = request.node.get_closest_marker("sweep") is None
     for seed in range(3 if quick else 25):
         history(LimitedPair(shape, sampler, autoreset), sizes, seed)
+
+
+@SWEEP
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize(
+    ("shape", "sampler", "autoreset"),
+    [
+        ((8, 4, True), fbuf.Limited(EXACT, max_uses=2, max_age=3), "next_step"),
+        ((4, 6, False), fbuf.Limited(fbuf.Uniform(window=2), max_uses=1), "same_step"),
+        ((8, 4, True), fbuf.Limited(PER_WINDOW, max_uses=3, version="version"), "same_step"),
+        ((4, 6, False), fbuf.Limited(version="version", max_age=4), "next_step"),
+    ],
+)
+def test_limits_hold_over_all_shards(shape, sampler, autoreset):
+    for seed in range(20):
+        history(LimitedShards(shape, sampler, autoreset), (3, 9), seed)
 
 
 @SWEEP
@@ -400,9 +450,13 @@ MISUSE = {
     ),
     "mesh": (
         lambda: fbuf.sharded.init(
-            ITEM, 8, mesh=jax.make_mesh((1,), ("data",)), sampler=fbuf.Limited(max_uses=1)
+            ITEM,
+            8,
+            mesh=jax.make_mesh((1,), ("data",)),
+            shards=2,
+            sampler=fbuf.Limited(own.Hot(0.5), max_uses=1),
         ),
-        "sharded.init.*Limited cannot draw from several shards",
+        "sharded.init.*Limited.Hot. cannot draw from",
     ),
 }
 

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
+from support import meshes
 
 import fbuf
+from fbuf import sharded
 
 SWEEP = pytest.mark.sweep
 CAPACITY = 12
@@ -18,6 +20,12 @@ ADD, REMOVE = jax.jit(fbuf.add), jax.jit(fbuf.remove)
 SAMPLE = jax.jit(fbuf.sample, static_argnums=2)
 READ, UPDATE, ROWS = jax.jit(fbuf.read), jax.jit(fbuf.update_priority), jax.jit(fbuf.rows)
 PROBABILITY = jax.jit(fbuf.probability)
+
+
+class OVER_SHARDS:
+    add, remove = jax.jit(sharded.add), jax.jit(sharded.remove)
+    update_priority = jax.jit(sharded.update_priority)
+    sample = staticmethod(jax.jit(sharded.sample, static_argnums=2))
 
 
 class Pair:
@@ -36,9 +44,12 @@ class Pair:
         """Return the value that is stored for a priority."""
         return max(priority + self.per.eps, self.per.floor) ** self.per.alpha
 
-    def default(self):
+    def largest(self):
         live = [value for _, value, gone in self.slots.values() if not gone]
-        largest = self.ever if self.per.new_priority == "largest_ever" else max(live, default=0.0)
+        return self.ever if self.per.new_priority == "largest_ever" else max(live, default=0.0)
+
+    def default(self):
+        largest = self.largest()
         return largest if largest > 0 else max(self.per.floor, 1.0) ** self.per.alpha
 
     def add(self):
@@ -159,6 +170,161 @@ def test_rows_are_where_the_sampler_puts_them(sampler, seeds):
         for _ in range(14):
             pair.step()
             pair.agree()
+
+
+class Shards:
+    """A buffer over four shards on two devices, and the rows of each shard by slot."""
+
+    def __init__(self, sampler, seed):
+        self.rng, self.sampler = np.random.default_rng(seed), sampler
+        self.pairs = [Pair(sampler, seed + shard) for shard in range(4)]
+        self.state = sharded.init(
+            jnp.int32(0), 4 * CAPACITY, mesh=meshes.mesh(2), shards=4, sampler=sampler
+        )
+        self.number, self.added = 0, np.zeros(4)
+
+    def add(self):
+        each = int(self.rng.choice([1, 4, 20]))
+        numbers = self.number + np.arange(4 * each, dtype=np.int32)
+        self.number += 4 * each
+        # Shards get different numbers of rows.
+        mask = self.rng.random((4, each)) < np.array([[0.9], [0.5], [0.8], [0.2]])
+        priority = self.rng.choice([0.0, 0.5, 1.0, 2.0, 3.0, np.nan], 4 * each).astype(np.float32)
+        given = {"priority": priority} if self.pairs[0].per else {}
+        if given:
+            self.place(numbers.reshape(4, each), priority.reshape(4, each), mask)
+        self.state = OVER_SHARDS.add(self.state, numbers, mask=mask.ravel(), **given)
+        self.added += mask.sum(axis=1)
+        self.look()
+        if not given:
+            for pair, new, meant in zip(self.pairs, numbers.reshape(4, each), mask, strict=True):
+                pair.look_up(new[meant])
+
+    def place(self, numbers, priority, mask):
+        default = max(pair.largest() for pair in self.pairs)
+        default = default if default > 0 else self.pairs[0].default()
+        for shard, pair in enumerate(self.pairs):
+            for number, value, meant in zip(
+                numbers[shard], priority[shard], mask[shard], strict=True
+            ):
+                if meant:
+                    stored = pair.stored(float(value)) if np.isfinite(value) else default
+                    pair.put(int(number), stored)
+
+    def look(self):
+        for pair, part in zip(self.pairs, meshes.parts(self.state), strict=True):
+            pair.state = part
+
+    def ids(self):
+        """Name four live rows, some of them twice; none if no shard has one."""
+        live = [(shard, slot) for shard, pair in enumerate(self.pairs) for slot in pair.live()]
+        if not live:
+            return [], None
+        rows = [live[at] for at in self.rng.integers(len(live), size=4)]
+        names = [self.pairs[s].state.ring.writes[slot] for s, slot in rows]
+        shard, slot = np.array(rows, np.int32).T
+        return rows, sharded.ShardedIds(shard, slot, np.array(names, np.int32))
+
+    def remove(self):
+        rows, ids = self.ids()
+        if rows:
+            self.state = OVER_SHARDS.remove(self.state, ids)
+            for shard, slot in rows:
+                self.pairs[shard].slots[slot][2] = True
+            self.look()
+
+    def update(self):
+        rows, ids = self.ids()
+        if rows and self.pairs[0].per:
+            new = self.rng.choice([0.25, 1.5, 7.0], 4).astype(np.float32)
+            self.state = OVER_SHARDS.update_priority(self.state, ids, new)
+            for (shard, slot), priority in zip(rows, new, strict=True):
+                pair = self.pairs[shard]
+                pair.slots[slot][1] = value = pair.stored(float(priority))
+                pair.ever = max(pair.ever, value)
+            self.look()
+
+    def clear(self):
+        self.state, self.added = sharded.clear(self.state), np.zeros(4)
+        for pair in self.pairs:
+            pair.slots, pair.ever = {}, 0.0
+        self.look()
+
+    def agree(self):
+        self.look()
+        masses = []
+        for shard, pair in enumerate(self.pairs):
+            pair.agree()
+            stands = 1 if pair.per else self.added[shard] / max(len(pair.slots), 1)
+            masses.append({slot: pair.slots[slot][1] * stands for slot in pair.live()})
+        total = sum(sum(mass.values()) for mass in masses)
+        key = jax.random.key(int(self.rng.integers(99)))
+        batch = jax.tree.map(np.asarray, OVER_SHARDS.sample(self.state, key, 16))
+        assert batch.mask.all() == batch.mask.any() == (total > 0)
+        for at in np.flatnonzero(batch.mask):
+            shard, slot = int(batch.ids.shard[at]), int(batch.ids.slot[at])
+            assert batch.data[at] == self.pairs[shard].slots[slot][0]
+            np.testing.assert_allclose(
+                batch.probability[at], masses[shard][slot] / total, rtol=1e-5
+            )
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize("sampler", [fbuf.Reservoir(3), LOWEST, EVER], ids=["any", "low", "ever"])
+@pytest.mark.parametrize("seeds", [1, pytest.param(25, marks=SWEEP)])
+def test_each_shard_places_its_own_rows(sampler, seeds):
+    for seed in range(seeds):
+        shards = Shards(sampler, seed)
+        shards.agree()
+        for _ in range(10):
+            kinds = ["add", "remove", "update", "clear"]
+            getattr(shards, shards.rng.choice(kinds, p=[0.55, 0.2, 0.2, 0.05]))()
+            shards.agree()
+
+
+def test_shards_of_different_numbers_of_rows_are_drawn_by_these():
+    state = sharded.init(jnp.int32(0), 32, mesh=meshes.mesh(1), shards=4, sampler=fbuf.Reservoir())
+    added = np.array([40, 20, 8, 4])
+    mask = np.arange(40)[None] < added[:, None]
+    state = sharded.add(state, np.arange(160, dtype=np.int32), mask=mask.ravel())
+    batch = jax.tree.map(np.asarray, sharded.sample(state, jax.random.key(5), 30_000))
+    stored = np.minimum(added, 8)
+    np.testing.assert_allclose(
+        batch.probability, (added / stored)[batch.ids.shard] / added.sum(), rtol=1e-5
+    )
+    counts = np.zeros((4, 8))
+    np.add.at(counts, (batch.ids.shard, batch.ids.slot), 1)
+    there = np.arange(8)[None] < stored[:, None]
+    expected = np.broadcast_to((added / stored)[:, None], (4, 8))[there] / added.sum() * 30_000
+    assert counts[~there].sum() == 0
+    assert scipy_stats.chisquare(counts[there], expected).pvalue > 1e-4
+
+
+def test_shards_choose_apart():
+    """A row is kept in one shard whatever another one keeps; each as often."""
+    size, runs, sampler = 6, 4000, fbuf.Reservoir(1)
+
+    def kept(lap, shard):
+        state = fbuf.init(jnp.int32(0), size, sampler=sampler)
+        ring = state.ring
+        ring = ring.__class__(**(vars(ring) | {"cursor": ring.cursor.at[1].set(lap)}))
+        state = state.__class__(**(state.__getstate__() | {"ring": ring}))
+        for first in range(0, 40, 10):
+            index = sampler.of_shard(state.index, shard)
+            state = state.__class__(**(state.__getstate__() | {"index": index}))
+            state = fbuf.add(state, jnp.int32(first) + jnp.arange(10, dtype=jnp.int32))
+        return state.storage.read(jnp.arange(size, dtype=jnp.int32))
+
+    laps = jnp.arange(runs, dtype=jnp.int32)
+    has = [
+        (np.asarray(jax.jit(jax.vmap(kept, (0, None)))(laps, jnp.int32(n))) == 17).any(1)
+        for n in range(2)
+    ]
+    share, spread = size / 40, (size / 40 * (1 - size / 40) / runs) ** 0.5
+    for one in has:
+        np.testing.assert_allclose(one.mean(), share, atol=4 * spread)
+    both = (has[0] & has[1]).mean()
+    np.testing.assert_allclose(both, share**2, atol=4 * (share**2 / runs) ** 0.5)
 
 
 @pytest.mark.parametrize("sampler", [fbuf.Reservoir(5), LOWEST], ids=["any", "low"])
@@ -283,12 +449,6 @@ MISUSE = {
     "resets": (
         lambda: fbuf.init(0, 8, autoreset="next_step", sampler=LOWEST),
         "EvictLowest knows no steps",
-    ),
-    "mesh": (
-        lambda: fbuf.sharded.init(
-            0, 8, mesh=jax.make_mesh((1,), ("data",)), shards=2, sampler=fbuf.Reservoir()
-        ),
-        "sharded.init.*Reservoir cannot draw",
     ),
     "view": (
         lambda: fbuf.sample(filled(), jax.random.key(0), 2, view=fbuf.Sequence(2)),

@@ -195,9 +195,17 @@ class ShardedPair(Pair):
 
     def look(self, *args, batch_size, **options):
         sample, *asked = super().look(*args, batch_size=batch_size, **options)
-        ids = sample.ids
+        return dataclasses.replace(sample, ids=self.names(sample.ids)), *asked
+
+    def names(self, ids):
+        """Return ids by slots that go on from shard to shard."""
         slot = np.where(ids.slot < 0, ids.slot, ids.shard * self.slots_of_shard + ids.slot)
-        return dataclasses.replace(sample, ids=fbuf.Ids(slot, np.asarray(ids.generation))), *asked
+        return fbuf.Ids(slot, np.asarray(ids.generation))
+
+    def plain(self, batch):
+        """Return a batch as of one buffer."""
+        fields = ("data", "mask", "terminated", "truncated", "probability", "weight")
+        return fbuf.Sample(ids=self.names(batch.ids), **{n: getattr(batch, n) for n in fields})
 
     def parts(self):
         return meshes.parts(self.state)
