@@ -269,8 +269,96 @@ def test_what_is_refused():
     mesh = jax.make_mesh((1,), ("data",))
     spread = fbuf.sharded.init(jnp.float32(0), 8, mesh=mesh)
     spread = fbuf.sharded.add(spread, jnp.arange(4.0))
-    with pytest.raises(TypeError, match="got ShardedSample; it does not work over a mesh"):
-        fbuf.thin(fbuf.sharded.sample(spread, KEY, 4), KEY, 2, jnp.ones(4))
+    drawn = fbuf.sharded.sample(spread, KEY, 4)
+    with pytest.raises(TypeError, match=r"got ShardedSample; over a mesh use fbuf\.sharded\.thin"):
+        fbuf.thin(drawn, KEY, 2, jnp.ones(4))
+    plain = fbuf.sample(state, KEY, 4)
+    with pytest.raises(
+        TypeError, match=r"sharded\.thin: batch must be a .*ShardedSample, got Sample"
+    ):
+        fbuf.sharded.thin(spread, plain, KEY, 2, jnp.ones(4))
+    with pytest.raises(ValueError, match=r"sharded\.thin: error must be of shape \(4,\)"):
+        fbuf.sharded.thin(spread, drawn, KEY, 2, jnp.ones(5))
+
+
+ITEM = {
+    "x": jnp.float32(0),
+    "image": jnp.zeros((3, 5), jnp.uint8),
+    "half": jnp.bfloat16(0),
+    "flag": jnp.bool_(0),
+}
+
+
+def over_shards(devices):
+    """A buffer over eight shards, a large batch of it with masked rows, and errors."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
+    sampler = fbuf.Prioritized(alpha=1.0, beta=0.7)
+    state = fbuf.sharded.init(ITEM, 64, mesh=mesh, shards=8, sampler=sampler)
+    x = np.arange(48)
+    rows = {
+        "x": -x.astype(np.float32),  # one is -0.0
+        "image": (x[:, None, None] + np.arange(15).reshape(3, 5)).astype(np.uint8),
+        "half": jnp.asarray(x, jnp.bfloat16),
+        "flag": x % 3 == 0,
+    }
+    priority = 1 + x.astype(np.float32)
+    state = fbuf.sharded.add(state, rows, priority=priority, truncated=x % 4 == 1)
+    batch = fbuf.sharded.sample(state, KEY, 64)
+    mask = jax.device_put(np.arange(64) % 5 > 0, batch.mask.sharding)
+    batch = dataclasses.replace(batch, mask=mask)
+    error = np.random.default_rng(0).random(64).astype(np.float32)
+    error[[6, 7, 8]] = NAN, INF, -1
+    return state, batch, jax.device_put(error, mask.sharding)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.sweep)])
+def test_a_batch_over_a_mesh_is_thinned_as_one_batch(devices):
+    state, batch, error = over_shards(devices)
+    thin = fbuf.sharded.thin(state, batch, jax.random.key(1), 16, error)
+    assert all(leaf.sharding == batch.mask.sharding for leaf in (thin.mask, thin.data["x"]))
+    found, large = jax.tree.map(np.asarray, (thin, batch))
+    fields = ("data", "mask", "terminated", "truncated", "probability", "weight")
+    ids = fbuf.Ids(large.ids.slot + 100 * large.ids.shard, large.ids.generation)
+    plain = fbuf.Sample(ids=ids, **{name: getattr(large, name) for name in fields})
+    plain = jax.tree.map(jnp.asarray, plain)
+    expected = fbuf.thin(plain, jax.random.key(1), 16, np.asarray(error))
+    for name in fields:
+        for a, b in zip(
+            jax.tree.leaves(getattr(found, name)),
+            jax.tree.leaves(getattr(expected, name)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a.view(np.uint8), np.asarray(b).view(np.uint8))
+    np.testing.assert_array_equal(found.ids.slot + 100 * found.ids.shard, expected.ids.slot)
+    np.testing.assert_array_equal(found.ids.generation, expected.ids.generation)
+    none = fbuf.sharded.thin(state, batch, jax.random.key(1), 16, jnp.full(64, NAN))
+    assert not none.mask.any()
+    assert (none.ids.slot == -1).all()
+    assert (none.ids.shard == -1).all()
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_part_of_a_batch_is_thinned_inside_shard_map():
+    state, batch, error = over_shards(2)
+    spec, data = fbuf.sharded.specs(state), jax.P("data")
+    of_batch = jax.tree.map(lambda _: data, batch)
+    of_batch = dataclasses.replace(of_batch, fault=jax.P())
+    inside = jax.shard_map(
+        lambda state, batch, error: fbuf.sharded.thin(state, batch, jax.random.key(1), 16, error),
+        mesh=state.mesh,
+        in_specs=(spec, of_batch, data),
+        out_specs=of_batch,
+    )
+    outside = fbuf.sharded.thin(state, batch, jax.random.key(1), 16, error)
+    for a, b in zip(
+        jax.tree.leaves(jax.jit(inside)(state, batch, error)),
+        jax.tree.leaves(outside),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match=r"count must be a multiple of the 2 devices.*take 4"):
+        fbuf.sharded.thin(state, batch, jax.random.key(1), 3, error)
 
 
 def test_an_error_that_is_nothing_beside_another_counts_as_0():

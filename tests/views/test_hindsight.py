@@ -428,7 +428,7 @@ KINDS = [
     (Known, ALONE, "same_step", IN_EPISODES, 20),
     (OnHost, SIDE_BY_SIDE, "same_step", EVERY_SHARE, 20),
     (OnHost, ALONE, "next_step", EVERY_SHARE, 20),
-    (OverMesh, (8, 24, True), "next_step", IN_EPISODES, 20),
+    (OverMesh, (8, 24, True), "next_step", EVERY_SHARE, 20),
     (OverMesh, (16, 12, False), "same_step", IN_EPISODES, 20),
 ]
 
@@ -578,15 +578,31 @@ def test_views_of_equal_shares_are_equal():
     assert hash(one) == hash(other)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=SWEEP)])
-def test_any_row_over_a_mesh_is_refused(devices):
-    if jax.device_count() < devices:
-        pytest.skip("needs more devices")
-    state = sharded.init(ITEM, 32, mesh=meshes.mesh(devices), shards=8)
-    with pytest.raises(ValueError, match='"random" takes goals of all rows, but over a mesh'):
-        sharded.sample(state, jax.random.key(0), 8, view=OGBENCH)
-    none = fbuf.Hindsight(reward_fn, strategy={"future": 1, "random": 0})
-    assert not sharded.sample(state, jax.random.key(0), 8, view=none).mask.any()
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_any_row_over_a_mesh_is_of_all_shards():
+    """Shards have different numbers of rows, some are removed; all that are left are as likely."""
+    view, found = fbuf.Hindsight(reward_fn, strategy="random", ratio=1.0, copies=2), []
+    meant = np.arange(32) % 8 < np.repeat([8, 2, 5, 0], 8)
+    for devices in (1, 2):
+        state = sharded.init(ITEM, 32, mesh=meshes.mesh(devices), shards=4)
+        assert not sharded.sample(state, jax.random.key(0), 8, view=view).mask.any()
+        state = sharded.add(state, item_of(np.arange(32)), mask=meant)
+        gone = sharded.ShardedIds(*jnp.array([[0, 2], [3, 1], [0, 0]], jnp.int32))
+        state = sharded.remove(state, gone)
+        found.append(sharded.sample(state, jax.random.key(1), 8000, view=view).data)
+    meshes.same(*found)
+    left = sorted(set(np.flatnonzero(meant).tolist()) - {3, 17})
+    of = lambda goal: tuple(float(x) for leaf in jax.tree.leaves(goal) for x in np.ravel(leaf))
+    goals = {of(item_of(np.array([n]))["achieved_goal"]): n for n in left}
+    reached = jax.tree.map(np.asarray, found[0].item["goal"])
+    counts = collections.Counter(
+        goals[of(jax.tree.map(lambda leaf, at=at: leaf[at], reached))] for at in np.ndindex(8000, 2)
+    )
+    assert sorted(counts) == left
+    assert stats.chisquare([counts[n] for n in left]).pvalue > 1e-4
+
+
+def test_any_row_of_one_shard_is_that_of_the_plain_buffer():
     one = sharded.init(ITEM, 32, mesh=meshes.mesh(1), shards=1)
     one = sharded.add(one, item_of(np.arange(9)))
     plain = fbuf.add(fbuf.init(ITEM, 32), item_of(np.arange(9)))
