@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
-from support import own, restored
+from support import meshes, own, restored
 from support.pair import Pair, ShardedPair, priorities_of
 
 import fbuf
@@ -251,20 +251,60 @@ def test_no_row_is_drawn_beyond_its_limits(shape, sampler, autoreset, sizes, req
         history(LimitedPair(shape, sampler, autoreset), sizes, seed)
 
 
-@SWEEP
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize(
-    ("shape", "sampler", "autoreset"),
+    ("shape", "sampler", "autoreset", "seeds"),
     [
-        ((8, 4, True), fbuf.Limited(EXACT, max_uses=2, max_age=3), "next_step"),
-        ((4, 6, False), fbuf.Limited(fbuf.Uniform(window=2), max_uses=1), "same_step"),
-        ((8, 4, True), fbuf.Limited(PER_WINDOW, max_uses=3, version="version"), "same_step"),
-        ((4, 6, False), fbuf.Limited(version="version", max_age=4), "next_step"),
+        ((8, 4, True), fbuf.Limited(PER_WINDOW, max_uses=2, version="version"), "same_step", 2),
+        *(
+            pytest.param(*case, 20, marks=SWEEP)
+            for case in (
+                ((8, 4, True), fbuf.Limited(EXACT, max_uses=2, max_age=3), "next_step"),
+                ((4, 6, False), fbuf.Limited(fbuf.Uniform(window=2), max_uses=1), "same_step"),
+                (
+                    (8, 4, True),
+                    fbuf.Limited(PER_WINDOW, max_uses=3, version="version"),
+                    "same_step",
+                ),
+                ((4, 6, False), fbuf.Limited(version="version", max_age=4), "next_step"),
+            )
+        ),
     ],
 )
-def test_limits_hold_over_all_shards(shape, sampler, autoreset):
-    for seed in range(20):
+def test_limits_hold_over_all_shards(shape, sampler, autoreset, seeds):
+    for seed in range(seeds):
         history(LimitedShards(shape, sampler, autoreset), (3, 9), seed)
+
+
+def test_fresh_rows_of_all_shards_count_as_used():
+    """The candidates that are taken keep their places: the first ones are the fresh rows."""
+    sampler = fbuf.Limited(fbuf.FreshFirst(most=3), max_uses=1)
+    state = sharded.init(jnp.int32(0), 16, mesh=meshes.mesh(1), shards=2, sampler=sampler)
+    state = sharded.add(state, jnp.arange(12, dtype=jnp.int32))
+    seen = []
+    for turn in range(6):
+        state, batch = sharded.draw(state, jax.random.key(turn), 4)
+        found = batch.data[batch.mask].tolist()
+        fresh = min(3, 12 - len(seen)) if turn < 2 else 0
+        assert (batch.probability[:fresh] == 1).all()
+        assert (batch.weight[: len(found)] == 1).all()
+        seen += found
+    assert sorted(seen) == list(range(12))
+    assert int(sharded.stats(state)["fresh"]) == 0
+
+
+def test_lives_over_a_mesh_are_kept_by_save_and_load(tmp_path):
+    sampler = fbuf.Limited(max_uses=1, version="version")
+    state = sharded.init(ITEM, 16, mesh=meshes.mesh(1), shards=2, sampler=sampler)
+    state = sharded.expire(sharded.add(state, items(np.arange(12))), 1)
+    state, batch = sharded.draw(state, jax.random.key(0), 4)
+    state = sharded.save(tmp_path, state)
+    other = restored.sharded_load(tmp_path, mesh=meshes.mesh(1)).state
+    meshes.same(sharded.stats(state), sharded.stats(other))
+    assert sharded.uses(other, batch.ids).tolist() == [1, 1, 1, 1]
+    one, two = (sharded.draw(of, jax.random.key(1), 8)[1] for of in (state, other))
+    meshes.same(one, two)
+    assert not set(one.data["number"][one.mask].tolist()) & set(batch.data["number"].tolist())
 
 
 @SWEEP

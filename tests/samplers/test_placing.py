@@ -300,6 +300,22 @@ def test_shards_of_different_numbers_of_rows_are_drawn_by_these():
     assert scipy_stats.chisquare(counts[there], expected).pvalue > 1e-4
 
 
+def test_the_lowest_of_all_shards_is_said():
+    state = sharded.init(jnp.int32(0), 8, mesh=meshes.mesh(1), shards=2, sampler=LOWEST)
+    priority = jnp.array([5.0, 3.0, 2.0, 9.0])
+    state = sharded.add(state, jnp.arange(4, dtype=jnp.int32), priority=priority)
+    np.testing.assert_allclose(sharded.stats(state)["lowest"], 2.001, rtol=1e-6)
+
+
+def test_shards_do_not_keep_the_same_places():
+    state = sharded.init(jnp.int32(0), 16, mesh=meshes.mesh(1), shards=2, sampler=fbuf.Reservoir())
+    for turn in range(4):
+        rows = np.tile(np.arange(20, dtype=np.int32), 2) + 20 * turn
+        state = sharded.add(state, rows)
+    one, two = (part.storage.read(jnp.arange(8)).tolist() for part in meshes.parts(state))
+    assert one != two
+
+
 def test_shards_choose_apart():
     """A row is kept in one shard whatever another one keeps; each as often."""
     size, runs, sampler = 6, 4000, fbuf.Reservoir(1)

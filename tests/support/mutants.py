@@ -49,6 +49,11 @@ RETURN, REACH = ("test_return_to_go.py", "test_return"), ("test_return_to_go.py"
 FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
+LIVES_OF_ALL = "test_limited.py", "all_shards"
+LIVES_OF_FRESH = "test_limited.py", "fresh_rows_of_all"
+PLACES_OF_ALL = "test_placing.py", "places_its_own"
+THIN_OF_ALL = "test_thin.py", "thinned_as_one"
+ANY_OF_ALL = "test_hindsight.py", "any_row_over"
 BEFORE_ACTING = "test_limited.py", "before_acting"
 GOALS = "test_hindsight.py", "every_row"
 SHARES = "test_hindsight.py", "each_share or gives_the_goals"
@@ -278,23 +283,23 @@ MUTANTS = [
     ),
     *of(
         "ops/thin.py",
-        ("counts = batch.mask & (error >= 0)", "counts = (error >= 0)", "mask", THIN),
-        ("batch.mask & (error >= 0) & (error <=", "batch.mask & (error <=", "mask", THIN),
+        ("counts = mask & (error >= 0)", "counts = (error >= 0)", "mask", THIN),
+        ("counts = mask & (error >= 0) & (error <=", "counts = mask & (error <=", "mask", THIN),
         (" & (error <= float(jnp.finfo(jnp.float32).max))", "", "mask", THIN),
         ("jnp.where(counts, error, 0)", "error", "mask", THIN),
-        ("share * jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)", "share * error.shape[0]", "count", THIN),
-        ("ids=only(cut.ids, mask)", "ids=cut.ids", "mask", THIN),
-        ("terminated=select(mask, cut.terminated)", "terminated=cut.terminated", "mask", THIN),
-        ("truncated=select(mask, cut.truncated)", "truncated=cut.truncated", "mask", THIN),
-        ("jnp.where(mask, cut.probability * times, 0)", "jnp.where(mask, cut.probability, 0)", "weights", THIN),
-        ("jnp.where(mask, cut.weight / times, 0)", "jnp.where(mask, 1 / times, 0)", "weights", THIN),
+        ("of_all = jnp.sum(counts, dtype=jnp.int32).astype(jnp.float32)", "of_all = error.shape[0]", "count", THIN),
+        ("ids=only(cut.ids, rows.mask)", "ids=cut.ids", "mask", THIN),
+        ("select(mask, cut.terminated)", "cut.terminated", "mask", THIN),
+        ("select(mask, cut.truncated)", "cut.truncated", "mask", THIN),
+        ("jnp.where(mask, cut.probability * rows.times, 0)", "jnp.where(mask, cut.probability, 0)", "weights", THIN),
+        ("jnp.where(mask, cut.weight / rows.times, 0)", "jnp.where(mask, 1 / rows.times, 0)", "weights", THIN),
         ("error * _scale(error.max())", "error * 1", "tree rounding", THIN),
         ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "value", "weights", THIN),
         ("jnp.where(value.max() > 0, value, counts.astype(jnp.float32))", "jnp.where(value.max() > 0, value, 1)", "mask", THIN),
         ("value = jnp.where(value >= _SMALLEST, value, 0)", "value = value + 0", "tree rounding", THIN),
         ("if steps == (size, size):", "if False:", "views", THIN),
         ("        if jnp.shape(leaf)[:1] != (size,):", "        if False:", "views", THIN),
-        ("mask = jnp.broadcast_to(share.max() > 0, (count,))", "mask = jnp.ones(count, bool)", "mask", THIN),
+        ("there = jnp.broadcast_to(share.max() > 0, (count,))", "there = jnp.ones(count, bool)", "mask", THIN),
     ),
     *of(
         "dispatch/read_before_write.py",
@@ -511,7 +516,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/weights.py",
-        ("jnp.where(mask, log_weight, jnp.finfo(jnp.float32).min)", "log_weight", "weights", SEVERAL),
+        ("jnp.where(mask, log_weight, none)", "log_weight", "weights", SEVERAL),
         ("0.5: jnp.sqrt", "0.5: jnp.abs", "weights", ("test_weights.py", "")),
         ("log_weight = -power * jnp.log(relative)", "log_weight = power * jnp.log(relative)", "weights", MIXED),
     ),
@@ -573,15 +578,62 @@ MUTANTS = [
         ("slots = tie(span.slots, change.evicted)", "slots = span.slots", "order", BEFORE_ACTING),
         ("(ring.older(written) >= self.max_age)", "(ring.older(written) > self.max_age)", "seam", LIVES),
         ("is_stale = change.is_start & ~versions", "is_stale = ~change.is_start & ~versions", "mask", ("test_limited.py", "beyond or late")),
-        ("gone &= last_of_each(jnp.where(gone, draw.slots, ring.capacity))", "gone &= True", "count", LIVES),
-        ("counted = read_rows(index.uses, drawn.slots) + earlier_of_each(drawn.slots)", "counted = read_rows(index.uses, drawn.slots)", "count", LIVES),
+        ("gone &= last_of_each(jnp.where(gone, slots, ring.capacity))", "gone &= True", "count", LIVES),
+        ("+ earlier_of_each(counted) <", "<", "count", LIVES),
+        ("jnp.where(own, slots, ring.capacity))", "slots)", "count", LIVES_OF_ALL),
+        ("return self._counted(index, ring, slots, there)", "return self._counted(index, ring, slots, there & False)", "count", LIVES_OF_ALL),
+        ("number = taken.places[positions]", "number = positions", "seam", LIVES_OF_FRESH),
         ("removed=ring.count() - index.live.total", "removed=ring.removed", "count", LIVES),
         ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
-        ("candidates = 2 * batch_size if refuses else batch_size", "candidates = batch_size", "count", ("test_limited.py", "twice_as_many")),
+        ("return 2 * batch_size if self.refuses_picks else batch_size", "return batch_size", "count", ("test_limited.py", "twice_as_many")),
         ("if window.stride == 1:", "if window.stride == 0:", "resize", ("test_limited.py", "resize_at_any_time")),
         ("uses = write_rows(index.uses, slots, read_rows(old.uses, old_slots))", "uses = index.uses", "resize", ("test_limited.py", "resize")),
-        ("place = jnp.where(allowed & (place < count), place, count)", "place = jnp.where(place < count, place, count)", "mask", LIVES),
         ("is_stale = ~versions.may_be_drawn(of_rows, ring.clamp(slots))", "is_stale = versions.may_be_drawn(of_rows, ring.clamp(slots))", "mask", LIVES),
+    ),
+    *of(
+        "samplers/candidates.py",
+        ("jnp.where(allowed, rank, count)", "jnp.minimum(rank, count)", "mask", LIVES),
+        ("position < taken.draws", "position <= taken.draws", "count", LIVES),
+        ("renormalised(drawn.log_weight, mask, axes)", "renormalised(drawn.log_weight, mask)", "seam", LIVES_OF_ALL),
+    ),
+    *of(
+        "mesh/sample.py",
+        ("return own & sampler.allowed", "return sampler.allowed", "mask", LIVES_OF_ALL),
+        ("if sampler.refuses_picks:", "if False:", "mask", LIVES_OF_ALL),
+    ),
+    *of(
+        "mesh/uses.py",
+        ("jnp.where(every.shard == number, every.slot, NO_SLOT)", "every.slot", "seam", LIVES_OF_ALL),
+    ),
+    *of(
+        "mesh/thin.py",
+        ("own = (place >= 0) & (place < here)", "own = place < here", "seam", THIN_OF_ALL),
+        ("first = per_device.device_number(state) * part", "first = 0 * part", "seam", THIN_OF_ALL),
+        ("jnp.where(own.mask, cut.ids.shard, NO_SLOT)", "cut.ids.shard", "mask", THIN_OF_ALL),
+    ),
+    *of(
+        "mesh/any_rows.py",
+        ("jnp.where((shard == number)[:, None], found, 0)", "jnp.where((shard >= number)[:, None], found, 0)", "seam", ANY_OF_ALL),
+        ("shard.ring.live()", "shard.ring.count()", "count", ANY_OF_ALL),
+    ),
+    *of(
+        "views/goals.py",
+        ('words[at] == "random", of_any)', "False, of_any)", "mask", ("test_hindsight.py", "some_any_rows_over")),
+    ),
+    *of(
+        "samplers/reservoir.py",
+        ("key = random_bits.fold_in(key, index.shard)", "pass", "seam", ("test_placing.py", "choose_apart")),
+        ("rows.astype(jnp.float32) * _stands_for(index, ring)", "rows.astype(jnp.float32)", "count", PLACES_OF_ALL),
+        ("totals.rows[shard]), None)", "totals.rows[0]), None)", "seam", PLACES_OF_ALL),
+    ),
+    *of(
+        "samplers/evict_lowest.py",
+        ("dataclasses.replace(index.priorities, largest_of_shards=None)", "index.priorities", "seam", PLACES_OF_ALL),
+        ('smallest_stats: ClassVar[frozenset[str]] = frozenset({"lowest"})', "smallest_stats: ClassVar[frozenset[str]] = frozenset()", "count", ("test_placing.py", "lowest_of_all")),
+    ),
+    *of(
+        "mesh/add.py",
+        ("index = sampler.of_shard(shard.index, number)", "index = sampler.of_shard(shard.index, number * 0)", "seam", ("test_placing.py", "do_not_keep_the_same")),
     ),
     *of(
         "samplers/starts.py",
@@ -970,7 +1022,7 @@ MUTANTS = [
     ),
     *of(
         "mesh/add.py",
-        ("added(informed(shard), given, time_major)", "added(shard, given, time_major)", "weights", ("test_sharded.py", "largest_priority")),
+        ("shard = informed(shard)", "shard = shard", "weights", ("test_sharded.py", "largest_priority")),
     ),
     *of(
         "mesh/call.py",

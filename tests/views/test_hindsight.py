@@ -602,6 +602,18 @@ def test_any_row_over_a_mesh_is_of_all_shards():
     assert stats.chisquare([counts[n] for n in left]).pvalue > 1e-4
 
 
+def test_some_any_rows_over_a_mesh_are_of_other_shards():
+    """Each shard has an episode of its own, so a goal of another one is of any row."""
+    state = sharded.init(ITEM, 32, mesh=meshes.mesh(1), shards=4, num_envs=4)
+    state = sharded.add(state, item_of(np.arange(32).reshape(4, 8)))
+    for first in ("future", "current"):
+        view = fbuf.Hindsight(reward_fn, strategy={first: 0.5, "random": 0.5}, ratio=1.0)
+        batch = sharded.sample(state, jax.random.key(0), 4000, view=view)
+        goals = np.asarray(batch.data.item["goal"]["level"])
+        elsewhere = (goals // 8 != np.asarray(batch.ids.shard)).mean()
+        np.testing.assert_allclose(elsewhere, 0.5 * 0.75, atol=4 * 0.5 / 4000**0.5)
+
+
 def test_any_row_of_one_shard_is_that_of_the_plain_buffer():
     one = sharded.init(ITEM, 32, mesh=meshes.mesh(1), shards=1)
     one = sharded.add(one, item_of(np.arange(9)))
