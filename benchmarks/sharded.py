@@ -24,7 +24,7 @@ weight, and the ids and priorities of `update_priority`. A call that does nothin
 array is beside them: a collective cannot take less.
 
 Bytes are read off compiled steps. The 8 B are the least weight and the largest priority, 4 each.
-"By the rule" is what `docs/scale.md` states: buckets of `fbuf.mesh.exchange.bucket_size`, words of
+"By the rule" is what `docs/know/scale_costs.md` states: buckets of `fbuf.mesh.exchange.bucket_size`, words of
 a message as counted by `evidence/exchange_rounds.py`. A bucket for itself crosses nothing, and a
 sum goes around twice.
 
@@ -279,7 +279,7 @@ def received(text: str, devices: int) -> dict[str, int]:
 
 
 def by_the_rule(devices: int) -> dict[str, int]:
-    """The same, as `docs/scale.md` states it, of a prioritised buffer: one shard a device."""
+    """The same, as `docs/know/scale_costs.md` states it, of a prioritised buffer: one shard a device."""
     words = exchange_rounds.words(ITEM, fbuf.Prioritized())
     others = devices - 1
     # The plan, the least weight, and the largest priority for new rows.
@@ -468,7 +468,7 @@ def bars(records: list[Record]) -> list[str]:
     )
     in_place = not any(r.get("copies") for r in records)
     return [
-        report.bar("Devices receive the bytes that docs/scale.md states", alike),
+        report.bar("Devices receive the bytes that docs/know/scale_costs.md states", alike),
         report.bar("A step copies nothing that is stored", in_place),
     ]
 
