@@ -295,8 +295,8 @@ def gpu_summary(results: pathlib.Path) -> list[str]:
     return [f"On a GPU ({about['device']}, {versions}):", "", *table, ""]
 
 
-def gpu_sentence(results: pathlib.Path) -> list[str]:
-    """Return the figures of a GPU in a sentence, with how many times fbuf's the others are."""
+def gpu_sentences(results: pathlib.Path) -> list[str]:
+    """Return the figures of a GPU in sentences, with how many times fbuf's the others are."""
     path = results / "gpu_speed.json"
     if not path.exists():
         return []
@@ -310,8 +310,9 @@ def gpu_sentence(results: pathlib.Path) -> list[str]:
             for peer, value in zip(GPU_PEERS[1:], values[1:], strict=True)
             if value is not None
         ]
-        parts.append(f"{text}: {report.beside(values[0], values[0])}, {', '.join(beside)}")
-    return ["", *textwrap.wrap(f"On a GPU ({device}): {'; '.join(parts)}.", 100)]
+        ours = report.beside(values[0], values[0])
+        parts.append(f"{text[0].upper()}{text[1:]}: {ours}, {', '.join(beside)}.")
+    return ["", *textwrap.wrap(f"On a GPU, {device}. {' '.join(parts)}", 100)]
 
 
 def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
@@ -333,7 +334,7 @@ def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
 def readme_part(results: pathlib.Path) -> str:
     """Return the part of the README between its marks."""
     table = summary(results, short=True)
-    return "\n".join([*about_figures(results, short=True), "", *table, *gpu_sentence(results)])
+    return "\n".join([*about_figures(results, short=True), "", *table, *gpu_sentences(results)])
 
 
 def between_marks(text: str, part: str) -> str:
