@@ -248,7 +248,7 @@ def test_links_lead_somewhere(page):
         assert found.exists(), f"{page.name} links to {target}, which is not there"
         if anchor and found.suffix == ".md":
             assert anchor in anchors(found), f"{page.name} links to {target}: no such heading"
-        assert found.resolve() != REFERENCE, f"{page.name} links to {target}, which is raw on a forge"
+        assert found.resolve() != REFERENCE, f"{page.name} links to {target}: raw on a forge"
 
 
 def test_readme_names_the_two_commands_and_the_installation_every_extra():
