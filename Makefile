@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 test: $(READY)  ## Run the test suite, in two processes.
 	$(QUICK) $(PYTEST) -m "not sweep" $(ARGS)
 
-switches: $(READY)  ## Run quick tests under JAX's own switches; docs/switches.md says what holds.
+switches: $(READY)  ## Run quick tests under JAX's own switches; docs/know/switches.md says what holds.
 	$(QUICK) $(BIN)/python tests/switches.py $(ARGS)
 
 sweep: export FBUF_SWEEP_PART := $(PART)
@@ -31,7 +31,7 @@ sweep: $(READY)  ## Run the cases that make test leaves out: more of the same, a
 	$(QUICK) $(PYTEST) -m "sweep and not optimised" $(ARGS)
 	$(PYTEST) -m optimised $(ARGS)
 
-matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/versions.md.
+matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/know/versions.md.
 	$(BIN)/python tests/matrix.py $(ARGS)
 
 lint: $(READY)  ## Check style and types.

@@ -5,12 +5,11 @@
 
 It needs nothing beside the files of a run of the benchmarks; `make bench` ends with it.
 
-`docs/benchmarks.md` is made of the reports as they are, with their pictures beside it in
-`docs/benchmarks/`. The README gets one table and one picture, between its marks, `docs/scale.md`
-some tables of the exchange, and `docs/host.md` those of rows on the host.
-`docs/thousands_of_environments.md` gets that of large batches, and `docs/sampling.md` that of small
-and large buffers. A report that is not there is left
-out. One of a quick run is never published in the repository.
+Each report becomes a page in `docs/know/benchmarks/`, its picture beside it. The promises of all
+reports are together on the page `bars.md` there. `docs/know/benchmarks.md` is a summary: the
+README's tables, and a list of the reports. The README gets its tables between its marks, and so do
+the other pages named in `PAGES`. A report that is not there is left out. One of a quick run is
+never published in the repository.
 """
 
 from __future__ import annotations
@@ -70,12 +69,25 @@ REPORTS = (
     "order",
     "learn_every_k",
 )
-"""The order of the page."""
-PICTURE = "https://raw.githubusercontent.com/fbuf/fbuf/main/docs/benchmarks/compare.png"
-"""The README's picture, also where the README is shown by a package index."""
+"""The order of the summary."""
+FOLDER = "know/benchmarks"
+"""The folder of the reports; the summary is the page of the same name."""
+PICTURE = "![Time of a step over the capacity and over the batch](benchmarks/compare.png)"
+"""The picture of the summary."""
+GPU_PEERS = (gpu_speed.FBUF, gpu_speed.FLASHBAX, gpu_speed.TORCHRL)
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
+PROMISE = re.compile("- .*: (held|MISSED)")
+LONG = (
+    "the same, the gradient alone in `lax.cond`",
+    "the same, in one compiled call of yours",
+    "the uniform one, likewise",
+    "write 16 rows, draw 256 windows of 4, called from Python",
+    "uniform step of 4,096 84x84x4 frames, likewise",
+    "a prioritised batch as tensors",
+)
+"""Rows of the summary that the README leaves out."""
 PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Table]]]] = {
-    "scale.md": {
+    "know/scale_costs.md": {
         "exchange_rounds": {
             "rounds": exchange_rounds.skew_table,
             "cost": exchange_rounds.cost_table,
@@ -93,14 +105,14 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "copies": sharded.memory_table,
         },
     },
-    "coming_from_stable_baselines3.md": {
+    "know/coming_from_stable_baselines3.md": {
         "sb3": {"calls": sb3.call_table, "bytes": sb3.byte_table},
         "sb3_learning": {"returns": sb3_learning.return_table},
     },
-    "coming_from_brax.md": {
+    "know/coming_from_brax.md": {
         "fronts_brax": {"steps": fronts_brax.time_table, "returns": fronts_brax.return_table}
     },
-    "host.md": {
+    "know/host.md": {
         "host": {
             "memory": host.bytes_table,
             "batches": host.tiers_table,
@@ -108,44 +120,88 @@ PAGES: dict[str, dict[str, dict[str, Callable[[list[Record]], exchange_rounds.Ta
             "mapped": host.mapped_table,
         }
     },
-    "datasets.md": {"lerobot": {"batches": lerobot.batch_table}},
-    "sampling.md": {"flat_in_capacity": {"flat": flat_in_capacity.time_table}},
-    "thousands_of_environments.md": {"large": {"step": large.step_table}},
+    "know/datasets_of_robots.md": {"lerobot": {"batches": lerobot.batch_table}},
+    "know/sampling.md": {"flat_in_capacity": {"flat": flat_in_capacity.time_table}},
+    "know/thousands_of_environments.md": {"large": {"step": large.step_table}},
 }
 """The tables of pages of the docs, by the report: each between marks of its name."""
 INTRODUCTION = """\
 # Benchmarks
 
-All figures of this project are on this page, and `make bench` wrote it. Every report says which
-command made it, on which device, when, and with which versions. Where fbuf is slower than
-another library, the table says so. "Bars" are what the project promises of itself.
+`make bench` wrote this page, and those of the reports. Every report says which command made it, on
+which device, when, and with which versions. Where fbuf is slower than another library, the table
+says so. [Bars](benchmarks/bars.md) are what the project promises of itself, and some were missed.
 
 The compiled programs differ a little from process to process, so a difference of a few per cent
-says nothing."""
+says nothing.
+
+## A few figures
+"""
+BARS = """\
+# Bars
+
+These are the promises of the project, and whether each was held. [Benchmarks](../benchmarks.md)
+lists the reports.
+"""
 
 
-def report_text(name: str, results: pathlib.Path, pictures: pathlib.Path) -> list[str]:
-    """One report as a section of the page; its picture is copied."""
-    lines = []
+def report_parts(name: str, results: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Return the lines of a report but for its bars, and the bars."""
+    report_lines, bars = [], []
+    in_bars = False
     for line in (results / f"{name}.md").read_text().splitlines():
         if line.startswith("#"):
-            lines.append("#" + line)
-        elif line.startswith("!["):
-            pictures.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(results / f"{name}.png", pictures / f"{name}.png")
-            lines.append(line.replace(f"({name}.png)", f"({pictures.name}/{name}.png)"))
+            in_bars = line == "## Bars"
+        if in_bars:
+            bars += [line] if line.startswith("- ") else []
         else:
-            lines.append(line)
-    return lines
+            report_lines.append(line)
+    return report_lines, bars
 
 
-def page(results: pathlib.Path, pictures: pathlib.Path) -> str:
-    """The page of all figures."""
-    lines = INTRODUCTION.splitlines()
-    for name in REPORTS:
-        if (results / f"{name}.md").exists():
-            lines += ["", *report_text(name, results, pictures)]
-    return "\n".join(lines) + "\n"
+def report_page(name: str, lines: list[str], bars: list[str]) -> str:
+    """Return one report as a page, with a way back to the summary."""
+    about = f" Its [bars](bars.md#{anchor(lines[0])}) have a page of their own." if bars else ""
+    way_back = f"A report of [Benchmarks](../benchmarks.md).{about}"
+    return "\n".join([lines[0], "", way_back, *lines[1:]]).rstrip() + "\n"
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that a heading makes."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def list_of(reports: dict[str, tuple[list[str], list[str]]], results: pathlib.Path) -> list[str]:
+    """Return the table of the reports: title, device, date, and how many bars were held."""
+    rows = []
+    for name, (lines, bars) in reports.items():
+        about: dict[str, Any] = json.loads((results / f"{name}.json").read_text())["about"]
+        promises = [line for line in (*bars, *lines) if PROMISE.match(line)]
+        held = sum(": held" in line for line in promises)
+        title = f"[{lines[0].removeprefix('# ')}](benchmarks/{name}.md)"
+        share = f"{held} of {len(promises)}" if promises else "-"
+        rows.append([title, about.get("device", "CPU"), about["date"], share])
+    return report.table(["report", "device", "date", "bars held"], rows)
+
+
+def write_pages(results: pathlib.Path, docs: pathlib.Path) -> None:
+    """Write the summary, the reports with their pictures, and the page of all bars."""
+    folder = docs / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [name for name in REPORTS if (results / f"{name}.md").exists()]
+    reports = {name: report_parts(name, results) for name in names}
+    all_bars = BARS.splitlines()
+    for name, (lines, bars) in reports.items():
+        (folder / f"{name}.md").write_text(report_page(name, lines, bars))
+        if (results / f"{name}.png").exists():
+            shutil.copyfile(results / f"{name}.png", folder / f"{name}.png")
+        if bars:
+            command = f"[The report]({name}.md)."
+            all_bars += ["", f"## {lines[0].removeprefix('# ')}", "", command, "", *bars]
+    (folder / "bars.md").write_text("\n".join(all_bars) + "\n")
+    lines = [*INTRODUCTION.splitlines(), "", *about_figures(results), "", *summary(results), ""]
+    lines += [*gpu_summary(results), PICTURE, "", "## Reports", "", *list_of(reports, results)]
+    (docs / f"{FOLDER}.md").write_text("\n".join(lines) + "\n")
 
 
 def records_of(name: str, results: pathlib.Path) -> list[Record]:
@@ -154,8 +210,13 @@ def records_of(name: str, results: pathlib.Path) -> list[Record]:
     return json.loads(path.read_text())["records"] if path.exists() else []
 
 
-def summary(results: pathlib.Path) -> list[str]:
-    """The README's table: a few figures, ours beside those of each other library."""
+def summary(results: pathlib.Path, *, short: bool = False) -> list[str]:
+    """The table of a few figures, ours beside those of each other library.
+
+    Args:
+        results: The folder of the results.
+        short: Whether to leave out figures that are much like others, as the README does.
+    """
     found = Find(records_of("compare", results))
     in_slices = Find(records_of("slices", results))
     agents = Find(records_of("agents", results))
@@ -192,20 +253,16 @@ def summary(results: pathlib.Path) -> list[str]:
     rows = []
     for text, figure in figures.items():
         values = [figure(peer) for peer in peers]
-        if values[0] is not None:
+        if values[0] is not None and not (short and text in LONG):
             ours = values[0]
             rows.append([text, *(report.beside(value, ours) for value in values)])
     return report.table(["", *peers], rows)
 
 
-def gpu_summary(results: pathlib.Path) -> list[str]:
-    """The README's table of a GPU, beneath a line that names it; nothing without figures."""
-    path = results / "gpu_speed.json"
-    if not path.exists():
-        return []
-    found = Find(records_of("gpu_speed", results))
-    about: dict[str, Any] = json.loads(path.read_text())["about"]
-    peers = (gpu_speed.FBUF, gpu_speed.FLASHBAX, gpu_speed.TORCHRL)
+def gpu_figures(results: pathlib.Path) -> dict[str, list[float | None]]:
+    """Return a few figures of a GPU: those of `GPU_PEERS`, by their description."""
+    records = records_of("gpu_speed", results)
+    found = Find(records)
     kinds = {
         "prioritised step, inside `lax.scan`": ("row", True, compare.MAIN, gpu_speed.STEP),
         "uniform step, inside `lax.scan`": ("row", False, compare.MAIN, gpu_speed.STEP),
@@ -213,39 +270,71 @@ def gpu_summary(results: pathlib.Path) -> list[str]:
         "a prioritised batch as tensors": ("row", True, compare.MAIN, gpu_speed.HANDED),
         "a uniform batch as tensors": ("row", False, compare.MAIN, gpu_speed.HANDED),
     }
-    rows = []
+    figures = {}
     for text, (item, prioritized, batch, what) in kinds.items():
-        n = min(r["n"] for r in records_of("gpu_speed", results) if r["item"] == item and "n" in r)
-        values = [
+        n = min(r["n"] for r in records if r["item"] == item and "n" in r)
+        figures[text] = [
             found(item=item, prioritized=prioritized, batch=batch, what=what, n=n, peer=peer)
-            for peer in peers
+            for peer in GPU_PEERS
         ]
-        rows.append([text, *(report.beside(value, values[0]) for value in values)])
+    return figures
+
+
+def gpu_summary(results: pathlib.Path) -> list[str]:
+    """Return the table of a GPU, beneath a line that names it; nothing without figures."""
+    path = results / "gpu_speed.json"
+    if not path.exists():
+        return []
+    about: dict[str, Any] = json.loads(path.read_text())["about"]
+    rows = [
+        [text, *(report.beside(value, values[0]) for value in values)]
+        for text, values in gpu_figures(results).items()
+    ]
     versions = f"jax {about['jax']}, torch {about['torch']}"
-    return [f"On a GPU ({about['device']}, {versions}):", "", *report.table(["", *peers], rows), ""]
+    table = report.table(["", *GPU_PEERS], rows)
+    return [f"On a GPU ({about['device']}, {versions}):", "", *table, ""]
 
 
-def readme_part(results: pathlib.Path) -> str:
-    """Return the part of the README between its marks."""
+def gpu_sentences(results: pathlib.Path) -> list[str]:
+    """Return the figures of a GPU in sentences, with how many times fbuf's the others are."""
+    path = results / "gpu_speed.json"
+    if not path.exists():
+        return []
+    device = json.loads(path.read_text())["about"]["device"]
+    parts = []
+    for text, values in gpu_figures(results).items():
+        if text in LONG:
+            continue
+        beside = [
+            f"{peer} {report.beside(value, values[0])}"
+            for peer, value in zip(GPU_PEERS[1:], values[1:], strict=True)
+            if value is not None
+        ]
+        ours = report.beside(values[0], values[0])
+        parts.append(f"{text[0].upper()}{text[1:]}: {ours}, {', '.join(beside)}.")
+    return ["", *textwrap.wrap(f"On a GPU, {device}. {' '.join(parts)}", 100)]
+
+
+def about_figures(results: pathlib.Path, *, short: bool = False) -> list[str]:
+    """Return the words over the table: what was measured, when, and where."""
     about: dict[str, Any] = json.loads((results / "compare.json").read_text())["about"]
     versions = ", ".join(
         f"{name} {about[name]}" for name in ("jax", "flashbax", "torchrl", "cpprb") if name in about
     )
+    windows = "" if short else " (windows: of 5 million rows of a byte)"
     text = (
         f"Microseconds, and in brackets how many times fbuf's. A buffer has a million rows of 97 "
-        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN} (windows: of 5 million rows "
-        "of a byte). A dash: the library has no such thing, or cannot be inside a JAX program. "
+        f"bytes; a step adds {compare.ADDED} and draws {compare.MAIN}{windows}. "
+        "A dash: the library has no such thing, or cannot be inside a JAX program. "
         f"Written by `make bench` on {about['date']}, {about['processor']}, {versions}."
     )
-    lines = [
-        *textwrap.wrap(text, 100),
-        "",
-        *summary(results),
-        "",
-        *gpu_summary(results),
-        f"![Time of a step over the capacity and over the batch, fbuf and flashbax]({PICTURE})",
-    ]
-    return "\n".join(lines)
+    return textwrap.wrap(text, 100)
+
+
+def readme_part(results: pathlib.Path) -> str:
+    """Return the part of the README between its marks."""
+    table = summary(results, short=True)
+    return "\n".join([*about_figures(results, short=True), "", *table, *gpu_sentences(results)])
 
 
 def between_marks(text: str, part: str) -> str:
@@ -291,8 +380,7 @@ def main() -> None:
     if quick and not options.quick:
         sys.exit(f"not published, these are of quick runs: {', '.join(quick)}")
     to = results / "published" if options.quick else ROOT
-    (to / "docs").mkdir(parents=True, exist_ok=True)
-    (to / "docs" / "benchmarks.md").write_text(page(results, to / "docs" / "benchmarks"))
+    write_pages(results, to / "docs")
     readme = between_marks((ROOT / "README.md").read_text(), readme_part(results))
     (to / "README.md").write_text(readme)
     for name, reports in PAGES.items():
@@ -302,7 +390,7 @@ def main() -> None:
                 text = with_tables(name, of, text, records)
         (to / "docs" / name).write_text(text)
     pages = ", ".join(f"docs/{name}" for name in PAGES)
-    print(f"wrote docs/benchmarks.md and the figures of README.md, {pages} in {to}")
+    print(f"wrote docs/{FOLDER}.md, its reports, and the figures of README.md, {pages} in {to}")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ weight, and the ids and priorities of `update_priority`. A call that does nothin
 array is beside them: a collective cannot take less.
 
 Bytes are read off compiled steps. The 8 B are the least weight and the largest priority, 4 each.
-"By the rule" is what `docs/scale.md` states: buckets of `fbuf.mesh.exchange.bucket_size`, words of
-a message as counted by `evidence/exchange_rounds.py`. A bucket for itself crosses nothing, and a
-sum goes around twice.
+"By the rule" is as `docs/know/scale_costs.md` has it: buckets of `fbuf.mesh.exchange.bucket_size`,
+words of a message as counted by `evidence/exchange_rounds.py`. A bucket for itself crosses nothing,
+and a sum goes around twice.
 
 A step adds, draws and updates in one compiled program. Its copies are those of arrays as large as
 one that a device stores: such a step takes time in proportion to the capacity.
@@ -279,7 +279,7 @@ def received(text: str, devices: int) -> dict[str, int]:
 
 
 def by_the_rule(devices: int) -> dict[str, int]:
-    """The same, as `docs/scale.md` states it, of a prioritised buffer: one shard a device."""
+    """The same, by the rules of `docs/know/scale_costs.md`: prioritised, one shard a device."""
     words = exchange_rounds.words(ITEM, fbuf.Prioritized())
     others = devices - 1
     # The plan, the least weight, and the largest priority for new rows.
@@ -468,7 +468,7 @@ def bars(records: list[Record]) -> list[str]:
     )
     in_place = not any(r.get("copies") for r in records)
     return [
-        report.bar("Devices receive the bytes that docs/scale.md states", alike),
+        report.bar("Devices receive the bytes that docs/know/scale_costs.md states", alike),
         report.bar("A step copies nothing that is stored", in_place),
     ]
 

@@ -1,4 +1,4 @@
-"""Write docs/api.md, every public name with its signature in a line, and docs/reference.md."""
+"""Write the pages of docs/look_up/: every public name with its signature, and the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import pathlib
 from typing import Any
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parent / "look_up"
 
 THEMES: dict[str, tuple[str, ...]] = {
     "Making a buffer": ("init", "nbytes", "capacity_for", "resize", "extend", "split", "State"),
@@ -214,7 +214,7 @@ def api() -> str:
         "",
         "The call, and what it is for. Give arguments after the `*` by name. For results, the",
         "names of their values. `help(fbuf.add)` says the rest: shapes, errors, costs, an example;",
-        "so does the [reference](reference.md) of the site.",
+        "so does the reference of the site that `make docs` builds.",
         "",
         "State comes first everywhere, then key, then data. `B` is the size of a batch, `N` the",
         "capacity.",
@@ -232,7 +232,7 @@ def api() -> str:
         "## A sampler or a view of your own",
         "",
         "`fbuf.samplers.Sampler` and `fbuf.views.View` are what to subclass:",
-        "[A sampler or a view of your own](extending.md).",
+        "[A sampler or a view of your own](../know/extending.md).",
     ]
     return "\n".join(lines) + "\n"
 

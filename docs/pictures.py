@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/sampling.md and docs/trajectories.md into docs/img/."""
+"""Draw the pictures of the pages on sampling, views and hindsight into docs/img/."""
 
 from __future__ import annotations
 

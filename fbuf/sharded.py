@@ -1,7 +1,8 @@
 """One replay buffer over a mesh of devices and processes.
 
-Each device has its shards of the rows, and every draw is made from all rows. The page
-`docs/scale.md` has the costs, the bytes sent, and the consequences of a process that dies.
+Each device has its shards of the rows, and every draw is made from all rows. The costs
+and the bytes sent are in `docs/know/scale_costs.md`. The consequences of a process that dies are in
+`docs/know/scale_processes.md`.
 
     mesh = jax.make_mesh((8,), ("data",))
     state = fbuf.sharded.init(item, 1_000_000, mesh=mesh, num_envs=64)

@@ -36,7 +36,7 @@ class State(Generic[Item]):
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
-        >>> state = fbuf.init({"obs": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
+        >>> state = fbuf.init({"observation": jnp.zeros(4), "reward": jnp.zeros(())}, capacity=100)
         >>> state, state.capacity
         (State(Uniform, 0 of 100 rows), 100)
     """

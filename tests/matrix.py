@@ -4,7 +4,7 @@ The tests run on the package that a user gets. The source distribution is built 
 wheel is built from that, and installed into one virtual environment a row. PyTorch is not
 installed.
 
-    python tests/matrix.py          every row; writes the tables in docs/versions.md
+    python tests/matrix.py          every row; writes the tables in docs/know/versions.md
     python tests/matrix.py --quick  some tests, on the oldest and the newest; writes nothing
     python tests/matrix.py --times  only the times, on every JAX that fbuf allows
 
@@ -35,7 +35,7 @@ from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parent.parent
 HOME = ROOT / ".venv-matrix"
-TABLE = ROOT / "docs" / "versions.md"
+TABLE = ROOT / "docs" / "know" / "versions.md"
 SHOWN = ("jax", "chex", "numpy")
 
 

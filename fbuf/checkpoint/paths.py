@@ -32,8 +32,8 @@ def local(where: str, path: Any) -> pathlib.Path:
     if _URL.match(named):
         raise ValueError(
             f"{where}: {named!r} is a URL, and fbuf reads and writes the files of this machine "
-            "only; copy what is there. docs/saving.md says how to copy a checkpoint to a bucket "
-            "and back"
+            "only; copy what is there. docs/do/copy_to_a_bucket.md says how to copy a checkpoint "
+            "to a bucket and back"
         )
     try:
         return pathlib.Path(named).expanduser().resolve()

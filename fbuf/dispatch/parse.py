@@ -19,7 +19,7 @@ def item_specs(function: str, item: Any) -> Any:
     if not jax.tree.leaves(item):
         raise ValueError(
             f"fbuf.{function}: item holds no array; give one unbatched item, such as "
-            "{'obs': jnp.zeros(4)}"
+            "{'observation': jnp.zeros(4)}"
         )
 
     def spec(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:

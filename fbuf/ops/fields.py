@@ -117,7 +117,7 @@ def _place(function: str, argument: str, tree: Any, name: Any) -> tuple[dict[str
     """Return the dict that has a field, or is to have it, and the field's name there."""
     if not isinstance(name, str):
         raise TypeError(
-            f"fbuf.{function}: {argument} must have names such as 'obs.depth', got {name!r}"
+            f"fbuf.{function}: {argument} must have names such as 'camera.depth', got {name!r}"
         )
     if type(tree) is dict and name in tree:  # a field whose own name has dots
         return tree, name

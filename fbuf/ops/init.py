@@ -90,7 +90,7 @@ def init(
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
-        >>> item = {"obs": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
+        >>> item = {"observation": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
         >>> state = fbuf.init(item, capacity=1000, sampler=fbuf.Prioritized(alpha=0.6))
         >>> int(fbuf.size(state))
         0

@@ -106,10 +106,10 @@ def load(
         episodes: `"end"` ends the open episodes: the next row of each environment begins one.
             `"keep"` leaves them open: the next row continues the newest one. To end episodes may
             set `LOST_NEXT`, as for `fbuf.end_episode`.
-        fill: New fields of the item by name (`"obs.depth"` is inside a dict), each with its value
-            in the rows that are there. A value is an array of the shape and dtype of the field, or
-            a tree of arrays. All else stays, row ids too. Items must be dicts. Save such a buffer
-            to another directory.
+        fill: New fields of the item by name (`"camera.depth"` is inside a dict), each with its
+            value in the rows that are there. A value is an array of the shape and dtype of the
+            field, or a tree of arrays. All else stays, row ids too. Items must be dicts. Save such
+            a buffer to another directory.
         drop: Names of fields to leave out; otherwise as `fill`.
 
     Returns:

@@ -2,8 +2,8 @@
 
 A sampler is a frozen, hashable dataclass, static under jit. It keeps an index: a pytree in
 `State.index`, which only the sampler reads. To add a sampler, write one file with a subclass of
-`Sampler`; nothing else changes. `docs/extending.md` shows one. Samplers that do more than draw have
-protocols of their own: `planned.py`, `queues.py` and `windows.py`.
+`Sampler`; nothing else changes. `docs/know/extending.md` shows one. Samplers that do more than draw
+have protocols of their own: `planned.py`, `queues.py` and `windows.py`.
 """
 
 from __future__ import annotations

@@ -38,11 +38,12 @@ class FrameStack(View):
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
-        >>> state = fbuf.init({"obs": jnp.int32(0)}, capacity=8, sampler=fbuf.Uniform(window=2))
-        >>> state = fbuf.add(state, {"obs": jnp.array([5, 6, 7], jnp.int32)})
+        >>> item = {"observation": jnp.int32(0)}
+        >>> state = fbuf.init(item, capacity=8, sampler=fbuf.Uniform(window=2))
+        >>> state = fbuf.add(state, {"observation": jnp.array([5, 6, 7], jnp.int32)})
         >>> state = fbuf.remove(state, fbuf.Ids(jnp.int32([0]), jnp.int32([0])))
-        >>> view = fbuf.FrameStack(3, field="obs")
-        >>> fbuf.sample(state, jax.random.key(0), 1, view=view).data["obs"]
+        >>> view = fbuf.FrameStack(3)
+        >>> fbuf.sample(state, jax.random.key(0), 1, view=view).data["observation"]
         Array([[6, 6, 6]], dtype=int32)
 
     References:

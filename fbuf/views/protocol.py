@@ -4,7 +4,7 @@ A view is a frozen, hashable dataclass, static under jit. It turns slots into th
 learner wants: the rows themselves, the steps that follow, stacked frames. A view has two halves.
 `request` reads flags through a `Reader`, and says which rows it wants. `build` gets these rows. So
 a view need not know where rows lie. To add a view, write one file with a subclass of `View`;
-nothing else changes. `docs/extending.md` shows one.
+nothing else changes. `docs/know/extending.md` shows one.
 """
 
 from __future__ import annotations

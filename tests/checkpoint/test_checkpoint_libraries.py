@@ -20,7 +20,7 @@ def flax():
 
 @pytest.fixture(autouse=True)
 def _before_a_buffer_is_made(request):
-    """As docs/saving.md says of flax."""
+    """As docs/know/saving.md says of flax."""
     if "flax" in request.node.name:
         flax()
 

@@ -41,7 +41,7 @@ CALLS = {
 @pytest.mark.parametrize("url", URLS, ids=str)
 def test_a_url_is_no_directory(call, url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=rf"fbuf\.{call}: .* is a URL.*docs/saving\.md"):
+    with pytest.raises(ValueError, match=rf"fbuf\.{call}: .* is a URL.*copy_to_a_bucket\.md"):
         CALLS[call](url)
     assert not list(tmp_path.iterdir())
 

@@ -20,37 +20,51 @@ import fbuf
 from fbuf.command.main import main
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "adapters" / "README.md"]
+DOCS = ROOT / "docs"
+REPORTS = DOCS / "know" / "benchmarks"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), ROOT / "adapters" / "README.md"]
 BLOCK = re.compile(
     r"(?:<!-- needs: ([\w, ]+) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
+REFERENCE = DOCS / "look_up" / "reference.md"
 ROOT_URL = "https://github.com/fbuf/fbuf/blob/main/"
-ALONE = ("design.md", "versions.md", "benchmarks.md", "api.md")
-"""Pages whose blocks, if any, are no programs."""
-SCRIPTS = ("processes.md",)
+ALONE = (
+    "know/benchmarks.md",
+    "know/design.md",
+    "know/design_around.md",
+    "know/design_in_place.md",
+    "look_up/api.md",
+)
+"""Pages whose blocks, if any, are no programs; the reports of benchmarks have none, either."""
+SCRIPTS = ("know/processes.md",)
 """Pages whose blocks are programs of their own, which start processes."""
 RAY = {"RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """A cluster of the script's own; nothing is written into the home, and nothing is reported."""
 PROCESSES = ("several", "processes")
 """The need of a block that several processes run: no name of a package, so other tests skip it."""
-LONG = (
-    "collect.md",
-    "coming_from_stable_baselines3.md",
-    "coming_from_flashbax.md",
-    "datasets.md",
-    "host.md",
-    "extending.md",
-    "index.md",
-    "learning_every_k_steps.md",
-    "logging_and_faults.md",
-    "on_policy.md",
-    "pytorch.md",
-    "saving.md",
-    "scale.md",
-    "thousands_of_environments.md",
-    "trajectories.md",
-    "varying_lengths.md",
+QUICK = (
+    "README.md",
+    "adapters/README.md",
+    "docs/index.md",
+    "docs/learn/first_buffer.md",
+    "docs/learn/priorities.md",
+    "docs/do/anneal_beta.md",
+    "docs/do/many_environments.md",
+    "docs/do/mix_two_buffers.md",
+    "docs/know/coming_from_cleanrl.md",
+    "docs/know/coming_from_brax.md",
+    "docs/know/priorities.md",
+    "docs/know/switches.md",
 )
+"""Pages whose blocks run in every test; those of all others are for the sweep."""
+
+
+def name_of(page: pathlib.Path) -> str:
+    """The path of a page, as tests are named by it."""
+    return page.relative_to(ROOT).as_posix()
+
+
+EACH = [pytest.param(page, id=name_of(page)) for page in PAGES]
 
 
 def blocks(page: pathlib.Path) -> list[tuple[int, tuple[str, ...], str]]:
@@ -71,11 +85,11 @@ def programs() -> list[Any]:
     return [
         pytest.param(
             page,
-            id=str(page.relative_to(ROOT)),
-            marks=[pytest.mark.sweep] if page.name in LONG else [],
+            id=name_of(page),
+            marks=[] if name_of(page) in QUICK else [pytest.mark.sweep],
         )
         for page in PAGES
-        if page.name not in (*ALONE, *SCRIPTS) and blocks(page)
+        if name_of(page).removeprefix("docs/") not in (*ALONE, *SCRIPTS) and blocks(page)
     ]
 
 
@@ -91,7 +105,7 @@ def _promotion_of_the_reader():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its own folder
 @pytest.mark.parametrize("page", programs())
 def test_blocks_run_in_order(page, monkeypatch, capsys):
-    if page.name == "pytorch.md" or page.parent.name == "adapters":
+    if "pytorch" in page.name or page.parent.name == "adapters":
         pytest.importorskip("torch")
     monkeypatch.setenv("MPLBACKEND", "Agg")
     # A module, for the pickles and dataclasses of a page look for the one they are from.
@@ -121,7 +135,7 @@ def test_scripts_run(name, tmp_path, request):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, **RAY, "RAY_TMPDIR": ray.name}
     running = []
-    for line, needs, code in blocks(ROOT / "docs" / name):
+    for line, needs, code in blocks(DOCS / name):
         if any(importlib.util.find_spec(package) is None for package in needs):
             continue
         script = tmp_path / f"line_{line}.py"
@@ -177,18 +191,18 @@ def test_scripts_of_several_processes_run(tmp_path):
                 process.kill()
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+@pytest.mark.parametrize("page", EACH)
 def test_benchmarks_of_a_page_are_published(page):
-    """`make` runs them, and the page of figures has what they wrote."""
+    """`make` runs them, and the pages of figures have what they wrote."""
     named = set(re.findall(r"python -m benchmarks\.([\w.]+\w)", page.read_text()))
     made = (ROOT / "Makefile").read_text().split()
     published = (ROOT / "benchmarks" / "publish.py").read_text()
-    for name in named if page.name != "benchmarks.md" else ():
+    for name in named if REPORTS not in page.parents else ():
         assert name in made
         assert f'"{name.rpartition(".")[2]}"' in published
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+@pytest.mark.parametrize("page", EACH)
 def test_every_name_of_fbuf_in_a_page_is_there(page):
     text = page.read_text()
     for _, _, code in blocks(page):
@@ -219,7 +233,7 @@ def anchors(page: pathlib.Path) -> set[str]:
     return {title.strip().replace(" ", "-") for title in plain}
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+@pytest.mark.parametrize("page", EACH)
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -231,32 +245,62 @@ def test_links_lead_somewhere(page):
         else:
             path, _, anchor = target.partition("#")
             found = page.parent / path if path else page
-        if found.suffix == ".png":
-            continue  # drawn by make docs
         assert found.exists(), f"{page.name} links to {target}, which is not there"
         if anchor and found.suffix == ".md":
             assert anchor in anchors(found), f"{page.name} links to {target}: no such heading"
+        assert found.resolve() != REFERENCE, f"{page.name} links to {target}: raw on a forge"
 
 
-def test_readme_names_the_two_commands_and_every_extra():
+def test_readme_names_the_two_commands_and_the_installation_every_extra():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
     extras = re.findall(r"^(\w+) = \[", _section("project.optional-dependencies"), re.MULTILINE)
     assert {"torch", "tensordict"} <= set(extras)
+    page = (DOCS / "do" / "install.md").read_text()
     for extra in extras:
-        assert extra in text, f"README.md does not name fbuf[{extra}]"
+        assert f"`{extra}`" in page, f"docs/do/install.md does not name fbuf[{extra}]"
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+@pytest.mark.parametrize("page", EACH)
+def test_a_page_is_short(page):
+    """A README is read in two minutes, a recipe is a screen, and no page is long but the API's."""
+    lines = len(page.read_text().splitlines())
+    most = {ROOT: 119, DOCS / "do": 65, DOCS / "learn": 100}.get(page.parent, 300)
+    assert lines <= most or page.parent == DOCS / "look_up", f"{page.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("page", EACH)
+def test_a_page_reads_on_a_forge(page):
+    """No syntax of the site: an admonition or a docstring would be shown as it is written."""
+    raw = [line for line in page.read_text().splitlines() if line.startswith((":::", "!!!", "???"))]
+    assert page == REFERENCE or not raw, f"{page.name}: {raw[0]}"
+
+
+FIELD = re.compile(r"""["'](?:next_)?obs["']|\bobs:\w+:|--next-of obs\b""")
+
+
+@pytest.mark.parametrize("page", EACH)
+def test_names_and_spelling_are_the_same_everywhere(page):
+    text = page.read_text()
+    assert not FIELD.findall(text), "fields are named observation and next_observation"
+    if REPORTS in page.parents:
+        return  # made of the output of programs
+    prose = re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    american = re.findall(r"\bprioritiz\w+|\bPrioritiz\w+ [a-z]+", prose)
+    assert not american, f"{page.name}: {american}, and elsewhere prioritised"
+
+
+@pytest.mark.parametrize("page", EACH)
 def test_no_figure_is_left_open(page):
     assert "@@" not in page.read_text(), "run: make bench"
 
 
 def test_every_page_is_in_the_site():
     site = (ROOT / "mkdocs.yml").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f": {page.name}\n" in site, f"{page.name} is not in mkdocs.yml"
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).as_posix()
+        assert f": {name}\n" in site, f"{name} is not in mkdocs.yml"
 
 
 def _section(name: str) -> str:

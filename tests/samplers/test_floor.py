@@ -107,7 +107,7 @@ def test_a_floor_is_saved(tmp_path):
 
 
 def test_pal_has_the_expected_gradient_of_lap():
-    """The two losses of `docs/sampling.md`."""
+    """The two losses of `docs/know/priorities.md`."""
     state = filled(LAP)
     likely = fbuf.probability(state, fbuf.newest_ids(state, 5))
     huber = lambda error: jnp.where(jnp.abs(error) < 1, error**2 / 2, jnp.abs(error))

@@ -108,11 +108,11 @@ class ReplayBuffer:
         >>> import fbuf, torch
         >>> from fbuf_adapters.pytorch import ReplayBuffer
         >>> buffer = ReplayBuffer(1000, sampler=fbuf.Prioritized(), batch_size=4, int64=True)
-        >>> item = {"obs": torch.ones(3), "action": torch.tensor(1)}
+        >>> item = {"observation": torch.ones(3), "action": torch.tensor(1)}
         >>> for _ in range(10):
         ...     buffer.add(item, terminated=False)
         >>> batch = buffer.sample()
-        >>> batch.data["obs"].shape, batch.data["action"]
+        >>> batch.data["observation"].shape, batch.data["action"]
         (torch.Size([4, 3]), tensor([1, 1, 1, 1]))
         >>> buffer.update_priority(batch.ids, torch.rand(4))
         >>> len(buffer)

@@ -34,7 +34,7 @@ def as_tensors(items: Any, item: Any = None) -> Any:
 
 
 def field(item: Any, name: str | None) -> Any:
-    """A field of an item of dicts, such as `"obs.camera"`; None if there is no such one."""
+    """A field of an item of dicts, such as `"observation.camera"`; None if there is no such one."""
     for part in () if name is None else name.split("."):
         item = item.get(part) if isinstance(item, dict) else None
     return None if name is None else item

@@ -197,7 +197,9 @@ def _sampler(sampler: Any, batch_size: int | None) -> dict[str, Any]:
     prioritized = name in ("PrioritizedSampler", "PrioritizedSliceSampler")
     slices = name in ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
     if not (shuffled or prioritized or slices or name == "RandomSampler"):
-        raise _refused(f"the sampler is a {type(sampler).__name__}", "see docs/pytorch.md")
+        raise _refused(
+            f"the sampler is a {type(sampler).__name__}", "see docs/know/coming_from_torchrl.md"
+        )
     if shuffled and not sampler.shuffle:
         raise _refused("the sampler has shuffle=False", "read rb[start:stop] or rb.episodes()")
     window: dict[str, Any] = {}

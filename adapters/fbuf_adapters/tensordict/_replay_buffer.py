@@ -134,13 +134,13 @@ class TensorDictReplayBuffer:
         >>> from fbuf_adapters.tensordict import TensorDictReplayBuffer
         >>> from tensordict import TensorDict
         >>> rb = TensorDictReplayBuffer(100, sampler=fbuf.Prioritized(), batch_size=4)
-        >>> _ = rb.extend(TensorDict({"obs": torch.ones(8, 3)}, batch_size=[8]))
+        >>> _ = rb.extend(TensorDict({"observation": torch.ones(8, 3)}, batch_size=[8]))
         >>> batch = rb.sample()
         >>> sorted(batch.keys())
-        ['_weight', 'index', 'index_generation', 'obs', 'priority_weight']
+        ['_weight', 'index', 'index_generation', 'observation', 'priority_weight']
         >>> batch["td_error"] = torch.rand(4)
         >>> rb.update_tensordict_priority(batch)
-        >>> rb[2]["obs"]
+        >>> rb[2]["observation"]
         tensor([1., 1., 1.])
     """
 
@@ -389,7 +389,7 @@ class TensorDictReplayBuffer:
         Args:
             index: A position, a slice, or a list or tensor of positions or of bools. It indexes the
                 slots that hold rows, `[N]`; with environments, `[num_envs, N]`. Or a key:
-                `rb["obs"]` is `rb[:]["obs"]`.
+                `rb["observation"]` is `rb[:]["observation"]`.
 
         Returns:
             A TensorDict of the shape that the index gives, with the slots under `"index"`.

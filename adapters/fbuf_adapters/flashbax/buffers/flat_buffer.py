@@ -117,11 +117,11 @@ def make_flat_buffer(
         >>> import jax, jax.numpy as jnp
         >>> from fbuf_adapters import flashbax as fbx
         >>> buffer = fbx.make_flat_buffer(100, 1, sample_batch_size=8, add_batch_size=2)
-        >>> state = buffer.init({"obs": jnp.zeros(3)})
-        >>> state = buffer.add(state, {"obs": jnp.zeros((2, 3))})
-        >>> state = buffer.add(state, {"obs": jnp.ones((2, 3))})
+        >>> state = buffer.init({"observation": jnp.zeros(3)})
+        >>> state = buffer.add(state, {"observation": jnp.zeros((2, 3))})
+        >>> state = buffer.add(state, {"observation": jnp.ones((2, 3))})
         >>> pair = buffer.sample(state, jax.random.key(0)).experience
-        >>> pair.first["obs"].shape, float(pair.second["obs"].min())
+        >>> pair.first["observation"].shape, float(pair.second["observation"].min())
         ((8, 3), 1.0)
     """
     sizes = flat_sizes(

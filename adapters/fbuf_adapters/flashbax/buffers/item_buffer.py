@@ -52,9 +52,9 @@ def make_item_buffer(
         >>> import jax, jax.numpy as jnp
         >>> from fbuf_adapters import flashbax as fbx
         >>> buffer = fbx.make_item_buffer(100, 2, sample_batch_size=8, add_batches=True)
-        >>> state = buffer.init({"obs": jnp.zeros(3)})
-        >>> state = buffer.add(state, {"obs": jnp.ones((5, 3))})
-        >>> buffer.sample(state, jax.random.key(0)).experience["obs"].shape
+        >>> state = buffer.init({"observation": jnp.zeros(3)})
+        >>> state = buffer.add(state, {"observation": jnp.ones((5, 3))})
+        >>> buffer.sample(state, jax.random.key(0)).experience["observation"].shape
         (8, 3)
     """
     function = "make_item_buffer"

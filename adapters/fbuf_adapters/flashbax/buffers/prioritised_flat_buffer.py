@@ -64,9 +64,9 @@ def make_prioritised_flat_buffer(
         >>> import jax, jax.numpy as jnp
         >>> from fbuf_adapters import flashbax as fbx
         >>> buffer = fbx.make_prioritised_flat_buffer(100, 1, sample_batch_size=8, add_batch_size=2)
-        >>> state = buffer.init({"obs": jnp.zeros(3)})
-        >>> state = buffer.add(state, {"obs": jnp.zeros((2, 3))})
-        >>> state = buffer.add(state, {"obs": jnp.ones((2, 3))})
+        >>> state = buffer.init({"observation": jnp.zeros(3)})
+        >>> state = buffer.add(state, {"observation": jnp.zeros((2, 3))})
+        >>> state = buffer.add(state, {"observation": jnp.ones((2, 3))})
         >>> batch = buffer.sample(state, jax.random.key(0))
         >>> state = buffer.set_priorities(state, batch.indices, jnp.ones(8))
     """

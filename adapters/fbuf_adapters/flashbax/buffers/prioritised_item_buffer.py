@@ -51,8 +51,8 @@ def make_prioritised_item_buffer(
         >>> import jax, jax.numpy as jnp
         >>> from fbuf_adapters import flashbax as fbx
         >>> buffer = fbx.make_prioritised_item_buffer(100, 2, sample_batch_size=8, add_batches=True)
-        >>> state = buffer.init({"obs": jnp.zeros(3)})
-        >>> state = buffer.add(state, {"obs": jnp.ones((5, 3))})
+        >>> state = buffer.init({"observation": jnp.zeros(3)})
+        >>> state = buffer.add(state, {"observation": jnp.ones((5, 3))})
         >>> batch = buffer.sample(state, jax.random.key(0))
         >>> state = buffer.set_priorities(state, batch.indices, jnp.ones(8))
     """

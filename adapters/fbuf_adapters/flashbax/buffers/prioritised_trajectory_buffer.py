@@ -115,8 +115,8 @@ def make_prioritised_trajectory_buffer(
         >>> buffer = fbx.make_prioritised_trajectory_buffer(
         ...     add_batch_size=2, sample_batch_size=4, sample_sequence_length=3, period=1,
         ...     min_length_time_axis=3, max_length_time_axis=10)
-        >>> state = buffer.init({"obs": jnp.zeros(5)})
-        >>> state = buffer.add(state, {"obs": jnp.ones((2, 6, 5))})
+        >>> state = buffer.init({"observation": jnp.zeros(5)})
+        >>> state = buffer.add(state, {"observation": jnp.ones((2, 6, 5))})
         >>> batch = buffer.sample(state, jax.random.key(0))
         >>> batch.probabilities
         Array([0.125, 0.125, 0.125, 0.125], dtype=float32)

@@ -127,11 +127,11 @@ def make_trajectory_buffer(
         >>> buffer = fbx.make_trajectory_buffer(
         ...     add_batch_size=2, sample_batch_size=4, sample_sequence_length=3, period=1,
         ...     min_length_time_axis=3, max_length_time_axis=10)
-        >>> state = buffer.init({"obs": jnp.zeros(5)})
-        >>> state = buffer.add(state, {"obs": jnp.ones((2, 6, 5))})
+        >>> state = buffer.init({"observation": jnp.zeros(5)})
+        >>> state = buffer.add(state, {"observation": jnp.ones((2, 6, 5))})
         >>> bool(buffer.can_sample(state))
         True
-        >>> buffer.sample(state, jax.random.key(0)).experience["obs"].shape
+        >>> buffer.sample(state, jax.random.key(0)).experience["observation"].shape
         (4, 3, 5)
     """
     function = "make_trajectory_buffer"
