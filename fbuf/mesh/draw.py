@@ -21,6 +21,7 @@ from fbuf.state import State
 from fbuf.storage.store import Item as StoredItem
 from fbuf.views.item import Item
 from fbuf.views.protocol import Data, View
+from fbuf.xla.tie import tie
 
 
 @sharded_operation(plain_draw)
@@ -62,6 +63,7 @@ def draw(
     def run(state: ShardedState[Any], key: Any, beta: Any) -> Any:
         batch, plan, there = drawn(state, key, beta, None, batch_size, view)
         sampler = cast(PlannedSampler, state.blocks.sampler)
+        there = tie(there, batch.ids.slot)  # what the batch reads may be written from here on
 
         def noted(shard: State[Any], number: jax.Array) -> State[Any]:
             own = there & (plan.shards == number)

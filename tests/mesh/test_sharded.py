@@ -291,14 +291,28 @@ def in_place(sampler, shards, devices, capacity=2**18):
     """
     mesh = meshes.mesh(devices)
     item = {"obs": jnp.zeros(8), "image": jnp.zeros((12, 12), jnp.uint8)}
-    state = sharded.init(item, capacity, mesh=mesh, shards=shards, num_envs=16, sampler=sampler)
+    item |= {"version": jnp.int32(0), "reward": jnp.float32(0)}
+    envs = None if sampler.places else 16
+    state = sharded.init(item, capacity, mesh=mesh, shards=shards, num_envs=envs, sampler=sampler)
+    goal = fbuf.Hindsight(
+        lambda a, g: (a == g).all().astype(jnp.float32),
+        strategy={"future": 1, "random": 1},
+        goal="obs",
+        achieved="obs",
+    )
+    view = fbuf.Item() if sampler.places or sampler.fields else goal
 
     def step(state, rows, key):
         state = sharded.add(state, rows)
-        batch = sharded.sample(state, key, 16)
+        if sampler.fields:
+            state = sharded.expire(state, rows["version"].max())
+        if sampler.notes_draws:
+            state, batch = sharded.draw(state, key, 16, view=view)
+        else:
+            batch = sharded.sample(state, key, 16)
         if sampler.keeps_priorities:
             state = sharded.update_priority(state, batch.ids, batch.weight)
-        return sharded.write(state, batch.ids, {"obs": batch.data["obs"]}), batch
+        return sharded.write(state, batch.ids, {"reward": batch.probability}), batch
 
     rows = {name: jnp.zeros((16, *leaf.shape), leaf.dtype) for name, leaf in item.items()}
     rows = jax.device_put(rows, jax.NamedSharding(mesh, jax.P("data")))
@@ -333,6 +347,24 @@ def test_every_byte_is_in_place(name, shards):
     text = program.as_text()
     assert len(re.findall(r" all-to-all(?:-start)?\(", text)) == 1
     assert not re.findall(r" (?:collective-permute|reduce-scatter)(?:-start)?\(", text)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        fbuf.Limited(fbuf.Prioritized(), max_uses=4, version="version"),
+        fbuf.Limited(fbuf.FreshFirst(), max_uses=4, max_age=1000),
+        fbuf.Reservoir(),
+        fbuf.EvictLowest(),
+    ],
+    ids=["limited", "fresh", "reservoir", "lowest"],
+)
+@pytest.mark.parametrize("shards", [8, 16])
+def test_lives_and_places_are_in_place(sampler, shards):
+    own, aliased, copies, _ = in_place(sampler, shards, 8)
+    assert aliased == own
+    assert not copies
 
 
 @pytest.mark.sweep
