@@ -30,7 +30,8 @@ def expire(
         TypeError: As `fbuf.expire`.
         RuntimeError: If `state` has been consumed.
 
-    Cost: that of `fbuf.expire` on each device, and no collective.
+    Cost: that of `fbuf.expire` on each device, and no collective. With several shards a device the
+    index is copied, as under `vmap`: make as many shards as devices.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -67,7 +67,7 @@ def sample(
 
     Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
     the largest weight. There is more than one round only if the totals of the shards differ much.
-    A device plans all `B` draws, and looks up its own ones; `docs/scale.md` has the bytes.
+    A device plans all `B` draws, and looks up its own ones; `docs/know/scale_costs.md` has the bytes.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp
