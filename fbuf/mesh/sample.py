@@ -67,7 +67,9 @@ def sample(
 
     Cost: an `all_reduce` of some words a shard, one `all_to_all` of rows a round, and 4 bytes for
     the largest weight. There is more than one round only if the totals of the shards differ much.
-    A device plans all `B` draws, and looks up its own ones; `docs/know/scale_costs.md` has the bytes.
+    A device plans all `B` draws, and looks up its own ones; `docs/know/scale_costs.md` has the
+    bytes. If the sampler limits uses or versions, one more `all_reduce` of 8 bytes a draw, and each
+    shard looks up all candidates.
 
     Examples:
         >>> import fbuf, jax, jax.numpy as jnp

@@ -50,7 +50,6 @@ FRESH = "test_fresh_first.py", "come_first"
 GROUP = "test_grouped.py", "as_likely"
 LIVES = "test_limited.py", "beyond"
 LIVES_OF_ALL = "test_limited.py", "all_shards"
-LIVES_OF_FRESH = "test_limited.py", "fresh_rows_of_all"
 PLACES_OF_ALL = "test_placing.py", "places_its_own"
 THIN_OF_ALL = "test_thin.py", "thinned_as_one"
 ANY_OF_ALL = "test_hindsight.py", "any_row_over"
@@ -582,7 +581,6 @@ MUTANTS = [
         ("+ earlier_of_each(counted) <", "<", "count", LIVES),
         ("jnp.where(own, slots, ring.capacity))", "slots)", "count", LIVES_OF_ALL),
         ("return self._counted(index, ring, slots, there)", "return self._counted(index, ring, slots, there & False)", "count", LIVES_OF_ALL),
-        ("number = taken.places[positions]", "number = positions", "seam", LIVES_OF_FRESH),
         ("removed=ring.count() - index.live.total", "removed=ring.removed", "count", LIVES),
         ("slots = jnp.where(is_live, slots, ring.capacity)", "slots = slots * 1", "mask", ("test_limited.py", "shape3 or shape4")),
         ("return 2 * batch_size if self.refuses_picks else batch_size", "return batch_size", "count", ("test_limited.py", "twice_as_many")),
