@@ -67,11 +67,12 @@ MESH = {
             "update_priority",
             "write",
             "remove",
+            "expire",
             "end_episode",
             "clear",
         ),
         *("after", "size", "can_sample", "stats", "raise_on_fault", "specs"),
-        *("neighbours", "save", "load", "reshard"),
+        *("neighbours", "uses", "thin", "save", "load", "reshard"),
         *("ShardedState", "ShardedSample", "ShardedIds", "ShardedCheckpoint", "Count"),
     ),
 }

@@ -52,7 +52,7 @@ def thin(
     Args:
         state: The buffer that `batch` is from, for its mesh; never consumed.
         batch: As for `fbuf.thin`. Inside `shard_map` it is the part of this device.
-        key: As for `fbuf.thin`. Of several processes the key of the first one counts.
+        key: As for `fbuf.thin`. If processes give different keys, that of the first one counts.
         count: As for `fbuf.thin`, of all devices together; a multiple of them.
         error: As for `fbuf.thin`; real `[B]`, lying as `batch.mask` does.
 

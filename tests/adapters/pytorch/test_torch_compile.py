@@ -143,6 +143,9 @@ class Of:
         sampler = fbuf.FreshFirst()
         self.sharded_fresh = fbuf.sharded.init(jnp.float32(0), 16, mesh=mesh, sampler=sampler)
         self.sharded_fresh = fbuf.sharded.add(self.sharded_fresh, jnp.arange(8.0))
+        limited = fbuf.sharded.init(item, 16, mesh=mesh, sampler=samplers["limited"])
+        self.sharded_limited = fbuf.sharded.add(limited, made)
+        self.sharded_batch = fbuf.sharded.sample(self.sharded, KEY, 8)
 
 
 CORE = {
@@ -208,6 +211,9 @@ SHARDED = {
     "clear": lambda of: fbuf.sharded.clear(of.sharded, donate=False),
     "draw": lambda of: fbuf.sharded.draw(of.sharded_fresh, KEY, 4, donate=False),
     "end_episode": lambda of: fbuf.sharded.end_episode(of.sharded, donate=False),
+    "expire": lambda of: fbuf.sharded.expire(of.sharded_limited, 1, donate=False),
+    "thin": lambda of: fbuf.sharded.thin(of.sharded, of.sharded_batch, KEY, 4, of.error),
+    "uses": lambda of: fbuf.sharded.uses(of.sharded_limited, of.sharded_ids),
     "neighbours": lambda of: fbuf.sharded.neighbours(of.sharded, of.sharded_ids, (-1, 1)),
     "init": lambda of: fbuf.sharded.init(of.item, 16, mesh=of.mesh),
     "load": lambda of: fbuf.sharded.load(of.folder / "many", mesh=of.mesh, item=of.item),
