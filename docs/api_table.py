@@ -31,7 +31,7 @@ THEMES: dict[str, tuple[str, ...]] = {
         *("size", "can_sample", "stats", "raise_on_fault", "Fault", "check_finite"),
         "NotFiniteError",
     ),
-    "Saving": ("save", "load", "Checkpoint", "wait", "CheckpointError"),
+    "Saving": ("save", "load", "has_checkpoint", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": (
         *("Uniform", "Prioritized", "Shuffled", "Mixture", "FreshFirst", "Grouped"),
         *("Limited", "Reservoir", "EvictLowest", "Fifo"),

@@ -28,6 +28,7 @@ from fbuf.ops.expire import expire as expire
 from fbuf.ops.extend import extend as extend
 from fbuf.ops.group_ids import group_ids as group_ids
 from fbuf.ops.group_sizes import group_sizes as group_sizes
+from fbuf.ops.has_checkpoint import has_checkpoint as has_checkpoint
 from fbuf.ops.ids_at import ids_at as ids_at
 from fbuf.ops.init import init as init
 from fbuf.ops.load import Checkpoint as Checkpoint
@@ -141,6 +142,7 @@ __all__ = [
     "extend",
     "group_ids",
     "group_sizes",
+    "has_checkpoint",
     "ids_at",
     "init",
     "load",

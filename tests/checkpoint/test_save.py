@@ -1127,3 +1127,23 @@ def test_what_is_no_directory_of_a_checkpoint_says_what_it_is(tmp_path):
     for path in (tmp_path / "buffer.pkl", tmp_path / "buffer.pkl" / "run"):
         with pytest.raises(FileExistsError, match=r"saves to a directory.*buffer\.pkl'"):
             fbuf.save(path, fbuf.init(0.0, 4))
+
+
+@pytest.mark.parametrize("kind", ["plain", "mesh", "host"])
+def test_a_checkpoint_is_there_once_a_save_is_complete(kind, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    assert not fbuf.has_checkpoint(folder)
+    if kind == "plain":
+        state = fbuf.add(fbuf.init(jnp.zeros(()), 4), jnp.arange(3.0))
+        fbuf.save(folder, state, background=True)
+    elif kind == "mesh":
+        mesh = jax.make_mesh((1,), ("data",))
+        fbuf.sharded.save(folder, fbuf.sharded.init(jnp.zeros(()), 4, mesh=mesh))
+    else:
+        fbuf.host.HostStore(jnp.zeros(()), 4).save(folder)
+    assert fbuf.has_checkpoint(str(folder))
+    for path in [*folder.glob("MANIFEST-*"), *folder.glob("SHARDS-*")]:
+        path.rename(folder / f"{path.name}.tmp")  # as a save that was killed leaves it
+    assert not fbuf.has_checkpoint(folder)
+    with pytest.raises(ValueError, match=r"fbuf\.has_checkpoint: .gs:.* is a URL"):
+        fbuf.has_checkpoint("gs://bucket/run")

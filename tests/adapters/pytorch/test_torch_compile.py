@@ -166,6 +166,7 @@ CORE = {
     "extend": lambda of: fbuf.extend(of.state, of.another_state),
     "ids_at": lambda of: fbuf.ids_at(of.state, of.slots),
     "init": lambda of: fbuf.init(of.item, 16),
+    "has_checkpoint": lambda of: fbuf.has_checkpoint(of.folder / "one"),
     "load": lambda of: fbuf.load(of.folder / "one", item=of.item),
     "nbytes": lambda of: fbuf.nbytes(of.item, 16),
     "newest_ids": lambda of: fbuf.newest_ids(of.state, 2),
