@@ -7,7 +7,7 @@ PEERS := .venv-peers
 LEROBOT := .venv-lerobot
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix lint docs bench peers-tests lerobot gpu-build clean
+.PHONY: demo test switches sweep matrix dist lint docs bench peers-tests lerobot gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -33,6 +33,9 @@ sweep: $(READY)  ## Run the cases that make test leaves out: more of the same, a
 
 matrix: $(READY)  ## Run the core's tests on old and new JAX and Python; writes docs/know/versions.md.
 	$(BIN)/python tests/matrix.py $(ARGS)
+
+dist: $(READY)  ## Build what an index would get, and try it where no clone is; it stays in dist/.
+	$(BIN)/python tests/dist.py $(ARGS)
 
 lint: $(READY)  ## Check style and types.
 	$(BIN)/ruff check .
@@ -71,7 +74,7 @@ gpu-build: $(READY)  ## Report what the GPU build of each function is made of; n
 	$(BIN)/python -m benchmarks.evidence.gpu_build_sharded $(ARGS)
 
 clean:  ## Remove the virtual environments and everything built.
-	rm -rf $(VENV) $(PEERS) $(LEROBOT) .venv-matrix site outputs
+	rm -rf $(VENV) $(PEERS) $(LEROBOT) .venv-matrix dist site outputs
 
 # Installed anew only when the pins change.
 $(READY): requirements.lock pyproject.toml

@@ -129,9 +129,8 @@ def find_python(version: str) -> str:
     )
 
 
-def build() -> tuple[pathlib.Path, pathlib.Path]:
-    """The source distribution, unpacked, and a wheel that was built from it."""
-    made = HOME / "build"
+def build(made: pathlib.Path = HOME / "build") -> tuple[pathlib.Path, pathlib.Path]:
+    """The source distribution, unpacked, and a wheel that was built from it, in a folder."""
     shutil.rmtree(made, ignore_errors=True)
     hatch = [sys.executable, "-m", "hatchling", "build", "-d", str(made)]
     subprocess.run([*hatch, "-t", "sdist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

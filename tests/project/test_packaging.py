@@ -5,11 +5,35 @@ from __future__ import annotations
 import pathlib
 import re
 import tomllib
+import zipfile
 
+import dist
 import matrix
+import pytest
+
+import fbuf
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+COMMAND = re.compile(r"\bmake ([a-z][\w-]*)")
+
+
+def targets():
+    """What the Makefile can make."""
+    return set(re.findall(r"(?m)^([a-z][\w-]*):(?!=)", (ROOT / "Makefile").read_text()))
+
+
+def values(tree, key):
+    """All values of a key, wherever they lie in a tree of dicts and lists."""
+    if isinstance(tree, list):
+        return [value for part in tree for value in values(part, key)]
+    if not isinstance(tree, dict):
+        return []
+    own = [tree[key]] if key in tree else []
+    return own + [value for part in tree.values() for value in values(part, key)]
 
 
 def built(readme):
@@ -55,3 +79,108 @@ def test_links_and_pictures_go_to_their_own_places():
         f"[a]({home}/docs/x.md#y) ![b c]({raw}/benchmarks/p.png) [d]({home}/LICENSE) "
         "[e](#f) [g](https://h/i)"
     )
+
+
+def test_the_extras_for_gpus_ask_for_the_jax_of_the_core():
+    project = PYPROJECT["project"]
+    (core,) = [one for one in project["dependencies"] if one.startswith("jax")]
+    for extra in ("cuda12", "cuda13"):
+        assert project["optional-dependencies"][extra] == [core.replace("jax", f"jax[{extra}]", 1)]
+
+
+def test_make_dist_tries_every_other_extra():
+    extras = set(PYPROJECT["project"]["optional-dependencies"])
+    assert extras - {"cuda12", "cuda13"} == set(dist.EXTRAS)
+
+
+def test_the_version_is_the_same_everywhere():
+    assert dist.version() == fbuf.__version__
+    assert f"\nversion: {fbuf.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{fbuf.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_only_the_tag_of_the_version_publishes_and_only_with_a_date():
+    notes = "# Changelog\n\n## [1.2.0] - 2026-01-31\n"
+    dist.check_tag("v1.2.0", "1.2.0", notes)
+    for tag in ("v1.2.1", "1.2.0", "v1.2"):
+        with pytest.raises(SystemExit, match="tag v1.2.0"):
+            dist.check_tag(tag, "1.2.0", notes)
+    for other in ("## [1.2.0] - unreleased\n", "## [1.2.01] - 2026-01-31\n", ""):
+        with pytest.raises(SystemExit, match=r"CHANGELOG.md has no line: ## \[1.2.0\]"):
+            dist.check_tag("v1.2.0", "1.2.0", other)
+
+
+def test_a_wheel_with_tests_or_without_the_license_is_refused(tmp_path):
+    wheel = tmp_path / "fbuf.whl"
+    about = f"fbuf-{fbuf.__version__}.dist-info"
+    metadata = (
+        f"Metadata-Version: 2.4\nName: fbuf\nVersion: {fbuf.__version__}\n"
+        "Description-Content-Type: text/markdown\n\n# fbuf\n"
+    )
+    files = {
+        "fbuf/py.typed": "",
+        "fbuf_adapters/py.typed": "",
+        f"{about}/licenses/LICENSE": "",
+        f"{about}/METADATA": metadata,
+    }
+
+    def check(files):
+        with zipfile.ZipFile(wheel, "w") as file:
+            for name, text in files.items():
+                file.writestr(name, text)
+        dist.check_wheel(wheel)
+
+    check(files)
+    with pytest.raises(AssertionError, match="files of neither package"):
+        check({**files, "tests/conftest.py": ""})
+    for name in list(files)[:3]:
+        with pytest.raises(AssertionError, match="the wheel lacks"):
+            check({other: text for other, text in files.items() if other != name})
+
+
+def test_a_small_example_needs_what_it_imports(tmp_path):
+    example = tmp_path / "example.py"
+    example.write_text(
+        "import jax.numpy as jnp\nfrom fbuf_adapters import pytorch\n"
+        "def main():\n    from optax import adam\n"
+    )
+    assert dist.imported(example) == ["fbuf_adapters.pytorch", "jax.numpy", "optax"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=[path.name for path in WORKFLOWS])
+def test_a_workflow_makes_what_can_be_made_with_pinned_actions(path):
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    commands = "\n".join(values(jobs, "run"))
+    assert set(COMMAND.findall(commands)) <= targets()
+    used = values(jobs, "uses")
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", one) for one in used)
+
+
+def test_the_release_checks_the_tag_and_publishes_without_a_password():
+    yaml = pytest.importorskip("yaml")
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    assert 'make dist ARGS="--tag $TAG"' in values(build, "run")
+    assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
+    assert publish["environment"]["name"] == "pypi"
+    assert values(publish, "password") == []
+
+
+def test_the_forms_for_issues_ask_something():
+    yaml = pytest.importorskip("yaml")
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        if path.name != "config.yml":
+            assert {"name", "description", "body"} <= form.keys()
+            assert any(part["validations"]["required"] for part in form["body"])
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"])
+def test_the_pages_for_contributors_name_what_is_there(page):
+    text = (ROOT / page).read_text()
+    assert set(COMMAND.findall(text.replace("make a ", ""))) <= targets()
+    names = re.findall(r"\b(?:fbuf|tests|docs|benchmarks)/[\w./-]+\.\w+\b", text)
+    invented = {"fbuf/samplers/yours.py", "fbuf/views/yours.py"}
+    assert [name for name in names if not (ROOT / name).exists() and name not in invented] == []

@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDERS = ("README.md", "fbuf", "adapters", "docs", "examples", "benchmarks", "tests")
+FOLDERS = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "fbuf", "adapters", "docs", "examples"),
+    *("benchmarks", "tests"),
+)
 OPENINGS = frozenset(("Of", "What", "Who", "That", "Whatever", "Whoever"))
 FIRST = OPENINGS | {"How"}
 """A docstring does not open with these."""
