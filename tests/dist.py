@@ -3,7 +3,7 @@
     python tests/dist.py               two environments: the core, and PyTorch with pictures
     python tests/dist.py --quick       the same, with one small example
     python tests/dist.py --all         an environment for each extra
-    python tests/dist.py --tag v0.3.0  before all that: may this version be published under this tag?
+    python tests/dist.py --tag v0.3.0  first check that this tag may publish this version
 
 Each environment is new, and lies outside the clone. The core is installed from the source
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each
