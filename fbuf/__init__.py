@@ -5,12 +5,12 @@ functions of it that compile into the training step.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fbuf import sharded as sharded
 from fbuf import targets as targets
 from fbuf._exported import register as _register_with_export
-from fbuf._versions import VERSION as __version__  # noqa: F401 (public)
+from fbuf._versions import VERSION as _VERSION
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.checkpoint.errors import CheckpointError as CheckpointError
 from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
@@ -91,6 +91,11 @@ from fbuf.views import Transition as Transition
 from fbuf.views import TransitionStep as TransitionStep
 from fbuf.views import Window as Window
 from fbuf.views import WindowStep as WindowStep
+
+if TYPE_CHECKING:
+    from fbuf import host as host
+
+__version__ = _VERSION
 
 __all__ = [
     "Batch",
@@ -178,10 +183,12 @@ def __dir__() -> list[str]:
     return [*__all__, "host", "sharded", "targets"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "host":  # its modules import this one
-        return importlib.import_module("fbuf.host")
-    raise AttributeError(f"module 'fbuf' has no attribute {name!r}")
+if not TYPE_CHECKING:  # there every name would do
+
+    def __getattr__(name: str) -> Any:
+        if name == "host":  # its modules import this one
+            return importlib.import_module("fbuf.host")
+        raise AttributeError(f"module 'fbuf' has no attribute {name!r}")
 
 
 _opaque_all(globals()[name] for name in __all__)

@@ -37,8 +37,11 @@ class PaceCounter:
     """  # noqa: E501  (an example of one line)
 
     warmup: jax.Array
+    """The environment steps left of the warm-up."""
     part: jax.Array
+    """The debt beyond whole gradient steps, in parts of the ratio's denominator."""
     owed: jax.Array
+    """Whole gradient steps that are due, and were not handed out for lack of room (`most`)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,11 +42,17 @@ class State(Generic[Item]):
     """
 
     storage: Storage[Item]
+    """The rows, packed. `fbuf.rows(state)` shows them as the item's own tree."""
     ring: Ring
+    """The place of the next row, and the flags of each row."""
     next_obs: NextObs | None
+    """The next observations that no following row has."""
     index: Any
+    """The sampler's own pytree, with which it draws in less than O(capacity)."""
     fault: jax.Array
+    """uint32 bits of `fbuf.Fault`. A bit that is set stays set until `fbuf.clear`."""
     sampler: Sampler = dataclasses.field(metadata={"static": True})
+    """The rule which rows may be drawn, and how likely each is."""
 
     @property
     def capacity(self) -> int:
@@ -122,10 +128,15 @@ class Batch(Generic[Item, ArrayT]):
     """
 
     data: Item
+    """The result of the view."""
     ids: Ids[ArrayT]
+    """The ids of the rows, for `update_priority`, `write`, `remove` and `read`."""
     mask: ArrayT
+    """`[B]` bool. False where there is no row, or where a next observation is lost."""
     terminated: ArrayT
+    """`[B]` bool: the episode ended by itself at this row."""
     truncated: ArrayT
+    """`[B]` bool: the episode was cut off after this row."""
 
 
 @jax.tree_util.register_dataclass
@@ -180,4 +191,6 @@ class Sample(Batch[Item, ArrayT]):
     """
 
     probability: ArrayT
+    """`[B]` float32: the probability that one draw is this row."""
     weight: ArrayT
+    """`[B]` float32 importance weights, at most 1 (those of `fbuf.thin` may be larger)."""

@@ -30,7 +30,9 @@ class Count:
     """
 
     high: jax.Array
+    """uint32 scalar; the upper 32 bits."""
     low: jax.Array
+    """uint32 scalar; the lower 32 bits."""
 
     def __int__(self) -> int:
         """Return the number; wait until it is known."""

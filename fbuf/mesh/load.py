@@ -40,7 +40,9 @@ class ShardedCheckpoint(NamedTuple):
     """
 
     state: ShardedState[Any]
+    """The buffer."""
     extra: Any
+    """The tree that was saved beside it."""
 
 
 def load(

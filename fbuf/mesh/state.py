@@ -38,10 +38,15 @@ class ShardedState(Generic[Item]):
     """
 
     blocks: State[Item]
+    """The arrays of all shards."""
     mesh: Mesh = dataclasses.field(metadata={"static": True})
+    """The mesh; static."""
     axis: str = dataclasses.field(metadata={"static": True})
+    """The axis of the mesh along which the shards lie."""
     num_shards: int = dataclasses.field(metadata={"static": True})
+    """The number of shards, a multiple of the devices along the axis."""
     leaves: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(metadata={"static": True})
+    """The arrays of one shard, as `jax.ShapeDtypeStruct`."""
 
     @property
     def shard(self) -> State[Item]:
@@ -104,8 +109,11 @@ class ShardedIds:
     """
 
     shard: jax.Array
+    """int32 in `[0, num_shards)`; -1 for no row."""
     slot: jax.Array
+    """int32 in `[0, capacity of a shard)`."""
     generation: jax.Array
+    """int32; compare it for equality only."""
 
 
 @jax.tree_util.register_dataclass
@@ -129,10 +137,18 @@ class ShardedSample(Generic[Item]):
     """
 
     data: Item
+    """The result of the view."""
     ids: ShardedIds
+    """The ids of the rows, for the operations of `fbuf.sharded` that change rows."""
     mask: jax.Array
+    """`[B]` bool. False where there is no row, or nothing to draw."""
     terminated: jax.Array
+    """`[B]` bool: the episode ended by itself at this row."""
     truncated: jax.Array
+    """`[B]` bool: the episode was cut off after this row."""
     probability: jax.Array
+    """`[B]` float32: the probability that one draw is this row, among all shards."""
     weight: jax.Array
+    """`[B]` float32 importance weights, at most 1."""
     fault: jax.Array
+    """uint32 scalar, the same on all devices."""

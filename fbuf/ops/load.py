@@ -63,7 +63,9 @@ class Checkpoint(NamedTuple):
     """
 
     state: State[Any]
+    """The buffer."""
     extra: Any
+    """The tree that was saved beside it."""
 
 
 def load(

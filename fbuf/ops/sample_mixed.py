@@ -42,8 +42,11 @@ class MixedSample(Generic[Item]):
     """
 
     sample: Sample[Item]
+    """A sample as from `fbuf.sample`, leaves `[batch_size, ...]`."""
     source: jax.Array
+    """int32 `[batch_size]`: the number of the buffer that each draw is from."""
     counts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    """The number of draws from each buffer."""
 
     def ids(self, source: int) -> Ids:
         """Return the ids of one buffer's draws, for `fbuf.update_priority` of that buffer."""

@@ -39,6 +39,13 @@ def arguments(*but: str, **options: str) -> Callable[[T], T]:
         for name, say in advice.items():
             if name not in but and not hasattr(kind, name):
                 setattr(kind, name, _Fixed(name, say))
+        kind.__dir__ = _attributes  # pyright: ignore[reportAttributeAccessIssue]
         return kind
 
     return fixed
+
+
+def _attributes(self: Any) -> list[str]:
+    """List what can be read of an object, for its completion in an editor."""
+    fixed = lambda name: isinstance(inspect.getattr_static(type(self), name, None), _Fixed)
+    return [name for name in object.__dir__(self) if not fixed(name)]

@@ -33,7 +33,9 @@ class Ids(Generic[ArrayT]):
     """
 
     slot: ArrayT
+    """int32 in `[0, capacity)`, or -1 for no row."""
     generation: ArrayT
+    """int32: the lap of the ring that wrote the row."""
 
 
 def only(ids: Ids, mask: jax.Array) -> Ids:

@@ -30,7 +30,9 @@ class Targets:
     """
 
     target: jax.Array
+    """float32, one for each step."""
     mask: jax.Array
+    """bool: the steps to learn from."""
 
 
 @jax.tree_util.register_dataclass
@@ -55,5 +57,8 @@ class Advantages:
     """
 
     advantage: jax.Array
+    """float32, one for each step, in the layout of the batch."""
     target: jax.Array
+    """float32, one for each step, in the layout of the batch."""
     mask: jax.Array
+    """bool: the steps to learn from."""

@@ -46,8 +46,11 @@ class HindsightStep(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The row, leaves `[B, ...]`."""
     relabelled: ArrayT
+    """bool `[B]`, or `[B, copies]`: which are relabelled."""
     next_observation: Any = None
+    """The observation after the row's step, as by `fbuf.Transition`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,10 +44,15 @@ class NStepTransition(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The row itself, as you added it."""
     reward: ArrayT
+    """float32 `[B]`; `r[0] + gamma * r[1] + ... + gamma**(k-1) * r[k-1]`."""
     next_observation: Any
+    """The observation after the last of the k steps."""
     discount: ArrayT
+    """float32 `[B]`: `gamma**k`, or 0 if the last of the k steps terminated the episode."""
     steps: ArrayT
+    """int32 `[B]`: k, the number of steps."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,8 +40,11 @@ class ReturnToGoStep(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The row itself, as you added it."""
     return_to_go: ArrayT
+    """float32 `[B]`: `r[0] + gamma * r[1] + gamma**2 * r[2] + ...`"""
     complete: ArrayT
+    """bool `[B]`: the sum reaches the end of the episode."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,12 +49,19 @@ class SequenceSteps(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The steps as you added them."""
     valid: ArrayT
+    """bool `[B, T]`: there is such a step."""
     loss_mask: ArrayT
+    """bool `[B, T]`: the step is valid, and one of the `length` steps to learn from."""
     is_first: ArrayT
+    """bool `[B, T]`: the step is known to be the first of an episode."""
     state: Any
+    """The field `state` of the first step only, leaves `[B, ...]`."""
     next_observation: Any = None
+    """The observation that each step led to."""
     time_major: bool = dataclasses.field(default=False, metadata={"static": True})
+    """Whether time is the first axis."""
 
 
 @dataclasses.dataclass(frozen=True)

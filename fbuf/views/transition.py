@@ -36,7 +36,9 @@ class TransitionStep(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The row itself, as you added it."""
     next_observation: Any
+    """The observation after the row's step."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,9 @@ class WindowStep(Generic[Item, ArrayT]):
     """
 
     item: Item
+    """The row as you added it, leaves `[B, ...]`."""
     valid: dict[str, ArrayT]
+    """By the name of each field with offsets, bool `[B, n]`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import enum
 import importlib.util
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -64,6 +67,82 @@ def test_dir_of_a_package_shows_its_public_names(name):
     module = pytest.importorskip(name, exc_type=ImportError)
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, name) for name in dir(module))
+
+
+def shown(source):
+    """The names of a typed module that an editor completes: assigned, or imported to be public."""
+    names, public = set(), set()
+    todo = list(ast.parse(source).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.name for alias in node.names if alias.asname == alias.name}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            if "__all__" in names and not public:
+                public = set(ast.literal_eval(node.value))
+        elif isinstance(node, ast.ExceptHandler):
+            names.add(node.name)
+            todo += node.body
+        else:
+            todo += [*getattr(node, "body", ()), *getattr(node, "orelse", ())]
+            todo += getattr(node, "handlers", ())
+    return {name for name in names | public if name and not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fbuf", "fbuf.sharded", "fbuf.targets", "fbuf.host"),
+        *(f"fbuf_adapters.{name}" for name in PACKAGES),
+    ],
+)
+def test_an_editor_completes_the_names_that_dir_shows(name):
+    module = pytest.importorskip(name, exc_type=ImportError)
+    assert shown(pathlib.Path(module.__file__).read_text()) == set(dir(module))
+
+
+def test_an_editor_would_complete_these():
+    found = shown(
+        "import sys\nimport a as a\nfrom b import c\nfrom b import d as d\nfrom b import e as f\n"
+        "try:\n    import torch\nexcept ImportError as error:\n    raise\n"
+        "if g:\n    h = 1\n_i = 2\n__all__ = ['c']\n"
+    )
+    assert found == {"a", "c", "d", "error", "h"}
+
+
+def results():
+    """The classes of objects that functions return: all but those that users make."""
+    made = (fbuf.samplers.Sampler, fbuf.views.View, enum.Enum, Exception)
+    for module in (fbuf, fbuf.sharded, fbuf.targets):
+        for name in module.__all__:
+            kind = getattr(module, name)
+            if inspect.isclass(kind) and not issubclass(kind, made) and kind is not fbuf.Pace:
+                yield pytest.param(kind, id=f"{module.__name__}.{name}")
+
+
+@pytest.mark.parametrize("kind", list(results()))
+def test_an_editor_has_a_line_for_each_attribute_of_a_result(kind):
+    """It opens the text of the attribute in the docstring of the class."""
+    text = re.sub(r"\s+", " ", inspect.getdoc(kind))
+    (body,) = [node.body for node in ast.parse(inspect.getsource(kind)).body]
+    for field, line in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            name = field.target.id
+            assert isinstance(line, ast.Expr), f"{name} has no line below it"
+            said = line.value.value.rstrip(".")
+            assert "\n" not in said
+            assert f" {name}: {said}" in text or f" {name}: As in " in text, name
+
+
+def test_an_object_lists_no_argument_that_it_only_refuses_to_assign():
+    store = fbuf.host.HostStore(0.0, 4)
+    with pytest.raises(AttributeError, match="sampler cannot be set"):
+        store.sampler = fbuf.Uniform()
+    assert all(hasattr(store, name) for name in dir(store))
+    assert {"capacity", "sample"} <= set(dir(store))
 
 
 def test_the_api_page_names_everything_once():

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 try:
     # Only to find out whether it is installed.
     import gymnasium  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name != "gymnasium":  # an installed one lacks something itself
+except ModuleNotFoundError as _error:
+    if _error.name != "gymnasium":  # an installed one lacks something itself
         raise
     raise ImportError(
         'fbuf_adapters.gymnasium needs Gymnasium: pip install "fbuf[gymnasium]"'
-    ) from error
+    ) from _error
 
 from fbuf_adapters.gymnasium._errors import CollectorError as CollectorError
 
@@ -31,9 +31,10 @@ __dir__ = __all__.copy  # `dir` shows the public names alone
 
 _MODULES = {"Collector": "_collector", "ProcessCollector": "_process_collector"}
 
+if not TYPE_CHECKING:  # there every name would do
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+            return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

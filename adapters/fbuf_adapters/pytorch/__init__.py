@@ -9,10 +9,10 @@ PyTorch writes wherever it likes. So these functions refuse what could go wrong 
 try:
     # Only to see whether it is there.
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name != "torch":  # it is there, and lacks something itself
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":  # it is there, and lacks something itself
         raise
-    raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from error
+    raise ImportError('fbuf_adapters.pytorch needs PyTorch: pip install "fbuf[torch]"') from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
 from fbuf_adapters.pytorch._add import add_from_torch as add_from_torch

@@ -12,12 +12,12 @@ try:
     # Only to see whether they are there.
     import gymnasium  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import ray  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name not in ("ray", "gymnasium"):  # they are there, and lack something themselves
+except ModuleNotFoundError as _error:
+    if _error.name not in ("ray", "gymnasium"):  # they are there, and lack something themselves
         raise
     raise ImportError(
         'fbuf_adapters.ray needs Ray and Gymnasium: pip install "fbuf[ray]"'
-    ) from error
+    ) from _error
 
 from fbuf_adapters.gymnasium._errors import CollectorError as CollectorError
 
@@ -28,9 +28,11 @@ __all__ = ["Collector", "CollectorError"]
 __dir__ = __all__.copy  # `dir` shows the public names alone
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Collector":
-        from fbuf_adapters.ray import _collector
+if not TYPE_CHECKING:  # there every name would do
 
-        return _collector.Collector
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "Collector":
+            from fbuf_adapters.ray import _collector
+
+            return _collector.Collector
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,12 +3,12 @@
 try:
     # Imported only to see whether it is installed.
     import stable_baselines3  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name != "stable_baselines3":  # a package that it needs
+except ModuleNotFoundError as _error:
+    if _error.name != "stable_baselines3":  # a package that it needs
         raise
     raise ImportError(
         'fbuf_adapters.sb3 needs Stable-Baselines3: pip install "fbuf[sb3]"'
-    ) from error
+    ) from _error
 
 from fbuf_adapters.sb3._algorithms import PrioritizedDQN as PrioritizedDQN
 from fbuf_adapters.sb3._algorithms import PrioritizedReplay as PrioritizedReplay

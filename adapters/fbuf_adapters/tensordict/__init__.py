@@ -8,12 +8,12 @@ try:
     # Imported only to see whether they are installed.
     import tensordict  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    if error.name not in ("torch", "tensordict"):  # a package that one of the two needs
+except ModuleNotFoundError as _error:
+    if _error.name not in ("torch", "tensordict"):  # a package that one of the two needs
         raise
     raise ImportError(
         'fbuf_adapters.tensordict needs PyTorch and TensorDict: pip install "fbuf[tensordict]"'
-    ) from error
+    ) from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
 from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
