@@ -1,14 +1,15 @@
 """Build the wheel and the source distribution, and try both where no clone is.
 
-    python tests/dist.py               two environments: the core, and PyTorch with pictures
-    python tests/dist.py --quick       the same, with one small example
+    python tests/dist.py               two environments: the core, and PyTorch with two extras more
+    python tests/dist.py --quick       the same, with one small example in each
     python tests/dist.py --all         an environment for each extra
     python tests/dist.py --tag v0.3.0  first check that this tag may publish this version
 
 Each environment is new, and lies outside the clone. The core is installed from the source
 distribution, and the rest from the wheel. The versions are those of `requirements.lock`. In each
-one the command starts, and the blocks of the README run in order. So do the small examples. What
-needs a package that is not there is left out, and named. The two files stay in `dist/`.
+one the command starts, and the blocks of the README run in order. Each small example runs in the
+first environment that has its extras, after the packages that its docstring names are installed,
+too. Examples that need other extras are named. The two files stay in `dist/`.
 
 The extras `cuda12` and `cuda13` are left out: gigabytes, for a GPU. They ask for the same versions
 of JAX as the core, which `tests/project/test_packaging.py` checks.
@@ -17,7 +18,6 @@ of JAX as the core, which `tests/project/test_packaging.py` checks.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import pathlib
 import re
@@ -45,8 +45,9 @@ EXTRAS = {
     "ray": "fbuf_adapters.ray",
 }
 """Each extra, and a module that needs it."""
-BESIDE = ("optax",)
-"""Packages of examples that no extra brings."""
+DEFAULT = ((), ("torch", "gymnasium", "plot"))
+PIP = ("-m", "pip", "--disable-pip-version-check")
+PINS = ("--constraint", str(ROOT / "requirements.lock"))
 BLOCK = re.compile(r"(?ms)(?:^<!-- needs: ([\w, ]+) -->\n)?^```python\n(.*?)^```$")
 
 
@@ -59,16 +60,22 @@ def main() -> int:
     given = parser.parse_args()
     if given.tag is not None:
         check_tag(given.tag, version(), (ROOT / "CHANGELOG.md").read_text())
-    environments = [(), *((extra,) for extra in EXTRAS)] if given.all else [(), ("torch", "plot")]
+    environments = ((), *((extra,) for extra in EXTRAS)) if given.all else DEFAULT
     with tempfile.TemporaryDirectory(prefix="fbuf-dist-") as name:
         home = pathlib.Path(name)
         tree, wheel = matrix.build(home / "build")
         sdist = tree.with_name(f"{tree.name}.tar.gz")
         check_wheel(wheel)
         check_sdist(sdist)
+        examples = sorted((tree / "examples" / "small").glob("*.py"))
         for extras in environments:
-            python = install(home / "venv", sdist if extras == () else wheel, extras)
-            try_out(python, tree, extras, quick=given.quick)
+            python = install(home / "venv", wheel if extras else sdist, extras)
+            try_out(python, tree / "README.md", extras)
+            possible = [one for one in examples if needs(one)[0] <= set(extras)]
+            for example in possible[: 1 if given.quick else None]:
+                run_example(python, example)
+                examples.remove(example)
+        print("examples that did not run:", *(example.name for example in examples))
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
         for file in (sdist, wheel):
@@ -119,78 +126,57 @@ def install(home: pathlib.Path, file: pathlib.Path, extras: tuple[str, ...]) -> 
     print(f"== {file.name} [{', '.join(extras)}]", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
     python = str(home / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    pins = ["--constraint", str(ROOT / "requirements.lock")]
-    run([*pip, "install", "-qq", *pins, what, *BESIDE], home)
-    run([*pip, "check"], home)
+    run([python, *PIP, "install", "-qq", *PINS, what])
+    run([python, *PIP, "check"])
     return python
 
 
-def try_out(python: str, tree: pathlib.Path, extras: tuple[str, ...], quick: bool) -> None:
-    """Use what is installed: import it, call it, run the README and the small examples."""
-    with tempfile.TemporaryDirectory(prefix="fbuf-user-") as name:
-        user = pathlib.Path(name)
-        modules = ", ".join(["fbuf", "fbuf_adapters", *(EXTRAS[extra] for extra in extras)])
-        stated = f"assert fbuf.__version__ == {version()!r}, fbuf.__version__"
-        run([python, "-c", f"import {modules}; {stated}"], user)
-        run([str(pathlib.Path(python).with_name("fbuf")), "--help"], user, quiet=True)
-        (user / "readme.py").write_text(program(python, tree / "README.md"))
-        run([python, "readme.py"], user)
-        left = 1 if quick else None
-        for example in sorted((tree / "examples" / "small").glob("*.py"))[:left]:
-            lacking = absent(python, imported(example))
-            if lacking:
-                print(f"left out: {example.name} needs {', '.join(lacking)}", flush=True)
-                continue
-            run([python, shutil.copy(example, user)], user)
+def try_out(python: str, readme: pathlib.Path, extras: tuple[str, ...]) -> None:
+    """Use what is installed: import it, call the command, run the README."""
+    modules = ", ".join(["fbuf", "fbuf_adapters", *(EXTRAS[extra] for extra in extras)])
+    stated = f"assert fbuf.__version__ == {version()!r}, fbuf.__version__"
+    run([python, "-c", f"import {modules}; {stated}"])
+    run([str(pathlib.Path(python).with_name("fbuf")), "--help"], quiet=True)
+    run([python, "-c", program(python, readme)], shown=f"the blocks of {readme.name}")
+
+
+def needs(example: pathlib.Path) -> tuple[set[str], list[str]]:
+    """The extras and the other packages of the line in an example that says how to install them."""
+    (line,) = re.findall(r"Needs `pip install ([^`]+)`", example.read_text())
+    extras, packages = re.fullmatch(r"\"?fbuf(?:\[([\w,]+)\])?\"?(.*)", line).groups()
+    return set((extras or "").split(",")) - {""}, packages.split()
+
+
+def run_example(python: str, example: pathlib.Path) -> None:
+    """Install what else an example asks for, and run it."""
+    packages = needs(example)[1]
+    if packages:
+        run([python, *PIP, "install", "-qq", *PINS, *packages])
+    run([python, str(example)])
 
 
 def program(python: str, page: pathlib.Path) -> str:
     """The blocks of a page that can run there, one after the other; there is at least one."""
     found = BLOCK.findall(page.read_text())
-    there = [code for needs, code in found if not absent(python, re.findall(r"\w+", needs))]
+    there = [code for packages, code in found if has(python, re.findall(r"\w+", packages))]
     assert there, f"{page.name} has no block that can run"
     return "\n".join(there)
 
 
-def imported(example: pathlib.Path) -> list[str]:
-    """The modules that a program imports, wherever in it."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(example.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "fbuf_adapters":
-            names.update(f"fbuf_adapters.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return sorted(names)
+def has(python: str, packages: list[str]) -> bool:
+    """Whether an interpreter finds all of some packages."""
+    code = "import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, sys.argv[1:]))"
+    return subprocess.run([python, "-I", "-c", code, *packages]).returncode == 0
 
 
-LACKING = """
-import importlib, sys
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        if (error.name or "").startswith("fbuf"):
-            raise  # the package lacks a file of its own
-        print(name)
-"""
-
-
-def absent(python: str, modules: list[str]) -> list[str]:
-    """Those of some modules that an interpreter cannot import, because of another package."""
-    command = [python, "-I", "-c", LACKING, *modules]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-
-
-def run(command: list[str], where: pathlib.Path, quiet: bool = False) -> None:
-    """Run a command as a user would: in a folder of their own, and without our paths."""
+def run(command: list[str], shown: str = "", quiet: bool = False) -> None:
+    """Run a command as a user would: in an empty folder, and without our paths."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    print("$", *(pathlib.Path(command[0]).name, *command[1:]), flush=True)
+    print("$", shown or " ".join([pathlib.Path(command[0]).name, *command[1:]]), flush=True)
     output = subprocess.DEVNULL if quiet else None
     environment = {**kept, "MPLBACKEND": "Agg"}
-    subprocess.run(command, cwd=where, env=environment, check=True, stdout=output)
+    with tempfile.TemporaryDirectory(prefix="fbuf-user-") as folder:
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=output)
 
 
 if __name__ == "__main__":

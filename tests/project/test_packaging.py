@@ -138,13 +138,21 @@ def test_a_wheel_with_tests_or_without_the_license_is_refused(tmp_path):
             check({other: text for other, text in files.items() if other != name})
 
 
-def test_a_small_example_needs_what_it_imports(tmp_path):
+def test_a_small_example_needs_what_it_says(tmp_path):
     example = tmp_path / "example.py"
-    example.write_text(
-        "import jax.numpy as jnp\nfrom fbuf_adapters import pytorch\n"
-        "def main():\n    from optax import adam\n"
-    )
-    assert dist.imported(example) == ["fbuf_adapters.pytorch", "jax.numpy", "optax"]
+    for line, expected in {
+        "fbuf": (set(), []),
+        "fbuf flax optax": (set(), ["flax", "optax"]),
+        '"fbuf[torch]"': ({"torch"}, []),
+        '"fbuf[torch,plot]" gymnasium six': ({"torch", "plot"}, ["gymnasium", "six"]),
+    }.items():
+        example.write_text(f'"""Learns.\n\nNeeds `pip install {line}`.\n"""\n')
+        assert dist.needs(example) == expected
+
+
+def test_every_small_example_needs_extras_that_are_there():
+    for example in (ROOT / "examples" / "small").glob("*.py"):
+        assert dist.needs(example)[0] <= set(dist.EXTRAS)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.name for path in WORKFLOWS])
