@@ -165,7 +165,7 @@ def program(python: str, page: pathlib.Path) -> str:
 
 def has(python: str, packages: list[str]) -> bool:
     """Whether an interpreter finds all of some packages."""
-    code = "import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, sys.argv[1:]))"
+    code = "import sys, importlib.util as u; sys.exit(None in map(u.find_spec, sys.argv[1:]))"
     return subprocess.run([python, "-I", "-c", code, *packages]).returncode == 0
 
 

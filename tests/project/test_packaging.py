@@ -22,7 +22,7 @@ COMMAND = re.compile(r"\bmake ([a-z][\w-]*)")
 
 
 def targets():
-    """What the Makefile can make."""
+    """The targets of the Makefile."""
     return set(re.findall(r"(?m)^([a-z][\w-]*):(?!=)", (ROOT / "Makefile").read_text()))
 
 
