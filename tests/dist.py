@@ -106,6 +106,7 @@ def check_wheel(wheel: pathlib.Path) -> None:
         wanted = {"fbuf/py.typed", "fbuf_adapters/py.typed", f"{about}licenses/LICENSE"}
         assert wanted <= set(names), f"the wheel lacks {wanted - set(names)}"
         metadata = Metadata.from_email(file.read(f"{about}METADATA"), validate=True)
+    assert metadata.metadata_version == "2.4"  # what the action that publishes knows
     assert metadata.description_content_type == "text/markdown"
     assert metadata.description.startswith("# fbuf\n")
 
