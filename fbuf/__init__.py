@@ -14,6 +14,10 @@ from fbuf._versions import VERSION as _VERSION
 from fbuf._versions import warn_if_left_out as _warn_if_left_out
 from fbuf.checkpoint.errors import CheckpointError as CheckpointError
 from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
+from fbuf.doctor.finding import Finding as Finding
+from fbuf.doctor.finding import Report as Report
+from fbuf.doctor.picture import plot as plot
+from fbuf.doctor.report import report as report
 from fbuf.ops.add import add as add
 from fbuf.ops.after import after as after
 from fbuf.ops.can_sample import can_sample as can_sample
@@ -104,6 +108,7 @@ __all__ = [
     "EvictLowest",
     "Fault",
     "Fifo",
+    "Finding",
     "FrameStack",
     "FreshFirst",
     "Grouped",
@@ -121,6 +126,7 @@ __all__ = [
     "PaceCounter",
     "Prioritized",
     "Reservoir",
+    "Report",
     "ReturnToGo",
     "ReturnToGoStep",
     "Rollout",
@@ -154,11 +160,13 @@ __all__ = [
     "nbytes",
     "neighbours",
     "newest_ids",
+    "plot",
     "pop",
     "probability",
     "raise_on_fault",
     "read",
     "remove",
+    "report",
     "resize",
     "rollout",
     "rows",

@@ -19,6 +19,8 @@ from fbuf.dispatch.call import refuse_consumed
 from fbuf.dispatch.flax import register as register_with_flax
 from fbuf.dispatch.parse import can_hold
 from fbuf.dispatch.torch_compile import opaque, opaque_all
+from fbuf.doctor.opened import Part
+from fbuf.doctor.opened import opened as opened_for_report
 from fbuf.host.programs import batch_of as build_host_batch
 from fbuf.host.transitions import Transitions as HostTransitions
 from fbuf.ops.resume import Episodes, resumed
@@ -64,6 +66,7 @@ __all__ = [
     "HostTransitions",
     "Lane",
     "Layout",
+    "Part",
     "Reader",
     "Reading",
     "Request",
@@ -87,6 +90,7 @@ __all__ = [
     "local_path",
     "opaque",
     "opaque_all",
+    "opened_for_report",
     "plan_draws",
     "refuse_consumed",
     "register_with_flax",

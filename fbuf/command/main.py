@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -13,13 +14,19 @@ import jax
 from fbuf._versions import VERSION
 from fbuf.checkpoint import paths
 from fbuf.checkpoint.errors import CheckpointError, Mismatch
-from fbuf.command import inspect, plan, plot, verify
+from fbuf.command import inspect, opened, plan, verify
+from fbuf.doctor import picture
+from fbuf.doctor.finding import Report
+from fbuf.doctor.look import Found, look
+from fbuf.doctor.report import of_found
+from fbuf.doctor.rewards import Asked
 
 _EXIT_CODES = """\
 exit codes:
   0  all is well
-  1  a checkpoint is damaged
-  2  the arguments are wrong, there is no checkpoint, or it is of a newer fbuf
+  1  a checkpoint is damaged; of doctor: something is suspicious
+  2  the arguments are wrong, there is no checkpoint, or it is of a newer fbuf; of doctor: or it is
+     damaged
 """
 
 
@@ -36,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except CheckpointError as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
-        return 1
+        return given.damaged
     except BrokenPipeError:  # the reader has seen enough
         return 0
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
         print(f"fbuf: {_short(error)}", file=sys.stderr)
         return 2
 
@@ -47,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _short(error: Exception) -> str:
     """Return the message of an error without the name of a function, which nobody called here."""
     said = str(error)
-    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.inspect: "):
+    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.inspect: ", "fbuf.doctor: "):
         said = said.removeprefix(name)
     return said
 
@@ -67,11 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--reward", help="the field of the reward; found by its name if left out")
     one.add_argument("--json", action="store_true", help="print JSON")
     one.add_argument("--plot", type=_path, metavar="OUT.png", help="draw it, too")
-    one.set_defaults(run=_inspect)
+    one.set_defaults(run=_inspect, damaged=1)
+
+    one = commands.add_parser(
+        "doctor",
+        help="say what is suspicious in the newest checkpoint",
+        description="Say what is suspicious in the newest checkpoint, for when an agent does not "
+        "learn: what fbuf.report says of a buffer.",
+    )
+    one.add_argument("path", type=_path, help="the directory given to fbuf.save")
+    one.add_argument("--reward", help="the field of the reward; found by its name if left out")
+    one.add_argument("--json", action="store_true", help="print JSON")
+    one.add_argument("--plot", type=_path, metavar="OUT.png", help="draw it, too")
+    one.set_defaults(run=_doctor, damaged=2)
 
     one = commands.add_parser("verify", help="check every byte of every checkpoint")
     one.add_argument("path", type=_path, help="the directory given to fbuf.save")
-    one.set_defaults(run=_verify)
+    one.set_defaults(run=_verify, damaged=1)
 
     one = commands.add_parser(
         "plan",
@@ -93,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--num-envs", type=int, help="environments with lanes of their own")
     one.add_argument("--next-of", metavar="FIELD", help="the observation whose successor is kept")
     one.add_argument("--max-ends", type=int, help="ends of episodes to keep the last one of")
-    one.set_defaults(run=_plan)
+    one.set_defaults(run=_plan, damaged=1)
     return parser
 
 
@@ -106,16 +125,51 @@ def _path(given: str) -> pathlib.Path:
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    if given.plot is not None:
-        plot.require()
-    found = inspect.look(given.path, given.reward)
-    if given.plot is not None:
-        found.figures["plot"] = str(plot.draw(found, given.plot))
+    _require_plot(given)
+
+    def use(checkpoint: opened.Opened) -> Found:
+        found = inspect.found(checkpoint, given.reward)
+        _plot(given, checkpoint, found)
+        return found
+
+    found = opened.read(given.path, use)
     if given.json:  # in which there is no NaN
         print(json.dumps(found.figures, indent=1, allow_nan=False))
     else:
         print(inspect.table(found))
     return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    _require_plot(given)
+
+    def use(checkpoint: opened.Opened) -> Report:
+        found = look(checkpoint.parts, Asked(given.reward, "doctor", "--reward"))
+        _plot(given, checkpoint, found)
+        return of_found(found)
+
+    report = opened.read(given.path, use)
+    if given.json:
+        print(json.dumps(dataclasses.asdict(report), indent=1, allow_nan=False))
+    else:
+        print(report)
+    return 1 if report.findings else 0
+
+
+def _require_plot(given: argparse.Namespace) -> None:
+    """Say at once that Matplotlib is missing."""
+    if given.plot is not None:
+        picture.require("--plot")
+
+
+def _plot(given: argparse.Namespace, checkpoint: opened.Opened, found: Found) -> None:
+    """Draw the content of a checkpoint if asked to; a name without a suffix gets `.png`."""
+    if given.plot is None:
+        return
+    out: pathlib.Path = given.plot
+    out = out if out.suffix else out.with_name(f"{out.name}.png")
+    picture.drawn(found, checkpoint.title).savefig(out, dpi=120)
+    found.figures["plot"] = str(out)
 
 
 def _verify(given: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fbuf.checks import sizes
-from fbuf.command.text import columns, lines
+from fbuf.doctor.text import columns, lines
 from fbuf.ops.capacity_for import capacity_for
 from fbuf.ops.init import init
 from fbuf.samplers import Prioritized, Shuffled, Uniform

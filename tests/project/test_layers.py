@@ -27,6 +27,7 @@ LAYERS = (
     "ops",
     "mesh",
     "targets",
+    "doctor",
     "_exported",
     "sharded",
     "__init__",

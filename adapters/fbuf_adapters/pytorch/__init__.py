@@ -20,6 +20,7 @@ from fbuf_adapters.pytorch._callback import callback as callback
 from fbuf_adapters.pytorch._error import InteropError as InteropError
 from fbuf_adapters.pytorch._from_torch import from_torch as from_torch
 from fbuf_adapters.pytorch._replay_buffer import ReplayBuffer as ReplayBuffer
+from fbuf_adapters.pytorch import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.pytorch._to_torch import to_torch as to_torch
 
 __all__ = ["InteropError", "ReplayBuffer", "add_from_torch", "callback", "from_torch", "to_torch"]

@@ -16,6 +16,7 @@ from fbuf_adapters.sb3._algorithms import PrioritizedSAC as PrioritizedSAC
 from fbuf_adapters.sb3._algorithms import PrioritizedTD3 as PrioritizedTD3
 from fbuf_adapters.sb3._her import HerReplayBuffer as HerReplayBuffer
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer as ReplayBuffer
+from fbuf_adapters.sb3 import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.sb3._samples import (
     PrioritizedReplayBufferSamples as PrioritizedReplayBufferSamples,
 )

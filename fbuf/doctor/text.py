@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 
@@ -23,3 +24,13 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def spread(least: float, middle: float, most: float) -> str:
     """Return the least value, the median and the largest value in words."""
     return f"{least:.6g} to {most:.6g}, median {middle:.6g}"
+
+
+def indented(sentence: str) -> str:
+    """Return a sentence in lines that begin further right."""
+    return textwrap.fill(sentence, 96, initial_indent="  ", subsequent_indent="  ")
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things in words, such as `1 row` and `1,000 rows`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -1,17 +1,17 @@
-"""The rewards of a checkpoint, and the lengths and returns of its episodes."""
+"""The rewards of a buffer, and the lengths and returns of its episodes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fbuf.host import memory_maps
-from fbuf.host.checkpoint_rows import SavedRows
-from fbuf.storage import store
+from fbuf.doctor.chunks import chunks
+from fbuf.doctor.leaves import names
+from fbuf.doctor.opened import Part
 from fbuf.storage.layout import Layout
 from fbuf.storage.ring import REMOVED
 from fbuf.storage.stored_lanes import Lane
@@ -61,68 +61,67 @@ def together(each: Sequence[Episodes]) -> Episodes:
     return Episodes(lengths, np.concatenate(returns)[order] if returns else None, ended[order])
 
 
-def reward_field(layout: Layout, wanted: str | None) -> tuple[str, int] | str:
+class Asked(NamedTuple):
+    """The field that a caller names, and how messages call the caller and the argument."""
+
+    field: str | None
+    function: str
+    argument: str
+
+
+def reward_field(layout: Layout, asked: Asked) -> tuple[str, int] | str:
     """Return the name and the number of the reward's leaf, or why there is none.
 
     Args:
         layout: The leaves of an item.
-        wanted: The name of the field; None is the first field with a usual name.
+        asked: The name of the field; None is the first field with a usual name.
 
     Raises:
-        ValueError: If `wanted` names no field, or a field of another kind.
+        ValueError: If `asked` names no field, or a field of another kind.
     """
+    wanted, start = asked.field, f"fbuf.{asked.function}: {asked.argument} names"
     if wanted is None:
-        named = _named(layout)
+        named = likely_fields(layout)
     else:
-        leaf = layout.find("inspect", "--reward", wanted)
+        leaf = layout.find(asked.function, asked.argument, wanted)
         if not isinstance(leaf, int):
-            raise ValueError(f"--reward names {wanted!r}, which has fields of its own")
+            raise ValueError(f"{start} {wanted!r}, which has fields of its own")
         named = [(wanted, leaf)]
     for name, leaf in named:
         field = layout.fields[leaf]
         if field.size == 1 and not jnp.issubdtype(field.dtype, jnp.complexfloating):
             return name, leaf
     if wanted is not None:
-        raise ValueError(f"--reward names {wanted!r}, which is not one real number a row")
+        raise ValueError(f"{start} {wanted!r}, which is not one real number a row")
     if not named:
-        return "no field called reward; say which one with --reward"
+        return f"no field called reward; say which one with {asked.argument}"
     name, field = named[0][0], layout.fields[named[0][1]]
     return f"{name} is {field.dtype}{list(field.shape)}, and not one real number a row"
 
 
-def _named(layout: Layout) -> list[tuple[str, int]]:
+def likely_fields(layout: Layout) -> list[tuple[str, int]]:
     """Return names and numbers of leaves with a reward's name, the likeliest first."""
-    paths = [path for path, _ in jax.tree.leaves_with_path(layout.item)]
+    parts = [named.split(".") for named in names(layout)]
     return [
-        (".".join(str(getattr(part, "key", part)) for part in path), leaf)
+        (".".join(part), leaf)
         for name in _NAMES
-        for leaf, path in enumerate(paths)
-        if path and getattr(path[-1], "key", None) == name
+        for leaf, part in enumerate(parts)
+        if part[-1] == name
     ]
 
 
-def values(
-    rows: SavedRows, layout: Layout, leaf: int, lanes: Iterable[Lane], step: int
-) -> np.ndarray:
+def values(part: Part, leaf: int, lanes: Iterable[Lane]) -> np.ndarray:
     """Return a leaf of one number for every slot, as float64 `[capacity]`; 0 without a row.
 
     Args:
-        rows: The rows, in their files.
-        layout: The leaves of an item.
+        part: The buffer.
         leaf: The number of the leaf.
         lanes: The slots that hold a row.
-        step: How many rows to read at a time.
     """
-    found = np.zeros(rows.capacity)
-    held = np.zeros(rows.capacity, np.bool_)
+    found = np.zeros(part.state.capacity)
+    held = np.zeros(part.state.capacity, np.bool_)
     for lane in lanes:
         held[lane.slots] = True
-    stored = np.flatnonzero(held)
-    with memory_maps.in_order(rows.maps):
-        for begin in range(0, stored.size, step):
-            slots = stored[begin : begin + step]
-            words, *wide = map(jnp.asarray, rows.take(slots, [leaf]))
-            (read,) = store.unpacked(layout, [leaf], words, wide, slots.shape)
-            memory_maps.forget(rows.maps)
-            found[slots] = np.asarray(read).reshape(-1).astype(np.float64)
+    for slots, (read,) in chunks(part, [leaf], np.flatnonzero(held)):
+        found[slots] = read.reshape(-1).astype(np.float64)
     return found

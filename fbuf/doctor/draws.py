@@ -1,4 +1,4 @@
-"""The probability of a draw and the age of every row of a checkpoint."""
+"""The probability of a draw and the age of every row."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class Draws:
         likely: The probability that one draw is each row, times the number of these rows: 1 under
             uniform sampling.
         ages: How many rows ago the environment wrote each row, that row included.
+        slots: The slot of each row; behind those of a shard come those of the next one.
         mass: The share of a shard is its mass over the mass of all shards. None if the masses do
             not say the share.
     """
 
     likely: np.ndarray
     ages: np.ndarray
+    slots: np.ndarray
     mass: float | None
 
     @property
@@ -53,7 +55,7 @@ def of_state(state: State[Any]) -> Draws:
                 mass = float(found.starts if found.segments is None else found.segments)
             case _:
                 pass
-    return Draws(likely * likely.size, ages[drawn], mass)
+    return Draws(likely * likely.size, ages[drawn], np.flatnonzero(drawn), mass)
 
 
 @jax.jit
@@ -67,8 +69,13 @@ def _of_slots(state: State[Any]) -> tuple[jax.Array, jax.Array]:
     return likely, ring.newer(slots) + 1
 
 
-def together(each: Sequence[Draws]) -> Draws | None:
-    """Return the draws of all shards; None if the masses do not say the shares of the shards."""
+def together(each: Sequence[Draws], capacity: int) -> Draws | None:
+    """Return the draws of all shards; None if the masses do not say the shares of the shards.
+
+    Args:
+        each: The draws of each shard.
+        capacity: The rows that fit a shard.
+    """
     if len(each) == 1:
         return each[0]
     masses = [of.mass for of in each if of.mass is not None]
@@ -81,4 +88,5 @@ def together(each: Sequence[Draws]) -> Draws | None:
         if of.likely.size
     ]
     ages = np.concatenate([of.ages for of in each])
-    return Draws(np.concatenate([*likely, np.zeros(0)]), ages, mass)
+    slots = np.concatenate([of.slots + shard * capacity for shard, of in enumerate(each)])
+    return Draws(np.concatenate([*likely, np.zeros(0)]), ages, slots, mass)

@@ -1,0 +1,136 @@
+"""Ends of episodes that are missing, everywhere, or of the wrong kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fbuf.doctor.finding import Finding
+from fbuf.doctor.findings.next_observations import PAIRS
+from fbuf.doctor.leaves import Leaf
+from fbuf.doctor.look import Found
+from fbuf.doctor.text import count
+from fbuf.storage.ring import ENDS, TERMINATED, TRUNCATED
+
+_FEW = 64
+"""The rows, or steps of an environment, below which flags say nothing."""
+
+_LONG = 1000
+"""The steps after which most episodes have ended."""
+
+_SHORT = 10
+"""Episodes so short have no limit of time."""
+
+_ALL = 0.9
+"""The share of terminated rows that is suspicious."""
+
+_FIELDS = frozenset({"done", "dones", "terminal", "terminals", "terminated", "truncated", "timeout"})
+"""Names of fields that say the end of an episode."""
+
+
+def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Yield the findings."""
+    if found.sampler.places:
+        return
+    flags = found.flags
+    terminated, ends = int((flags & TERMINATED > 0).sum()), int((flags & ENDS > 0).sum())
+    if flags.size >= _FEW and terminated >= _ALL * flags.size:
+        yield Finding(
+            "warning",
+            "all_terminated",
+            f"{terminated:,} of {flags.size:,} rows are terminated: their targets are the rewards "
+            "alone, and no value is passed back.",
+            "Give terminated=True for the last step of an episode only. Look whether you give "
+            "the mask or discount, which is 1 - terminated. In a bandit this is as it should be.",
+        )
+    elif not ends:
+        yield from _none(found, leaves)
+    elif not terminated:
+        yield from _only_truncated(found)
+    elif not (flags & TRUNCATED > 0).any():
+        yield from _limit(found)
+    yield from _cut(found, ends)
+
+
+def _none(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Find that no row ends an episode."""
+    longest = max(lane.slots.size for lanes in found.lanes for lane in lanes)
+    own = [
+        name
+        for name, leaf in leaves.items()
+        if name.split(".")[-1] in _FIELDS and not (leaf.alike or leaf.not_finite)
+    ]
+    kept = found.parts[0].state.next_obs
+    whole = any(name in leaves for _, name in PAIRS)  # rows that need no other row
+    if own and whole and found.sampler.window == 1 and kept is None:
+        return
+    if own and longest >= _FEW:
+        yield Finding(
+            "warning",
+            "ends_only_in_a_field",
+            f"No row ends an episode for fbuf, but the field {own[0]!r} has ends: windows, n-step "
+            "returns and next observations go on into the next episode.",
+            "Give them to fbuf, too: fbuf.add(state, rows, terminated=..., truncated=...). If you "
+            "draw single rows alone, all is well.",
+        )
+    elif longest >= _LONG:
+        yield Finding(
+            "warning",
+            "no_ends",
+            f"No row ends an episode, in {longest:,} steps of an environment: windows, n-step "
+            "returns and next observations go on across resets.",
+            "Give fbuf.add the flags of the environment: terminated=..., truncated=.... If the "
+            "task never ends, all is well.",
+        )
+
+
+def _only_truncated(found: Found) -> Iterator[Finding]:
+    """Find that only limits of time end episodes, though these are of unlike length."""
+    lengths = found.episodes.lengths
+    # Where a limit of time ends all, no task ends by itself: Pendulum, say.
+    if lengths.size < 3 or lengths.min() == lengths.max():
+        return
+    yield Finding(
+        "warning",
+        "terminated_never_set",
+        f"{count(lengths.size, 'whole episode')} of {lengths.min():,} to {lengths.max():,} rows "
+        "are all truncated and none is terminated: values are passed back from beyond the end.",
+        "Give terminated=True where the task itself ends, and truncated=True for limits of time "
+        "alone.",
+    )
+
+
+def _limit(found: Found) -> Iterator[Finding]:
+    """Find that many episodes terminate after exactly as many steps: that is a limit of time."""
+    lengths = found.episodes.lengths
+    if lengths.size < 5:
+        return
+    longest = int(lengths.max())
+    same = int((lengths == longest).sum())
+    if longest < _SHORT or same < max(3, 0.2 * lengths.size):
+        return
+    yield Finding(
+        "warning",
+        "time_limit_terminates",
+        f"{same:,} of {lengths.size:,} whole episodes are terminated after exactly {longest:,} "
+        "rows, the most there are, and truncated is never set: this looks like a limit of time.",
+        "Give limits of time as truncated=True, with the last observation before the reset as "
+        "next_observation. If the task itself ends then, all is well.",
+    )
+
+
+def _cut(found: Found, ends: int) -> Iterator[Finding]:
+    """Find that the buffer is too small for whole episodes."""
+    lanes = [lane for lanes in found.lanes for lane in lanes]
+    ring = found.parts[0].state.ring
+    full = all(lane.slots.size == ring.lane_length for lane in lanes)
+    if found.sampler.is_queue or not (full and ends) or found.episodes.lengths.size:
+        return
+    longest = max(int((lane.episodes.last + 1 - lane.episodes.first).max()) for lane in lanes)
+    yield Finding(
+        "warning",
+        "returns_cut",
+        f"No episode is whole: {ring.lane_length:,} rows of each environment fit, and the first "
+        f"rows of all episodes are overwritten. The longest rest has {longest:,} rows.",
+        "Take a larger capacity, or fewer environments. If you learn from single steps or short "
+        "windows, all is well.",
+    )

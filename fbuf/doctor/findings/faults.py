@@ -1,0 +1,26 @@
+"""Faults that compiled code has met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fbuf.doctor.finding import Finding
+from fbuf.doctor.leaves import Leaf
+from fbuf.doctor.look import Found
+from fbuf.storage.faults import MEANING, Fault
+
+
+def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Yield the findings: none for stale ids, which are normal."""
+    del leaves
+    for name in found.figures["faults"]:
+        fault = Fault[name]
+        if fault in (Fault.STALE_ID, Fault.NOTHING_TO_DRAW):  # the latter has a finding of its own
+            continue
+        what, _, remedy = MEANING[fault].partition(". ")
+        yield Finding(
+            "error",
+            f"fault_{name.lower()}",
+            f"Since the last fbuf.clear: {what}.",
+            f"{remedy}.",
+        )

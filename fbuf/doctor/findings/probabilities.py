@@ -1,0 +1,60 @@
+"""Draws come from too few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fbuf.doctor.finding import Finding
+from fbuf.doctor.leaves import Leaf
+from fbuf.doctor.look import Found
+from fbuf.doctor.text import count
+
+_SHARE = 0.1
+"""The share of the draws with which one row dominates."""
+
+_TIMES = 10
+"""How many times as likely as the average row such a row is, at least."""
+
+_PART = 0.1
+"""The part of the rows below which the effective sample size is small."""
+
+_ENOUGH = 1000
+"""The effective sample size that is not small, whatever part of the rows it is."""
+
+_FEW = 100
+"""The rows below which an effective sample size says nothing."""
+
+
+def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Yield the findings."""
+    del leaves
+    drawn = found.draws
+    if drawn is None or not drawn.likely.size:
+        return
+    rows, most = drawn.likely.size, int(drawn.likely.argmax())
+    times = float(drawn.likely[most])
+    share = times / rows
+    if share >= _SHARE and times >= _TIMES:
+        yield Finding(
+            "warning",
+            "one_row_dominates",
+            f"One row takes {share:.0%} of all draws, {times:,.0f} times as many as the average of "
+            f"{rows:,} rows: {found.place(int(drawn.slots[most]))}.",
+            _REMEDY
+            + " Read the row: fbuf.read(state, fbuf.ids_at(state, jnp.array([slot]))).",
+        )
+        return
+    if rows >= _FEW and drawn.effective < min(_PART * rows, _ENOUGH):
+        yield Finding(
+            "warning",
+            "effective_sample_size_small",
+            f"The effective sample size is {drawn.effective:,.0f} of "
+            f"{count(rows, 'row')}: batches repeat the same few.",
+            _REMEDY + " With fbuf.Grouped, give small groups a smaller share.",
+        )
+
+
+_REMEDY = (
+    "With priorities, clip the TD errors or take a smaller alpha; a share of uniform draws, "
+    "fbuf.Mixture(uniform=0.5), bounds what one row can take."
+)

@@ -1,0 +1,96 @@
+"""Fields with NaN, and fields that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+
+from fbuf.doctor.finding import Finding
+from fbuf.doctor.leaves import Leaf
+from fbuf.doctor.look import Found
+from fbuf.doctor.rewards import likely_fields
+from fbuf.doctor.text import count
+
+_FEW = 64
+"""The rows below which equal values say nothing."""
+
+OBSERVATIONS = frozenset({"observation", "observations", "obs", "state", "states", "pixels", "image"})
+ACTIONS = frozenset({"action", "actions", "act"})
+
+_NAMED = 5
+"""The most fields that get a finding of their own for the same fault."""
+
+
+def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Yield the findings."""
+    bad = [(name, leaf) for name, leaf in leaves.items() if leaf.not_finite]
+    for name, leaf in bad[:_NAMED]:
+        yield Finding(
+            "error",
+            "not_finite",
+            f"{_called(name)} holds NaN or an infinity in {leaf.not_finite:,} of "
+            f"{count(leaf.rows, 'row')}, one of them in {found.place(leaf.newest_bad)}.",
+            "Look at the row where it is made. fbuf.check_finite(state) raises an error whose "
+            "slots are all such rows: state = fbuf.remove(state, fbuf.ids_at(state, error.slots)).",
+        )
+    rewards = {name for name, _ in likely_fields(found.parts[0].layout)}
+    rewards.add(found.figures["reward"] or "")
+    same = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if leaf.rows >= _FEW and leaf.alike and not leaf.not_finite and name not in rewards
+    }
+    yield from _actions(leaves, same)
+    observations = [name for name in leaves if is_named(name, OBSERVATIONS)]
+    if observations and all(name in same for name in observations):
+        rows = same[observations[0]].rows
+        yield Finding(
+            "error",
+            "observation_constant",
+            f"{_called(', '.join(observations[:_NAMED]))} is the same in all {rows:,} rows.",
+            "Look at what you give fbuf.add: the observation of each step, and not that of the "
+            "reset. A simulator may write into the array that you keep: copy it.",
+        )
+        same = {name: leaf for name, leaf in same.items() if name not in observations}
+    for name in [name for name, leaf in same.items() if _is_never_written(name, leaf)][:_NAMED]:
+        yield Finding(
+            "warning",
+            "never_written",
+            f"{_called(name)} is 0 in all {same[name].rows:,} rows.",
+            "Look at whether you give the field to fbuf.add. If it is of no use, leave it out of "
+            "the item.",
+        )
+
+
+def _actions(leaves: Mapping[str, Leaf], same: dict[str, Leaf]) -> Iterator[Finding]:
+    """Find that all actions are one; and take them out of the fields that never change."""
+    actions = [name for name in leaves if is_named(name, ACTIONS)]
+    if actions and all(name in same for name in actions):
+        leaf = same[actions[0]]
+        value = f"{leaf.least:g}" if leaf.least == leaf.most else "one and the same vector"
+        yield Finding(
+            "warning",
+            "actions_alike",
+            f"{_called(', '.join(actions[:_NAMED]))} is {value} in all {leaf.rows:,} rows.",
+            "Explore: the policy may be stuck at one action, epsilon may be 0, or the action may "
+            "not be stored.",
+        )
+    for name in actions:
+        same.pop(name, None)
+
+
+def is_named(name: str, names: frozenset[str]) -> bool:
+    """Tell whether a field, or a field that it lies in, has one of these names."""
+    return not names.isdisjoint(name.split(".")) and "next" not in name.split(".")
+
+
+def _is_never_written(name: str, leaf: Leaf) -> bool:
+    """Tell whether a field that is 0 should be something else: a flag or a number may well be 0."""
+    is_number = leaf.shape == () and not jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ends = {"terminated", "truncated", "done", "dones", "terminal", "terminals", "timeout"}
+    return leaf.zero and not is_number and name.split(".")[-1] not in ends
+
+
+def _called(name: str) -> str:
+    return f"The field {name!r}" if name else "The item"

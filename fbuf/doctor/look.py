@@ -1,0 +1,205 @@
+"""The figures of a buffer: its rows, its episodes, its draws."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fbuf.doctor import draws, priorities, rewards
+from fbuf.doctor.draws import Draws
+from fbuf.doctor.opened import Part
+from fbuf.doctor.rewards import Asked, Episodes
+from fbuf.samplers.grouped import Grouped
+from fbuf.samplers.planned import PlannedSampler
+from fbuf.samplers.protocol import Sampler
+from fbuf.samplers.queues import queue_of
+from fbuf.state import State
+from fbuf.doctor.nested import nested
+from fbuf.storage.faults import Fault
+from fbuf.storage.ring import DUMMY, REMOVED
+from fbuf.storage.stored_lanes import Lane, stored_lanes
+
+UNORDERED = "rows lie in no order of time"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The content of a buffer.
+
+    Attributes:
+        parts: The buffer, or all shards of one over a mesh.
+        lanes: The stored rows of each part.
+        reward: The name and the number of the reward's leaf; None if there is none.
+        rewards: The reward of each slot of each part; empty if there is none.
+        figures: All figures, as JSON has them.
+        episodes: The whole episodes.
+        draws: The rows that may be drawn; None if they are not known, or rows are not drawn.
+        priorities: The stored priority of each row of `draws`; None if the sampler keeps none.
+        why_not: Why there are no returns, and why no draws, by these names.
+    """
+
+    parts: Sequence[Part]
+    lanes: Sequence[Sequence[Lane]]
+    reward: tuple[str, int] | None
+    rewards: Sequence[np.ndarray[Any, Any]]
+    figures: dict[str, Any]
+    episodes: Episodes
+    draws: Draws | None
+    priorities: np.ndarray[Any, Any] | None
+    why_not: dict[str, str]
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler."""
+        return self.parts[0].state.sampler
+
+    @property
+    def flags(self) -> np.ndarray[Any, Any]:
+        """uint8 `[rows]`; the flags of all stored rows that are not removed."""
+        flags = np.concatenate([lane.flags for lanes in self.lanes for lane in lanes])
+        return flags[flags & REMOVED == 0]
+
+    def live(self, number: int) -> np.ndarray[Any, Any]:
+        """Return the slots of the stored rows of a part that are not removed."""
+        lanes = self.lanes[number]
+        return np.concatenate([lane.slots[lane.flags & REMOVED == 0] for lane in lanes])
+
+    def place(self, row: int) -> str:
+        """Say in words where a row lies: its slot, behind those of the shards before."""
+        shard, slot = divmod(row, self.parts[0].state.capacity)
+        ring = self.parts[0].state.ring
+        of = f"shard {shard}, slot {slot}" if len(self.parts) > 1 else f"slot {slot}"
+        return of if ring.num_envs is None else f"{of}, environment {slot % ring.lanes}"
+
+
+def look(parts: Sequence[Part], reward: Asked) -> Found:
+    """Return the content of a buffer.
+
+    Args:
+        parts: The buffer, or all shards of one over a mesh.
+        reward: The field of the reward.
+
+    Raises:
+        ValueError: If there is no such field.
+    """
+    first, count = parts[0], len(parts)
+    sampler, capacity = first.state.sampler, first.state.capacity
+    lanes = [list(stored_lanes(part.state.ring)) for part in parts]
+    why_not: dict[str, str] = {}
+    field, values = rewards.reward_field(first.layout, reward), list[np.ndarray[Any, Any]]()
+    if isinstance(field, str):
+        why_not["returns"], field = field, None
+    else:
+        values = [rewards.values(part, field[1], each) for part, each in zip(parts, lanes, strict=True)]
+    if first.known and sampler.places:
+        why_not["returns"] = why_not["episodes"] = UNORDERED
+    of_slots = values or [None] * count
+    whole = rewards.together(
+        [
+            rewards.episodes(lane, own)
+            for each, own in zip(lanes, of_slots, strict=True)
+            for lane in each
+            if "episodes" not in why_not
+        ]
+    )
+    unread = _unread(parts)
+    drawn = of_rows = None
+    if unread is not None:
+        why_not["draws"] = (
+            f"none: rows are read once; {unread:,} of {capacity * count:,} are unread"
+        )
+    elif not first.known:
+        why_not["draws"] = "only fbuf.load knows: the sampler is one of your own"
+    else:
+        drawn = draws.together([draws.of_state(part.state) for part in parts], capacity)
+        if drawn is None:
+            why_not["draws"] = "only fbuf.sharded.load knows: they depend on all shards"
+        elif priorities.sampler_of(first) is not None:
+            of_rows = np.concatenate([priorities.of_part(part) for part in parts])[drawn.slots]
+    found = Found(parts, lanes, field, values, {}, whole, drawn, of_rows, why_not)
+    found.figures.update(_figures(found, unread))
+    return found
+
+
+def _unread(parts: Sequence[Part]) -> int | None:
+    """Count the unread rows of a queue; None without a queue."""
+    if not (parts[0].known and parts[0].state.sampler.is_queue):
+        return None
+    counts = [
+        int(queue_of(part.state.sampler).unread(part.state.index, part.state.ring).sum())
+        * part.state.ring.lanes_per_head
+        for part in parts
+    ]
+    return sum(counts)
+
+
+def _figures(found: Found, unread: int | None) -> dict[str, Any]:
+    """Return the figures, as JSON has them."""
+    first, capacity = found.parts[0], found.parts[0].state.capacity * len(found.parts)
+    flags = np.concatenate([lane.flags for lanes in found.lanes for lane in lanes])
+    removed, dummies = flags & REMOVED > 0, flags & DUMMY > 0
+    returns, drawn = found.episodes.returns, found.draws
+    bad = [int((~np.isfinite(of[found.live(at)])).sum()) for at, of in enumerate(found.rewards)]
+    faults = [int(part.state.fault) for part in found.parts]
+    oldest = max(lane.slots.size for lanes in found.lanes for lane in lanes)
+    unordered = first.known and found.sampler.places
+    return {
+        "capacity": capacity,
+        "rows": int((~removed).sum()),
+        "fill": flags.size / capacity,
+        "removed": int((removed & ~dummies).sum()),
+        "dummies": int(dummies.sum()),
+        "oldest": None if unordered else oldest,
+        "rewards not finite": sum(bad) if found.rewards else None,
+        "episodes": found.episodes.lengths.size,
+        "length": spread(found.episodes.lengths),
+        "return": None if returns is None else spread(returns),
+        "returns not finite": None if returns is None else int((~np.isfinite(returns)).sum()),
+        "reward": None if found.reward is None else found.reward[0],
+        "unread": unread,
+        "likely": None if drawn is None else spread(drawn.likely),
+        "effective sample size": None if drawn is None else drawn.effective,
+        "sampler figures": _of_sampler(found.parts),
+        "faults": [flag.name for flag in Fault if any(fault & flag for fault in faults)],
+    }
+
+
+def _of_sampler(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the figures of the sampler, and the number of starts of each group."""
+    if not parts[0].known:
+        return {}
+    sampler = parts[0].state.sampler
+    each = [jax.device_get(_stats(part.state)) for part in parts]
+    largest = sampler.largest_stats if isinstance(sampler, PlannedSampler) else frozenset[str]()
+    found: dict[str, Any] = {}
+    for name in each[0]:
+        values = [of[name].item() for of in each]
+        found[name] = max(values) if name in largest else sum(values)
+    counts = [
+        np.asarray(index.counts)[:-1]
+        for part in parts
+        for of, index in nested(part.state.sampler, part.state.index)
+        if isinstance(of, Grouped)
+    ]
+    if counts:
+        found["groups"] = [int(count) for count in np.sum(counts, axis=0)]
+    return found
+
+
+@jax.jit
+def _stats(state: State[Any]) -> dict[str, jax.Array]:
+    return state.sampler.stats(state.index, state.ring)
+
+
+def spread(values: np.ndarray[Any, Any]) -> tuple[float, float, float] | None:
+    """Return the least, the median and the largest of the finite values."""
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return None
+    # The median may be the mean of two, whose sum may be too large for a float64.
+    middle = 2 * np.median(values / 2)
+    return float(values.min()), float(middle), float(values.max())

@@ -1,0 +1,31 @@
+"""The stored priorities of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fbuf.doctor.nested import nested
+from fbuf.doctor.opened import Part
+from fbuf.samplers.prioritized import Prioritized
+from fbuf.trees import sum_tree
+
+
+def sampler_of(part: Part) -> Prioritized | None:
+    """Return the sampler that keeps the priorities; None if none does."""
+    kinds = (of for of, _ in nested(part.state.sampler, part.state.index))
+    return next((of for of in kinds if isinstance(of, Prioritized)), None)
+
+
+def of_part(part: Part) -> np.ndarray[Any, Any]:
+    """Return the priority of each slot as it is stored, after the power: float32 `[capacity]`."""
+    inside = nested(part.state.sampler, part.state.index)
+    index = next(index for of, index in inside if isinstance(of, Prioritized))
+    return jax.device_get(_values(index.tree, part.state.capacity))
+
+
+def _values(tree: Any, capacity: int) -> jax.Array:
+    return jnp.abs(sum_tree.values(tree, jnp.arange(capacity, dtype=jnp.int32)))
