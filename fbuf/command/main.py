@@ -183,6 +183,6 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _plan(given: argparse.Namespace) -> int:
-    options = {name: value for name, value in vars(given).items() if name != "run"}
+    options = {name: value for name, value in vars(given).items() if name not in ("run", "damaged")}
     print(plan.table(**options))
     return 0

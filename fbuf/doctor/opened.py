@@ -11,12 +11,14 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
+from fbuf.storage import store
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
@@ -128,4 +130,11 @@ def _read(storage: Storage[Any], slots: jax.Array, leaves: tuple[int, ...]) -> l
 def _leaves(
     storage: Storage[Any], slots: np.ndarray[Any, Any], leaves: Sequence[int]
 ) -> list[jax.Array]:
-    return _read(storage, jax.device_put(slots), tuple(leaves))
+    if isinstance(storage.words, jax.Array):
+        return _read(storage, jax.device_put(slots), tuple(leaves))
+    # Rows on the host stay there, but for these.
+    layout, word = storage.layout, storage.words.dtype
+    first, last = store.columns(layout, word, leaves)
+    words = jnp.asarray(storage.words[slots][:, first:last])
+    wide = [jnp.asarray(storage.wide[at][slots]) for at in store.wide_of(layout, leaves)]
+    return store.unpacked(layout, leaves, words, wide, slots.shape)

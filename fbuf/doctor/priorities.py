@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -21,11 +22,12 @@ def sampler_of(part: Part) -> Prioritized | None:
 
 
 def of_part(part: Part) -> np.ndarray[Any, Any]:
-    """Return the priority of each slot as it is stored, after the power: float32 `[capacity]`."""
+    """Return the priority of each slot as it is stored, after the power: float64 `[capacity]`."""
     inside = nested(part.state.sampler, part.state.index)
     index = next(index for of, index in inside if isinstance(of, Prioritized))
-    return jax.device_get(_values(index.tree, part.state.capacity))
+    return np.asarray(_values(index.tree, part.state.capacity), np.float64)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def _values(tree: Any, capacity: int) -> jax.Array:
     return jnp.abs(sum_tree.values(tree, jnp.arange(capacity, dtype=jnp.int32)))

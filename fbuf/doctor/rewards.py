@@ -54,6 +54,8 @@ def _sums(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray
 
 def together(each: Sequence[Episodes]) -> Episodes:
     """Return the episodes of several lanes in the order of their ends."""
+    none = Episodes(np.zeros(0, np.int64), None, np.zeros(0, np.int64))
+    each = [*each, none]
     ended = np.concatenate([one.ended for one in each])
     order = np.argsort(-ended, kind="stable")
     lengths = np.concatenate([one.lengths for one in each])[order]

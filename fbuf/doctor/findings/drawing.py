@@ -13,7 +13,7 @@ from fbuf.samplers.grouped import Grouped
 from fbuf.samplers.limited import Limited
 
 _MANY = 0.1
-"""The share of short episodes that is suspicious: a few of them are in every run."""
+"""The share of rows in short episodes that is suspicious: a few of them are in every run."""
 
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
@@ -37,12 +37,12 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         yield _nothing(found)
         return
     window, lengths = found.sampler.min_window, found.episodes.lengths
-    short = int((lengths < window).sum())
-    if short and short >= _MANY * lengths.size:
+    is_short = lengths < window
+    if is_short.any() and lengths[is_short].sum() >= _MANY * lengths.sum():
         yield Finding(
             "warning",
             "short_episodes",
-            f"{short:,} of {count(lengths.size, 'whole episode')} are shorter than the window of "
+            f"{is_short.sum():,} of {count(lengths.size, 'whole episode')} are shorter than the window of "
             f"{window} rows, and none of their rows is drawn.",
             "Take a shorter window, or strict=False in the sampler, which draws short episodes, "
             "too.",
