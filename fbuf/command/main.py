@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _short(error: Exception) -> str:
     """Return the message of an error without the name of a function, which nobody called here."""
     said = str(error)
-    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.inspect: ", "fbuf.doctor: "):
+    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.init: ", "fbuf.inspect: ", "fbuf.doctor: "):
         said = said.removeprefix(name)
     return said
 
@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="name:dtype or name:dtype:shape, as obs:uint8:84x84",
     )
-    one.add_argument("--sampler", choices=plan.SAMPLERS, default="uniform")
+    one.add_argument("--sampler", choices=[*plan.SAMPLERS, plan.GROUPED], default="uniform")
+    one.add_argument("--groups", metavar="FIELD:COUNT", help="of --sampler grouped, as task:3")
     one.add_argument("--window", type=int, default=1, help="rows of one episode that are drawn")
     one.add_argument("--num-envs", type=int, help="environments with lanes of their own")
     one.add_argument("--next-of", metavar="FIELD", help="the observation whose successor is kept")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,39 @@ from fbuf.checks import sizes
 from fbuf.doctor.text import columns, lines
 from fbuf.ops.capacity_for import capacity_for
 from fbuf.ops.init import init
-from fbuf.samplers import Prioritized, Shuffled, Uniform
+from fbuf.samplers import (
+    EvictLowest,
+    Fifo,
+    FreshFirst,
+    Grouped,
+    Limited,
+    Mixture,
+    Prioritized,
+    Reservoir,
+    Sampler,
+    Shuffled,
+    Uniform,
+)
 from fbuf.storage import deferred
 
-SAMPLERS = {"uniform": Uniform, "prioritized": Prioritized, "shuffled": Shuffled}
+SAMPLERS: dict[str, Callable[[int], Sampler]] = {
+    "uniform": lambda window: Uniform(window=window),
+    "prioritized": lambda window: Prioritized(window=window),
+    "shuffled": lambda window: Shuffled(window=window),
+    "mixture": lambda window: Mixture(priorities=Prioritized(window=window)),
+    "fresh-first": lambda window: FreshFirst(Uniform(window=window)),
+    "limited": lambda window: Limited(Uniform(window=window), max_uses=1),
+    "reservoir": lambda window: Reservoir(),
+    "evict-lowest": lambda window: EvictLowest(),
+    "fifo": lambda window: Fifo(),
+}
+"""The samplers by name, with a window. Their other arguments change the memory by little."""
+
+GROUPED = "grouped"
+"""The sampler whose memory depends on the number of groups."""
+
+_OF_ROWS = ("reservoir", "evict-lowest", "fifo")
+"""Samplers without a window."""
 
 _PYTHON = {"float": "float32", "int": "int32", "complex": "complex64"}
 """The dtype that `fbuf.init` gives a number of Python."""
@@ -58,7 +87,38 @@ def _dtype(field: str, name: str) -> np.dtype[Any]:
         raise ValueError(f"{field!r}: there is no dtype {name!r}; write float32") from None
 
 
-def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **options: Any) -> str:
+def sampler_of(name: str, window: int, groups: str | None) -> Sampler:
+    """Return a sampler by its name.
+
+    Args:
+        name: One of `SAMPLERS`, or `GROUPED`.
+        window: Its window.
+        groups: The field with the group of a row, and the number of groups, such as `task:3`.
+
+    Raises:
+        ValueError: If the window or the groups are not for this sampler.
+    """
+    if (groups is not None) != (name == GROUPED):
+        raise ValueError("--sampler grouped and --groups task:3 go together: a field, and how many")
+    if window > 1 and name in _OF_ROWS:
+        raise ValueError(f"--sampler {name} has no window; leave --window out")
+    if groups is None:
+        return SAMPLERS[name](window)
+    field, _, number = groups.rpartition(":")
+    if not field or not re.fullmatch("[0-9]+", number):
+        raise ValueError(f"--groups is a field and a number of groups, as task:3, got {groups!r}")
+    return Grouped(field, int(number), window=window)
+
+
+def table(
+    size: str,
+    fields: Sequence[str],
+    *,
+    sampler: str,
+    window: int,
+    groups: str | None = None,
+    **options: Any,
+) -> str:
     """Return the memory of a buffer by its rows, or its rows by its memory, and where both lie.
 
     Args:
@@ -66,10 +126,11 @@ def table(size: str, fields: Sequence[str], *, sampler: str, window: int, **opti
         fields: The fields of an item, see `item_of`.
         sampler: The name of the sampler.
         window: Its window.
+        groups: As for `sampler_of`.
         options: `num_envs`, `next_of` and `max_ends` of `fbuf.init`.
     """
     item = item_of(fields)
-    options["sampler"] = SAMPLERS[sampler](window=window)
+    options["sampler"] = sampler_of(sampler, window, groups)
     rows = _rows(size)
     capacity = capacity_for(size, item, **options) if rows is None else rows
     state = jax.eval_shape(lambda: init(item, capacity, **options))

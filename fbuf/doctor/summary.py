@@ -15,7 +15,9 @@ def entries(found: Found) -> dict[str, str]:
     bad = {}
     if of["rewards not finite"]:
         bad = {"rewards": _not_finite(of["rewards not finite"], of["rows"])}
-    age = f"the oldest row is of {of['oldest']:,} steps ago"
+    age = UNORDERED
+    if of["oldest"] is not None:
+        age = f"the oldest row is of {of['oldest']:,} steps ago"
     episodes = f"{of['episodes']:,} whole"
     if of["length"]:
         episodes += f", of {text.spread(*of['length'])} rows"
@@ -23,7 +25,7 @@ def entries(found: Found) -> dict[str, str]:
     return {
         "rows": f"{of['rows']:,}, {of['fill']:.1%} of the slots; {of['removed']:,} removed, "
         f"{of['dummies']:,} resets",
-        "age": UNORDERED if of["oldest"] is None else age,
+        "age": age,
         "episodes": why_not.get("episodes") or episodes,
         "returns": why_not.get("returns") or _returns(of),
         **bad,

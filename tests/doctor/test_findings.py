@@ -1,0 +1,161 @@
+"""Each finding is made by a buffer that has the fault; a buffer in good order has none."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.play import played
+
+import fbuf
+from fbuf.samplers.start_index import StartIndex  # noqa: F401 (a sampler's index in good order)
+
+WINDOWED = fbuf.Prioritized(window=4, stride=2)
+HEALTHY = {
+    "uniform": (fbuf.Uniform(), {}),
+    "one environment": (fbuf.Uniform(), {"envs": None, "steps": 900}),
+    "many environments": (fbuf.Uniform(), {"envs": 64, "capacity": 6400}),
+    "lanes of their own": (fbuf.Uniform(), {"lockstep": False}),
+    "resets": (fbuf.Uniform(), {"autoreset": "next_step"}),
+    "window": (fbuf.Uniform(window=5), {}),
+    "episodes": (fbuf.Uniform(window=3, by="episode", strict=False), {}),
+    "prioritized": (fbuf.Prioritized(), {}),
+    "prioritized windows": (WINDOWED, {}),
+    "floor": (fbuf.Prioritized(floor=1.0, eps=0.0), {}),
+    "stratified": (fbuf.Prioritized(draws="stratified", new_priority="largest_ever"), {}),
+    "shuffled": (fbuf.Shuffled(), {}),
+    "mixture": (fbuf.Mixture(0.4, prioritized=0.4, recent=0.2, recent_rows=200), {}),
+    "fresh first": (fbuf.FreshFirst(), {}),
+    "fresh first, prioritized": (fbuf.FreshFirst(fbuf.Prioritized()), {}),
+    "grouped": (fbuf.Grouped("task", 3), {}),
+    "limited uses": (fbuf.Limited(max_uses=4), {}),
+    "limited age": (fbuf.Limited(fbuf.Prioritized(), max_age=100), {}),
+    "limited, fresh first": (fbuf.Limited(fbuf.FreshFirst(), max_uses=4), {}),
+    "limited groups": (fbuf.Limited(fbuf.Grouped("task", 3), max_uses=4), {}),
+    "reservoir": (fbuf.Reservoir(), {"envs": None, "capacity": 200}),
+    "evict lowest": (fbuf.EvictLowest(), {"envs": None, "capacity": 200}),
+    "queue": (fbuf.Fifo(), {}),
+}
+
+
+def names(state, **options):
+    """The names of the findings."""
+    report = fbuf.report(state, **options)
+    assert str(report)
+    return [finding.name for finding in report.findings]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_buffer_in_good_order_has_no_finding(name):
+    sampler, options = HEALTHY[name]
+    report = fbuf.report(played(sampler, **options))
+    assert not report.findings, report
+    assert "Nothing is suspicious." in str(report)
+
+
+def field(**new):
+    """A change of fields: functions of the fields by name."""
+    return lambda rows, flags: (rows | {n: make(rows[n]) for n, make in new.items()}, flags)
+
+
+def flagged(**new):
+    """A change of flags."""
+    return lambda rows, flags: (rows, flags | {n: make(flags[n]) for n, make in new.items()})
+
+
+def every(steps, **flags):
+    """A change: the flags are set at every so many steps, as a limit of time does it."""
+    at = np.arange(20) % steps == steps - 1
+    return lambda rows, old: (rows, {n: np.broadcast_to(at & on, (4, 20)) for n, on in flags.items()})
+
+
+def dominated(sampler=fbuf.Prioritized()):
+    """One priority is far above all others."""
+    state = played(sampler)
+    return fbuf.update_priority(state, fbuf.newest_ids(state, 1), jnp.full((4, 1), 1e7).at[1:].set(1))
+
+
+def of_rare_group():
+    """Half of all draws come from 2 rows."""
+    task = lambda rows: np.where(np.arange(20) == 19, 1, 0) * np.ones((4, 1), np.int32)
+    state = played(fbuf.Grouped("task", 2), change=field(task=lambda _: task(_).astype(np.int32)))
+    gone = fbuf.group_ids(state, 1, 38)
+    return fbuf.remove(state, gone)
+
+
+def some_nan(rows):
+    rows = rows.copy()
+    rows[2, 7, 1] = np.nan
+    return rows
+
+
+def both(*changes):
+    """Several changes."""
+
+    def change(rows, flags):
+        for one in changes:
+            rows, flags = one(rows, flags)
+        return rows, flags
+
+    return change
+
+
+NOTHING = flagged(terminated=np.zeros_like, truncated=np.zeros_like)
+SPOILED = {
+    "empty": lambda: fbuf.init({"reward": 0.0}, 8),
+    "nothing_to_draw": lambda: played(fbuf.Uniform(window=30), steps=20),
+    "short_episodes": lambda: played(fbuf.Uniform(window=20)),
+    "not_finite": lambda: played(change=field(observation=some_nan)),
+    "observation_constant": lambda: played(change=field(observation=np.ones_like)),
+    "actions_alike": lambda: played(change=field(action=np.ones_like)),
+    "never_written": lambda: fbuf.add(
+        fbuf.init({"observation": jnp.zeros(2), "hidden": jnp.zeros(4)}, 100),
+        {"observation": np.random.default_rng(0).normal(size=(90, 2)).astype("f"),
+         "hidden": np.zeros((90, 4), "f")},
+    ),  # fmt: skip
+    "rewards_zero": lambda: played(change=field(reward=np.zeros_like)),
+    "rewards_constant": lambda: played(
+        change=both(field(reward=lambda of: 0 * of - 1), every(10, truncated=True))
+    ),
+    "reward_scale": lambda: played(change=field(reward=lambda of: 1e5 * of)),
+    "all_terminated": lambda: played(
+        change=flagged(terminated=np.logical_not, truncated=np.zeros_like)
+    ),
+    "no_ends": lambda: played(change=NOTHING, steps=1000, envs=None, capacity=2000) and played(
+        change=NOTHING, steps=1100, envs=4, capacity=8000),
+    "terminated_never_set": lambda: played(
+        change=lambda rows, flags: (rows, {"truncated": flags["terminated"]})
+    ),
+    "time_limit_terminates": lambda: played(change=every(20, terminated=True)),
+    "returns_cut": lambda: played(capacity=40, change=every(20, terminated=True, truncated=False)),
+    "one_row_dominates": dominated,
+    "effective_sample_size_small": of_rare_group,
+    "priorities_never_updated": lambda: played(fbuf.Prioritized(), updates=False),
+    "fault_bad_priority": lambda: fbuf.update_priority(
+        s := played(fbuf.Prioritized()), fbuf.newest_ids(s, 1), jnp.full((4, 1), jnp.nan)
+    ),
+    "fresh_rows_missed": lambda: played(fbuf.FreshFirst(most=2)),
+    "groups_empty": lambda: played(fbuf.Grouped("task", 5)),
+    "rows_without_group": lambda: played(
+        fbuf.Grouped("task", 3), change=field(task=lambda of: np.where(of == 2, 2, -1).astype("i"))
+    ),
+}
+ALSO = {
+    "returns_cut": {"time_limit_terminates"},
+    "effective_sample_size_small": {"groups_empty"},
+    "fresh_rows_missed": {"fresh_rows_wait"},
+}
+"""Other findings that the same fault may make."""
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_fault_makes_its_finding(name):
+    report = fbuf.report(SPOILED[name]())
+    found = {finding.name for finding in report.findings}
+    assert name in found
+    assert found <= {name} | ALSO.get(name, set()), report
+    (finding,) = (finding for finding in report.findings if finding.name == name)
+    assert finding.sentence.endswith(".")
+    assert finding.remedy.endswith((".", ")"))
+    assert f"{finding.severity}: {name}\n" in str(report)
