@@ -147,4 +147,4 @@ def _saved(folder: pathlib.Path, number: int) -> Saved:
         memory_maps.forget(rows.maps)
         return store.unpacked(layout, leaves, words, wide, slots.shape)
 
-    return Saved(found, like, Part(state, layout, take, known), rows)
+    return Saved(found, like, Part(state, layout, take, known=known), rows)

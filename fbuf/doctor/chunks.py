@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fbuf.doctor.opened import Part
+from fbuf.storage.layout import Field
 
 _BYTES = 2**25
 """The most bytes of a leaf to read at a time."""
@@ -17,9 +18,8 @@ _ROWS = 2**14
 """The most rows to read at a time."""
 
 
-def row_bytes(part: Part, leaf: int) -> int:
+def row_bytes(field: Field) -> int:
     """Return the bytes that a leaf takes in a row."""
-    field = part.layout.fields[leaf]
     return math.prod(field.shape) * field.dtype.itemsize
 
 
@@ -33,7 +33,7 @@ def chunks(
         leaves: The numbers of the leaves.
         slots: The slots of stored rows.
     """
-    widest = max(row_bytes(part, leaf) for leaf in leaves)
+    widest = max(row_bytes(part.layout.fields[leaf]) for leaf in leaves)
     step = max(1, min(_ROWS, _BYTES // max(widest, 1), part.state.capacity))
     for start in range(0, slots.size, step):
         some = slots[start : start + step]

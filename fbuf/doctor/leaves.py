@@ -127,7 +127,7 @@ def of_rows(
             if slots.size:
                 found[leaf].take(values[number][slots], slots + behind)
         for group in filter(None, groups):
-            widest = max(row_bytes(part, leaf) for leaf in group)
+            widest = max(row_bytes(layout.fields[leaf]) for leaf in group)
             count = min(most, max(_FEW, _BYTES // widest)) // len(parts)
             for some, arrays in chunks(part, group, _spread_out(slots, max(count, 1))):
                 for leaf, array in zip(group, arrays, strict=True):

@@ -117,7 +117,7 @@ def look(parts: Sequence[Part], reward: Asked) -> Found:
     else:
         drawn = draws.together([draws.of_state(part.state) for part in parts], capacity)
         if drawn is None:
-            why_not["draws"] = "only fbuf.sharded.load knows: they depend on all shards"
+            why_not["draws"] = "not known: they depend on all shards together"
         elif priorities.sampler_of(first) is not None:
             of_rows = np.concatenate([priorities.of_part(part) for part in parts])[drawn.slots]
     found = Found(parts, lanes, field, values, {}, whole, drawn, of_rows, why_not)

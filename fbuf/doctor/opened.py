@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -34,12 +35,15 @@ class Part:
         state: The buffer; its rows may lie elsewhere.
         layout: The leaves of a row.
         read: Reads rows.
+        kept: Reads what `next_of` keeps, by place; None where nothing is kept, or where its rows
+            are not at hand.
         known: Whether the class of the sampler is known; if not, there is no index.
     """
 
     state: State[Any]
     layout: Layout
     read: Read
+    kept: Read | None = None
     known: bool = True
 
 
@@ -62,6 +66,8 @@ def opened(buffer: Any, function: str) -> AbstractContextManager[list[Part]]:
     instead = "make one with fbuf.init"
     if isinstance(buffer, tuple):
         instead = "give the state alone, as in state, batch = fbuf.draw(...)"
+    elif isinstance(buffer, str | os.PathLike):
+        instead = "of a checkpoint give fbuf.load(path).state, or run fbuf doctor PATH"
     elif isinstance(getattr(buffer, "state", None), State | ShardedState):
         instead = "give its state, as in collector.state"
     raise TypeError(
@@ -118,8 +124,9 @@ def check_values(state: Any, function: str) -> None:
 
 def of_state(state: State[Any]) -> Part:
     """Return a buffer whose rows it holds itself."""
-    storage = state.storage
-    return Part(state, storage.layout, functools.partial(_leaves, storage))
+    storage, kept = state.storage, state.next_obs
+    of_kept = None if kept is None else functools.partial(_leaves, kept.rows)
+    return Part(state, storage.layout, functools.partial(_leaves, storage), of_kept)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from fbuf.doctor.chunks import chunks
 from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
+from fbuf.doctor.opened import Read
 from fbuf.storage.ring import ENDS, REMOVED, TRUNCATED
+from fbuf.storage.stored_lanes import Lane
 
 PAIRS = (
     ("observation", "next_observation"),
@@ -29,45 +31,57 @@ _FEW, _MANY = 16, 512
 
 def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
     """Yield the findings."""
+    if found.sampler.places:
+        return
     names = list(leaves)
     for observation, following in PAIRS:
-        if observation in leaves and following in leaves:
+        if (
+            observation in leaves
+            and following in leaves
+            and leaves[observation].shape == leaves[following].shape
+            and not leaves[observation].alike
+        ):
             pair = names.index(observation), names.index(following)
-            if leaves[observation].shape == leaves[following].shape:
-                yield from _compared(found, pair, observation, following, leaves)
+            yield from _stored(found, pair, observation, following)
+    yield from _kept(found, leaves)
 
 
-def _compared(
-    found: Found, pair: tuple[int, int], observation: str, following: str, leaves: Mapping[str, Leaf]
+def _stored(
+    found: Found, pair: tuple[int, int], observation: str, following: str
 ) -> Iterator[Finding]:
-    """Compare the next observations of some rows with observations."""
-    if found.sampler.places or leaves[observation].alike:
-        return
-    own = _counts(found, pair, lambda flags: flags & ENDS == 0, steps=0)
-    if own[1] >= _FEW and own[0] == own[1]:
+    """Compare stored next observations of some rows with observations."""
+    equal, compared = _counts(found, pair, lambda flags: flags & ENDS == 0, steps=0)
+    if compared >= _FEW and equal == compared:
         yield Finding(
             "error",
             "next_observation_is_observation",
             f"The field {following!r} equals {observation!r} of the same row, in each of "
-            f"{own[1]:,} rows that were compared.",
+            f"{compared:,} rows that were compared.",
             "Store the observation after the step. A simulator may write the next observation "
             "into the array that you keep: copy it before the step.",
         )
-        return
-    after = _counts(found, pair, lambda flags: flags & TRUNCATED > 0, steps=1)
-    if after[1] >= _FEW and after[0] > after[1] // 2:
+    else:
+        counts = _counts(found, pair, lambda flags: flags & TRUNCATED > 0, steps=1)
+        yield from _after_reset(following, *counts)
+
+
+def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]:
+    """Find that a next observation is that of a reset."""
+    if compared >= _FEW and equal > compared // 2:
         yield Finding(
             "error",
             "next_observation_after_reset",
             f"After a truncated row {following!r} is the first observation of the next episode, in "
-            f"{after[0]:,} of {after[1]:,} rows that were compared: values are passed back from "
+            f"{equal:,} of {compared:,} rows that were compared: values are passed back from "
             "another episode.",
             "Store the last observation before the reset. Gymnasium's vector environments have it "
             'in info["final_obs"]; the collectors of fbuf_adapters do it for you.',
         )
 
 
-def _counts(found: Found, pair: tuple[int, int], wanted: Any, *, steps: int) -> tuple[int, int]:
+def _counts(
+    found: Found, pair: tuple[int, int], wanted: Callable[[Any], Any], *, steps: int
+) -> tuple[int, int]:
     """Count the wanted rows whose next observation is the observation some steps later.
 
     Returns:
@@ -75,26 +89,66 @@ def _counts(found: Found, pair: tuple[int, int], wanted: Any, *, steps: int) -> 
     """
     equal = compared = 0
     for part, lanes in zip(found.parts, found.lanes, strict=True):
-        rows = [_followed(lane.slots, lane.flags, wanted(lane.flags), steps) for lane in lanes]
-        first, second = (np.concatenate(side) for side in zip(*rows, strict=True))
-        some = np.unique(np.linspace(0, first.size - 1, min(first.size, _MANY)).astype(np.int64))
-        if not some.size:
-            continue
-        following = [read for _, (read,) in chunks(part, [pair[1]], first[some])]
-        observed = [read for _, (read,) in chunks(part, [pair[0]], second[some])]
-        for one, other in zip(following, observed, strict=True):
-            same = one.reshape(len(one), -1) == other.reshape(len(other), -1)
-            equal, compared = equal + int(same.all(axis=1).sum()), compared + len(one)
+        first, second = _pairs(lanes, wanted, steps)
+        following = _read(part.read, part.state.capacity, [pair[1]], first)
+        observed = _read(part.read, part.state.capacity, [pair[0]], second)
+        equal, compared = equal + int(_same(following, observed).sum()), compared + first.size
     return equal, compared
 
 
-def _followed(
-    slots: np.ndarray[Any, Any], flags: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], steps: int
+def _kept(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    """Compare what `next_of` keeps of truncated rows with the next row."""
+    equal = compared = 0
+    name = ""
+    for part, lanes in zip(found.parts, found.lanes, strict=True):
+        kept, read = part.state.next_obs, part.kept
+        if kept is None or read is None:
+            return
+        name, layout = kept.field, part.layout
+        numbers = jax.tree.leaves(layout.find("report", "next_of", name))
+        if all(list(leaves.values())[number].alike for number in numbers):
+            return
+        first, second = _pairs(lanes, lambda flags: flags & TRUNCATED > 0, 1)
+        place, owner = np.asarray(kept.kept_at)[first], np.asarray(kept.owner)
+        is_known = (place >= 0) & (owner[np.maximum(place, 0)] == first)
+        place, second = place[is_known], second[is_known]
+        following = _read(read, owner.size, range(len(numbers)), place)
+        observed = _read(part.read, part.state.capacity, numbers, second)
+        equal, compared = equal + int(_same(following, observed).sum()), compared + second.size
+    yield from _after_reset(f"next_observation of {name}", equal, compared)
+
+
+def _pairs(
+    lanes: Sequence[Lane], wanted: Callable[[Any], Any], steps: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the slots of the wanted rows of a lane, and of the rows some steps later."""
-    live = flags & REMOVED == 0
-    count = max(slots.size - steps, 0)
-    kept = np.flatnonzero(wanted[:count] & live[:count] & live[steps:])
-    return slots[kept], slots[kept + steps]
+    """Return the slots of some of the wanted rows, and of the rows some steps later."""
+    first: list[np.ndarray[Any, Any]] = []
+    second: list[np.ndarray[Any, Any]] = []
+    for lane in lanes:
+        count, live = max(lane.slots.size - steps, 0), lane.flags & REMOVED == 0
+        rows = np.flatnonzero(wanted(lane.flags)[:count] & live[:count] & live[steps:])
+        first.append(lane.slots[rows])
+        second.append(lane.slots[rows + steps])
+    slots, later = np.concatenate(first), np.concatenate(second)
+    some = np.unique(np.linspace(0, slots.size - 1, min(slots.size, _MANY)).astype(np.int64))
+    return slots[some], later[some]
 
 
+def _read(
+    read: Read, capacity: int, leaves: Sequence[int], slots: np.ndarray[Any, Any]
+) -> list[np.ndarray[Any, Any]]:
+    """Return leaves of some rows, at most `_MANY`, padded to as many: one program serves all."""
+    padded = np.zeros(min(_MANY, capacity), np.int32)
+    padded[: slots.size] = slots
+    return [np.asarray(leaf)[: slots.size] for leaf in read(padded, list(leaves))]
+
+
+def _same(
+    one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]
+) -> np.ndarray[Any, Any]:
+    """Tell which rows are equal in all leaves: bool `[B]`."""
+    pairs = [
+        (a.reshape(len(a), -1) == b.reshape(len(b), -1)).all(axis=1)
+        for a, b in zip(one, other, strict=True)
+    ]
+    return np.logical_and.reduce(pairs)

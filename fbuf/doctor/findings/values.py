@@ -35,7 +35,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "slots are all such rows: state = fbuf.remove(state, fbuf.ids_at(state, error.slots)).",
         )
     rewards = {name for name, _ in likely_fields(found.parts[0].layout)}
-    rewards.add(found.figures["reward"] or "")
+    if found.reward is not None:
+        rewards.add(found.reward[0])
     same = {
         name: leaf
         for name, leaf in leaves.items()
