@@ -54,7 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _short(error: Exception) -> str:
     """Return the message of an error without the name of a function, which nobody called here."""
     said = str(error)
-    for name in ("fbuf.load: ", "fbuf.sharded.load: ", "fbuf.nbytes: ", "fbuf.init: ", "fbuf.inspect: ", "fbuf.doctor: "):
+    for name in (
+        "fbuf.load: ",
+        "fbuf.sharded.load: ",
+        "fbuf.nbytes: ",
+        "fbuf.init: ",
+        "fbuf.inspect: ",
+        "fbuf.doctor: ",
+    ):
         said = said.removeprefix(name)
     return said
 

@@ -94,7 +94,9 @@ def look(parts: Sequence[Part], reward: Asked) -> Found:
     if isinstance(field, str):
         why_not["returns"], field = field, None
     else:
-        values = [rewards.values(part, field[1], each) for part, each in zip(parts, lanes, strict=True)]
+        values = [
+            rewards.values(part, field[1], each) for part, each in zip(parts, lanes, strict=True)
+        ]
     if first.known and sampler.places:
         why_not["returns"] = why_not["episodes"] = UNORDERED
     of_slots = values or [None] * count

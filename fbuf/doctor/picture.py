@@ -28,9 +28,9 @@ def plot(state: Any, *, reward: str | None = None) -> Figure:
     """Draw what a buffer holds: its rows, its episodes, its returns, and which rows are drawn.
 
     The picture has eight parts: the slots; the lengths of whole episodes; their returns, and their
-    returns over time; how likely rows are to be drawn, by age; priorities by age; the age of draws;
-    and the effective sample size, with the share of draws that the most likely rows take. A part
-    that cannot be drawn says why.
+    returns over time; how likely rows are to be drawn, by age; draws by age and priority; the age
+    of draws; and the effective sample size, with the share of draws that the most likely rows
+    take. A part that cannot be drawn says why.
 
     A notebook shows the result. Elsewhere save it: `fbuf.plot(state).savefig("buffer.png")`.
     Nothing of `pyplot` is changed, and no backend is chosen.
@@ -96,13 +96,10 @@ def drawn(found: Found, title: str) -> Figure:
     ordered = None if by_age else likely
     _curve(axes[2, 0], "which rows are drawn, by age", ages, ordered, by_age)
     axes[2, 0].set(xlabel="age in steps", ylabel="times as likely as on average")
-    of_rows = None if by_age else found.priorities
+    if ordered is not None and ordered.size and ordered.max() > 10 * ordered.min():
+        axes[2, 0].set_yscale("log")
     none = by_age or ("" if found.priorities is not None else "the sampler keeps no priorities")
-    _curve(axes[2, 1], "priorities, by age", ages, of_rows, none)
-    axes[2, 1].set(xlabel="age in steps", ylabel="priority as it is stored")
-    for axis, values in ((axes[2, 0], ordered), (axes[2, 1], of_rows)):
-        if values is not None and values.size and values.max() > 10 * max(values.min(), 0) > 0:
-            axis.set_yscale("log")
+    _priorities(axes[2, 1], ages, ordered, found.priorities, none)
     _ages(axes[3, 0], ages, ordered, by_age)
     _shares(axes[3, 1], of, likely, why)
     # A path may hold what would be a formula.
@@ -110,10 +107,46 @@ def drawn(found: Found, title: str) -> Figure:
     return figure
 
 
+def _priorities(
+    axes: Any,
+    ages: np.ndarray,
+    likely: np.ndarray | None,
+    priorities: np.ndarray | None,
+    why_not: str,
+) -> None:
+    """Draw how many draws have each age and priority."""
+    axes.set(
+        title="draws, by age and priority (darker: more)",
+        xlabel="age in steps",
+        ylabel="stored priority",
+    )
+    given = None if why_not else priorities
+    if _finite(axes, given, why_not) is None or given is None or likely is None:
+        return
+    drawn = given > 0
+    ages, given, share = ages[drawn], given[drawn], likely[drawn] / likely.sum()
+    low, high = float(given.min()), float(given.max())
+    is_log = high > 10 * low
+    if high - low <= 1e-6 * high:
+        low, high = 0.5 * low, 1.5 * high
+    last = int(ages.max())
+    edges = np.linspace(0.5, last + 0.5, min(last, _BINS) + 1)
+    levels = np.geomspace(low, high, _BINS + 1) if is_log else np.linspace(low, high, _BINS + 1)
+    levels[0], levels[-1] = low, high
+    counts, *_ = np.histogram2d(ages, given, (edges, levels), weights=share)
+    shown, most = np.ma.masked_equal(counts.T, 0), float(counts.max())
+    axes.pcolormesh(
+        edges, levels, shown, cmap="Blues", norm="log", vmin=most / 1e4, vmax=most, rasterized=True
+    )
+    if is_log:
+        axes.set_yscale("log")
+    axes.locator_params(axis="x", nbins=6, integer=True)
+
+
 def _ages(axes: Any, ages: np.ndarray, likely: np.ndarray | None, why_not: str) -> None:
     """Draw how old drawn rows are, beside the rows that can be drawn."""
     axes.set(title="age of draws", xlabel="age in steps", ylabel="share")
-    if likely is None or _finite(axes, likely, why_not) is None:
+    if _finite(axes, likely, why_not) is None or likely is None:
         return
     edges = np.linspace(0.5, ages.max() + 0.5, min(int(ages.max()), _BINS) + 1)
     rows, draws = np.ones(ages.size) / ages.size, likely / likely.sum()
@@ -133,7 +166,7 @@ def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: s
     axes.set(
         title="effective sample size", xlabel="rows, the likeliest first", ylabel="share of draws"
     )
-    if likely is None or _finite(axes, likely, why_not) is None:
+    if _finite(axes, likely, why_not) is None or likely is None:
         return
     shares = np.append(0, np.cumsum(np.sort(likely)[::-1])) / likely.sum()
     some = np.unique(np.linspace(0, likely.size, min(likely.size, _POINTS) + 1).astype(np.int64))
@@ -154,11 +187,12 @@ def _fill(axes: Any, of: dict[str, Any]) -> None:
     parts["free"] = of["capacity"] - sum(parts.values())
     colors = "tab:blue", "tab:red", "tab:orange", "lightgray"
     for (name, count), color in zip(parts.items(), colors, strict=True):
-        axes.barh([""], [count], left=left, color=color, label=f"{name}: {count:,}")
+        axes.barh([""], [count], 0.5, left=left, color=color, label=f"{name}: {count:,}")
         left += count
     axes.set(title=f"{of['capacity']:,} slots", xlabel="slots")
     axes.legend(loc="upper center", ncols=2, frameon=False, fontsize="small")
-    axes.set_ylim(-0.6, 1.2)
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.set_ylim(-0.4, 0.8)
 
 
 def _histogram(
@@ -220,5 +254,8 @@ def _finite(axes: Any, values: np.ndarray | None, why_not: str) -> np.ndarray | 
     if values is not None and values.size:
         said = "too large to draw" if good.size else "none is finite"
     said = textwrap.fill(said, 40)
-    axes.text(0.5, 0.5, said, ha="center", transform=axes.transAxes, parse_math=False)
+    axes.set(xticks=[], yticks=[])
+    axes.text(
+        0.5, 0.5, said, ha="center", color="dimgray", transform=axes.transAxes, parse_math=False
+    )
     return None

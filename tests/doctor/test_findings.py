@@ -66,13 +66,18 @@ def flagged(**new):
 def every(steps, **flags):
     """A change: the flags are set at every so many steps, as a limit of time does it."""
     at = np.arange(20) % steps == steps - 1
-    return lambda rows, old: (rows, {n: np.broadcast_to(at & on, (4, 20)) for n, on in flags.items()})
+    return lambda rows, old: (
+        rows,
+        {n: np.broadcast_to(at & on, (4, 20)) for n, on in flags.items()},
+    )
 
 
 def dominated(sampler=fbuf.Prioritized()):
     """One priority is far above all others."""
     state = played(sampler)
-    return fbuf.update_priority(state, fbuf.newest_ids(state, 1), jnp.full((4, 1), 1e7).at[1:].set(1))
+    return fbuf.update_priority(
+        state, fbuf.newest_ids(state, 1), jnp.full((4, 1), 1e7).at[1:].set(1)
+    )
 
 
 def of_rare_group():
@@ -110,8 +115,10 @@ SPOILED = {
     "actions_alike": lambda: played(change=field(action=np.ones_like)),
     "never_written": lambda: fbuf.add(
         fbuf.init({"observation": jnp.zeros(2), "hidden": jnp.zeros(4)}, 100),
-        {"observation": np.random.default_rng(0).normal(size=(90, 2)).astype("f"),
-         "hidden": np.zeros((90, 4), "f")},
+        {
+            "observation": np.random.default_rng(0).normal(size=(90, 2)).astype("f"),
+            "hidden": np.zeros((90, 4), "f"),
+        },
     ),  # fmt: skip
     "rewards_zero": lambda: played(change=field(reward=np.zeros_like)),
     "rewards_constant": lambda: played(

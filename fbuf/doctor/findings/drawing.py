@@ -80,4 +80,3 @@ def _nothing(found: Found) -> Finding:
         why = "."
         remedy = "Look at the window, stride and first_only of the sampler."
     return Finding("error", "nothing_to_draw", start + why, remedy)
-

@@ -23,7 +23,9 @@ _SHORT = 10
 _ALL = 0.9
 """The share of terminated rows that is suspicious."""
 
-_FIELDS = frozenset({"done", "dones", "terminal", "terminals", "terminated", "truncated", "timeout"})
+_FIELDS = frozenset(
+    {"done", "dones", "terminal", "terminals", "terminated", "truncated", "timeout"}
+)
 """Names of fields that say the end of an episode."""
 
 

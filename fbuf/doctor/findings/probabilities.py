@@ -40,8 +40,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "one_row_dominates",
             f"One row takes {share:.0%} of all draws, {times:,.0f} times as many as the average of "
             f"{rows:,} rows: {found.place(int(drawn.slots[most]))}.",
-            _REMEDY
-            + " Read the row: fbuf.read(state, fbuf.ids_at(state, jnp.array([slot]))).",
+            _REMEDY + " Read the row: fbuf.read(state, fbuf.ids_at(state, jnp.array([slot]))).",
         )
         return
     if rows >= _FEW and drawn.effective < min(_PART * rows, _ENOUGH):

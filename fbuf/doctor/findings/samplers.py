@@ -78,6 +78,5 @@ def _live(live: int, rows: int) -> Iterator[Finding]:
             "few_rows_live",
             f"Only {live:,} of {rows:,} rows may still be drawn: fbuf.Limited has retired the "
             "others.",
-            "Learn less often for each added row, or raise max_uses or the version of "
-            "fbuf.expire.",
+            "Learn less often for each added row, or raise max_uses or the version of fbuf.expire.",
         )

@@ -15,7 +15,9 @@ from fbuf.doctor.text import count
 _FEW = 64
 """The rows below which equal values say nothing."""
 
-OBSERVATIONS = frozenset({"observation", "observations", "obs", "state", "states", "pixels", "image"})
+OBSERVATIONS = frozenset(
+    {"observation", "observations", "obs", "state", "states", "pixels", "image"}
+)
 ACTIONS = frozenset({"action", "actions", "act"})
 
 _NAMED = 5

@@ -1,0 +1,100 @@
+"""The picture: its parts, and what it leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.play import played
+
+import fbuf
+
+pytest.importorskip("matplotlib")
+
+TITLES = [
+    *("lengths of whole episodes", "returns of whole episodes", "returns over time"),
+    *("which rows are drawn, by age", "draws, by age and priority (darker: more)"),
+    *("age of draws", "effective sample size"),
+]
+
+
+def parts(state):
+    """The parts of the picture by their titles, once it is drawn."""
+    figure = fbuf.plot(state)
+    figure.draw_without_rendering()
+    return {axes.get_title(): axes for axes in figure.axes}
+
+
+def texts(axes):
+    """What is written in a part."""
+    return [text.get_text().replace("\n", " ") for text in axes.texts]
+
+
+def test_the_parts():
+    state = played(fbuf.Prioritized())
+    found = parts(state)
+    assert list(found) == ["800 slots", *TITLES]
+    assert not any(map(texts, found.values()))
+    stats = fbuf.stats(state, detailed=True)
+    size = f"effective sample size: {float(stats['effective_sample_size']):,.0f} of 800"
+    labels = found[TITLES[-1]].get_legend_handles_labels()[1]
+    assert size in labels
+    shares = found[TITLES[-1]].lines[0].get_ydata()
+    assert shares[0] == 0
+    assert shares[-1] == pytest.approx(1)
+    assert (np.diff(np.diff(shares)) < 1e-9).all()  # the likeliest rows come first
+
+
+def test_the_age_of_draws():
+    sampler = fbuf.Prioritized(alpha=1.0, eps=0.0)
+    state = fbuf.add(
+        fbuf.init(0.0, 8, sampler=sampler),
+        jnp.arange(4.0),
+        priority=jnp.array([1.0, 1.0, 1.0, 5.0]),
+    )
+    (label,) = (
+        label
+        for label in parts(state)["age of draws"].get_legend_handles_labels()[1]
+        if label.startswith("mean")
+    )
+    assert label == "mean age of draws: 2"  # (4 + 3 + 2 + 5 * 1) / 8 = 1.75
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (fbuf.init({"reward": 0.0}, 10), "none"),
+        (fbuf.add(fbuf.init({"reward": 0.0}, 10), {"reward": jnp.ones(1)}), "no priorities"),
+        (fbuf.add(fbuf.init({"x": 0.0}, 10), {"x": jnp.ones(3)}), "no field called reward"),
+        (fbuf.add(fbuf.init(0.0, 10, sampler=fbuf.Fifo()), jnp.ones(3)), "rows are read once"),
+        (fbuf.add(fbuf.init(0.0, 9, sampler=fbuf.Reservoir()), jnp.ones(3)), "no order of time"),
+        (
+            fbuf.add(
+                fbuf.init(0.0, 9, sampler=fbuf.Prioritized(eps=0.0)), jnp.ones(3),
+                priority=jnp.zeros(3),
+            ),
+            "none",
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_be_drawn_says_why(state, said):
+    written = [text for axes in parts(state).values() for text in texts(axes)]
+    assert any(said in text for text in written)
+
+
+def test_pyplot_and_the_backend_stay_as_they_are(tmp_path):
+    program = """
+import sys, fbuf, jax.numpy as jnp
+assert "matplotlib" not in sys.modules
+import matplotlib
+before = dict.__getitem__(matplotlib.rcParams, "backend")
+figure = fbuf.plot(fbuf.add(fbuf.init({"reward": 0.0}, 10), {"reward": jnp.ones(5)}))
+figure.savefig(sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules
+assert dict.__getitem__(matplotlib.rcParams, "backend") is before
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "out.png")], check=True)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
