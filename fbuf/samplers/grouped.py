@@ -240,7 +240,7 @@ class Grouped(WindowedSampler):
 
     def probability(self, index: GroupIndex, ring: Ring, slots: jax.Array) -> jax.Array:
         """Return the share of the group, divided by the number of its starts."""
-        each = jnp.concatenate([self._likely(index.counts[:-1]), jnp.zeros(1)])
+        each = jnp.concatenate([self._likely(index.counts[:-1]), jnp.zeros(1, jnp.float32)])
         likely = each[group_index.group_of(index, slots)]
         return jnp.where(group_index.is_start(index, ring, slots), likely, 0)
 
