@@ -29,7 +29,7 @@ THEMES: dict[str, tuple[str, ...]] = {
     ),
     "Asking": (
         *("size", "can_sample", "stats", "raise_on_fault", "Fault", "check_finite"),
-        "NotFiniteError",
+        *("NotFiniteError", "report", "Report", "Finding", "plot"),
     ),
     "Saving": ("save", "load", "has_checkpoint", "Checkpoint", "wait", "CheckpointError"),
     "Samplers": (
@@ -176,7 +176,7 @@ RESULTS = frozenset(
     (
         *("State", "Sample", "Batch", "MixedSample", "Ids", "TransitionStep", "NStepTransition"),
         *("SequenceSteps", "HindsightStep", "ReturnToGoStep", "PaceCounter", "Rollout"),
-        *("Targets", "Advantages"),
+        *("Targets", "Advantages", "Report", "Finding"),
         *("ShardedState", "ShardedSample", "ShardedIds", "Count", "ReplayBufferState"),
     )
 )

@@ -56,7 +56,7 @@ class Opened(NamedTuple):
     Attributes:
         path: The directory.
         number: Its number.
-        about: What the save noted about itself.
+        about: The notes of the save about itself.
         saved: The buffer, or all of its shards.
         over_mesh: Whether the buffer was one over a mesh.
     """

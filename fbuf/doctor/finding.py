@@ -1,4 +1,4 @@
-"""What a report finds."""
+"""A report, and its findings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Finding:
     Attributes:
         severity: `"error"` where learning cannot work so; `"warning"` where it may be meant so.
         name: A short name that stays, such as `"rewards_zero"`, for tests and logs.
-        sentence: What is suspicious, with its figures.
-        remedy: What to do.
+        sentence: The fault, with its figures.
+        remedy: The way to mend it.
 
     Examples:
         >>> import fbuf
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What `fbuf.report` has found. Print it, or log its figures.
+    """The result of `fbuf.report`. Print it, or log its figures.
 
     Attributes:
         findings: All that is suspicious, errors first.

@@ -11,6 +11,7 @@ import numpy as np
 
 from fbuf.doctor import draws, priorities, rewards
 from fbuf.doctor.draws import Draws
+from fbuf.doctor.nested import nested
 from fbuf.doctor.opened import Part
 from fbuf.doctor.rewards import Asked, Episodes
 from fbuf.samplers.grouped import Grouped
@@ -18,7 +19,6 @@ from fbuf.samplers.planned import PlannedSampler
 from fbuf.samplers.protocol import Sampler
 from fbuf.samplers.queues import queue_of
 from fbuf.state import State
-from fbuf.doctor.nested import nested
 from fbuf.storage.faults import Fault
 from fbuf.storage.ring import DUMMY, REMOVED
 from fbuf.storage.stored_lanes import Lane, stored_lanes

@@ -1,4 +1,4 @@
-"""What a report looks at, whatever the object is that has it."""
+"""The parts that a report looks at, of any object that has a buffer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fbuf.dispatch.call import refuse_consumed
 from fbuf.mesh.shards import shards_here
 from fbuf.mesh.state import ShardedState
 from fbuf.state import State
-from fbuf.storage import store
+from fbuf.storage import deferred, store
 from fbuf.storage.layout import Layout
 from fbuf.storage.store import Storage
 
@@ -32,7 +32,7 @@ class Part:
     """A buffer, or one shard of a buffer over a mesh.
 
     Attributes:
-        state: The buffer; its rows may lie elsewhere.
+        state: The buffer without its rows.
         layout: The leaves of a row.
         read: Reads rows.
         kept: Reads what `next_of` keeps, by place; None where nothing is kept, or where its rows
@@ -126,7 +126,9 @@ def of_state(state: State[Any]) -> Part:
     """Return a buffer whose rows it holds itself."""
     storage, kept = state.storage, state.next_obs
     of_kept = None if kept is None else functools.partial(_leaves, kept.rows)
-    return Part(state, storage.layout, functools.partial(_leaves, storage), of_kept)
+    # Programs that look at the index alone get no rows.
+    index: Any = deferred.without_rows(state)
+    return Part(index, storage.layout, functools.partial(_leaves, storage), of_kept)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -137,7 +139,8 @@ def _read(storage: Storage[Any], slots: jax.Array, leaves: tuple[int, ...]) -> l
 def _leaves(
     storage: Storage[Any], slots: np.ndarray[Any, Any], leaves: Sequence[int]
 ) -> list[jax.Array]:
-    if isinstance(storage.words, jax.Array):
+    of_device: Any = storage.words
+    if isinstance(of_device, jax.Array):
         return _read(storage, jax.device_put(slots), tuple(leaves))
     # Rows on the host stay there, but for these.
     layout, word = storage.layout, storage.words.dtype

@@ -27,10 +27,10 @@ _LARGEST = 1e300
 def plot(state: Any, *, reward: str | None = None) -> Figure:
     """Draw what a buffer holds: its rows, its episodes, its returns, and which rows are drawn.
 
-    The picture has eight parts: the slots; the lengths of whole episodes; their returns, and their
-    returns over time; how likely rows are to be drawn, by age; draws by age and priority; the age
-    of draws; and the effective sample size, with the share of draws that the most likely rows
-    take. A part that cannot be drawn says why.
+    The picture has eight parts. Four show the slots, and the lengths and returns of whole episodes,
+    also over time. Three show how old drawn rows are: how likely rows are to be drawn, draws by age
+    and priority, and the age of draws. The last one shows the effective sample size, and the share
+    of draws that the likeliest rows take. A part that cannot be drawn says why.
 
     A notebook shows the result. Elsewhere save it: `fbuf.plot(state).savefig("buffer.png")`.
     Nothing of `pyplot` is changed, and no backend is chosen.
@@ -65,7 +65,7 @@ def require(asked: str) -> type[Figure]:
     """Return the figures of Matplotlib.
 
     Args:
-        asked: What needs Matplotlib, in words.
+        asked: The caller, in words.
 
     Raises:
         ImportError: If Matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What is suspicious in a buffer."""
+"""A report on a buffer."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
         reward: The field of the reward (`"a.b"` for a field in a field). None is the first field
             called `reward`, `rewards` or `r`, if there is one.
         rows: Fields are read of so many rows at most, at least 1. From a larger buffer these rows
-            are chosen at random, the same ones each time. Of wide fields, such as images, fewer are
-            read. Rewards, flags and probabilities are those of all rows.
+            are chosen at random, the same ones each time. Wide fields, such as images, are read of
+            fewer rows. Rewards, flags and probabilities are those of all rows.
 
     Returns:
         A `fbuf.Report`. It has the attributes `findings` and `figures`.
 
     Raises:
         TypeError: If `state` is no buffer, or is traced.
-        ValueError: If `state` is a batch of buffers, as `vmap` makes it; if it lies on devices of
-            several processes; if there is no field `reward`, or if that is not a number a row; or
-            if `rows` is below 1.
+        ValueError: If `state` is a batch of buffers, as `vmap` makes it, or lies on devices of
+            several processes. If there is no field `reward`, or if that is not a number a row. If
+            `rows` is below 1.
         RuntimeError: If `state` has been consumed.
 
     Cost: O(N) time. It takes up to 30 bytes of host memory a row, 8 of the device's, and few rows
@@ -73,8 +73,8 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
         <BLANKLINE>
         warning: rewards_zero
           All 100 rewards ('reward') are 0.
-          Remedy: Look at what you store as the reward. If the task gives one so rarely, explore more,
-          begin with demonstrations, or relabel goals with fbuf.Hindsight.
+          Remedy: Look at what you store as the reward. If the task gives one so rarely, explore
+          more, begin with demonstrations, or relabel goals with fbuf.Hindsight.
     """
     check.integer("report", "rows", rows)
     with opened(state, "report") as parts:

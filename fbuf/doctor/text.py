@@ -28,7 +28,7 @@ def spread(least: float, middle: float, most: float) -> str:
 
 def indented(sentence: str) -> str:
     """Return a sentence in lines that begin further right."""
-    return textwrap.fill(sentence, 96, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.fill(sentence, 88, initial_indent="  ", subsequent_indent="  ")
 
 
 def count(number: int, thing: str) -> str:

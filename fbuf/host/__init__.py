@@ -1,7 +1,7 @@
 """Rows in host memory, or in files, with flags and indices on the device."""
 
 from fbuf.dispatch.torch_compile import opaque_all as _opaque_all
-from fbuf.host import reported as _reported  # noqa: F401 (registers itself)
+from fbuf.host import reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf.host.host_store import HostStore as HostStore
 from fbuf.host.prefetch import Batches as Batches
 

@@ -1,4 +1,4 @@
-"""What a report looks at in a `HostStore`."""
+"""The part of a `HostStore` that a report looks at."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,7 +118,7 @@ SPOILED = {
             "observation": np.random.default_rng(0).normal(size=(90, 2)).astype("f"),
             "hidden": np.zeros((90, 4), "f"),
         },
-    ),  # fmt: skip
+    ),
     "rewards_zero": lambda: played(change=field(reward=np.zeros_like)),
     "rewards_constant": lambda: played(
         change=both(field(reward=lambda of: 0 * of - 1), every(10, truncated=True))

@@ -29,7 +29,7 @@ def parts(state):
 
 
 def texts(axes):
-    """What is written in a part."""
+    """The words in a part."""
     return [text.get_text().replace("\n", " ") for text in axes.texts]
 
 

@@ -1,4 +1,4 @@
-"""What a report takes, what it refuses, and what it says."""
+"""Reports: the buffers that they take and refuse, and the words that they find."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_next_observations(kept, right, alias):
 
 @pytest.mark.parametrize("capacity", [100, 3000])
 def test_ends_that_only_a_field_has(capacity):
-    """That is a fault where rows need others; a whole transition in each row needs none."""
+    """They are a fault where rows need others; a whole transition needs none."""
     item = {"obs": jnp.zeros(3), "done": False}
     rows = {"obs": NORMAL, "done": RNG.random(N) < 0.1}
     assert names(added(item, rows, capacity)) == ["ends_only_in_a_field"]
@@ -237,7 +237,7 @@ def test_what_is_no_buffer():
     with pytest.raises(TypeError, match="call it outside jit"):
         jax.jit(fbuf.report)(state)
     for reward in ("nothing", "observation"):
-        with pytest.raises(ValueError, match="fbuf.report: reward names"):
+        with pytest.raises(ValueError, match=r"fbuf\.report: reward names"):
             fbuf.report(state, reward=reward)
     with pytest.raises(ValueError, match="rows must be"):
         fbuf.report(state, rows=0)
@@ -299,7 +299,7 @@ def test_an_opened_checkpoint(tmp_path):
     store = HostStore({"reward": 0.0}, 300)
     store.add({"reward": 0 * ONES})
     store.save(tmp_path)
-    opened = HostStore.open(tmp_path)
+    opened, _ = HostStore.open(tmp_path)
     assert names(opened) == ["rewards_zero"]
     opened.add({"reward": ONES})
     assert names(opened) == []

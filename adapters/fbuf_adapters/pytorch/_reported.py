@@ -1,4 +1,4 @@
-"""What `fbuf.report` and `fbuf.plot` look at in a `ReplayBuffer`."""
+"""The state in a `ReplayBuffer`, for `fbuf.report` and `fbuf.plot`."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ except ModuleNotFoundError as _error:
         'fbuf_adapters.sb3 needs Stable-Baselines3: pip install "fbuf[sb3]"'
     ) from _error
 
+from fbuf_adapters.sb3 import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.sb3._algorithms import PrioritizedDQN as PrioritizedDQN
 from fbuf_adapters.sb3._algorithms import PrioritizedReplay as PrioritizedReplay
 from fbuf_adapters.sb3._algorithms import PrioritizedSAC as PrioritizedSAC
 from fbuf_adapters.sb3._algorithms import PrioritizedTD3 as PrioritizedTD3
 from fbuf_adapters.sb3._her import HerReplayBuffer as HerReplayBuffer
 from fbuf_adapters.sb3._replay_buffer import ReplayBuffer as ReplayBuffer
-from fbuf_adapters.sb3 import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.sb3._samples import (
     PrioritizedReplayBufferSamples as PrioritizedReplayBufferSamples,
 )

@@ -1,4 +1,4 @@
-"""What `fbuf.report` and `fbuf.plot` look at in the buffers of Stable-Baselines3's algorithms."""
+"""The state in the buffers of Stable-Baselines3's algorithms, for `fbuf.report` and `fbuf.plot`."""
 
 from __future__ import annotations
 

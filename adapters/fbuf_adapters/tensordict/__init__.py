@@ -16,9 +16,9 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from fbuf.adapter_api import opaque_all as _opaque_all
+from fbuf_adapters.tensordict import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fbuf_adapters.tensordict._from_torchrl import from_torchrl as from_torchrl
 from fbuf_adapters.tensordict._replay_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
-from fbuf_adapters.tensordict import _reported  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 __all__ = ["TensorDictReplayBuffer", "from_torchrl"]
 __dir__ = __all__.copy  # `dir` shows the public names alone

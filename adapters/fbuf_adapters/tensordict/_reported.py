@@ -1,4 +1,4 @@
-"""What `fbuf.report` and `fbuf.plot` look at in a `TensorDictReplayBuffer`."""
+"""The state in a `TensorDictReplayBuffer`, for `fbuf.report` and `fbuf.plot`."""
 
 from __future__ import annotations
 

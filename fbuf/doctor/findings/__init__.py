@@ -1,4 +1,4 @@
-"""What is suspicious in a buffer: one family of findings a file."""
+"""All that is suspicious in a buffer: one family of findings a file."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "short_episodes",
-            f"{is_short.sum():,} of {count(lengths.size, 'whole episode')} are shorter than the window of "
-            f"{window} rows, and none of their rows is drawn.",
+            f"{is_short.sum():,} of {count(lengths.size, 'whole episode')} are shorter than the "
+            f"window of {window} rows, and none of their rows is drawn.",
             "Take a shorter window, or strict=False in the sampler, which draws short episodes, "
             "too.",
         )

@@ -147,8 +147,5 @@ def _same(
     one: Sequence[np.ndarray[Any, Any]], other: Sequence[np.ndarray[Any, Any]]
 ) -> np.ndarray[Any, Any]:
     """Tell which rows are equal in all leaves: bool `[B]`."""
-    pairs = [
-        (a.reshape(len(a), -1) == b.reshape(len(b), -1)).all(axis=1)
-        for a, b in zip(one, other, strict=True)
-    ]
+    pairs = [(a == b).all(axis=tuple(range(1, a.ndim))) for a, b in zip(one, other, strict=True)]
     return np.logical_and.reduce(pairs)

@@ -13,7 +13,7 @@ _SHARE = 0.1
 """The share of the draws with which one row dominates."""
 
 _TIMES = 10
-"""How many times as likely as the average row such a row is, at least."""
+"""Such a row is at least so many times as likely as the average row."""
 
 _PART = 0.1
 """The part of the rows below which the effective sample size is small."""

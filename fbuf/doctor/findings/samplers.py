@@ -1,4 +1,4 @@
-"""What samplers know of rows that are drawn late, or never."""
+"""Rows that are drawn late, or never, as samplers know them."""
 
 from __future__ import annotations
 
