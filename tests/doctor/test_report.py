@@ -178,15 +178,26 @@ def of_lengths(lengths, flag, reward=1.0):
     ("lengths", "flag", "expected"),
     [
         ([30, 41, 22, 57, 39, 28], "terminated", []),  # CartPole
-        ([50] * 6, "truncated", ["rewards_constant"]),  # MountainCar, never solved
-        ([30, 41, 22, 57, 50, 50], "truncated", ["terminated_never_set", "rewards_constant"]),
+        ([50] * 6, "truncated", []),  # CartPole, solved
+        ([30, 41, 22, 57, 50, 50], "truncated", ["terminated_never_set"]),
         ([50, 50, 50, 50, 17, 33], "terminated", ["time_limit_terminates"]),
         ([50, 50, 11, 50, 17, 33], "terminated", ["time_limit_terminates"]),
         ([5] * 30, "terminated", ["rewards_constant"]),  # short ones have no limit of time
     ],
 )
 def test_tasks_that_end_in_one_way(lengths, flag, expected):
-    assert sorted(names(of_lengths(lengths, flag))) == sorted(expected)
+    assert names(of_lengths(lengths, flag)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "flag", "expected"),
+    [
+        ([50] * 6, "truncated", ["rewards_constant"]),  # MountainCar, never solved
+        ([50, 50, 50, 31, 22], "terminated", ["time_limit_terminates"]),
+    ],
+)
+def test_tasks_where_each_step_costs(lengths, flag, expected):
+    assert names(of_lengths(lengths, flag, reward=-1.0)) == expected
 
 
 def test_priorities_that_some_rows_never_got():

@@ -62,7 +62,7 @@ def _stored(
         )
     else:
         counts = _counts(found, pair, lambda flags: flags & TRUNCATED > 0, steps=1)
-        yield from _after_reset(following, *counts)
+        yield from _after_reset(f"the field {following!r}", *counts)
 
 
 def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def _after_reset(following: str, equal: int, compared: int) -> Iterator[Finding]
         yield Finding(
             "error",
             "next_observation_after_reset",
-            f"After a truncated row {following!r} is the first observation of the next episode, in "
+            f"After a truncated row {following} is the first observation of the next episode, in "
             f"{equal:,} of {compared:,} rows that were compared: values are passed back from "
             "another episode.",
             "Store the last observation before the reset. Gymnasium's vector environments have it "
@@ -115,7 +115,7 @@ def _kept(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         following = _read(read, owner.size, range(len(numbers)), place)
         observed = _read(part.read, part.state.capacity, numbers, second)
         equal, compared = equal + int(_same(following, observed).sum()), compared + second.size
-    yield from _after_reset(f"next_observation of {name}", equal, compared)
+    yield from _after_reset(name and "the next_observation", equal, compared)
 
 
 def _pairs(

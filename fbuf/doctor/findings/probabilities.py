@@ -38,7 +38,7 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "one_row_dominates",
-            f"One row takes {share:.0%} of all draws, {times:,.0f} times as many as the average of "
+            f"One row takes {share:.1%} of all draws, {times:,.0f} times as many as the average of "
             f"{rows:,} rows: {found.place(int(drawn.slots[most]))}.",
             _REMEDY + " Read the row: fbuf.read(state, fbuf.ids_at(state, jnp.array([slot]))).",
         )

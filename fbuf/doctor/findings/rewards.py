@@ -9,7 +9,7 @@ from fbuf.doctor.finding import Finding
 from fbuf.doctor.leaves import Leaf
 from fbuf.doctor.look import Found
 from fbuf.doctor.rewards import likely_fields
-from fbuf.storage.ring import TERMINATED
+from fbuf.storage.ring import ENDS, TERMINATED
 
 _FEW = 64
 """The rows below which equal rewards say nothing."""
@@ -34,12 +34,12 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
             "Look at what you store as the reward. If the task gives one so rarely, explore more, "
             "begin with demonstrations, or relabel goals with fbuf.Hindsight.",
         )
-    elif leaf.alike and not leaf.not_finite and not _varied(found):
+    elif leaf.alike and not leaf.not_finite and not _teaches(found, leaf.most):
         yield Finding(
             "warning",
             "rewards_constant",
-            f"All {leaf.rows:,} rewards ({name!r}) are {leaf.most:g}, and no episode has another "
-            "return.",
+            f"All {leaf.rows:,} rewards ({name!r}) are {leaf.most:g}, and no whole episode has "
+            "another return.",
             "Look at what you store as the reward. If the task gives a reward for each step until "
             "it is solved, it was never solved: explore more, or relabel goals with "
             "fbuf.Hindsight.",
@@ -57,10 +57,16 @@ def find(found: Found, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         )
 
 
-def _varied(found: Found) -> bool:
-    """Tell whether episodes differ although their rewards do not: a step may well be worth 1."""
-    lengths, ended = found.episodes.lengths, (found.flags & TERMINATED > 0).any()
-    return bool(ended) and lengths.size != 0 and lengths.min() < lengths.max()
+def _teaches(found: Found, reward: float) -> bool:
+    """Tell whether there may be something to learn from equal rewards.
+
+    A step may be worth something, as in CartPole: then an episode that lasts is good. Or a step
+    may cost something, as in MountainCar: then an episode that terminates early is good.
+    """
+    lengths, flags = found.episodes.lengths, found.flags
+    if not (flags & TERMINATED > 0).any():
+        return reward > 0 and bool((flags & ENDS > 0).any())
+    return lengths.size == 0 or lengths.min() < lengths.max()
 
 
 def _power(scale: float) -> float:
