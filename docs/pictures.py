@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages on sampling, views and hindsight into docs/img/."""
+"""Draw the pictures of the pages into docs/img/."""
 
 from __future__ import annotations
 
@@ -185,6 +185,24 @@ def window() -> None:
     _save(fig, "window.png")
 
 
+def buffer() -> None:
+    """A prioritised buffer whose learner draws fewer rows than its actors add."""
+    rng = np.random.default_rng(0)
+    item = {"observation": np.zeros(4, np.float32), "reward": np.float32(0)}
+    state = fbuf.init(item, 8000, num_envs=4, sampler=fbuf.Prioritized())
+    for turn in range(150):
+        rows = {
+            "observation": rng.normal(size=(4, 20, 4)).astype(np.float32),
+            "reward": (rng.normal(size=(4, 20)) + turn / 30).astype(np.float32),
+        }
+        state = fbuf.add(state, rows, terminated=rng.random((4, 20)) < 0.02)
+        batch = fbuf.sample(state, jax.random.key(turn), 60)
+        error = rng.exponential(size=60).astype(np.float32)
+        state = fbuf.update_priority(state, batch.ids, error)
+    figure = fbuf.plot(state)
+    figure.savefig(OUT / "buffer.png", dpi=75)
+
+
 def _save(fig: plt.Figure, name: str) -> None:
     OUT.mkdir(exist_ok=True)
     fig.savefig(OUT / name, bbox_inches="tight", dpi=150)
@@ -198,3 +216,4 @@ if __name__ == "__main__":
     reach()
     goals()
     window()
+    buffer()

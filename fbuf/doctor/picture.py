@@ -158,7 +158,7 @@ def _ages(axes: Any, ages: np.ndarray, likely: np.ndarray | None, why_not: str) 
     axes.axvline(mean, color="tab:blue", ls=":", label=f"mean age of draws: {mean:,.0f}")
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.legend(loc="upper left", frameon=False, fontsize="small")
+    axes.legend(loc="upper left", edgecolor="none", fontsize="small")
 
 
 def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: str) -> None:
@@ -177,7 +177,7 @@ def _shares(axes: Any, of: dict[str, Any], likely: np.ndarray | None, why_not: s
     axes.axvline(size, color="tab:orange", lw=1.5, label=label)
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.set_ylim(0, 1.05)
-    axes.legend(loc="lower right", frameon=False, fontsize="small")
+    axes.legend(loc="lower right", edgecolor="none", fontsize="small")
 
 
 def _fill(axes: Any, of: dict[str, Any]) -> None:

@@ -56,8 +56,8 @@ def report(state: Any, *, reward: str | None = None, rows: int = ROWS) -> Report
         RuntimeError: If `state` has been consumed.
 
     Cost: O(N log N) time, a second or so for a million rows. Meanwhile it takes up to 90 bytes of
-        host memory a row, and 8 of the device's; rows themselves are read a few at a time. It
-        waits for the result. Call it from Python, now and then.
+        host memory a row, and 8 of the device's. The fields are read a few rows at a time. It waits
+        for the result. Call it from Python, now and then.
 
     Examples:
         >>> import fbuf, jax.numpy as jnp
