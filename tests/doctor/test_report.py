@@ -154,6 +154,20 @@ def test_next_observations(kept, right, alias):
     assert names(state) == ([] if right and not alias else wrong)
 
 
+def test_the_row_of_a_reset_is_no_next_episode():
+    """Its observation is the last one of the episode before."""
+    rng, options = np.random.default_rng(0), {"next_of": "observation", "autoreset": "next_step"}
+    state = fbuf.init({"observation": jnp.zeros(3)}, 600, num_envs=2, **options)
+    observation = rng.normal(size=(2, 3)).astype(np.float32)
+    for step in range(200):
+        following = rng.normal(size=(2, 3)).astype(np.float32)
+        ends = {"truncated": np.full(2, step % 9 == 8)}
+        row = {"observation": observation}
+        state = fbuf.add(state, row, next_observation=following, **ends)
+        observation = following
+    assert names(state) == []
+
+
 @pytest.mark.parametrize("capacity", [100, 3000])
 def test_ends_that_only_a_field_has(capacity):
     """They are a fault where rows need others; a whole transition needs none."""
@@ -275,14 +289,15 @@ def test_a_report_leaves_the_buffer_as_it_is():
 @pytest.mark.parametrize("sampler", [fbuf.Prioritized(), fbuf.Mixture(), fbuf.FreshFirst()])
 def test_shards_are_one_buffer(sampler):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "data")
-    item = {"reward": jnp.float32(0)}
+    item = {"reward": jnp.float32(0), "x": jnp.float32(0)}
     rewards = RNG.normal(size=(4, 90)).astype(np.float32)
     rewards[3, 5] = np.nan
+    rows = {"reward": rewards, "x": rewards}
     ends = {"terminated": RNG.random((4, 90)) < 0.05}
     shards = fbuf.sharded.init(item, 400, mesh=mesh, shards=2, num_envs=4, sampler=sampler)
-    found = fbuf.report(fbuf.sharded.add(shards, {"reward": rewards}, **ends))
+    found = fbuf.report(fbuf.sharded.add(shards, rows, **ends))
     one = fbuf.init(item, 400, num_envs=4, sampler=sampler)
-    expected = fbuf.report(fbuf.add(one, {"reward": rewards}, **ends))
+    expected = fbuf.report(fbuf.add(one, rows, **ends))
     same = ("rows", "fill", "episodes", "length", "return", "rewards not finite", "fields")
     for name in same:
         if name == "fields":
@@ -290,8 +305,8 @@ def test_shards_are_one_buffer(sampler):
         assert found.figures[name] == pytest.approx(expected.figures[name]), name
     stats = found.figures["sampler figures"], expected.figures["sampler figures"]
     assert stats[0] == pytest.approx(stats[1])
-    (bad,) = (finding for finding in found.findings if finding.name == "not_finite")
-    assert "shard 1, slot 11, environment 1" in bad.sentence
+    bad = [finding for finding in found.findings if finding.name == "not_finite"]
+    assert ["shard 1, slot 11, environment 1" in finding.sentence for finding in bad] == [True] * 2
     assert [f.name for f in found.findings if f.name != "priorities_never_updated"] == [
         f.name for f in expected.findings if f.name != "priorities_never_updated"
     ]
@@ -377,3 +392,12 @@ except ImportError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == 'empty\nfbuf.plot needs Matplotlib: pip install "fbuf[plot]"\n'
+
+
+def test_stale_ids_are_normal():
+    state = played(fbuf.Prioritized())
+    ids = fbuf.newest_ids(state, 1)
+    state = fbuf.update_priority(fbuf.remove(state, ids), ids, jnp.ones((4, 1)))
+    report = fbuf.report(state)
+    assert report.figures["faults"] == ["STALE_ID"]
+    assert not report.findings

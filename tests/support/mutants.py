@@ -503,7 +503,7 @@ MUTANTS = [
     ),
     *of(
         "samplers/priority_index.py",
-        ("jnp.where(jnp.signbit(old), -values, values)", "values", "windows", PER_APART),
+        ("jnp.where(jnp.signbit(old), -values, values)", "next observations", "windows", PER_APART),
         ("evicted = kept & _is_start(before)", "evicted = _is_start(before)", "count", MASKED),
         ("activated = jnp.where(is_start, slots, ring.capacity)", "activated = slots", "windows", FIRST),
         ("span, -values, activated)", "span, values, activated)", "windows", FIRST),
@@ -660,7 +660,7 @@ MUTANTS = [
         ("was_removed = held & (old & REMOVED > 0)", "was_removed = old & REMOVED > 0", "count", PLACED),
         ("evicted=held & ~was_removed", "evicted=held", "count", PLACED),
         ("write_rows(ring.writes, slots, writes + 1)", "write_rows(ring.writes, slots, writes)", "generation check", PLACED),
-        ("flags | jnp.where(held, changed, unchanged)", "flags", "mask", ("test_placing.py", "loaded")),
+        ("flags | jnp.where(held, changed, unchanged)", "episode end", "mask", ("test_placing.py", "loaded")),
         ("lap = ring.lap[0] + is_full.astype(jnp.int32)", "lap = ring.lap[0]", "seam", ("test_placing.py", "loaded")),
     ),
     *of(
@@ -1040,8 +1040,40 @@ MUTANTS = [
         ("if part(own, expected.number) != expected:", "if False:", "seam", ("test_sharded_disk.py", "another_save")),
     ),
     *of(
-        "command/inspect.py",
+        "doctor/look.py",
         ("(removed & ~dummies)", "removed", "mask", ("test_command.py", "holds")),
+    ),
+    *of(
+        "doctor/leaves.py",
+        ("self.alike &= bool(", "self.alike |= bool(", "mask", ("test_report.py", "any_item")),
+        ("places[bad[-1]]", "places[0]", "slots", ("test_report.py", "bad_number")),
+        ("some + behind", "some", "slots", ("test_report.py", "shards")),
+    ),
+    *of(
+        "doctor/draws.py",
+        ("shard * capacity", "shard", "slots", ("test_command.py", "proportion")),
+    ),
+    *of(
+        "doctor/findings/drawing.py",
+        ("lengths < window", "lengths < 0", "windows", ("test_findings.py", "short_episodes")),
+    ),
+    *of(
+        "doctor/findings/ends.py",
+        ("lengths.size < 3 or lengths.min() == lengths.max()", "lengths.size < 3", "episode end", ("test_report.py", "tasks")),
+        ("same < max(3, 0.2 * lengths.size)", "same < 1", "episode end", ("test_report.py", "tasks or good_order")),
+    ),
+    *of(
+        "doctor/findings/rewards.py",
+        ("return reward > 0 and bool(", "return bool(", "next observations", ("test_report.py", "tasks")),
+    ),
+    *of(
+        "doctor/findings/next_observations.py",
+        ("equal > compared // 2", "equal > compared", "next observations", ("test_report.py", "next_observations")),
+        ("live[steps:])", "live[:count])", "mask", ("test_report.py", "reset_is_no")),
+    ),
+    *of(
+        "doctor/findings/faults.py",
+        ("(Fault.STALE_ID, Fault.NOTHING_TO_DRAW)", "(Fault.NOTHING_TO_DRAW,)", "fault bit", ("test_report.py", "stale")),
     ),
     *of(
         "samplers/fifo.py",
@@ -1118,8 +1150,8 @@ MUTANTS = [
     ),
     *of(
         f"{DATASETS}/_flat.py",
-        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("test_datasets_ends.py", "counts")),
-        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("test_datasets_ends.py", "counts")),
+        ("lacking & ~terminated, lacking & terminated", "lacking, lacking & False", "next observations", ("test_datasets_ends.py", "windows")),
+        ("leaf[row] if self._stands_in[part][row] else 0", "0", "next observations", ("test_datasets_ends.py", "windows")),
         ("lacking[self._last.rows] = False", "pass", "next observations", ("test_datasets.py", "npz_and_back")),
     ),
     *of(
