@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import fbuf  # noqa: E402 (after the skip)
 from fbuf_adapters.pytorch import ReplayBuffer  # noqa: E402
+
+import fbuf  # noqa: E402 (after the skip)
 
 
 def rows(count):

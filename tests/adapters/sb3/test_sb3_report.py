@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
-from stable_baselines3 import DQN  # noqa: E402 (after the skip)
+from fbuf_adapters.sb3 import ReplayBuffer
+from stable_baselines3 import DQN
 
-import fbuf  # noqa: E402
-from fbuf_adapters.sb3 import ReplayBuffer  # noqa: E402
+import fbuf
 
 
 def test_a_report():

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("tensordict")
 
-import torch  # noqa: E402 (after the skip)
-from tensordict import TensorDict  # noqa: E402
+import torch
+from fbuf_adapters.tensordict import TensorDictReplayBuffer
+from tensordict import TensorDict
 
-import fbuf  # noqa: E402
-from fbuf_adapters.tensordict import TensorDictReplayBuffer  # noqa: E402
+import fbuf
 
 
 def test_a_report():
