@@ -30,9 +30,13 @@ class Finding:
     """
 
     severity: Severity
+    """Whether learning cannot work so, or it may be meant so."""
     name: str
+    """A short name that stays, for tests and logs."""
     sentence: str
+    """The fault, with its figures."""
     remedy: str
+    """The way to mend it."""
 
     def __str__(self) -> str:
         """Return three paragraphs."""
@@ -58,8 +62,11 @@ class Report:
     """
 
     findings: tuple[Finding, ...]
+    """All that is suspicious, errors first."""
     figures: dict[str, Any]
+    """The figures by name, for a log."""
     summary: str
+    """The figures in words."""
 
     def __str__(self) -> str:
         """Return the figures and the findings in words."""

@@ -64,7 +64,7 @@ class Reservoir(PlacingSampler, PlannedSampler):
 
     Over a mesh each shard is a reservoir of the rows that were added there. A shard is drawn in
     proportion to the number of those rows. So each row that was ever added to any shard is as
-    likely to be drawn, also where a mask gave the shards different numbers of rows.
+    likely to be drawn. A mask may give the shards different numbers of rows.
 
     Attributes:
         seed: The seed of the choice which rows to keep, an int. Buffers with one seed, such as the

@@ -43,7 +43,7 @@ def test_every_name_over_a_mesh_is_documented(name):
         plain = inspect.signature(operation).parameters
         own = inspect.signature(getattr(fbuf.sharded, name)).parameters
         assert [p for p in own if p in plain] == [p for p in plain if p in own]
-        assert set(own) - set(plain) <= {"mesh", "axis", "shards"}
+        assert set(own) - set(plain) <= {"mesh", "axis", "shards", "state"}
 
 
 @pytest.mark.parametrize("name", fbuf.targets.__all__)
