@@ -30,7 +30,7 @@ class Finding:
     """
 
     severity: Severity
-    """Whether learning cannot work so, or it may be meant so."""
+    """`"error"` where learning cannot work so."""
     name: str
     """A short name that stays, for tests and logs."""
     sentence: str
@@ -64,7 +64,7 @@ class Report:
     findings: tuple[Finding, ...]
     """All that is suspicious, errors first."""
     figures: dict[str, Any]
-    """The figures by name, for a log."""
+    """The figures by name, as JSON has them."""
     summary: str
     """The figures in words."""
 
