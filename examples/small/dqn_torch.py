@@ -11,7 +11,7 @@ import torch
 from fbuf_adapters.pytorch import ReplayBuffer
 
 SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-STEPS, GAMMA = 20_000, 0.98
+STEPS, GAMMA = 10_000, 0.98
 torch.manual_seed(SEED)
 torch.set_num_threads(1)  # networks this small lose more to threads than they gain
 
@@ -67,7 +67,7 @@ for step in range(STEPS):
         learn(buffer.sample())
     if step % 200 == 0:
         target_network.load_state_dict(network.state_dict())
-    if step % 2000 == 1999:
+    if step % 1000 == 999:
         print(f"{step + 1:>6} steps, mean return {sum(returns[-10:]) / 10:.0f}", flush=True)
 
 buffer.raise_on_fault()

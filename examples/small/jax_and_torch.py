@@ -16,7 +16,7 @@ from fbuf_adapters.pytorch import from_torch, to_torch
 import fbuf
 
 SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-NUM_ENVS, STEPS, GAMMA = 16, 5000, 0.98
+NUM_ENVS, STEPS, GAMMA = 16, 3000, 0.98
 torch.manual_seed(SEED)
 torch.set_num_threads(1)  # networks this small lose more to threads than they gain
 
@@ -74,7 +74,7 @@ key, reset_key = jax.random.split(jax.random.key(SEED))
 observation, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, NUM_ENVS))
 item = {"observation": jnp.zeros(4), "action": jnp.int32(0), "reward": 0.0}
 item["next_observation"] = jnp.zeros(4)
-buffer = fbuf.init(item, capacity=80_000, sampler=fbuf.Prioritized(alpha=0.6))
+buffer = fbuf.init(item, capacity=48_000, sampler=fbuf.Prioritized(alpha=0.6))
 ends = 0
 for step in range(STEPS):
     if step % 10 == 0:  # a copy, because PyTorch goes on to write its parameters
@@ -89,8 +89,8 @@ for step in range(STEPS):
     ends += int(ended)
     if step % 100 == 0:
         target_network.load_state_dict(network.state_dict())
-    if step % 500 == 499:
-        mean_return, ends = NUM_ENVS * 500 / max(ends, 1), 0  # CartPole gives a reward of 1 a step
+    if step % 300 == 299:
+        mean_return, ends = NUM_ENVS * 300 / max(ends, 1), 0  # CartPole gives a reward of 1 a step
         print(f"{NUM_ENVS * (step + 1):>6} steps, mean return {mean_return:.0f}", flush=True)
 
 fbuf.raise_on_fault(buffer)

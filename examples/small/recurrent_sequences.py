@@ -33,13 +33,10 @@ class Network(nn.Module):
         return hidden, nn.Dense(2)(x)
 
 
-network = Network()
-
-
 def unroll(params, sequence):
     """Return the action values of each step, `[time, batch, actions]`."""
     steps = sequence.item["observation"], sequence.is_first
-    return jax.lax.scan(lambda h, s: network.apply(params, h, *s), sequence.state, steps)[1]
+    return jax.lax.scan(lambda h, s: Network().apply(params, h, *s), sequence.state, steps)[1]
 
 
 def learn(params, target_params, opt_state, batch):
@@ -60,17 +57,15 @@ def learn(params, target_params, opt_state, batch):
 
 
 def step(carry, number_and_key):
-    """Act, add, draw and learn."""
     buffer, params, target_params, opt_state, hidden, ended, observation, env_state = carry
     number, key = number_and_key
     explore_key, action_key, step_key, sample_key = jax.random.split(key, 4)
     rows = {"observation": observation[:, SEEN], "hidden": hidden}
-    hidden, q = network.apply(params, hidden, rows["observation"], ended)
+    hidden, q = Network().apply(params, hidden, rows["observation"], ended)
     epsilon = jnp.maximum(0.05, 1 - number / (0.2 * STEPS))
     explore = jax.random.uniform(explore_key, (NUM_ENVS,)) < epsilon
     action = jnp.where(explore, jax.random.randint(action_key, (NUM_ENVS,), 0, 2), q.argmax(-1))
-    keys = jax.random.split(step_key, NUM_ENVS)
-    stepped = jax.vmap(env.step)(keys, env_state, action)
+    stepped = jax.vmap(env.step)(jax.random.split(step_key, NUM_ENVS), env_state, action)
     observation, env_state, reward, terminated, truncated, _ = stepped
     rows |= {"action": action, "reward": reward}
     buffer = fbuf.add(buffer, rows, terminated=terminated, truncated=truncated)
@@ -87,20 +82,18 @@ def train(key):
     init_key, reset_key, train_key = jax.random.split(key, 3)
     observation, env_state = jax.vmap(env.reset)(jax.random.split(reset_key, NUM_ENVS))
     hidden, ended = jnp.zeros((NUM_ENVS, HIDDEN)), jnp.ones(NUM_ENVS, bool)
-    params = network.init(init_key, hidden, observation[:, SEEN], ended)
+    params = Network().init(init_key, hidden, observation[:, SEEN], ended)
     item = {"observation": jnp.zeros(2), "action": jnp.int32(0), "reward": 0.0}
     buffer = fbuf.init({**item, "hidden": jnp.zeros(HIDDEN)}, 64_000, num_envs=NUM_ENVS)
     carry = buffer, params, params, optimiser.init(params), hidden, ended, observation, env_state
-    carry, ended = jax.lax.scan(
-        step, carry, (jnp.arange(STEPS), jax.random.split(train_key, STEPS))
-    )
+    numbers_and_keys = (jnp.arange(STEPS), jax.random.split(train_key, STEPS))
+    carry, ended = jax.lax.scan(step, carry, numbers_and_keys)
     return carry[0], ended
 
 
 buffer, ended = train(jax.random.key(SEED))
 fbuf.raise_on_fault(buffer)
-tenths = ended.reshape(10, -1)
-returns = tenths.shape[1] / tenths.sum(axis=1).clip(1)  # CartPole gives a reward of 1 a step
+returns = ended.size / 10 / ended.reshape(10, -1).sum(axis=1).clip(1)  # a reward of 1 a step
 print("mean return of an episode, tenth by tenth of the run:", *returns.round().astype(int))
 if returns[-1] < 100:
     sys.exit(f"failed: a mean return of {returns[-1]:.0f}, below 100")

@@ -59,18 +59,18 @@ def learn(agent, buffer, key):
 
 
 def run(folder, killed_at=None):
-    """Train from the beginning, or from the last save in the folder; returns the last return."""
+    """Train from the beginning, or from the last save in the folder."""
     key, init_key = jax.random.split(jax.random.key(SEED))
     params = network.init(init_key, jnp.zeros((1, 4)))
-    agent, first = (params, params, optimiser.init(params)), 0
-    collector = Collector(env, policy, (params, 1.0), num_envs=NUM_ENVS, key=key)
+    buffer, agent, first = None, (params, params, optimiser.init(params)), 0
     if os.listdir(folder):
-        # `extra` shows the classes of what was saved. Open episodes are ended, because the
-        # environments of this process begin anew.
-        buffer, (agent, first) = fbuf.load(folder, extra=(agent, 0))
+        # Open episodes are ended, because the environments of this process begin anew.
+        buffer, (agent, first) = fbuf.load(folder, extra=(agent, first))
         print(f"goes on from round {first} with {int(fbuf.size(buffer)):,} rows")
-    else:
-        buffer = fbuf.init(collector.item, 64_000, next_of="observation", **collector.options)
+    env_key = jax.random.fold_in(key, ROUNDS + first)  # not what the killed process began with
+    collector = Collector(env, policy, (params, 1.0), num_envs=NUM_ENVS, key=env_key)
+    if buffer is None:
+        buffer = fbuf.init(collector.item, 80_000, next_of="observation", **collector.options)
     for number in range(first, ROUNDS):
         if number == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -95,6 +95,6 @@ rows = fbuf.rows(buffer)  # [16, 4000]: those of each environment, oldest first
 last = rows.terminated[:, -1000:] | rows.truncated[:, -1000:]
 mean_return = last.size / max(int(last.sum()), 1)  # CartPole gives a reward of 1 a step
 print(f"the buffer has {rows.mask.sum():,} rows; the mean return is {mean_return:.0f}")
-if rows.mask.sum() < NUM_ENVS * STEPS * ROUNDS or mean_return < 100:
+if rows.mask.sum() != NUM_ENVS * STEPS * ROUNDS or mean_return < 100:
     sys.exit("failed: rows are lost, or the mean return is below 100")
 print("Nothing was lost, and it learned.")

@@ -10,7 +10,7 @@ from fbuf_adapters.tensordict import from_torchrl
 from tensordict.nn import TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+from torchrl.envs import Compose, GymEnv, InitTracker, StepCounter, TransformedEnv
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
@@ -19,7 +19,8 @@ STEPS = 7500
 torch.manual_seed(SEED)
 torch.set_num_threads(1)  # networks this small lose more to threads than they gain
 
-env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), StepCounter())
+cart_pole = GymEnv("CartPole-v1", categorical_action_encoding=True)
+env = TransformedEnv(cart_pole, Compose(InitTracker(), StepCounter()))
 env.set_seed(SEED)
 network = MLP(in_features=4, out_features=2, num_cells=[64, 64], activation_class=torch.nn.ReLU)
 actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
