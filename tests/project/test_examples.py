@@ -12,7 +12,9 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SMALL = sorted((EXAMPLES / "small").glob("*.py"))
 LONGEST = 100
-ROW = re.compile(r"^\| \[(?P<name>\w+\.py)\]\((?P=name)\) \| .* \| (?P<lines>\d+) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| \[(?P<name>\w+\.py)\]\((?P=name)\) \| .* \| (?P<lines>\d+) \|$", re.MULTILINE
+)
 
 pytestmark = pytest.mark.skipif(not SMALL, reason="comes with a clone")
 
@@ -44,7 +46,7 @@ def allowed(text: str) -> set[str]:
     needs = re.search(r"Needs `pip install (.*)`", text)
     assert needs
     words = set(re.findall(r"\w+", needs[1]))
-    brings = {"fbuf": {"fbuf", "fbuf_adapters", "jax", "numpy"}, "gymnasium": {"gymnasium"}}
+    brings = {"fbuf": {"fbuf", "fbuf_adapters", "jax", "numpy"}, "tensordict": {"torch"}}
     return words.union(*(brings.get(word, set()) for word in words))
 
 

@@ -29,9 +29,10 @@ def executed(path: pathlib.Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook,
-        timeout=SECONDS,
         kernel_name="python3",
+        timeout=SECONDS,
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
