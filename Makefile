@@ -7,7 +7,7 @@ PEERS := .venv-peers
 LEROBOT := .venv-lerobot
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test switches sweep matrix dist lint docs bench peers-tests lerobot gpu-build clean
+.PHONY: demo test switches sweep matrix dist lint docs notebooks bench peers-tests lerobot gpu-build clean
 
 demo: $(READY)  ## Train the main example: JAX environments and replay, PyTorch learner.
 	$(BIN)/python examples/torch_dqn.py $(ARGS)
@@ -46,6 +46,9 @@ lint: $(READY)  ## Check style and types.
 docs: $(READY)  ## Build the site into site/.
 	$(BIN)/python docs/pictures.py
 	$(BIN)/mkdocs build --strict
+
+notebooks: $(READY)  ## Execute the notebooks and compare their texts; ARGS=--write keeps new outputs.
+	$(BIN)/python -m tests.support.notebooks $(ARGS)
 
 bench: $(PEERS)/.installed  ## Measure fbuf beside its peers, and publish all figures.
 	for name in compare agents slices saving host torch_buffers sb3 collect processes sharded \
