@@ -26,7 +26,6 @@ optimiser = optax.adam(5e-4)
 
 
 def policy(params_and_epsilon, observation, key):
-    """Take the best action, or by chance any."""
     params, epsilon = params_and_epsilon
     explore_key, action_key = jax.random.split(key)
     best = network.apply(params, observation).argmax(-1)
@@ -36,8 +35,6 @@ def policy(params_and_epsilon, observation, key):
 
 @jax.jit
 def learn(agent, buffer, key):
-    """Take as many steps of DQN as the environments have made."""
-
     def step(agent, key):
         params, target_params, opt_state = agent
         batch = fbuf.sample(buffer, key, 128, view=fbuf.NStep(3, gamma=GAMMA))
@@ -59,7 +56,7 @@ def learn(agent, buffer, key):
 
 
 def run(folder, killed_at=None):
-    """Train from the beginning, or from the last save in the folder."""
+    """Train from the beginning, or from the last save in the folder; returns where it began."""
     key, init_key = jax.random.split(jax.random.key(SEED))
     params = network.init(init_key, jnp.zeros((1, 4)))
     buffer, agent, first = None, (params, params, optimiser.init(params)), 0
@@ -79,7 +76,7 @@ def run(folder, killed_at=None):
         agent = learn(agent, buffer, jax.random.fold_in(key, number))
         if (number + 1) % SAVE_EVERY == 0:
             buffer = fbuf.save(folder, buffer, extra=(agent, number + 1))
-    return buffer
+    return buffer, first
 
 
 if len(sys.argv) > 2:  # in the process that is to be killed
@@ -88,13 +85,15 @@ if len(sys.argv) > 2:  # in the process that is to be killed
 with tempfile.TemporaryDirectory() as folder:
     killed = subprocess.run([sys.executable, __file__, str(SEED), folder])
     print(f"a process ended with the code {killed.returncode}")
-    buffer = run(folder)
+    buffer, first = run(folder)
 
 fbuf.raise_on_fault(buffer)
 rows = fbuf.rows(buffer)  # [16, 4000]: those of each environment, oldest first
 last = rows.terminated[:, -1000:] | rows.truncated[:, -1000:]
 mean_return = last.size / max(int(last.sum()), 1)  # CartPole gives a reward of 1 a step
 print(f"the buffer has {rows.mask.sum():,} rows; the mean return is {mean_return:.0f}")
-if rows.mask.sum() != NUM_ENVS * STEPS * ROUNDS or mean_return < 100:
-    sys.exit("failed: rows are lost, or the mean return is below 100")
+if first != 100 or rows.mask.sum() != NUM_ENVS * STEPS * ROUNDS:
+    sys.exit("failed: something was lost")
+if mean_return < 100:
+    sys.exit(f"failed: a mean return of {mean_return:.0f}, below 100")
 print("Nothing was lost, and it learned.")

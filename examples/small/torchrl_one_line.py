@@ -24,7 +24,7 @@ env = TransformedEnv(cart_pole, Compose(InitTracker(), StepCounter()))
 env.set_seed(SEED)
 network = MLP(in_features=4, out_features=2, num_cells=[64, 64], activation_class=torch.nn.ReLU)
 actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
-explore = EGreedyModule(env.action_spec, annealing_num_steps=STEPS // 5, eps_init=1, eps_end=0.05)
+explore = EGreedyModule(env.action_spec, annealing_num_steps=STEPS // 5, eps_init=1.0, eps_end=0.05)
 collector = Collector(
     env, TensorDictSequential(actor, explore), frames_per_batch=50, total_frames=STEPS
 )
