@@ -161,7 +161,7 @@ def test_the_row_of_a_reset_is_no_next_episode():
     observation = rng.normal(size=(2, 3)).astype(np.float32)
     for step in range(200):
         following = rng.normal(size=(2, 3)).astype(np.float32)
-        ends = {"truncated": np.full(2, step % 9 == 8)}
+        ends = {"truncated": np.full(2, step % 10 == 8)}
         row = {"observation": observation}
         state = fbuf.add(state, row, next_observation=following, **ends)
         observation = following
@@ -193,6 +193,7 @@ def of_lengths(lengths, flag, reward=1.0):
     [
         ([30, 41, 22, 57, 39, 28], "terminated", []),  # CartPole
         ([50] * 6, "truncated", []),  # CartPole, solved
+        ([50, 50, 12, 50], "truncated", []),  # the same, saved and loaded once
         ([30, 41, 22, 57, 50, 50], "truncated", ["terminated_never_set"]),
         ([50, 50, 50, 50, 17, 33], "terminated", ["time_limit_terminates"]),
         ([50, 50, 11, 50, 17, 33], "terminated", ["time_limit_terminates"]),
