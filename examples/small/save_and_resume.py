@@ -60,7 +60,7 @@ def run(folder, killed_at=None):
     key, init_key = jax.random.split(jax.random.key(SEED))
     params = network.init(init_key, jnp.zeros((1, 4)))
     buffer, agent, first = None, (params, params, optimiser.init(params)), 0
-    if os.listdir(folder):
+    if fbuf.has_checkpoint(folder):
         # Open episodes are ended, because the environments of this process begin anew.
         buffer, (agent, first) = fbuf.load(folder, extra=(agent, first))
         print(f"goes on from round {first} with {int(fbuf.size(buffer)):,} rows")
