@@ -17,7 +17,7 @@ class Finding:
 
     Attributes:
         severity: `"error"` where learning cannot work so; `"warning"` where it may be meant so.
-        name: A short name that stays, such as `"rewards_zero"`, for tests and logs.
+        name: A short name that stays. Tests and logs may have it, such as `"rewards_zero"`.
         sentence: The fault, with its figures.
         remedy: The way to mend it.
 
@@ -32,7 +32,7 @@ class Finding:
     severity: Severity
     """`"error"` where learning cannot work so."""
     name: str
-    """A short name that stays, for tests and logs."""
+    """A short name that stays."""
     sentence: str
     """The fault, with its figures."""
     remedy: str
