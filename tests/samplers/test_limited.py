@@ -334,6 +334,18 @@ def test_lives_are_kept_by_a_resize_at_any_time(shape, sampler):
         history(LimitedPair(shape, sampler_), (3, 9), seed, resized)
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_rows_of_old_versions_stay_retired_in_a_resize(window):
+    """Also those whose version was written anew since."""
+    sampler = fbuf.Limited(fbuf.Uniform(window=window), version="version")
+    state = fbuf.init(ITEM, 8, sampler=sampler)
+    state = fbuf.add(state, items(np.arange(6)) | {"version": np.int32([1, 1, 2, 2, 3, 3])})
+    state = fbuf.expire(state, 2)
+    ids = fbuf.ids_at(state, jnp.arange(6, dtype=jnp.int32))
+    for state in (state, fbuf.write(state, ids, {"version": jnp.full(6, 5, jnp.int32)})):
+        assert int(fbuf.stats(fbuf.resize(state, 12))["live"]) == 5 - window
+
+
 @SWEEP
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_resize_keeps_uses_and_retires_again(window):
