@@ -19,7 +19,7 @@ env = gym.make("CartPole-v1")
 linear, relu = torch.nn.Linear, torch.nn.ReLU()
 network = torch.nn.Sequential(linear(4, 64), relu, linear(64, 64), relu, linear(64, 2))
 target_network = copy.deepcopy(network)
-optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+optimiser = torch.optim.Adam(network.parameters(), lr=5e-4)
 # PyTorch wants actions of int64 in `gather`; the buffer stores them in 32 bits.
 buffer = ReplayBuffer(20_000, batch_size=128, int64=True, seed=SEED)
 
