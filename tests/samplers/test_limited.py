@@ -342,8 +342,9 @@ def test_rows_of_old_versions_stay_retired_in_a_resize(window):
     state = fbuf.add(state, items(np.arange(6)) | {"version": np.int32([1, 1, 2, 2, 3, 3])})
     state = fbuf.expire(state, 2)
     ids = fbuf.ids_at(state, jnp.arange(6, dtype=jnp.int32))
-    for state in (state, fbuf.write(state, ids, {"version": jnp.full(6, 5, jnp.int32)})):
-        assert int(fbuf.stats(fbuf.resize(state, 12))["live"]) == 5 - window
+    anew = fbuf.write(state, ids, {"version": jnp.full(6, 5, jnp.int32)}, donate=False)
+    for expired in (state, anew):
+        assert int(fbuf.stats(fbuf.resize(expired, 12))["live"]) == 5 - window
 
 
 @SWEEP
