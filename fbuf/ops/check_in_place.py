@@ -50,8 +50,9 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
 
     Raises:
         RuntimeError: If the step copies an array of a buffer, or returns a buffer that is not
-            donated. Also if no result uses the memory of a donated buffer. If `timed`, also if a
-            step takes over 4 times as long with the larger buffer. The message says what to do.
+            donated. Also if an array is donated twice, or if no result uses the memory of a donated
+            buffer. If `timed`, also if a step takes over 4 times as long with the larger buffer.
+            The message says what to do.
         ValueError: If no argument has a buffer, or if no buffer has an array of 16 KiB. A copy of
             a smaller array would tell nothing: give a larger capacity.
         TypeError: If `jitted` is no result of `jax.jit`.
@@ -83,6 +84,7 @@ def check_in_place(jitted: Any, *args: Any, timed: bool = False, **kwargs: Any) 
             "buffer as an argument, and not from an outer scope"
         )
     lowered = jitted.lower(*args, **kwargs)
+    _refuse_twice((args, kwargs), lowered.args_info)
     donated = [_is_donated(buffer) for buffer in _buffers(lowered.args_info)]
     if len(_buffers(lowered.out_info)) > sum(donated):
         raise RuntimeError(
@@ -119,6 +121,25 @@ def _large_arrays(buffer: Any) -> list[Array]:
     leaves = jax.tree.leaves(buffer)
     large = [leaf for leaf in leaves if leaf.size * leaf.dtype.itemsize // devices >= _LARGE]
     return [array_of((leaf.size // devices,), leaf.dtype) for leaf in large]
+
+
+def _refuse_twice(given: Any, infos: Any) -> None:
+    """Raise if an array is donated twice, which JAX refuses only when the step runs."""
+    arrays, donated = jax.tree.leaves(given), [info.donated for info in jax.tree.leaves(infos)]
+    if len(arrays) != len(donated):
+        return  # static arguments lie among them
+    counts = collections.Counter(
+        id(array)
+        for array, is_donated in zip(arrays, donated, strict=True)
+        if is_donated and isinstance(array, jax.Array)
+    )
+    for array in arrays:
+        if counts[id(array)] > 1:
+            raise RuntimeError(
+                f"fbuf.check_in_place: an array {array.dtype}{list(array.shape)} is among the "
+                "donated arguments twice, and JAX cannot write two results into it; copy one, as "
+                "for a target network: jax.tree.map(jnp.copy, params)"
+            )
 
 
 def _refuse_copies(found: list[tuple[Array, str]]) -> None:

@@ -23,6 +23,12 @@ _NARROW_SMALL = 64
 Fields = tuple[str, ...] | None
 """The names of the fields to read; None is the whole item."""
 
+_REMEDIES = {
+    "next_observation": 'make the buffer with fbuf.init(..., next_of="observation"), the name of '
+    "the observation, or store the next one in a field of that name"
+}
+"""The ways to mend a name that is no field, by the argument; others give a name that is one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
@@ -88,7 +94,8 @@ class Layout:
             except KeyError:
                 raise ValueError(
                     f"fbuf.{function}: {argument} names {name!r}, but the items of this buffer "
-                    f"have no such field; they are {self.item}"
+                    f"have no such field; they are {self.item}; "
+                    + _REMEDIES.get(argument, f"give {argument} the name of one of their fields")
                 ) from None
         return jax.tree.map(lambda leaf: leaf.number, field)
 

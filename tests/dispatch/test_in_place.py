@@ -328,6 +328,27 @@ def test_the_check_finds_copies_and_says_what_to_do(form):
         fbuf.check_in_place(run, large(), KEY)
 
 
+def test_the_check_finds_an_array_that_is_donated_twice():
+    """As a target network that is the network: JAX says so only when the step runs."""
+    state, params = fbuf.init(jnp.zeros(8), 10_000), {"w": jnp.zeros((3, 4))}
+
+    def step(carry, rows):
+        state, params, target = carry
+        return (fbuf.add(state, rows), params, jax.tree.map(lambda w: w + 1, target))
+
+    jitted = jax.jit(step, donate_argnums=0)
+    rows = jnp.ones((2, 8))
+    with pytest.raises(RuntimeError, match=r"float32\[3, 4\] is among.*twice.*jnp\.copy"):
+        fbuf.check_in_place(jitted, (state, params, params), rows)
+    fbuf.check_in_place(jitted, (state, params, jax.tree.map(jnp.copy, params)), rows)
+    only = jax.jit(step_of_the_state, donate_argnums=0)
+    fbuf.check_in_place(only, state, params, params, rows)  # not donated: as often as you like
+
+
+def step_of_the_state(state, params, target, rows):
+    return fbuf.add(state, rows + params["w"].sum() + target["w"].sum())
+
+
 def test_the_check_passes_a_step_in_place_and_consumes_nothing():
     state = {"buffer": fbuf.init(jnp.zeros(3), 2**16), "steps": jnp.int32(0)}
 

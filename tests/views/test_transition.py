@@ -443,3 +443,11 @@ def test_a_rounding_is_no_jump(told, stored, is_broken):
     told, stored = (jnp.asarray(leaf, jnp.float32) for leaf in (told, stored))
     state = fbuf.add(walking(), {"observation": told}, next_observation=told)
     assert broken(fbuf.add(state, {"observation": stored}, next_observation=stored)) is is_broken
+
+
+@pytest.mark.parametrize("view", [fbuf.NStep(2, gamma=0.9), fbuf.Transition()])
+def test_where_no_next_observation_is_kept_the_remedy_is_said(view):
+    item = {"observation": jnp.zeros(2), "reward": jnp.float32(0)}
+    state = fbuf.add(fbuf.init(item, 8), {"observation": jnp.ones((4, 2)), "reward": jnp.ones(4)})
+    with pytest.raises(ValueError, match=r'fbuf\.init\(.*next_of="?\'?observation'):
+        fbuf.sample(state, jax.random.key(0), 4, view=view)

@@ -360,7 +360,8 @@ def test_what_cannot_be_right_is_refused():
     for view, match in (
         (
             fbuf.NStep(2, gamma=0.9),
-            "reward names 'reward', but the items of this buffer have no such field",
+            r"reward names 'reward', but the items of this buffer have no such field.*"
+            "give reward the name of one",
         ),
         (fbuf.NStep(2, gamma=0.9, reward="x"), "must name a field that is one real number"),
         (
